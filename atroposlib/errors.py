@@ -1,0 +1,173 @@
+"""Every error this package raises on purpose, on one page.
+
+    AtroposError
+    |-- ConfigError            a setting cannot be used            (also a ValueError)
+    |-- InvalidGroup           a scored group breaks the record    (422; also a ValueError)
+    |-- RunStateError          the run is not in a state for this call
+    |   |-- NotRegistered      no trainer has registered yet       (409)
+    |   |-- UnknownEnv         env id of another run, or of none   (404: register again)
+    |   |-- Fenced             a newer trainer or lease took over  (409: stop)
+    |   `-- KeyConflict        idempotency key reused for other content (409)
+    |-- StoreError             the queue cannot keep its promise
+    |   |-- StoreFull          bound or disk reserve reached       (503: wait)
+    |   |-- StoreLocked        another process owns the data directory
+    |   `-- CorruptPayload     bytes read back differ from bytes acknowledged
+    |-- RolloutApiError        seen by clients of the rollout API
+    |   |-- RolloutApiUnavailable  no usable answer within the bound
+    |   `-- RolloutApiRefused      a 4xx; sending the same again cannot help
+    |-- InferenceError         seen by clients of an inference server
+    |   |-- InferenceUnavailable   no usable answer within the bound
+    |   |-- InferenceRefused       a 4xx; sending the same again cannot help
+    |   `-- TokensMissing          the backend returned no token ids or logprobs
+    |-- RolloutError           user code failed; names env, item and stage
+    |-- DatasetUnavailable     real data could not be loaded; never replaced by toy data
+    `-- WeightsError           new weights did not reach the servers whole
+        |-- PublishFailed      a server refused or did not answer
+        `-- StaleWeights       servers and trainer disagree on logprobs
+
+Rules: an error says what to do. A failure is an exception or a typed outcome, never
+a number. A broad ``except`` exists only inside :func:`boundary`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class AtroposError(Exception):
+    """Root of every error raised on purpose."""
+
+
+class ConfigError(AtroposError, ValueError):
+    """A setting cannot be used; the message names it and what would be accepted."""
+
+
+class InvalidGroup(AtroposError, ValueError):
+    """A scored group breaks the record; nothing of it was kept.
+
+    Carries ``field`` and ``index`` (such as ``masks`` and ``[3]``) but never the values.
+    """
+
+    def __init__(self, field: str, index: str, problem: str) -> None:
+        super().__init__(f"{field}{index}: {problem}")
+        self.field = field
+        self.index = index
+        self.problem = problem
+
+
+class RunStateError(AtroposError):
+    """The run is not in a state in which this call means anything."""
+
+
+class NotRegistered(RunStateError):
+    """No trainer has registered; POST /register first."""
+
+
+class UnknownEnv(RunStateError):
+    """The env id belongs to another run or to none; POST /register-env again."""
+
+
+class Fenced(RunStateError):
+    """A newer trainer generation or a later lease owns this batch; stop using it."""
+
+
+class KeyConflict(RunStateError):
+    """An idempotency key came back with other content; use a fresh key."""
+
+
+class StoreError(AtroposError):
+    """The queue cannot keep its promise of durability."""
+
+
+class StoreFull(StoreError):
+    """Accepting more would pass the byte bound or the free-space reserve; retry later."""
+
+
+class StoreLocked(StoreError):
+    """Another process owns the data directory; stop it or choose another directory."""
+
+
+class CorruptPayload(StoreError):
+    """A stored payload no longer matches its digest; it is never delivered."""
+
+
+class RolloutApiError(AtroposError):
+    """A call to the rollout API did not succeed."""
+
+
+class RolloutApiUnavailable(RolloutApiError):
+    """The rollout API gave no usable answer within the bound of the wait."""
+
+
+class RolloutApiRefused(RolloutApiError):
+    """The rollout API answered 4xx: the same request can never succeed."""
+
+    def __init__(self, status_code: int, detail: str) -> None:
+        super().__init__(f"rollout API refused ({status_code}): {detail}")
+        self.status_code = status_code
+        self.detail = detail
+
+
+class InferenceError(AtroposError):
+    """A call to an inference server did not succeed."""
+
+
+class InferenceUnavailable(InferenceError):
+    """No inference server gave a usable answer within the bound of the wait."""
+
+
+class InferenceRefused(InferenceError):
+    """The inference server answered 4xx: the same request can never succeed."""
+
+    def __init__(self, status_code: int, detail: str) -> None:
+        super().__init__(f"inference server refused ({status_code}): {detail}")
+        self.status_code = status_code
+        self.detail = detail
+
+
+class TokensMissing(InferenceError):
+    """The backend returned no token ids or logprobs, so its text cannot be trained on."""
+
+
+class RolloutError(AtroposError):
+    """User code failed inside a rollout; the message names env, item and stage."""
+
+    def __init__(self, env: str, item: str, stage: str, cause: BaseException) -> None:
+        super().__init__(
+            f"{env}: {stage} failed on item {item}: {type(cause).__name__}: {cause}"
+        )
+        self.env = env
+        self.item = item
+        self.stage = stage
+
+
+class DatasetUnavailable(AtroposError):
+    """Real data could not be loaded; the message says which option points to a file."""
+
+
+class WeightsError(AtroposError):
+    """New weights did not reach every server whole."""
+
+
+class PublishFailed(WeightsError):
+    """A server refused the new weights or did not answer; servers stay paused."""
+
+
+class StaleWeights(WeightsError):
+    """Servers and trainer give different logprobs to the same tokens at one version."""
+
+
+@contextmanager
+def boundary(env: str, item: Any, stage: str) -> Iterator[None]:
+    """Turn anything user code raises into one :class:`RolloutError` that names the place.
+
+    Errors of this package pass unchanged: they already say what to do.
+    """
+    try:
+        yield
+    except AtroposError:
+        raise
+    except Exception as cause:  # the one broad except: user code may raise anything
+        raise RolloutError(env, repr(item)[:200], stage, cause) from cause
