@@ -7,6 +7,7 @@ to deliver: a random two-layer Llama and a tokenizer of one token per character.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .,:?+-=\n"
 ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>")
@@ -55,7 +56,7 @@ def write_tiny_model(
     return directory
 
 
-def char_tokenizer(alphabet: str = ALPHABET):  # type: ignore[no-untyped-def]
+def char_tokenizer(alphabet: str = ALPHABET) -> Any:
     """One token per character, one per role marker; ``<|end|>`` ends a turn."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -64,7 +65,8 @@ def char_tokenizer(alphabet: str = ALPHABET):  # type: ignore[no-untyped-def]
     backend = Tokenizer(models.WordLevel(vocab, unk_token="<|pad|>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
+    wrap: Any = PreTrainedTokenizerFast  # untyped in transformers
+    return wrap(
         tokenizer_object=backend,
         eos_token="<|end|>",
         pad_token="<|pad|>",

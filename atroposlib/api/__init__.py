@@ -1,0 +1,24 @@
+"""The rollout API: scored groups come in, exact batches go out.
+
+    registry of envs --.
+    scored groups ---> queue (store) ---> exact batch (batching) ---> trainer
+                          ^                                             |
+                          '------------------- ack ---------------------'
+
+``records`` nouns, ``allocation`` and ``batching`` decisions, ``store`` durability,
+``run_state`` the run and its transitions, ``service`` the one place that joins them,
+``routes_run`` and ``routes_data`` HTTP, ``middleware`` request bodies, ``server`` the app.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that importing the pure parts does not build a web application.
+    if name == "app":
+        from atroposlib.api import server
+
+        return server.app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

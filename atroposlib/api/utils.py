@@ -1,0 +1,60 @@
+"""The original's three queue functions, as thin faces over ``batching``.
+
+Queue items are groups as the wire has them: dicts with ``tokens`` and, at times, ``env_id``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atroposlib.api.allocation import minimum_sequences
+from atroposlib.api.batching import oldest_first, select
+from atroposlib.api.records import GroupSummary
+
+Item = dict[str, Any]
+
+
+def find_groups_summing_to_target(buffer: Sequence[Item], target: int) -> list[int]:
+    """Ascending indices of groups whose sizes add up to ``target``; earlier ones first.
+
+    Returns an empty list if there is no such subset.
+    Example: sizes 4, 3, 2, 2 with target 5 -> [1, 2].
+    """
+    return oldest_first([(None, len(group["tokens"])) for group in buffer], target) or []
+
+
+def grab_exact_from_heterogeneous_queue(
+    queue: Sequence[Item], batch_size: int
+) -> tuple[list[Item] | None, list[Item]]:
+    """Take groups with exactly ``batch_size`` sequences: (batch or None, the other groups)."""
+    return _grab(queue, batch_size, {})
+
+
+def grab_batch_with_minimum_allocations(
+    queue: Sequence[Item], batch_size: int, env_configs: Sequence[Mapping[str, Any]]
+) -> tuple[list[Item] | None, list[Item]]:
+    """The same, with ``min_batch_allocation`` of every connected env kept.
+
+    An env config without ``registered_id`` stands for the env at its place in the list.
+    """
+    minima = {
+        int(config.get("registered_id", place)): float(config["min_batch_allocation"])
+        for place, config in enumerate(env_configs)
+        if config.get("connected") and config.get("min_batch_allocation") is not None
+    }
+    return _grab(queue, batch_size, minimum_sequences(minima, batch_size))
+
+
+def _grab(
+    queue: Sequence[Item], batch_size: int, needs: Mapping[int, int]
+) -> tuple[list[Item] | None, list[Item]]:
+    summaries = [
+        GroupSummary(gid=place, env=group.get("env_id"), n_seq=len(group["tokens"]))
+        for place, group in enumerate(queue)
+    ]
+    chosen = set(select(summaries, batch_size, needs).gids)
+    if not chosen:
+        return None, list(queue)
+    batch = [group for place, group in enumerate(queue) if place in chosen]
+    return batch, [group for place, group in enumerate(queue) if place not in chosen]

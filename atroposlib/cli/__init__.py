@@ -1,0 +1,1 @@
+"""Console commands; each module has a ``main`` that pyproject names."""

@@ -1,0 +1,1 @@
+"""What tests need and users may want: shipped fakes and a model made on the spot."""

@@ -1,0 +1,178 @@
+"""Scored groups over HTTP: buffered, absorbed, understood, refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import httpx
+import pytest
+
+from atroposlib.api.server import create_app
+from tests.api.harness import ENV, TRAINER, group, marks
+
+
+async def test_small_groups_are_buffered_until_they_add_up(api):
+    [env_id] = await api.started(envs=(ENV | {"group_size": 4},))
+    odd = group(3, mark=1, env_id=env_id)
+    assert await api.post("/scored_data", odd) == {"status": "buffered", "buffer_size": 3}
+    two = group(2, mark=2, env_id=env_id)
+    assert await api.post("/scored_data", two) == {"status": "buffered", "buffer_size": 5}
+    status = await api.get("/status")
+    assert (status["queue_size"], status["buffered_sequences"]) == (2, 5)
+    reply = await api.post("/scored_data_list", [group(2, mark=3, env_id=env_id)])
+    expected = {"groups_processed": 1, "buffered": 1, "last_buffer_size": 3}
+    assert reply == {"status": "received"} | expected
+    assert marks(await api.get("/batch")) == [2, 3]
+    assert (await api.get("/status"))["buffered_sequences"] == 3
+
+
+async def test_a_group_larger_than_its_env_says_is_served_and_not_swallowed(api):
+    [env_id] = await api.started()
+    assert await api.post("/scored_data", group(4, env_id=env_id)) == {"status": "received"}
+    assert len((await api.get("/batch"))["batch"]) == 1
+
+
+async def test_a_group_larger_than_any_batch_is_refused(api):
+    await api.started()
+    reply = await api.http.post("/scored_data", json=group(5))
+    assert reply.status_code == 422 and "never fits a batch of 4" in reply.json()["detail"]
+
+
+async def test_a_group_may_declare_a_size_of_its_own(api):
+    [env_id] = await api.started(envs=(ENV | {"group_size": 4},))
+    short = group(1, env_id=env_id, group_overrides={"group_size": 1})
+    assert await api.post("/scored_data", short) == {"status": "received"}
+
+
+async def test_a_retried_post_is_absorbed_in_body_and_header_form(api):
+    [env_id] = await api.started(envs=(ENV | {"group_size": 3},))
+    keyed = group(env_id=env_id, idempotency_key="k")
+    assert (await api.post("/scored_data", keyed))["status"] == "buffered"
+    again = await api.post("/scored_data", keyed)
+    assert again == {"status": "buffered", "buffer_size": 2, "duplicate": True}
+    bare = group(env_id=env_id)
+    header = {"Idempotency-Key": "k"}
+    assert (await api.post("/scored_data", bare, headers=header))["duplicate"] is True
+    listed = await api.post("/scored_data_list", [keyed, group(3, idempotency_key="k2")])
+    assert listed["duplicates"] == 1 and listed["groups_processed"] == 2
+    other = await api.http.post("/scored_data", json=keyed | {"scores": [1.0, 0.0]})
+    assert (other.status_code, other.json()["status"]) == (409, "key_conflict")
+    assert (await api.get("/status"))["queue_size"] == 2
+
+
+async def test_the_latest_example_is_the_last_group_posted(api):
+    await api.post("/scored_data", group(mark=5))
+    assert (await api.get("/latest_example"))["tokens"] == [[5, 7], [5, 7]]
+
+
+async def test_bools_and_whole_floats_are_understood_as_the_original_did(api):
+    loose = group(4) | {"tokens": [[1.0, 7]] * 4, "scores": [True, False, 1, 0.5]}
+    assert await api.post("/scored_data", loose) == {"status": "received"}
+    await api.post("/register", TRAINER)
+    [served] = (await api.get("/batch"))["batch"]
+    assert served["scores"] == [1.0, 0.0, 1.0, 0.5] and served["tokens"][0] == [1, 7]
+
+
+GOOD = json.dumps(group())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "names"),
+    [
+        (json.dumps(group() | {"masks": [[-100, 7], [-100]]}), 422, "masks[1]"),
+        (json.dumps(group() | {"scores": [1.0]}), 422, "scores"),
+        (json.dumps(group() | {"scores": [1.0, "x"]}), 422, "scores[1]"),
+        (json.dumps(group() | {"messages": [[{"role": "a"}], []]}), 422, "messages[0][0]"),
+        (json.dumps(group() | {"versions": [[-1, 2**40]] * 2}), 422, "versions"),
+        (json.dumps(group() | {"idempotency_key": "k" * 300}), 422, "idempotency_key"),
+        (json.dumps({"tokens": [[1]]}), 422, "masks"),
+        (json.dumps(group() | {"tokens": [], "masks": [], "scores": []}), 422, "tokens"),
+        (GOOD.replace("[0.5, 0.5]", "[0.5, NaN]"), 422, "scores[1]: not a finite number"),
+        (GOOD.replace("0.5", "1e999"), 422, "scores[0]"),
+        (GOOD[:-5], 400, "JSON"),
+        ("", 400, "JSON"),
+        ("[]", 422, "`object`"),
+        ('{"images":' + "[" * 100_000, 400, "nested"),
+        ('{"images":' + "[" * 100_000 + "]" * 100_000 + "}", 400, "nested"),
+        (b'{"images": "\xff"}', 400, "JSON"),
+    ],
+)
+async def test_a_bad_group_is_refused_with_its_place_and_nothing_is_kept(
+    api, body, status, names
+):
+    body = body if isinstance(body, bytes) else body.encode()
+    listed = b"[" + GOOD.encode() + b"," + body + b"]"
+    for path, sent in (("/scored_data", body), ("/scored_data_list", listed)):
+        reply = await api.http.post(path, content=sent)
+        assert reply.status_code == status, reply.text
+        assert names in reply.json()["detail"] and len(reply.content) < 1024
+    assert (await api.get("/status"))["queue_size"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/register", TRAINER | {"batch_size": 0}),
+        ("/register", TRAINER | {"batch_size": 10**400}),
+        ("/register", TRAINER | {"num_steps": None}),
+        ("/register", TRAINER | {"checkpoint_dir": "x" * 10_000}),
+        ("/register-env", ENV | {"weight": float("nan")}),
+        ("/register-env", ENV | {"group_size": 0}),
+        ("/register-env", ENV | {"min_batch_allocation": 2.0}),
+        ("/register-env", ENV | {"desired_name": "\ud800"}),
+        ("/heartbeat", {"role": "trainer", "name": "n", "phase": "p", "unknown": 1}),
+        ("/policy_version", {"version": -1}),
+        ("/policy_version", {"version": 2**70}),
+        ("/batches/claim", {"generation": 1, "wait_s": 31}),
+        ("/status-env", {"env_id": "many"}),
+        ("/disconnect-env", []),
+    ],
+)
+async def test_a_bad_control_message_is_refused_and_never_breaks_the_api(api, path, body):
+    await api.started()
+    reply = await api.http.post(path, content=json.dumps(body))
+    assert reply.status_code == 422, reply.text
+    assert isinstance(reply.json()["detail"], str) and len(reply.content) < 1024
+
+
+# --- bodies -------------------------------------------------------------------------
+
+GZIP = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+
+
+async def test_gzipped_bodies_are_read(api):
+    body = gzip.compress(GOOD.encode())
+    reply = await api.http.post("/scored_data", content=body, headers=GZIP)
+    assert reply.json() == {"status": "received"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"not gzip", gzip.compress(GOOD.encode())[:-9], gzip.compress(GOOD.encode()) + b"more"],
+)
+async def test_damaged_gzip_is_a_400(api, body):
+    reply = await api.http.post("/scored_data", content=body, headers=GZIP)
+    assert (reply.status_code, reply.text) == (400, "Invalid gzip payload")
+
+
+async def test_bombs_and_huge_bodies_are_a_413():
+    app = create_app(max_body_bytes=100_000)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
+        bomb = gzip.compress(b" " * 10_000_000)
+        assert (await http.post("/scored_data", content=bomb, headers=GZIP)).status_code == 413
+        assert (await http.post("/scored_data", content=b" " * 100_001)).status_code == 413
+
+        async def endless():
+            for _ in range(11):
+                yield b" " * 10_000
+
+        assert (await http.post("/scored_data", content=endless())).status_code == 413
+
+
+async def test_a_page_of_another_site_reaches_nothing_and_no_cors_is_offered(api):
+    foreign = {"Sec-Fetch-Site": "cross-site", "Origin": "http://evil"}
+    assert (await api.http.get("/reset_data", headers=foreign)).status_code == 403
+    plain = await api.http.get("/status", headers={"Origin": "http://evil"})
+    assert "access-control-allow-origin" not in plain.headers
