@@ -1,0 +1,135 @@
+"""The running batch as columns of tensors: one row per sequence, row b = KV row b.
+
+Everything the decode loop needs per token lives here, so that a step is a handful of
+tensor operations whatever the number of sequences; Python objects are touched only
+when a sequence joins, ends or is watched (streaming, stop strings, top logprobs).
+
+R rows (capacity), B active rows, C columns (positions).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atroposlib.inference.kv_cache import resized
+from atroposlib.inference.sampling import RowParams
+from atroposlib.inference.sequence import Sequence
+
+
+class Batch:
+    """Rows 0 .. B-1 are running. ``lengths`` counts known tokens, prompt included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.sequences: list[Sequence] = []
+        self._summarise()
+        self._columns: dict[str, Tensor] = {
+            name: torch.zeros(0, dtype=dtype, device=device)
+            for name, dtype in (
+                ("length", torch.int64),
+                ("prompt_len", torch.int64),
+                ("max_len", torch.int64),  # prompt_len + max_tokens
+                ("min_len", torch.int64),  # no end of sequence before this length
+                ("ignore_eos", torch.bool),
+                ("temperature", torch.float32),
+                ("top_p", torch.float32),
+                ("top_k", torch.int64),
+                ("seed", torch.int64),
+            )
+        }
+        self.tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)  # (R, C)
+        self.logprobs = torch.zeros(0, 0, dtype=torch.float32, device=device)  # (R, C)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def column(self, name: str, rows: slice | Tensor) -> Tensor:
+        return self._columns[name][rows]
+
+    def widest(self) -> int:
+        """Known tokens of the longest active row."""
+        if not self.sequences:
+            return 0
+        return int(self._columns["length"][: len(self.sequences)].max())
+
+    def resize(self, capacity: tuple[int, int], used: tuple[int, int]) -> None:
+        """Change (rows, columns); the ``used`` (rows, columns) keep their content."""
+        for name, old in self._columns.items():
+            self._columns[name] = resized(old, capacity[:1], used[:1])
+        self.tokens = resized(self.tokens, capacity, used)
+        self.logprobs = resized(self.logprobs, capacity, used)
+
+    def join(self, sequences: list[Sequence]) -> slice:
+        """Give each sequence the next row; memory must have been reserved."""
+        first = len(self.sequences)
+        self.sequences.extend(sequences)
+        rows = slice(first, len(self.sequences))
+        params = [s.request.params for s in sequences]
+        lengths = [s.prompt_len for s in sequences]
+        values: dict[str, list[int] | list[float] | list[bool]] = {
+            "length": lengths,
+            "prompt_len": lengths,
+            "max_len": [s.reserved_len for s in sequences],
+            "min_len": [length + p.min_tokens for length, p in zip(lengths, params)],
+            "ignore_eos": [p.ignore_eos for p in params],
+            "temperature": [p.temperature for p in params],
+            "top_p": [p.top_p for p in params],
+            "top_k": [p.top_k for p in params],
+            "seed": [s.seed for s in sequences],
+        }
+        for name, column in values.items():
+            self._columns[name][rows] = torch.tensor(
+                column, dtype=self._columns[name].dtype, device=self.device
+            )
+        self._summarise()
+        return rows
+
+    def _summarise(self) -> None:
+        """What a step must know of all rows, found when the rows change and not per token."""
+        params = [s.request.params for s in self.sequences]
+        self.watched = [row for row, s in enumerate(self.sequences) if s.is_watched]
+        self.any_greedy = any(p.temperature <= 0 for p in params)
+        self.any_truncated = any(p.top_p < 1.0 or p.top_k > 0 for p in params)
+        self.any_min_tokens = any(p.min_tokens for p in params)
+
+    def row_params(self, rows: slice) -> RowParams:
+        return RowParams(
+            temperature=self.column("temperature", rows),
+            top_p=self.column("top_p", rows),
+            top_k=self.column("top_k", rows),
+            seed=self.column("seed", rows),
+            any_greedy=self.any_greedy,
+            any_truncated=self.any_truncated,
+        )
+
+    def append(self, rows: slice, tokens: Tensor, logprobs: Tensor) -> None:
+        """One more token on each of these rows. tokens, logprobs: (k,)."""
+        index = torch.arange(rows.start, rows.stop, device=self.device)
+        at = self.column("length", rows)
+        self.tokens[index, at] = tokens
+        self.logprobs[index, at] = logprobs
+        self._columns["length"][rows] += 1
+
+    def leave(self, gone: list[int]) -> tuple[Tensor, Tensor]:
+        """Drop rows and close the gaps with the last ones.
+
+        Returns:
+            (source, target): rows to copy in every row-indexed storage, (k,) each.
+        """
+        dropped = set(gone)
+        remaining = len(self.sequences) - len(dropped)
+        holes = [row for row in sorted(dropped) if row < remaining]
+        movers = [r for r in range(remaining, len(self.sequences)) if r not in dropped]
+        for hole, mover in zip(holes, movers):
+            self.sequences[hole] = self.sequences[mover]
+        del self.sequences[remaining:]
+        source = torch.tensor(movers, dtype=torch.int64, device=self.device)
+        target = torch.tensor(holes, dtype=torch.int64, device=self.device)
+        if movers:
+            for column in self._columns.values():
+                column[target] = column[source]
+            self.tokens[target] = self.tokens[source]
+            self.logprobs[target] = self.logprobs[source]
+        self._summarise()
+        return source, target

@@ -1,0 +1,313 @@
+"""The generation loop without threads: who runs, one step at a time.
+
+    add -> waiting -> admit -> prefill -> decode -> decode ... -> finish -> future
+                               (one forward per distinct prompt)
+
+Sequences join and leave between steps, so nobody waits for another to finish while there
+is room (continuous batching). The engine thread owns one of these; tests may call it too.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atroposlib.errors import AtroposError, InferenceUnavailable
+from atroposlib.inference.batch import Batch
+from atroposlib.inference.detokenize import TextStream
+from atroposlib.inference.kv_cache import SlotCache, plan_capacity
+from atroposlib.inference.model import ServedModel
+from atroposlib.inference.sampling import derive_seed, sample, scale, top_logprobs, uniform
+from atroposlib.inference.scheduler import Scheduler, prefill_groups
+from atroposlib.inference.sequence import (
+    FinishReason,
+    GenerationRequest,
+    Output,
+    Sequence,
+    TokenEvent,
+)
+from atroposlib.inference.weights import load_in_place
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Bounds of the batch. ``kv_budget_tokens`` counts rows x columns of KV memory."""
+
+    max_batch: int = 256
+    kv_budget_tokens: int = 1 << 16
+    prefill_tokens: int = 8192  # padded tokens in one prefill forward
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0  # less than prompt_tokens by what prompts shared
+    generated_tokens: int = 0
+    finished_sequences: int = 0
+    decode_steps: int = 0
+    weight_updates: int = 0
+
+
+class EngineCore:
+    """Waiting queue, running batch, KV memory and the weights' version."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        limits: EngineLimits,
+        *,
+        seed: int | None,
+        weight_version: int,
+    ) -> None:
+        self.served = served
+        self.limits = limits
+        self.weight_version = weight_version
+        self.counters = Counters()
+        self.scheduler = Scheduler(limits.max_batch, limits.kv_budget_tokens)
+        self.batch = Batch(served.device)
+        self.to_score: list[GenerationRequest] = []
+        self._in_flight: set[GenerationRequest] = set()
+        self._cache = SlotCache(served.num_layers)
+        self._random = random.Random(seed)
+        self._is_eos = torch.zeros(served.vocab_size, dtype=torch.bool, device=served.device)
+        self._is_eos[list(served.eos_ids)] = True
+
+    # --- requests come and go ----------------------------------------------------------
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request; from here on only this class resolves its future."""
+        if not request.future.set_running_or_notify_cancel():
+            return
+        self._in_flight.add(request)
+        request.future.add_done_callback(lambda _: self._in_flight.discard(request))
+        if request.prompt_logprobs is not None:
+            self.to_score.append(request)
+        params = request.params
+        base = params.seed if params.seed is not None else self._random.getrandbits(62)
+        needs_text = bool(params.stop) or request.on_event is not None
+        self.scheduler.add(
+            Sequence(
+                request=request,
+                index=index,
+                seed=derive_seed(base, index),
+                text=TextStream(self.served.tokenizer, params.stop) if needs_text else None,
+            )
+            for index in range(request.num_sequences)
+        )
+        request.resolve_if_complete()
+
+    def remove(self, request: GenerationRequest) -> None:
+        """Free all that a request holds; nobody waits for its result any more."""
+        self.scheduler.remove(request)
+        self.to_score = [r for r in self.to_score if r is not request]
+        self._leave([i for i, s in enumerate(self.batch.sequences) if s.request is request])
+        self._fail(request, InferenceUnavailable("the request was cancelled"))
+
+    def abort_all(self) -> None:
+        """End all that runs with what it has, and all that waits with nothing."""
+        self._finish({row: FinishReason.ABORT for row in range(len(self.batch))})
+        for sequence in self.scheduler.drain():
+            nothing = Output([], [], FinishReason.ABORT, [], [])
+            sequence.request.deliver(sequence.index, nothing)
+
+    def fail_all(self, error: AtroposError) -> None:
+        """A forward failed: every request in flight gets the error; the core starts empty."""
+        self.scheduler.drain()
+        self.to_score = []
+        self.batch = Batch(self.served.device)
+        self._cache = SlotCache(self.served.num_layers)
+        for request in list(self._in_flight):
+            self._fail(request, error)
+
+    def _fail(self, request: GenerationRequest, error: AtroposError) -> None:
+        if not request.future.done():
+            request.future.set_exception(error)
+
+    # --- one step ------------------------------------------------------------------------
+
+    def step(self, admit: bool) -> None:
+        """Admit what fits (if allowed), then one more token for every running sequence."""
+        if admit:
+            self._prefill(self.scheduler.admit(self.batch.sequences))
+        if self.batch.sequences:
+            self._decode()
+
+    def _prefill(self, admitted: list[Sequence]) -> None:
+        """Forward each distinct prompt once and sample the first token of each sequence."""
+        by_prompt: dict[tuple[int, ...], list[Sequence]] = {}
+        for sequence in admitted:
+            by_prompt.setdefault(tuple(sequence.request.prompt_ids), []).append(sequence)
+        prompts = list(by_prompt)
+        for group in prefill_groups([len(p) for p in prompts], self.limits.prefill_tokens):
+            sequences = [s for i in group for s in by_prompt[prompts[i]]]
+            source = self._tensor(
+                [k for k, i in enumerate(group) for _ in by_prompt[prompts[i]]]
+            )
+            self._reserve(sequences)
+            rows = self.batch.join(sequences)
+            for sequence in sequences:
+                sequence.begin_version(self.weight_version, 0)
+            ids, lengths = self.served.padded([prompts[i] for i in group])
+            self.batch.tokens[rows, : ids.shape[1]] = ids[source]
+            targets = torch.arange(rows.start, rows.stop, device=self.served.device)
+            logits = self.served.prefill(ids, lengths, self._cache, targets, source)
+            self.counters.prefilled_tokens += sum(len(prompts[i]) for i in group)
+            self.counters.prompt_tokens += sum(s.prompt_len for s in sequences)
+            self._sample(rows, logits[source])
+
+    def _decode(self) -> None:
+        batch = self.batch
+        rows = slice(0, len(batch))
+        positions = batch.column("length", rows) - 1
+        last = batch.tokens[torch.arange(len(batch), device=self.served.device), positions]
+        logits = self.served.decode(last, positions, self._cache, batch.widest())
+        self.counters.decode_steps += 1
+        self._sample(rows, logits)
+
+    def _sample(self, rows: slice, logits: Tensor) -> None:
+        """One more token for these rows; those that end leave the batch."""
+        batch = self.batch
+        lengths = batch.column("length", rows)
+        params = batch.row_params(rows)
+        scaled = scale(logits, params.temperature)
+        banned = None
+        if batch.any_min_tokens:
+            early = lengths < batch.column("min_len", rows)
+            banned = early[:, None] & self._is_eos
+        uniforms = uniform(params.seed, lengths - batch.column("prompt_len", rows))
+        tokens, logprobs = sample(scaled, params, uniforms, banned)
+        if not bool(torch.isfinite(logprobs).all()):
+            raise InferenceUnavailable("the model gives logits that are not finite")
+        batch.append(rows, tokens, logprobs)
+        self.counters.generated_tokens += len(tokens)
+        ends = self._is_eos[tokens] & ~batch.column("ignore_eos", rows)
+        full = batch.column("length", rows) >= batch.column("max_len", rows)
+        done = (ends | full).nonzero().squeeze(1)
+        reasons = {
+            rows.start + row: FinishReason.STOP if end else FinishReason.LENGTH
+            for row, end in zip(done.tolist(), ends[done].tolist())
+        }
+        for row in self._watch(rows, scaled, tokens, logprobs):
+            reasons[row] = FinishReason.STOP
+        self._finish(reasons)
+
+    def _watch(
+        self, rows: slice, scaled: Tensor, tokens: Tensor, logprobs: Tensor
+    ) -> list[int]:
+        """Streaming, stop strings and top logprobs; returns the rows that must stop."""
+        watched = [row for row in self.batch.watched if rows.start <= row < rows.stop]
+        if not watched:
+            return []
+        sequences = [self.batch.sequences[row] for row in watched]
+        k = max(s.request.params.top_logprobs for s in sequences)
+        top_ids, top_values = top_logprobs(scaled, k) if k else (None, None)
+        stopped: list[int] = []
+        for row, sequence in zip(watched, sequences):
+            at, asked = row - rows.start, sequence.request.params.top_logprobs
+            token = int(tokens[at])
+            if asked and top_ids is not None and top_values is not None:
+                ids, values = top_ids[at, :asked].tolist(), top_values[at, :asked].tolist()
+                sequence.top.append(dict(zip(ids, values)))
+            piece = sequence.text.push(token) if sequence.text else ""
+            if token in sequence.request.params.stop_token_ids or sequence.text_stopped:
+                stopped.append(row)
+            if sequence.request.on_event:
+                top = sequence.top[-1] if sequence.top else None
+                event = TokenEvent(sequence.index, token, float(logprobs[at]), top, piece)
+                sequence.request.on_event(event)
+        return stopped
+
+    def _finish(self, reasons: dict[int, FinishReason]) -> None:
+        """Hand out the outputs of these rows and close the gaps they leave."""
+        if not reasons:
+            return
+        batch, rows = self.batch, sorted(reasons)
+        index, width = self._tensor(rows), batch.widest()
+        tokens = batch.tokens[index, :width].tolist()
+        logprobs = batch.logprobs[index, :width].tolist()
+        lengths = batch.column("length", index).tolist()
+        sequences = [batch.sequences[row] for row in rows]
+        self._leave(rows)
+        self.counters.finished_sequences += len(rows)
+        for i, sequence in enumerate(sequences):
+            produced = slice(sequence.prompt_len, lengths[i])
+            output = Output(
+                tokens=tokens[i][produced],
+                logprobs=logprobs[i][produced],
+                finish_reason=reasons[rows[i]],
+                versions=sequence.version_spans(lengths[i] - sequence.prompt_len),
+                top=sequence.top,
+                stop_text=(
+                    sequence.text.text if sequence.text and sequence.text_stopped else None
+                ),
+            )
+            sequence.request.deliver(sequence.index, output)
+
+    def _leave(self, rows: list[int]) -> None:
+        if rows:
+            width = self.batch.widest()
+            self._cache.move_rows(*self.batch.leave(rows), width)
+
+    def _reserve(self, sequences: list[Sequence]) -> None:
+        """Make room in the batch and the cache for these to run to their end."""
+        batch, cache = self.batch, self._cache
+        rows = len(batch) + len(sequences)
+        columns = max(s.reserved_len for s in (*batch.sequences, *sequences))
+        capacity = plan_capacity(
+            (cache.num_rows, cache.num_columns), (rows, columns), self.limits.kv_budget_tokens
+        )
+        if capacity != (cache.num_rows, cache.num_columns):
+            used = (len(batch), batch.widest())
+            cache.resize(capacity, used)
+            batch.resize(capacity, used)
+
+    # --- scoring and weights ---------------------------------------------------------------
+
+    def score(self) -> None:
+        """Teacher-forced logprobs of prompts, as many together as one forward may hold."""
+        requests, self.to_score = self.to_score, []
+        lengths = [len(r.prompt_ids) for r in requests]
+        for group in prefill_groups(lengths, self.limits.prefill_tokens):
+            members = [requests[i] for i in group]
+            scored = self.served.score(
+                [r.prompt_ids for r in members],
+                [r.params.temperature for r in members],
+                [r.prompt_logprobs or 0 for r in members],
+            )
+            for request, entries in zip(members, scored):
+                request.scored = entries
+                request.resolve_if_complete()
+
+    def update_weights(self, directory: str, version: int | None) -> int:
+        """Load in place, then bring kept rows up to date; returns the number of tensors."""
+        count = load_in_place(self.served.model, directory)
+        self.counters.weight_updates += 1
+        self.begin_version(self.weight_version + 1 if version is None else version)
+        self._recompute_kv()
+        return count
+
+    def begin_version(self, version: int) -> None:
+        """Tokens sampled from now on carry ``version``."""
+        self.weight_version = version
+        lengths = self.batch.column("length", slice(0, len(self.batch))).tolist()
+        for sequence, length in zip(self.batch.sequences, lengths):
+            sequence.begin_version(version, length - sequence.prompt_len)
+
+    def _recompute_kv(self) -> None:
+        """Forward what the kept rows already hold through the new weights."""
+        batch = self.batch
+        # the last known token has not been forwarded yet: the next decode does that
+        lengths = (batch.column("length", slice(0, len(batch))) - 1).tolist()
+        for group in prefill_groups(lengths, self.limits.prefill_tokens):
+            rows, source = self._tensor(group), torch.arange(len(group), device=batch.device)
+            known = self._tensor([lengths[row] for row in group])
+            ids = batch.tokens[rows, : int(known.max())]
+            self.served.prefill(ids, known, self._cache, rows, source)
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.served.device)

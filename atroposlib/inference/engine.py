@@ -1,0 +1,249 @@
+"""The engine: one thread owns the model, everything else talks to it through an inbox.
+
+    submit / cancel / pause / resume / update_weights      (any thread)
+            |
+          inbox  ->  commands run in order, between two steps
+            |
+          step:   admit -> prefill -> decode -> finish     (the engine thread)
+
+Commands never run during a forward, so weights are never written while one reads them.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # not the builtin in 3.10
+from enum import Enum
+from typing import TypeVar
+
+import torch
+
+from atroposlib.errors import AtroposError, InferenceUnavailable, boundary
+from atroposlib.inference.core import Counters, EngineCore, EngineLimits
+from atroposlib.inference.model import ServedModel
+from atroposlib.inference.sequence import GenerationRequest
+
+T = TypeVar("T")
+GATHER_S = 0.002  # an idle engine waits this long for company after the first request,
+GATHER_MAX_S = 0.02  # again after each newcomer, and at most this long in all
+
+
+class EngineState(str, Enum):
+    """What the engine does with sequences."""
+
+    RUNNING = "running"
+    DRAINING = "draining"  # pause(wait): finishes what runs, admits nothing
+    PAUSED = "paused"  # nothing runs, newcomers wait
+    FROZEN = "frozen"  # pause(keep): running sequences stay in memory, untouched
+    CLOSED = "closed"
+
+
+class PauseMode(str, Enum):
+    """What a pause does to running sequences."""
+
+    WAIT = "wait"  # let them finish
+    ABORT = "abort"  # end them, and those that wait, with what they have
+    KEEP = "keep"  # freeze them; they go on after resume, under new weights if there are
+
+
+class Engine:
+    """Generates for many requests at once; see the module's drawing."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        limits: EngineLimits | None = None,
+        *,
+        seed: int | None = None,
+        weight_version: int = 0,
+        num_threads: int | None = None,
+    ) -> None:
+        self.served = served
+        self.limits = limits or EngineLimits()
+        self.state = EngineState.RUNNING
+        self._core = EngineCore(served, self.limits, seed=seed, weight_version=weight_version)
+        self._num_threads = num_threads
+        self._drained: list[Future[None]] = []  # callers of pause(wait)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # --- called from any thread --------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Abort what runs and end the thread."""
+        self._inbox.put(self._close)
+        self._thread.join(timeout_s)
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request; its future resolves when all its sequences ended."""
+        self._inbox.put(lambda: self._core.add(request))
+
+    def cancel(self, request: GenerationRequest) -> None:
+        """Free what a request holds; nobody waits for its result any more."""
+        self._inbox.put(lambda: self._cancel(request))
+
+    def pause(self, mode: PauseMode, timeout_s: float = 60.0) -> None:
+        """Stop sampling; returns once nothing is sampled any more.
+
+        Raises:
+            InferenceUnavailable: running sequences did not finish in time (mode wait).
+                The engine goes on draining: resume it, or pause it in another mode.
+        """
+        done: Future[None] = Future()
+        self._inbox.put(lambda: self._pause(mode, done))
+        self._await(done, timeout_s, f"pause(mode={mode.value})")
+
+    def resume(self, timeout_s: float = 60.0) -> None:
+        self._control(lambda: self._settle(EngineState.RUNNING), timeout_s, "resume")
+
+    def update_weights(
+        self, directory: str, version: int | None = None, timeout_s: float = 600.0
+    ) -> int:
+        """Load new weights in place; returns the number of tensors.
+
+        Running sequences keep their tokens; their KV is recomputed, so that every later
+        logprob belongs to the new weights. Without a ``version`` the present one rises
+        by one: weights that changed under the same number would be a lie.
+
+        Raises:
+            WeightsError: nothing changed.
+        """
+
+        def update() -> int:
+            return self._core.update_weights(directory, version)
+
+        return self._control(update, timeout_s, "update_weights")
+
+    def set_weight_version(self, version: int, timeout_s: float = 60.0) -> None:
+        """Rename the present weights."""
+        self._control(
+            lambda: self._core.begin_version(version), timeout_s, "set_weight_version"
+        )
+
+    @property
+    def weight_version(self) -> int:
+        return self._core.weight_version
+
+    @property
+    def counters(self) -> Counters:
+        return self._core.counters
+
+    @property
+    def num_running(self) -> int:
+        return len(self._core.batch)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._core.scheduler.waiting)
+
+    @property
+    def is_paused(self) -> bool:
+        return self.state is not EngineState.RUNNING
+
+    def _control(self, command: Callable[[], T], timeout_s: float, name: str) -> T:
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                with boundary("inference engine", name, "control"):
+                    done.set_result(command())
+            except AtroposError as error:
+                done.set_exception(error)
+
+        self._inbox.put(run)
+        return self._await(done, timeout_s, name)
+
+    def _await(self, done: Future[T], timeout_s: float, name: str) -> T:
+        try:
+            return done.result(timeout_s)
+        except FutureTimeout:
+            raise InferenceUnavailable(
+                f"{name} did not complete within {timeout_s:g} s: {self.num_running} running, "
+                f"{self.num_waiting} waiting, engine {self.state.value}"
+            ) from None
+
+    # --- the engine thread -------------------------------------------------------------
+
+    def _run(self) -> None:
+        if self._num_threads:
+            torch.set_num_threads(self._num_threads)  # OpenMP keeps the number per thread
+        with torch.inference_mode():  # also per thread
+            while self.state is not EngineState.CLOSED:
+                self._read_inbox(wait=not self._has_work())
+                if self._has_work():
+                    self._step()
+            self._read_inbox(wait=False)  # whoever still asks is answered
+            self._core.abort_all()
+
+    def _has_work(self) -> bool:
+        core = self._core
+        if core.to_score:
+            return True  # also while paused: a client verifies new weights, then resumes
+        if self.state is EngineState.RUNNING:
+            return bool(core.scheduler.waiting or core.batch.sequences)
+        return self.state is EngineState.DRAINING and bool(core.batch.sequences)
+
+    def _read_inbox(self, wait: bool) -> None:
+        """Run all commands that are there; if ``wait``, block for the first one."""
+        deadline = 0.0
+        if wait:
+            self._inbox.get()()
+            deadline = time.monotonic() + GATHER_MAX_S
+        while True:
+            gather = time.monotonic() < deadline and self._has_work()
+            try:
+                command = self._inbox.get(gather, GATHER_S if gather else None)
+            except queue.Empty:
+                return
+            command()
+
+    def _step(self) -> None:
+        core = self._core
+        try:
+            with boundary("inference engine", f"{len(core.batch)} rows", "step"):
+                if core.to_score:
+                    core.score()
+                if self.state in (EngineState.RUNNING, EngineState.DRAINING):
+                    core.step(admit=self.state is EngineState.RUNNING)
+        except AtroposError as error:
+            core.fail_all(error)
+        self._settle_if_drained()
+
+    # --- commands, run between steps ---------------------------------------------------
+
+    def _cancel(self, request: GenerationRequest) -> None:
+        self._core.remove(request)
+        self._settle_if_drained()
+
+    def _pause(self, mode: PauseMode, done: Future[None]) -> None:
+        self._drained.append(done)
+        if mode is PauseMode.ABORT:
+            self._core.abort_all()
+        if not self._core.batch.sequences:
+            self._settle(EngineState.PAUSED)
+        elif mode is PauseMode.KEEP:
+            self._settle(EngineState.FROZEN)
+        else:
+            self.state = EngineState.DRAINING
+
+    def _settle_if_drained(self) -> None:
+        if self.state is EngineState.DRAINING and not self._core.batch.sequences:
+            self._settle(EngineState.PAUSED)
+
+    def _settle(self, state: EngineState) -> None:
+        """Enter a state and release whoever waited for the end of a drain."""
+        self.state = state
+        waiters, self._drained = self._drained, []
+        for waiter in waiters:
+            waiter.set_result(None)
+
+    def _close(self) -> None:
+        self._core.abort_all()
+        self._settle(EngineState.CLOSED)

@@ -1,0 +1,164 @@
+"""Keys and values of all running sequences: one row each, column = position.
+
+R rows, C columns, B active rows (always 0 .. B-1), L the longest active length,
+H key/value heads, D head size.
+
+    storage of one layer  (R, C, H, D)   token-major, so a decode step writes B
+    a decode view         (B, H, L, D)   contiguous pieces and attention reads a slice
+
+Because column equals position, joining a batch moves nothing: a new row is written from
+column 0 while the others go on. Columns past a row's length hold stale but finite
+numbers; the mask hides them (zeros at first, since 0 * NaN would be NaN).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+COLUMN_STEP = 64  # columns are added in steps, so that growth copies rarely
+
+
+@dataclass(slots=True)
+class PrefillWrite:
+    """Whole prompts from column 0. Prompt ``source[i]`` goes to row ``rows[i]``."""
+
+    rows: Tensor  # (k,)
+    source: Tensor  # (k,)
+
+
+@dataclass(slots=True)
+class DecodeWrite:
+    """One token for each of the first ``num_rows`` rows."""
+
+    flat: Tensor  # (B,) row * C + column
+    num_rows: int
+    width: int  # L, columns the view shows
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Storage of one attention layer, allocated at the first write."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, shared: SlotCache) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shared = shared
+        self.keys: Tensor = torch.zeros(0)
+        self.values: Tensor = torch.zeros(0)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = self._zeros(key_states, self.shared.num_rows, self.shared.num_columns)
+        self.values = self._zeros(value_states, self.shared.num_rows, self.shared.num_columns)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store new (P or B, H, T, D) states; return what attention should look at."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        write = self.shared.write
+        if isinstance(write, PrefillWrite):
+            length = key_states.shape[2]
+            self.keys[write.rows, :length] = key_states.transpose(1, 2)[write.source]
+            self.values[write.rows, :length] = value_states.transpose(1, 2)[write.source]
+            return key_states, value_states  # a prompt attends to itself alone
+        assert isinstance(write, DecodeWrite)
+        view = slice(write.num_rows), slice(write.width)
+        self.keys.flatten(0, 1).index_copy_(0, write.flat, key_states[:, :, 0])
+        self.values.flatten(0, 1).index_copy_(0, write.flat, value_states[:, :, 0])
+        return self.keys[view].transpose(1, 2), self.values[view].transpose(1, 2)
+
+    def resize(self, capacity: tuple[int, int], used: tuple[int, int]) -> None:
+        self.keys = resized(self.keys, capacity, used)
+        self.values = resized(self.values, capacity, used)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0  # asked in prefill only: decode brings its own mask
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return self.shared.num_columns
+
+    get_max_cache_shape = get_max_length  # its name in earlier transformers 5
+
+    @staticmethod
+    def _zeros(like: Tensor, rows: int, columns: int) -> Tensor:
+        return like.new_zeros(rows, columns, like.shape[1], like.shape[3])
+
+
+class SlotCache(Cache):
+    """All layers, and the one write plan that the next forward pass follows."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.num_rows = 0
+        self.num_columns = 0
+        self.write: PrefillWrite | DecodeWrite | None = None
+        self.slots = [SlotLayer(self) for _ in range(num_layers)]
+        super().__init__(layers=list(self.slots))
+
+    def resize(self, capacity: tuple[int, int], used: tuple[int, int]) -> None:
+        """Change (rows, columns); the ``used`` (rows, columns) keep their content."""
+        self.num_rows, self.num_columns = capacity
+        for slot in self.slots:
+            if slot.is_initialized:
+                slot.resize(capacity, used)
+
+    def move_rows(self, source: Tensor, target: Tensor, width: int) -> None:
+        """Copy rows ``source`` (k,) over rows ``target`` (k,), first ``width`` columns."""
+        if not len(target):
+            return
+        for slot in self.slots:
+            slot.keys[target, :width] = slot.keys[source, :width]
+            slot.values[target, :width] = slot.values[source, :width]
+
+    def plan_decode(self, positions: Tensor, width: int) -> None:
+        """The next forward brings one token for each row, written at its position (B,)."""
+        rows = torch.arange(len(positions), device=positions.device)
+        self.write = DecodeWrite(rows * self.num_columns + positions, len(positions), width)
+
+    def plan_prefill(self, rows: Tensor, source: Tensor) -> None:
+        """The next forward brings whole prompts; row ``rows[i]`` gets prompt ``source[i]``."""
+        self.write = PrefillWrite(rows, source)
+
+
+def plan_capacity(
+    have: tuple[int, int], need: tuple[int, int], budget_tokens: int
+) -> tuple[int, int]:
+    """(rows, columns) to allocate. Grows with slack while the budget allows it.
+
+    Past the budget it falls back to what is needed, which may give rows back for columns
+    or the other way round: many short sequences, then a few long ones.
+
+    >>> plan_capacity((0, 0), (8, 50), 10_000)
+    (8, 64)
+    >>> plan_capacity((8, 64), (9, 50), 10_000)
+    (16, 64)
+    >>> plan_capacity((100, 64), (2, 4000), 10_000)
+    (2, 4032)
+    """
+    if need[0] <= have[0] and need[1] <= have[1]:
+        return have
+    needed_columns = -(-need[1] // COLUMN_STEP) * COLUMN_STEP
+    rows = have[0] if need[0] <= have[0] else max(need[0], 2 * have[0])
+    columns = max(have[1], needed_columns)
+    if rows * columns <= budget_tokens:
+        return rows, columns
+    return need[0], needed_columns
+
+
+def resized(old: Tensor, shape: tuple[int, ...], used: tuple[int, ...]) -> Tensor:
+    """A zeroed tensor with these leading sizes; the ``used`` corner of ``old`` is kept."""
+    new = old.new_zeros(*shape, *old.shape[len(shape) :])
+    corner = tuple(slice(size) for size in used)
+    new[corner] = old[corner]
+    return new

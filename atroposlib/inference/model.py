@@ -1,0 +1,250 @@
+"""The model behind the engine: loading, and the three forward passes it runs.
+
+P prompts, T tokens of the longest prompt, B running rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atroposlib.errors import ConfigError
+from atroposlib.inference.kv_cache import SlotCache
+from atroposlib.inference.sampling import scale
+
+WIDTH_STEP = 16  # decode views grow in steps, which keeps the mask aligned for kernels
+SCORE_CHUNK_LOGITS = 1 << 25  # logits held at once while scoring: 128 MiB in fp32
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """A causal language model with its tokenizer and the limits that follow from it."""
+
+    model: Any  # PreTrainedModel; transformers leaves its attributes untyped
+    tokenizer: Any
+    name: str
+    path: str
+    eos_ids: frozenset[int]
+    max_model_len: int
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes one position of one sequence takes in the cache."""
+        config = self.model.config.get_text_config()
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        return int(2 * self.num_layers * kv_heads * head_dim * self.dtype.itemsize)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    @torch.inference_mode()
+    def prefill(
+        self, ids: Tensor, lengths: Tensor, cache: SlotCache, rows: Tensor, source: Tensor
+    ) -> Tensor:
+        """Forward whole prompts, ids (P, T), into the cache; logits after each, (P, V).
+
+        Cache row ``rows[i]`` receives prompt ``source[i]``. Padding is on the right:
+        with causal attention no real token ever sees it.
+        """
+        cache.plan_prefill(rows, source)
+        hidden = self._hidden(ids, None, self._positions(ids.shape[1]), cache)
+        return self._logits(hidden[torch.arange(len(ids), device=self.device), lengths - 1])
+
+    @torch.inference_mode()
+    def decode(
+        self, tokens: Tensor, positions: Tensor, cache: SlotCache, width: int
+    ) -> Tensor:
+        """Forward one token for each of B rows. tokens, positions: (B,) -> logits (B, V)."""
+        width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, cache.num_columns)
+        cache.plan_decode(positions, width)
+        hidden = self._hidden(
+            tokens[:, None], self._decode_mask(positions, width), positions[:, None], cache
+        )
+        return self._logits(hidden[:, 0])
+
+    @torch.inference_mode()
+    def score(
+        self, prompts: list[list[int]], temperatures: list[float], top: list[int]
+    ) -> list[list[dict[int, float] | None]]:
+        """Teacher-forced logprobs of prompts: per position the actual token, then the top."""
+        ids, _ = self.padded(prompts)
+        hidden = self._hidden(ids, None, self._positions(ids.shape[1]), None)
+        scored: list[list[dict[int, float] | None]] = []
+        for prompt, states, temperature, k in zip(prompts, hidden, temperatures, top):
+            entries: list[dict[int, float] | None] = [None]
+            chunk = max(1, SCORE_CHUNK_LOGITS // self.vocab_size)
+            for start in range(0, len(prompt) - 1, chunk):
+                stop = min(start + chunk, len(prompt) - 1)
+                target = torch.tensor(prompt[start + 1 : stop + 1], device=self.device)
+                entries += self._score_chunk(states[start:stop], target, temperature, k)
+            scored.append(entries)
+        return scored
+
+    def _score_chunk(
+        self, states: Tensor, target: Tensor, temperature: float, k: int
+    ) -> list[dict[int, float] | None]:
+        logits = self._logits(states)
+        divisor = torch.full((len(logits),), temperature, device=self.device)
+        logprobs = scale(logits, divisor).log_softmax(dim=-1)  # (T, V)
+        actual = logprobs.gather(1, target[:, None]).squeeze(1).tolist()
+        values, ids = logprobs.topk(min(k, logprobs.shape[1]), dim=-1)
+        return [
+            {token: logprob} | {i: v for i, v in zip(row_ids, row_values) if i != token}
+            for token, logprob, row_ids, row_values in zip(
+                target.tolist(), actual, ids.tolist(), values.tolist()
+            )
+        ]
+
+    def _hidden(
+        self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: SlotCache | None
+    ) -> Tensor:
+        base = self.model.base_model
+        output = base(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        return logits
+
+    def padded(self, prompts: Iterable[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Token ids (P, T), zeros on the right, and lengths (P,)."""
+        rows = [list(prompt) for prompt in prompts]
+        longest = max(len(row) for row in rows)
+        ids = torch.tensor([r + [0] * (longest - len(r)) for r in rows], device=self.device)
+        return ids, torch.tensor([len(row) for row in rows], device=self.device)
+
+    def _positions(self, length: int) -> Tensor:
+        return torch.arange(length, device=self.device)[None]
+
+    def _decode_mask(self, positions: Tensor, width: int) -> Tensor:
+        """(B, 1, 1, width): 0 where a row may look, -inf behind its own position."""
+        columns = torch.arange(width, device=self.device)
+        hidden = columns > positions[:, None]
+        mask = torch.zeros(len(positions), width, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(hidden, torch.finfo(self.dtype).min)[:, None, None]
+
+
+def load_model(
+    path: str,
+    *,
+    name: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+) -> ServedModel:
+    """Load a causal language model and its tokenizer from a directory or hub name.
+
+    Raises:
+        ConfigError: there is no such model, or it uses layers this engine does not serve.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    where = torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    )
+    precision = _dtype(dtype, where)
+    try:
+        config = AutoConfig.from_pretrained(path)
+        limit = _context_limit(config.get_text_config(), max_model_len)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=precision)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    except OSError as cause:  # what transformers raises for a missing or unknown model
+        reason = str(cause).split("\n")[0]
+        raise ConfigError(f"model {path} cannot be loaded: {reason}") from cause
+    # clears settings the tokenizer file may carry: doing so later, while another thread
+    # decodes, raises "Already borrowed"
+    tokenizer.encode("")
+    _require_plain_head(model)
+    model.to(where).eval().requires_grad_(False)
+    return ServedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=name or Path(path).name,
+        path=path,
+        eos_ids=_eos_ids(model, tokenizer),
+        max_model_len=limit,
+        device=where,
+        dtype=precision,
+    )
+
+
+def _dtype(dtype: str, device: torch.device) -> torch.dtype:
+    names = {
+        "auto": torch.bfloat16 if device.type == "cuda" else torch.float32,
+        "float32": torch.float32,
+        "fp32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "bf16": torch.bfloat16,
+    }
+    if dtype not in names:
+        raise ConfigError(f"dtype is one of {', '.join(names)}, not {dtype!r}")
+    return names[dtype]
+
+
+def _context_limit(config: Any, asked: int | None) -> int:
+    """Tokens a sequence may have: asked, at most what the positions and windows allow.
+
+    A sliding-window layer equals full attention as long as no sequence outgrows the
+    window; beyond it this cache would give wrong logprobs, so it is a hard limit.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    unserved = kinds - {"full_attention", "sliding_attention"}
+    if unserved:
+        raise ConfigError(f"layers of kind {', '.join(sorted(unserved))} cannot be served")
+    limits = [config.max_position_embeddings]
+    window = getattr(config, "sliding_window", None)
+    explicit = getattr(config, "layer_types", None)
+    if window and (explicit is None or "sliding_attention" in kinds):
+        limits.append(window)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        # past this length one long row would change the positions of its whole batch
+        limits.append(rope.get("original_max_position_embeddings") or limits[0])
+    allowed = int(min(limits))
+    if asked is not None and asked > allowed:
+        raise ConfigError(f"--max-model-len {asked} is more than the model's {allowed}")
+    return asked or allowed
+
+
+def _require_plain_head(model: Any) -> None:
+    """The engine applies the output layer itself; what comes after it would be lost."""
+    config = model.config.get_text_config()
+    for setting in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(config, setting, None) not in (None, 1.0, 1):
+            raise ConfigError(f"models with {setting} cannot be served by this engine")
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a turn: generation config, model config and tokenizer."""
+    ids: set[int] = set()
+    for value in (
+        model.generation_config.eos_token_id,
+        model.config.get_text_config().eos_token_id,
+        tokenizer.eos_token_id,
+    ):
+        if isinstance(value, int):
+            ids.add(value)
+        elif value is not None:
+            ids.update(int(v) for v in value)
+    return frozenset(ids)

@@ -1,0 +1,156 @@
+"""What clients may send, and the limits put on it.
+
+Unknown fields are tolerated, as clients of other servers send many; a field this server
+knows but cannot honour is refused, because ignoring it would sample from another policy
+than the one asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from atroposlib.errors import InferenceRefused
+from atroposlib.inference.sequence import MAX_TOP_LOGPROBS, SamplingParams
+
+MAX_N = 4096
+DEFAULT_MAX_TOKENS = 256  # for chat, where OpenAI's default is "the rest of the context"
+
+
+class SamplingFields(BaseModel):
+    """Fields every generation route shares, under their OpenAI and vLLM names."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    n: int = Field(1, ge=1, le=MAX_N)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)
+    max_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=0)
+    min_tokens: int = Field(0, ge=0)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    model: str | None = None
+    stream: bool = False
+    return_token_ids: bool = False
+
+    # known and not honoured: only the neutral value passes
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    logit_bias: dict[str, float] | None = None
+    echo: bool = False
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def require_supported(self) -> None:
+        """Raises InferenceRefused (400) for a setting that would change the policy."""
+        neutral = {
+            "presence_penalty": (None, 0.0),
+            "frequency_penalty": (None, 0.0),
+            "repetition_penalty": (None, 1.0),
+            "min_p": (None, 0.0),
+            "logit_bias": (None, {}),
+            "echo": (False,),
+            "best_of": (None, self.n),
+            "suffix": (None, ""),
+        }
+        for name, accepted in neutral.items():
+            if (value := getattr(self, name)) not in accepted:
+                raise InferenceRefused(
+                    400, f"{name}={value!r} is not supported by this server"
+                )
+
+    def sampling_params(
+        self, *, room: int, default_max_tokens: int, top: int
+    ) -> SamplingParams:
+        """``room``: tokens the context has left after the prompt."""
+        self.require_supported()
+        if top > MAX_TOP_LOGPROBS:
+            raise InferenceRefused(400, f"at most {MAX_TOP_LOGPROBS} top logprobs, not {top}")
+        asked = (
+            self.max_tokens
+            if self.max_completion_tokens is None
+            else self.max_completion_tokens
+        )
+        if asked is None:
+            asked = min(default_max_tokens, room)
+        return SamplingParams(
+            max_tokens=min(asked, room),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0),
+            min_tokens=min(self.min_tokens, asked),
+            seed=self.seed,
+            stop=tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            top_logprobs=top,
+        )
+
+
+class StreamOptions(BaseModel):
+    """What a stream ends with."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0)
+    stream_options: StreamOptions | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    tools: list[dict[str, Any]] | None = None
+
+
+class CompletionRequest(SamplingFields):
+    """POST /v1/completions. One prompt or several, as text or as token ids."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = Field(None, ge=0)
+    add_special_tokens: bool = True
+    stream_options: StreamOptions | None = None
+
+
+class TokenPrompt(BaseModel):
+    """A prompt that is already tokens."""
+
+    prompt_token_ids: list[int]
+
+
+class GenerateRequest(SamplingFields):
+    """POST /generate. ``logprobs`` 0 means the sampled token alone, as in vLLM."""
+
+    prompt: str | TokenPrompt
+    logprobs: int | None = Field(None, ge=0)
+    prompt_logprobs: int | None = Field(None, ge=0)
+
+
+class UpdateWeights(BaseModel):
+    """POST /update_weights_from_disk (SGLang's name)."""
+
+    model_path: str
+    weight_version: int | None = None
+
+
+class CollectiveRpc(BaseModel):
+    """POST /collective_rpc (vLLM's name); only reload_weights is served."""
+
+    method: Literal["reload_weights"]
+    kwargs: dict[str, Any] = {}
+
+
+class WeightVersion(BaseModel):
+    """POST /update_weight_version."""
+
+    weight_version: int

@@ -1,0 +1,157 @@
+"""What is generated: one request, its n sequences, and what became of each.
+
+GenerationRequest -> Sequence (n of them) -> Output (one per sequence) -> RequestResult
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+
+from atroposlib.inference.detokenize import TextStream
+
+MAX_TOP_LOGPROBS = 20  # as the OpenAI API; every row of a batch pays for the widest
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended; the values are those of the OpenAI API."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or the model's context is used up
+    ABORT = "abort"  # a pause in mode abort cut it off
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample. ``temperature`` 0 is greedy; ``top_k`` 0 keeps the whole vocabulary."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_tokens: int = 0  # no end-of-sequence before this many
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Output tokens [start, end) were sampled by these weights."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One finished sequence; ``tokens`` and ``logprobs`` have the same length."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    versions: list[VersionSpan]
+    top: list[dict[int, float]]  # per token, empty unless top_logprobs was asked
+    stop_text: str | None = None  # text before the stop string, if one ended it
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One sampled token of a streamed request, as it is sampled."""
+
+    index: int
+    token: int
+    logprob: float
+    top: dict[int, float] | None
+    text: str  # what this token adds to the text, may be empty
+
+
+PromptLogprobs = list[dict[int, float] | None]  # entry 0 is None: nothing predicts it
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResult:
+    """All outputs of a request, in index order."""
+
+    outputs: list[Output]
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class GenerationRequest:
+    """A prompt and what is wanted from it. ``future`` resolves once, with everything."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    n: int = 1
+    prompt_logprobs: int | None = None  # how many alternatives beside the actual token
+    on_event: Callable[[TokenEvent], None] | None = None  # called from the engine thread
+    future: Future[RequestResult] = field(default_factory=Future)
+    outputs: dict[int, Output] = field(default_factory=dict)
+    scored: PromptLogprobs | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        return self.n if self.params.max_tokens else 0  # else only the prompt is scored
+
+    def deliver(self, index: int, output: Output) -> None:
+        """Keep one output; the last one resolves the future."""
+        self.outputs[index] = output
+        self.resolve_if_complete()
+
+    def resolve_if_complete(self) -> None:
+        if len(self.outputs) < self.num_sequences or self.future.done():
+            return
+        if self.prompt_logprobs is not None and self.scored is None:
+            return
+        ordered = [self.outputs[i] for i in sorted(self.outputs)]
+        self.future.set_result(RequestResult(ordered, self.scored))
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One of the n continuations of a request, waiting or in a row of the batch."""
+
+    request: GenerationRequest
+    index: int
+    seed: int
+    version_starts: list[tuple[int, int]] = field(default_factory=list)  # (version, start)
+    top: list[dict[int, float]] = field(default_factory=list)
+    text: TextStream | None = None  # set when streamed or when there are stop strings
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether each of its tokens must be looked at as it is sampled."""
+        params = self.request.params
+        return bool(self.text or params.stop_token_ids or params.top_logprobs)
+
+    @property
+    def text_stopped(self) -> bool:
+        return self.text is not None and self.text.stopped
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def reserved_len(self) -> int:
+        """Columns of KV memory it may come to need."""
+        return self.prompt_len + self.request.params.max_tokens
+
+    def begin_version(self, version: int, num_output: int) -> None:
+        """Tokens from ``num_output`` on are sampled by ``version``."""
+        self.version_starts = [s for s in self.version_starts if s[1] < num_output]
+        self.version_starts.append((version, num_output))
+
+    def version_spans(self, num_output: int) -> list[VersionSpan]:
+        ends = [start for _, start in self.version_starts[1:]] + [num_output]
+        return [
+            VersionSpan(version, start, end)
+            for (version, start), end in zip(self.version_starts, ends)
+            if end > start
+        ]

@@ -1,0 +1,101 @@
+"""The HTTP application around an engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atroposlib.errors import (
+    AtroposError,
+    InferenceRefused,
+    InferenceUnavailable,
+    WeightsError,
+)
+from atroposlib.inference import routes_control, routes_generate, routes_openai
+from atroposlib.inference.engine import Engine
+from atroposlib.inference.replies import Json, JsonResponse
+from atroposlib.inference.service import InferenceService
+
+STATUS_OF = {WeightsError: 400, InferenceUnavailable: 503}
+
+
+def create_app(engine: Engine) -> FastAPI:
+    """Routes over a started engine. The engine is closed with the application's lifespan."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        engine.close()
+
+    app = FastAPI(title="Atropos local inference", lifespan=lifespan)
+    service = InferenceService(engine)
+    for routes in (routes_openai, routes_generate, routes_control):
+        app.include_router(routes.router(service))
+
+    @app.get("/health")
+    async def health() -> Json:
+        return {"status": "ok"}
+
+    app.add_middleware(OwnSiteOnly)
+    app.add_middleware(WeightVersionHeader, engine=engine)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(AtroposError, _on_error)
+    return app
+
+
+class WeightVersionHeader:
+    """``X-Weight-Version`` on every response: the version when the response began."""
+
+    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+        self.app = app
+        self.engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_version(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Weight-Version"] = str(self.engine.weight_version)
+            await send(message)
+
+        await self.app(scope, receive, with_version if scope["type"] == "http" else send)
+
+
+class OwnSiteOnly:
+    """Refuses what a browser sends for another site: a web page must not pause a run."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        site = Headers(scope=scope).get("sec-fetch-site") if scope["type"] == "http" else None
+        if site in (None, "same-origin", "none"):
+            await self.app(scope, receive, send)
+        else:
+            refusal = error_reply(403, f"requests of another site ({site}) are refused")
+            await refusal(scope, receive, send)
+
+
+async def _on_invalid(_: Request, error: Exception) -> JsonResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    return error_reply(400, f"{where}: {first['msg']}" if where else first["msg"])
+
+
+async def _on_error(_: Request, error: Exception) -> JsonResponse:
+    if isinstance(error, InferenceRefused):
+        return error_reply(error.status_code, error.detail)
+    kinds = (status for kind, status in STATUS_OF.items() if isinstance(error, kind))
+    return error_reply(next(kinds, 500), str(error))
+
+
+def error_reply(status: int, message: str) -> JsonResponse:
+    """An error in the OpenAI shape."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    return JsonResponse(body, status_code=status)

@@ -1,0 +1,164 @@
+"""Between HTTP and the engine: text to tokens, requests to futures, disconnects to cancels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from atroposlib.errors import InferenceRefused
+from atroposlib.inference.engine import Engine
+from atroposlib.inference.protocol import SamplingFields
+from atroposlib.inference.replies import Detokenizer
+from atroposlib.inference.sequence import (
+    GenerationRequest,
+    RequestResult,
+    TokenEvent,
+)
+
+
+class InferenceService:
+    """What the routes share; it runs on the event loop and never touches the model."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.served = engine.served
+        self.names = Detokenizer(engine.served.tokenizer)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self.served.tokenizer.encode(
+            text, add_special_tokens=add_special_tokens
+        )
+        return ids
+
+    def encode_chat(self, messages: list[dict[str, Any]], **template: Any) -> list[int]:
+        """Token ids of a conversation by the model's chat template."""
+        tokenizer = self.served.tokenizer
+        if not tokenizer.chat_template:
+            raise InferenceRefused(400, "the model has no chat template: use /v1/completions")
+        text = tokenizer.apply_chat_template(
+            [_with_plain_content(m) for m in messages], tokenize=False, **template
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def request(
+        self,
+        prompt_ids: Sequence[int],
+        fields: SamplingFields,
+        *,
+        default_max_tokens: int,
+        top: int = 0,
+        prompt_logprobs: int | None = None,
+        on_event: Callable[[TokenEvent], None] | None = None,
+    ) -> GenerationRequest:
+        """Check what a client wants against the model.
+
+        Raises:
+            InferenceRefused: 400 (or 404 for another model), and what would be accepted.
+        """
+        room = self._room(prompt_ids, fields)
+        self._require_tokens(prompt_ids)
+        if fields.model not in (None, "", "default", self.served.name, self.served.path):
+            raise InferenceRefused(
+                404, f"model {fields.model!r} is not served here; {self.served.name!r} is"
+            )
+        params = fields.sampling_params(
+            room=room, default_max_tokens=default_max_tokens, top=top
+        )
+        if not params.max_tokens and prompt_logprobs is None:
+            raise InferenceRefused(
+                400, "max_tokens 0 asks for nothing without prompt_logprobs"
+            )
+        return GenerationRequest(
+            prompt_ids=list(prompt_ids),
+            params=params,
+            n=fields.n,
+            prompt_logprobs=prompt_logprobs,
+            on_event=on_event,
+        )
+
+    def _room(self, prompt_ids: Sequence[int], fields: SamplingFields) -> int:
+        context = min(self.served.max_model_len, self.engine.limits.kv_budget_tokens)
+        room = context - len(prompt_ids)
+        wants_tokens = fields.max_tokens != 0
+        if room < wants_tokens:
+            raise InferenceRefused(
+                400,
+                f"the prompt has {len(prompt_ids)} tokens and leaves no room for an answer in "
+                f"the {context} tokens of context",
+            )
+        return room
+
+    def _require_tokens(self, prompt_ids: Sequence[int]) -> None:
+        if not prompt_ids:
+            raise InferenceRefused(400, "the prompt has no tokens")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self.served.vocab_size:
+            raise InferenceRefused(400, f"token ids lie in 0 .. {self.served.vocab_size - 1}")
+
+    async def run(
+        self, requests: list[GenerationRequest], http: Request
+    ) -> list[RequestResult]:
+        """All results, or nothing: a client that hangs up frees its rows at once."""
+        for request in requests:
+            self.engine.submit(request)
+        gone = asyncio.ensure_future(_disconnected(http))
+        results = asyncio.ensure_future(_results(requests))
+        try:
+            ends: set[asyncio.Future[Any]] = {gone, results}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if results.done():
+                return results.result()
+            raise InferenceRefused(499, "the client closed the connection")
+        finally:
+            gone.cancel()
+            results.cancel()
+            for request in requests:
+                if not request.future.done():
+                    self.engine.cancel(request)
+
+    async def stream(
+        self, make: Callable[[Callable[[TokenEvent], None]], GenerationRequest]
+    ) -> AsyncIterator[TokenEvent | RequestResult]:
+        """Events of one request as they are sampled, then its result.
+
+        ``make`` receives the callback to put into the request.
+        """
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
+
+        def post(event: TokenEvent | None) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        request = make(post)
+        request.future.add_done_callback(lambda _: post(None))
+        self.engine.submit(request)
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            yield request.future.result()
+        finally:
+            if not request.future.done():
+                self.engine.cancel(request)
+
+
+async def _results(requests: list[GenerationRequest]) -> list[RequestResult]:
+    return [await asyncio.wrap_future(request.future) for request in requests]
+
+
+async def _disconnected(http: Request) -> None:
+    """Returns when the client is gone; the body has been read before."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
+    """Text parts joined to one string, as most templates expect."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    kinds = {part.get("type") for part in content}
+    if kinds - {"text"}:
+        raise InferenceRefused(400, "only text parts are supported in message content")
+    return {**message, "content": "".join(part["text"] for part in content)}

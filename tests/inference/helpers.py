@@ -1,0 +1,50 @@
+"""Requests, results and reference logprobs for the tests of the inference engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from atroposlib.inference.engine import Engine
+from atroposlib.inference.model import ServedModel
+from atroposlib.inference.sequence import GenerationRequest, RequestResult, SamplingParams
+
+WAIT_S = 60.0  # far beyond what anything here takes: only a hang reaches it
+
+
+def request(prompt_ids: list[int], n: int = 1, **params: Any) -> GenerationRequest:
+    return GenerationRequest(prompt_ids=prompt_ids, n=n, params=SamplingParams(**params))
+
+
+def generate(engine: Engine, *requests: GenerationRequest) -> list[RequestResult]:
+    """Submit together, wait for all."""
+    for one in requests:
+        engine.submit(one)
+    return [one.future.result(WAIT_S) for one in requests]
+
+
+def fresh_logprobs(
+    served: ServedModel, prompt_ids: list[int], tokens: list[int], temperature: float = 1.0
+) -> torch.Tensor:
+    """Logprobs (len(tokens),) by one plain forward of the whole sequence."""
+    ids = torch.tensor([prompt_ids + tokens])
+    with torch.inference_mode():
+        logits = served.model(input_ids=ids).logits[0] / (temperature or 1.0)
+    at = torch.arange(len(prompt_ids) - 1, ids.shape[1] - 1)
+    logprobs: torch.Tensor = logits.log_softmax(-1)[at, ids[0, len(prompt_ids) :]]
+    return logprobs
+
+
+def worst_difference(
+    served: ServedModel, requests: list[GenerationRequest], results: list[RequestResult]
+) -> float:
+    """Largest |engine - fresh forward| over every sampled token."""
+    worst = 0.0
+    for one, result in zip(requests, results):
+        for output in result.outputs:
+            fresh = fresh_logprobs(
+                served, one.prompt_ids, output.tokens, one.params.temperature
+            )
+            worst = max(worst, float((fresh - torch.tensor(output.logprobs)).abs().max()))
+    return worst

@@ -1,0 +1,87 @@
+"""Model families beside Llama: exact where served, refused by name where not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import transformers
+
+from atroposlib.errors import ConfigError
+from atroposlib.inference.core import EngineLimits
+from atroposlib.inference.engine import Engine
+from atroposlib.inference.model import load_model
+from atroposlib.testing.tiny import char_tokenizer
+from tests.inference.helpers import generate, request, worst_difference
+
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": 3,
+    "pad_token_id": 4,
+    "bos_token_id": None,
+}
+GPT2_SHAPE = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "eos_token_id": 3}
+
+
+@pytest.fixture
+def write_family(tmp_path):
+    """A random model of a family, with weights wide enough for peaked distributions."""
+
+    def write(config_name, **settings):
+        tokenizer = char_tokenizer()
+        config = getattr(transformers, config_name)(vocab_size=len(tokenizer), **settings)
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.2)
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        return str(tmp_path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("config_name", "settings", "context"),
+    [
+        ("Qwen3Config", {**SHAPE, "head_dim": 16}, 128),
+        ("MistralConfig", {**SHAPE, "sliding_window": 100}, 100),
+        ("GPT2Config", {**GPT2_SHAPE, "bos_token_id": None}, 128),
+    ],
+)
+def test_another_family_is_exact_within_its_context(
+    write_family, config_name, settings, context
+):
+    served = load_model(write_family(config_name, **settings))
+    assert served.max_model_len == context
+    engine = Engine(served, EngineLimits(max_batch=5), seed=0)
+    engine.start()
+    rng = random.Random(0)
+    requests = [
+        request([rng.randrange(5, 40) for _ in range(1 + 5 * i)], n=2, max_tokens=4 + i)
+        for i in range(6)
+    ]
+    results = generate(engine, *requests)
+    engine.close()
+    assert worst_difference(served, requests, results) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("config_name", "settings", "says"),
+    [
+        ("Gemma2Config", {**SHAPE, "head_dim": 16}, "final_logit_softcapping"),
+        ("MambaConfig", {"hidden_size": 64, "num_hidden_layers": 2}, "linear_attention"),
+    ],
+)
+def test_a_family_that_would_be_served_wrongly_is_refused(
+    write_family, config_name, settings, says
+):
+    with pytest.raises(ConfigError, match=says):
+        load_model(write_family(config_name, **settings))

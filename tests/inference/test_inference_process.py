@@ -1,0 +1,59 @@
+"""The command itself, as a real process on a free port."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from atroposlib.errors import ConfigError
+from atroposlib.inference.cli import bind, main
+from tests.inference.helpers import WAIT_S
+
+
+def test_a_process_serves_reloads_and_stops_on_a_signal(model_dir, other_dir):
+    command = [sys.executable, "-m", "atroposlib.inference", "--model", str(model_dir)]
+    options = ["--port", "0", "--threads", "1", "--served-model-name", "small"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()  # printed when the port answers
+            url = re.search(r"http://\S+", line).group()
+            with httpx.Client(base_url=url, timeout=WAIT_S, trust_env=False) as http:
+                body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+                chat = http.post("/v1/chat/completions", json={**body, "model": "small"})
+                assert chat.status_code == 200, chat.text
+                weights = {"model_path": str(other_dir), "weight_version": 2}
+                assert http.post("/update_weights_from_disk", json=weights).json()["success"]
+                assert http.get("/health").headers["X-Weight-Version"] == "2"
+            process.send_signal(signal.SIGTERM)
+            process.wait(WAIT_S)
+        finally:
+            process.kill()
+    assert process.returncode in (0, -signal.SIGTERM)
+
+
+def test_a_taken_port_is_one_clear_line_and_exit_status_1(model_dir, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["--model", str(model_dir), "--port", str(port)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"127.0.0.1:{port}" in line and "in use" in line
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "example.org"])
+def test_an_address_that_others_reach_needs_a_flag(host):
+    with pytest.raises(ConfigError, match="--allow-remote"):
+        bind(host, 0, allow_remote=False)
+
+
+def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path, capsys):
+    assert main(["--model", str(tmp_path / "absent"), "--port", "0"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "absent" in line

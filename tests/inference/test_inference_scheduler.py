@@ -1,0 +1,65 @@
+"""Who joins the batch, how prompts are grouped, and what memory is allocated."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.inference.kv_cache import COLUMN_STEP, plan_capacity
+from atroposlib.inference.scheduler import Scheduler, prefill_groups
+from atroposlib.inference.sequence import Sequence
+from tests.inference.helpers import request
+
+
+def sequence(prompt_len: int, max_tokens: int) -> Sequence:
+    return Sequence(request=request([5] * prompt_len, max_tokens=max_tokens), index=0, seed=0)
+
+
+def test_sixty_four_short_requests_are_one_batch():
+    scheduler = Scheduler(max_batch=64, kv_budget_tokens=64 * 20)
+    scheduler.add(sequence(10, 10) for _ in range(70))
+    assert len(scheduler.admit([])) == 64
+    assert len(scheduler.waiting) == 6
+
+
+def test_a_sequence_joins_as_soon_as_a_row_is_free():
+    scheduler = Scheduler(max_batch=2, kv_budget_tokens=1000)
+    scheduler.add(sequence(10, 10) for _ in range(3))
+    running = scheduler.admit([])
+    assert scheduler.admit(running) == []
+    assert len(scheduler.admit(running[:1])) == 1
+
+
+def test_memory_counts_the_rectangle_of_the_longest_sequence():
+    scheduler = Scheduler(max_batch=10, kv_budget_tokens=300)
+    short = [sequence(5, 5), sequence(5, 5)]
+    scheduler.add([sequence(50, 50)])
+    assert len(scheduler.admit(short)) == 1  # 3 rows x 100 columns
+    scheduler.add([sequence(50, 51)])
+    assert scheduler.admit(short) == []  # 3 x 101 do not fit
+
+
+def test_a_long_request_is_not_passed_by_later_short_ones():
+    scheduler = Scheduler(max_batch=10, kv_budget_tokens=300)
+    scheduler.add([sequence(200, 50), sequence(5, 5)])
+    assert scheduler.admit([sequence(5, 5)]) == []
+
+
+@given(st.lists(st.integers(1, 200), max_size=40), st.integers(1, 500))
+def test_prefill_groups_hold_each_prompt_once_within_the_bound(lengths, max_tokens):
+    groups = prefill_groups(lengths, max_tokens)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        padded = len(group) * max(lengths[i] for i in group)
+        assert len(group) == 1 or padded <= max_tokens
+
+
+@given(
+    st.tuples(st.integers(0, 64), st.integers(0, 8)),
+    st.tuples(st.integers(1, 64), st.integers(1, 512)),
+)
+def test_planned_capacity_fits_the_need_and_about_the_budget(have, need):
+    budget = max(need[0] * need[1], have[0] * have[1] * COLUMN_STEP)
+    rows, columns = plan_capacity((have[0], have[1] * COLUMN_STEP), need, budget)
+    assert rows >= need[0] and columns >= need[1]
+    assert rows * columns <= budget + rows * COLUMN_STEP  # columns come in steps

@@ -1,0 +1,167 @@
+"""New weights arrive whole or not at all, and every token names the weights it came from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from atroposlib.errors import WeightsError
+from atroposlib.inference.engine import PauseMode
+from atroposlib.inference.model import load_model
+from atroposlib.inference.sequence import VersionSpan
+from atroposlib.inference.weights import load_in_place
+from tests.inference.helpers import WAIT_S, fresh_logprobs, generate, request
+
+EXACT = 1e-4
+
+
+def changed_copy(source, target, change):
+    """A model directory whose tensors went through ``change``."""
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    save_file(change(tensors), target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def test_a_reload_in_place_gives_the_logprobs_of_the_new_directory(
+    engine, other_dir, other_reference
+):
+    engine.update_weights(str(other_dir), version=5)
+    (result,) = generate(engine, request([5, 6, 7], max_tokens=6))
+    (output,) = result.outputs
+    fresh = fresh_logprobs(other_reference, [5, 6, 7], output.tokens)
+    assert (fresh - torch.tensor(output.logprobs)).abs().max() < EXACT
+    assert output.versions == [VersionSpan(5, 0, len(output.tokens))]
+
+
+def test_a_tied_output_layer_follows_the_embedding(model_dir, other_dir):
+    served = load_model(str(model_dir))
+    load_in_place(served.model, other_dir)
+    head = served.model.get_output_embeddings().weight
+    assert head.data_ptr() == served.model.get_input_embeddings().weight.data_ptr()
+    assert torch.equal(
+        head, load_file(other_dir / "model.safetensors")["model.embed_tokens.weight"]
+    )
+
+
+def drop_one(tensors):
+    tensors.pop("model.norm.weight")
+    return tensors
+
+
+def add_one(tensors):
+    return {**tensors, "model.extra.weight": torch.zeros(2)}
+
+
+def reshape_one(tensors):
+    return {**tensors, "model.norm.weight": torch.zeros(3)}
+
+
+def untie(tensors):
+    return {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}
+
+
+def break_one(tensors):
+    return {**tensors, "model.norm.weight": tensors["model.norm.weight"] * torch.nan}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (drop_one, "lack model.norm.weight"),
+        (add_one, "no model.extra.weight"),
+        (reshape_one, "model.norm.weight has shape"),
+        (untie, "differ in the files"),
+        (break_one, "not finite"),
+    ],
+)
+def test_a_directory_that_does_not_fit_changes_nothing(
+    change, says, model_dir, other_dir, tmp_path
+):
+    # every other tensor of the bad directory is new: a partial load would show
+    bad = changed_copy(other_dir, tmp_path / "bad", change)
+    served = load_model(str(model_dir))
+    before = {name: t.clone() for name, t in served.model.state_dict().items()}
+    with pytest.raises(WeightsError, match=says):
+        load_in_place(served.model, bad)
+    after = served.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_file_cut_short_and_a_missing_directory_are_named(model_dir, tmp_path):
+    served = load_model(str(model_dir))
+    with pytest.raises(WeightsError, match="not a directory"):
+        load_in_place(served.model, tmp_path / "absent")
+    broken = tmp_path / "broken"
+    shutil.copytree(model_dir, broken)
+    whole = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(WeightsError, match="cannot be read"):
+        load_in_place(served.model, broken)
+
+
+def test_a_sharded_directory_is_read_by_its_index(model_dir, other_dir, tmp_path):
+    sharded = tmp_path / "sharded"
+    sharded.mkdir()
+    tensors = load_file(other_dir / "model.safetensors")
+    names = sorted(tensors)
+    files = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({n: tensors[n] for n in names if files[n] == file}, sharded / file)
+    index = {"metadata": {}, "weight_map": files}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    served = load_model(str(model_dir))
+    assert load_in_place(served.model, sharded) == len(names)
+    loaded = served.model.state_dict()
+    assert all(torch.equal(loaded[name], tensors[name]) for name in names)
+
+
+def test_an_engine_keeps_the_old_weights_after_a_failed_reload(engine, reference, tmp_path):
+    with pytest.raises(WeightsError):
+        engine.update_weights(str(tmp_path / "absent"), version=9)
+    assert engine.weight_version == 0
+    (result,) = generate(engine, request([5, 6], max_tokens=4))
+    fresh = fresh_logprobs(reference, [5, 6], result.outputs[0].tokens)
+    assert (fresh - torch.tensor(result.outputs[0].logprobs)).abs().max() < EXACT
+
+
+def test_weights_that_change_without_a_version_get_the_next_one(engine, other_dir):
+    engine.update_weights(str(other_dir))
+    assert engine.weight_version == 1
+    engine.set_weight_version(7)
+    assert engine.weight_version == 7
+
+
+def test_a_kept_sequence_goes_on_under_the_new_weights_with_exact_logprobs(
+    engine, other_dir, reference, other_reference, freeze_after
+):
+    kept = request([5, 6, 7], n=2, max_tokens=40, ignore_eos=True)
+    longer = request([8] * 20, max_tokens=30, ignore_eos=True)
+    freeze_after(engine, kept, longer, tokens=5)
+    engine.update_weights(str(other_dir), version=3)
+    engine.resume()
+    for one in (kept, longer):
+        for output in one.future.result(WAIT_S).outputs:
+            old, new = output.versions
+            assert (old.version, old.start, new.version, new.end) == (
+                0, 0, 3, len(output.tokens),
+            )  # fmt: skip
+            assert old.end == new.start >= 5
+            expected = torch.cat([
+                fresh_logprobs(reference, one.prompt_ids, output.tokens)[: old.end],
+                fresh_logprobs(other_reference, one.prompt_ids, output.tokens)[old.end :],
+            ])  # fmt: skip
+            assert (expected - torch.tensor(output.logprobs)).abs().max() < EXACT
+
+
+def test_pausing_in_mode_keep_without_a_reload_leaves_one_span(engine, freeze_after):
+    kept = request([5, 6, 7], max_tokens=20, ignore_eos=True)
+    freeze_after(engine, kept, tokens=3)
+    assert engine.num_running == 1 and not kept.future.done()
+    engine.pause(PauseMode.KEEP)
+    engine.resume()
+    assert kept.future.result(WAIT_S).outputs[0].versions == [VersionSpan(0, 0, 20)]
