@@ -1,0 +1,1 @@
+"""Clients of inference servers: routing, slots, retries, and token-exact sequences."""

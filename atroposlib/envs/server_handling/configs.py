@@ -1,0 +1,178 @@
+"""Settings of inference servers, and how defaults, YAML and flags become one list of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Optional, Union
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from atroposlib.errors import ConfigError
+
+ServerType = Literal["openai", "trl", "sglang", "vllm"]
+
+
+class ServerBaseline(BaseModel):
+    """What every server has. Given alone (no list), the URLs are generated."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    timeout: int = Field(
+        default=1200,
+        gt=0,
+        description="Seconds for one request, and for an unhealthy server to return.",
+    )
+    num_max_requests_at_once: int = Field(
+        default=512, ge=1, description="Training requests in flight to this server."
+    )
+    num_requests_for_eval: int = Field(
+        default=64,
+        ge=1,
+        description="Evaluation requests in flight, on top of the training ones.",
+    )
+    model_name: str = Field(
+        default="default", description="Name the server knows the model by."
+    )
+    rolling_buffer_length: int = Field(
+        default=1000, ge=1, description="Calls remembered for the timing metrics."
+    )
+    server_type: ServerType = Field(
+        default="openai", description="Which protocol the server speaks."
+    )
+    tokenizer_name: str = Field(
+        default="none", description="Tokenizer to load; 'none' means that of model_name."
+    )
+
+
+class APIServerConfig(ServerBaseline):
+    """One server at a known address.
+
+    An empty ``base_url`` of type openai means the official API; an empty ``api_key`` is then
+    read from OPENAI_API_KEY, which is never sent to any other address.
+    """
+
+    api_key: Optional[str] = Field(default="", description="Bearer token; empty sends none.")
+    base_url: Optional[str] = Field(
+        default="", description="Such as http://localhost:9001/v1."
+    )
+    n_kwarg_is_ignored: bool = Field(
+        default=False,
+        description="The server returns one choice whatever n is: send n requests.",
+    )
+    health_check: bool = Field(
+        default=True,
+        description="Ask GET /health before the first call and after a failed one.",
+    )
+
+
+class ServerManagerConfig(BaseModel):
+    """Un-namespaced settings of the manager."""
+
+    slurm: bool = Field(
+        default=False, description="Find the servers through SLURM's variables."
+    )
+    testing: bool = Field(
+        default=False, description="Use one ServerHarness instead of real servers."
+    )
+    max_n_completions: int = Field(
+        default=8, ge=1, description="Larger n is split into requests of at most this many."
+    )
+    proxy_url: Optional[str] = Field(
+        default=None, description="Address of a managed-server proxy."
+    )
+
+
+OpenaiConfig = APIServerConfig  # the name that older environments import
+
+ServerConfigs = Union[ServerBaseline, Sequence[APIServerConfig]]
+
+
+def as_server_list(configs: ServerConfigs) -> list[APIServerConfig] | None:
+    """The servers with known addresses, or None where addresses have to be generated.
+
+    A lone :class:`APIServerConfig` is one server: its address is never thrown away.
+    """
+    if isinstance(configs, APIServerConfig):
+        return [configs]
+    if isinstance(configs, ServerBaseline):
+        return None
+    servers = list(configs)
+    if not servers:
+        raise ConfigError("server configs: an empty list; give at least one APIServerConfig")
+    for server in servers:
+        if not isinstance(server, APIServerConfig):
+            raise ConfigError(
+                f"server configs: a list holds APIServerConfig, not {type(server).__name__}"
+            )
+    return servers
+
+
+def resolve_openai_configs(
+    default_server_configs: ServerConfigs,
+    openai_config_dict: Mapping[str, Any] | None = None,
+    yaml_config: Mapping[str, Any] | None = None,
+    cli_passed_flags: Mapping[str, Any] | None = None,
+    logger: logging.Logger | None = None,
+) -> ServerBaseline | list[APIServerConfig]:
+    """Servers that result from code defaults, the YAML ``openai`` key and ``--openai.*``.
+
+    Args:
+        default_server_configs: what ``config_init`` returned.
+        openai_config_dict: values for one server, already merged (flags over YAML).
+        yaml_config: the whole YAML file; only its ``openai`` key is read.
+        cli_passed_flags: flags really given, keyed like ``openai.base_url``.
+
+    A lone baseline stays one, with new values, unless something only an address can have
+    was given; then it becomes a server, in every subcommand alike.
+
+    Raises:
+        ConfigError: overrides for one server meet a list of several.
+    """
+    from_yaml = (yaml_config or {}).get("openai") or {}
+    flags = {
+        name.split(".", 1)[1]: value
+        for name, value in (cli_passed_flags or {}).items()
+        if name.startswith("openai.")
+    }
+    if isinstance(from_yaml, Mapping):
+        given = {**from_yaml, **flags}
+    elif len(from_yaml) == 1:
+        given = {**from_yaml[0], **flags}
+    else:
+        _refuse_overrides(len(from_yaml), flags)
+        return [APIServerConfig(**entry) for entry in from_yaml]
+
+    defaults = as_server_list(default_server_configs)
+    if defaults is not None and len(defaults) > 1:
+        _refuse_overrides(len(defaults), given)
+        return defaults
+    if not given:
+        return _baseline(default_server_configs) if defaults is None else defaults
+    overrides = {
+        **given,
+        **{k: v for k, v in (openai_config_dict or {}).items() if k in given},
+    }
+    if logger is not None:
+        logger.info("server settings overridden: %s", ", ".join(sorted(overrides)))
+    if defaults is None:
+        baseline = _baseline(default_server_configs).model_dump()
+        if set(overrides) <= set(ServerBaseline.model_fields):
+            return ServerBaseline(**{**baseline, **overrides})
+        return [APIServerConfig(**{**baseline, **overrides})]
+    return [APIServerConfig(**{**defaults[0].model_dump(), **overrides})]
+
+
+def _baseline(configs: ServerConfigs) -> ServerBaseline:
+    if not isinstance(configs, ServerBaseline):
+        raise ConfigError("server configs: expected a ServerBaseline")
+    return configs
+
+
+def _refuse_overrides(servers: int, overrides: Mapping[str, Any]) -> None:
+    if overrides:
+        named = ", ".join(f"openai.{name}" for name in sorted(overrides))
+        raise ConfigError(
+            f"{named}: cannot tell which of {servers} servers is meant; "
+            "edit the list of servers in the YAML file or in config_init"
+        )

@@ -1,0 +1,72 @@
+"""Addresses of servers that nobody named: local ports, or the nodes of a SLURM job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from atroposlib.envs.server_handling.configs import APIServerConfig, ServerBaseline
+from atroposlib.errors import ConfigError
+
+LOCAL_URLS = tuple(f"http://localhost:{port}/v1" for port in range(9004, 9008))
+FIRST_NODE_PORT = 9000
+GPUS_PER_NODE = 8
+SCONTROL_TIMEOUT_S = 30.0
+GENERATED_API_KEY = "x"  # local servers ask for none, some clients insist on one
+
+
+def node_urls(hostnames: Sequence[str], training_nodes: int, infer_tp: int) -> list[str]:
+    """Servers on the nodes after the training ones: 8 // ``infer_tp`` each, from port 9000.
+
+    Fewer than two nodes leave none for inference: an empty list.
+    """
+    if len(hostnames) < 2:
+        return []
+    servers_per_node = GPUS_PER_NODE // infer_tp
+    return [
+        f"http://{host}:{FIRST_NODE_PORT + i}/v1"
+        for host in hostnames[training_nodes:]
+        for i in range(servers_per_node)
+    ]
+
+
+def slurm_urls(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Addresses from SLURM_JOB_NODELIST, NUM_TRAINING_NODES (1) and INFER_TP (1)."""
+    nodelist = environ.get("SLURM_JOB_NODELIST")
+    if not nodelist:
+        return []
+    return node_urls(
+        _hostnames(nodelist),
+        training_nodes=_positive("NUM_TRAINING_NODES", environ),
+        infer_tp=_positive("INFER_TP", environ),
+    )
+
+
+def generated_configs(baseline: ServerBaseline, urls: Sequence[str]) -> list[APIServerConfig]:
+    """One server per address, with every setting of ``baseline``."""
+    settings = {"api_key": GENERATED_API_KEY, **baseline.model_dump()}
+    return [APIServerConfig(**{**settings, "base_url": url}) for url in urls]
+
+
+def _hostnames(nodelist: str) -> list[str]:
+    try:
+        shown = subprocess.run(
+            ["scontrol", "show", "hostnames", nodelist],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=SCONTROL_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError) as cause:
+        raise ConfigError(
+            f"SLURM_JOB_NODELIST is set, but scontrol cannot list its nodes: {cause}"
+        ) from cause
+    return shown.stdout.split()
+
+
+def _positive(name: str, environ: Mapping[str, str]) -> int:
+    text = environ.get(name, "1")
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"{name}: a whole number from 1, not {text!r}")
+    return int(text)

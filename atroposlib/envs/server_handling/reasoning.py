@@ -1,0 +1,75 @@
+"""Asking a hosted model to think: which fields of the request say so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+VALID_REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORT_TOKENS = {
+    "none": 1024,
+    "minimal": 3200,
+    "low": 6400,
+    "medium": 16000,
+    "high": 25600,
+    "xhigh": 30400,
+}
+UNKNOWN_EFFORT_TOKENS = 8192
+OFFICIAL_OPENAI_HOST = "api.openai.com"
+OFFICIAL_OPENAI_URL = f"https://{OFFICIAL_OPENAI_HOST}/v1"
+
+
+@dataclass
+class ReasoningConfig:
+    """How hard to think. Naming an effort or a token budget switches it on.
+
+    Raises:
+        ValueError: ``effort`` is not one of :data:`VALID_REASONING_EFFORTS`.
+    """
+
+    enabled: bool = False
+    effort: str | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.effort is not None and self.effort not in VALID_REASONING_EFFORTS:
+            raise ValueError(
+                f"Invalid reasoning_effort: {self.effort!r}; "
+                f"one of {', '.join(VALID_REASONING_EFFORTS)}"
+            )
+        if self.effort is not None or self.max_tokens is not None:
+            self.enabled = True
+
+    @classmethod
+    def from_env_config(cls, config: Any) -> ReasoningConfig:
+        """Read ``thinking_mode``, ``reasoning_effort`` and ``max_reasoning_tokens``."""
+        return cls(
+            enabled=config.thinking_mode,
+            effort=config.reasoning_effort,
+            max_tokens=config.max_reasoning_tokens,
+        )
+
+    def is_reasoning_kwargs_active(self) -> bool:
+        return self.enabled
+
+    def build_extra_body(
+        self, base_url: str | None = None, use_max_tokens: bool = False
+    ) -> dict[str, Any] | None:
+        """Fields to add to a chat request, or None when thinking was not asked for.
+
+        The official OpenAI API takes ``reasoning_effort``; other hosts take OpenRouter's
+        ``reasoning`` object, in which the effort wins over the token budget unless
+        ``use_max_tokens`` turns the effort into one.
+        """
+        if not self.enabled:
+            return None
+        if OFFICIAL_OPENAI_HOST in (base_url or ""):
+            return {"reasoning_effort": self.effort or "medium"}
+        reasoning: dict[str, Any] = {"enabled": True}
+        if self.effort is not None and use_max_tokens:
+            reasoning["max_tokens"] = EFFORT_TOKENS.get(self.effort, UNKNOWN_EFFORT_TOKENS)
+        elif self.effort is not None:
+            reasoning["effort"] = self.effort
+        elif self.max_tokens is not None:
+            reasoning["max_tokens"] = self.max_tokens
+        return {"reasoning": reasoning}

@@ -1,0 +1,298 @@
+"""What every inference server has: slots, retries, health and timings.
+
+    caller -> wait until healthy -> take a slot -> attempt, at most 3 times -> result
+
+A backend is a subclass that overrides the ``_..._wrapper`` hooks: each makes one attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from atroposlib.envs.server_handling.configs import (
+    APIServerConfig,
+    ServerBaseline,
+    ServerManagerConfig,
+)
+from atroposlib.envs.server_handling.generation import (
+    DEFAULT_MAX_TOKENS,
+    Generation,
+    from_four_tuple,
+    resume_aborted,
+)
+from atroposlib.envs.server_handling.health import HealthState, HealthWatch
+from atroposlib.envs.server_handling.http_path import HttpPath, server_root
+from atroposlib.envs.server_handling.reasoning import (
+    OFFICIAL_OPENAI_HOST,
+    OFFICIAL_OPENAI_URL,
+    VALID_REASONING_EFFORTS,
+    ReasoningConfig,
+)
+from atroposlib.envs.server_handling.retries import with_retries
+from atroposlib.envs.server_handling.slots import AsyncSemWithAdaptiveWeight
+from atroposlib.envs.server_handling.timings import Lane
+
+if TYPE_CHECKING:
+    from openai.types import Completion
+    from openai.types.chat import ChatCompletion
+
+__all__ = [
+    "APIServer",
+    "APIServerConfig",
+    "AsyncSemWithAdaptiveWeight",
+    "ReasoningConfig",
+    "ServerBaseline",
+    "ServerManagerConfig",
+    "VALID_REASONING_EFFORTS",
+]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SPARE_CONNECTIONS = 4  # health checks must not queue behind generations
+
+
+class APIServer(ABC):
+    """One inference server. Train and eval calls have slots and timings of their own."""
+
+    #: Whether rows can be trained on: the backend returns token ids and logprobs.
+    returns_tokens = True
+    #: Whether chat requests may carry the reasoning fields of hosted APIs.
+    accepts_reasoning = True
+
+    def __init__(
+        self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None
+    ) -> None:
+        self.config = config
+        self.reasoning_config = reasoning_config or ReasoningConfig()
+        self.train_lane = Lane(config.num_max_requests_at_once, config.rolling_buffer_length)
+        self.eval_lane = Lane(config.num_requests_for_eval, config.rolling_buffer_length)
+        self.sessions = 0  # open managed or dedicated sessions, for spreading them
+        self.base_url = (config.base_url or "").rstrip("/") or OFFICIAL_OPENAI_URL
+        self.root_url = server_root(self.base_url)
+        self.http = HttpPath(
+            timeout_s=config.timeout,
+            max_connections=(
+                config.num_max_requests_at_once
+                + config.num_requests_for_eval
+                + SPARE_CONNECTIONS
+            ),
+            api_key=self._api_key(),
+        )
+        self.health = HealthWatch(
+            name=self.root_url,
+            probe=self.check_server_status_task,
+            bound_s=config.timeout,
+            enabled=config.health_check and not self.is_official_openai,
+        )
+
+    # --- what the original's environments read ---------------------------------------
+
+    @property
+    def sem(self) -> AsyncSemWithAdaptiveWeight:
+        return self.train_lane.slots
+
+    @property
+    def eval_sem(self) -> AsyncSemWithAdaptiveWeight:
+        return self.eval_lane.slots
+
+    @property
+    def server_healthy(self) -> bool:
+        return self.health.state is not HealthState.DOWN
+
+    @property
+    def attempts_list(self) -> deque[int]:
+        return self.train_lane.attempts
+
+    @property
+    def request_timings(self) -> deque[float]:
+        return self.train_lane.timings_s
+
+    @property
+    def eval_attempts_list(self) -> deque[int]:
+        return self.eval_lane.attempts
+
+    @property
+    def eval_request_timings(self) -> deque[float]:
+        return self.eval_lane.timings_s
+
+    @property
+    def is_official_openai(self) -> bool:
+        return OFFICIAL_OPENAI_HOST in self.base_url
+
+    # --- public calls ---------------------------------------------------------------
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """OpenAI chat parameters, plus ``split`` ("train", or anything else for eval).
+
+        ``skip_reasoning=True`` leaves the reasoning fields out.
+
+        Raises:
+            InferenceUnavailable: no usable answer in three attempts, or unhealthy for
+                ``config.timeout`` seconds.
+            InferenceRefused: the server answered 4xx; it was asked once.
+        """
+        skip_reasoning = kwargs.pop("skip_reasoning", False)
+        split = self._prepare(kwargs)
+        if not skip_reasoning:
+            kwargs = self._inject_reasoning_kwargs(kwargs)
+        return await self._call(split, lambda: self._chat_completion_wrapper(**kwargs))
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        """OpenAI completion parameters, plus ``split``. Raises as chat_completion does."""
+        split = self._prepare(kwargs)
+        return await self._call(split, lambda: self._completion_wrapper(**kwargs))
+
+    async def tokens_and_logprobs_completion(
+        self, **kwargs: Any
+    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+        """``(prompt_ids, [tokens], [logprobs], [finish_reason])`` of ``prompt``/``input_ids``.
+
+        Raises:
+            TokensMissing: the backend returned text only.
+        """
+        split = self._prepare(kwargs)
+        return await self._call(
+            split, lambda: self._tokens_and_logprobs_completion_wrapper(**kwargs)
+        )
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        """Logprobs of a given sequence of T tokens.
+
+        Returns:
+            ``prompt_tokens`` (T,), ``prompt_topk_token_ids`` (T, K_t) and
+            ``prompt_topk_logprobs`` (T, K_t); K_t is 0 at position 0.
+        """
+        split = self._prepare(kwargs)
+        return await self._call(split, lambda: self._get_logprobs_wrapper(**kwargs))
+
+    async def generate(
+        self,
+        input_ids: list[int],
+        n: int = 1,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        temperature: float = 1.0,
+        split: str = "train",
+        **sampling: Any,
+    ) -> list[Generation]:
+        """Continue exactly these tokens, n times.
+
+        A continuation cut short because the weights changed is resumed, so each token has
+        the version that sampled it.
+        """
+        sampling = {**sampling, "temperature": temperature}
+
+        async def attempt(ids: list[int], count: int, limit: int) -> list[Generation]:
+            kwargs = {**sampling, "input_ids": ids, "n": count, "max_tokens": limit}
+            self._prepare(kwargs)
+            return await self._call(split, lambda: self._generate_wrapper(**kwargs))
+
+        async def resume(ids: list[int], limit: int) -> Generation:
+            return (await attempt(ids, 1, limit))[0]
+
+        outputs = await attempt(list(input_ids), n, max_tokens)
+        return [await resume_aborted(output, max_tokens, resume) for output in outputs]
+
+    async def update_weight(self, weight: float) -> None:
+        """Open this share of the slots for both splits, at least one slot each."""
+        self.sem.update_weight(weight)
+        self.eval_sem.update_weight(weight)
+
+    async def wandb_metrics(
+        self, metrics_dict: dict[str, Any] | None, server_name: str | None
+    ) -> dict[str, Any]:
+        """Add this server's timings, in seconds, as ``server/<name>_...``."""
+        metrics = metrics_dict if metrics_dict is not None else {}
+        prefix = f"server/{server_name or 'server'}"
+        metrics.update(self.train_lane.metrics(f"{prefix}_"))
+        metrics.update(self.eval_lane.metrics(f"{prefix}_eval_"))
+        return metrics
+
+    def headroom(self, split: str) -> int:
+        """Slots minus calls that have or want one: below 0 when calls wait."""
+        return self._lane(split).headroom
+
+    async def close(self) -> None:
+        """Close the connections; a later call opens new ones."""
+        await self.health.close()
+        await self.http.aclose()
+
+    # --- hooks: one attempt each ------------------------------------------------------
+
+    async def check_server_status_task(self, chat_completion: bool = True) -> bool:
+        """Ask once, at no cost, whether the server answers: any status under 500 counts.
+
+        A hosted API has no /health and answers 404, which shows that it is there.
+        """
+        return await self.health.answers(self.http, f"{self.root_url}/health")
+
+    @abstractmethod
+    async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion: ...
+
+    @abstractmethod
+    async def _completion_wrapper(self, **kwargs: Any) -> Completion: ...
+
+    @abstractmethod
+    async def _tokens_and_logprobs_completion_wrapper(
+        self, **kwargs: Any
+    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]: ...
+
+    async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
+        """Backends that know versions override this; here they are unknown."""
+        return from_four_tuple(*await self._tokens_and_logprobs_completion_wrapper(**kwargs))
+
+    async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
+        raise NotImplementedError(f"{type(self).__name__} does not implement get_logprobs")
+
+    def _inject_reasoning_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """``kwargs`` with the fields that make a hosted model think, when asked for."""
+        extra = self.reasoning_config.build_extra_body(self.base_url)
+        if extra is None:
+            return kwargs
+        if not self.accepts_reasoning:
+            logger.warning(
+                "%s: thinking_mode has no effect on this kind of server; "
+                "choose it through the chat template instead",
+                self.root_url,
+            )
+            return kwargs
+        kwargs = {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **extra}}
+        if self.is_official_openai:
+            if kwargs.pop("temperature", None) not in (None, 1, 1.0):
+                logger.warning("temperature is not sent: reasoning models refuse it")
+            if "max_tokens" in kwargs:
+                kwargs["max_completion_tokens"] = kwargs.pop("max_tokens")
+        return kwargs
+
+    def _api_key(self) -> str | None:
+        """The environment's key belongs to the official API and is sent nowhere else."""
+        from_environment = (
+            os.environ.get("OPENAI_API_KEY") if self.is_official_openai else None
+        )
+        return self.config.api_key or from_environment
+
+    # --- the common flow --------------------------------------------------------------
+
+    def _lane(self, split: str) -> Lane:
+        return self.train_lane if split == "train" else self.eval_lane
+
+    def _prepare(self, kwargs: dict[str, Any]) -> str:
+        """Take ``split`` out of ``kwargs`` and put the server's own model name in."""
+        kwargs["model"] = self.config.model_name
+        return str(kwargs.pop("split", None) or "train")
+
+    async def _call(self, split: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        lane = self._lane(split)
+        with lane.entered():
+            await self.health.wait_until_healthy()
+            async with lane.slots:
+                started = time.monotonic()
+                result, attempts = await with_retries(attempt, self.health)
+                lane.record(time.monotonic() - started, attempts)
+                return result

@@ -1,0 +1,101 @@
+"""How many requests one server may hold, as a share of its capacity.
+
+The rollout API gives every environment a weight; an environment of weight 0.25 may use a
+quarter of the slots. The weight changes while requests are in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from types import TracebackType
+from typing import Literal
+
+
+def slot_limit(capacity: int, weight: float) -> int:
+    """Slots open at ``weight``: ceil(capacity * weight), but never none.
+
+    With no slot at all every caller would wait for ever on a weight that may never rise.
+    The small subtraction keeps 0.1 * 30 = 3.0000000000000004 from opening a fourth slot.
+    """
+    return max(1, math.ceil(capacity * weight - 1e-9))
+
+
+class AsyncSemWithAdaptiveWeight:
+    """A first-come-first-served semaphore whose limit can move under its holders.
+
+    Raising the weight wakes waiters at once. Lowering it takes nothing from holders: the
+    next releases simply hand no slot on until the count is under the new limit.
+    """
+
+    def __init__(self, value: int) -> None:
+        self.max_val = value
+        self.weight = 1.0
+        self.in_use = 0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def limit(self) -> int:
+        return slot_limit(self.max_val, self.weight)
+
+    @property
+    def free(self) -> int:
+        """Slots open now; 0 while holders exceed a lowered limit."""
+        return max(0, self.limit - self.in_use)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    def min_val(self) -> float:
+        """Slots the weight keeps closed, of ``max_val``."""
+        return self.max_val * (1.0 - self.weight)
+
+    def locked(self) -> bool:
+        return self.free == 0 or self.waiting > 0
+
+    def update_weight(self, weight: float) -> None:
+        """Open ``weight`` of the slots; values outside 0..1 count as the nearest bound."""
+        self.weight = min(1.0, max(0.0, weight))
+        self._wake()
+
+    async def acquire(self) -> Literal[True]:
+        if not self.locked():
+            self.in_use += 1
+            return True
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release()  # the slot was handed over in the same tick; pass it on
+            elif turn in self._waiters:
+                self._waiters.remove(turn)
+            raise
+        return True
+
+    def release(self) -> None:
+        if self.in_use == 0:
+            raise ValueError("release() of a slot that nobody holds")
+        self.in_use -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._waiters and self.free:
+            turn = self._waiters.popleft()
+            if not turn.done():
+                self.in_use += 1  # taken on behalf of the waiter, so nobody can overtake it
+                turn.set_result(None)
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()

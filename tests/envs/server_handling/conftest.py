@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from atroposlib.envs.server_handling.backends import backend_for
+from atroposlib.envs.server_handling.configs import APIServerConfig
+from atroposlib.envs.server_handling.server_baseline import APIServer
+from atroposlib.testing.fake_inference import FakeInference
+
+Connect = Callable[..., APIServer]
+
+
+@pytest.fixture
+def fake() -> FakeInference:
+    return FakeInference()
+
+
+@pytest.fixture
+def fake_url(fake: FakeInference) -> Iterator[str]:
+    with fake.running() as root_url:
+        yield root_url
+
+
+@pytest.fixture
+async def connect(fake_url: str, no_backoff: None) -> AsyncIterator[Connect]:
+    """Builds clients of the fake and closes them."""
+    opened: list[APIServer] = []
+
+    def build(server_type: str = "openai", **settings: Any) -> APIServer:
+        from atroposlib.envs.server_handling.reasoning import ReasoningConfig
+
+        reasoning = settings.pop("reasoning", ReasoningConfig())
+        config = APIServerConfig(
+            **{"base_url": f"{fake_url}/v1", "server_type": server_type, **settings}
+        )
+        opened.append(backend_for(server_type)(config, reasoning))
+        return opened[-1]
+
+    yield build
+    for server in opened:
+        await server.close()
+
+
+@pytest.fixture
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries follow at once; how long they would wait is tested on its own."""
+    from atroposlib.envs.server_handling import health, retries
+
+    monkeypatch.setattr(retries, "FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(health, "PROBE_EVERY_S", 0.01)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    from atroposlib.testing.tiny import char_tokenizer
+
+    return char_tokenizer()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from atroposlib.envs.server_handling.openai_server import OpenAIServer
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig
+
+OFFICIAL = "https://api.openai.com/v1"
+
+
+def test_an_effort_or_a_budget_switches_it_on() -> None:
+    assert not ReasoningConfig().is_reasoning_kwargs_active()
+    assert ReasoningConfig(effort="low").enabled and ReasoningConfig(max_tokens=1).enabled
+
+
+def test_an_unknown_effort_is_refused() -> None:
+    with pytest.raises(ValueError, match="Invalid reasoning_effort"):
+        ReasoningConfig(effort="hard")
+
+
+@pytest.mark.parametrize(
+    ("config", "base_url", "use_max_tokens", "body"),
+    [
+        (ReasoningConfig(), None, False, None),
+        (ReasoningConfig(enabled=True), OFFICIAL, False, {"reasoning_effort": "medium"}),
+        (ReasoningConfig(effort="high"), OFFICIAL, False, {"reasoning_effort": "high"}),
+        (ReasoningConfig(enabled=True), None, False, {"reasoning": {"enabled": True}}),
+        (
+            ReasoningConfig(effort="low", max_tokens=9),
+            "https://openrouter.ai/api/v1",
+            False,
+            {"reasoning": {"enabled": True, "effort": "low"}},
+        ),
+        (
+            ReasoningConfig(effort="xhigh"),
+            None,
+            True,
+            {"reasoning": {"enabled": True, "max_tokens": 30400}},
+        ),
+        (
+            ReasoningConfig(max_tokens=9),
+            None,
+            False,
+            {"reasoning": {"enabled": True, "max_tokens": 9}},
+        ),
+    ],
+)
+def test_each_host_gets_its_own_fields(
+    config: ReasoningConfig, base_url: str | None, use_max_tokens: bool, body: object
+) -> None:
+    assert config.build_extra_body(base_url, use_max_tokens) == body
+
+
+def test_an_environment_config_is_read() -> None:
+    env = SimpleNamespace(thinking_mode=True, reasoning_effort=None, max_reasoning_tokens=2048)
+    assert ReasoningConfig.from_env_config(env) == ReasoningConfig(True, None, 2048)
+
+
+@pytest.mark.parametrize("base_url", ["", None, OFFICIAL])
+def test_an_empty_base_url_is_the_official_api(base_url: str | None) -> None:
+    server = OpenAIServer(APIServerConfig(base_url=base_url), ReasoningConfig(effort="low"))
+    sent = server._inject_reasoning_kwargs({"max_tokens": 5, "temperature": 1.0})
+    assert sent == {"extra_body": {"reasoning_effort": "low"}, "max_completion_tokens": 5}
+
+
+def test_the_environments_key_goes_to_the_official_api_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of-the-environment")
+    official = OpenAIServer(APIServerConfig())
+    elsewhere = OpenAIServer(APIServerConfig(base_url="http://localhost:1/v1"))
+    assert official.http.headers == {"Authorization": "Bearer of-the-environment"}
+    assert elsewhere.http.headers == {}

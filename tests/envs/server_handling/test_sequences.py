@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.envs.server_handling.generation import Generation
+from atroposlib.envs.server_handling.sequences import (
+    SequenceList,
+    SequenceNode,
+    SequenceTree,
+    grown_node,
+    longest_extension,
+)
+from atroposlib.wire import MASKED
+
+ids = st.lists(st.integers(1, 3), max_size=4)
+
+
+def as_text(tokens: list[int]) -> str:
+    return "".join(chr(96 + token) for token in tokens)
+
+
+def as_ids(text: str) -> list[int]:
+    return [ord(char) - 96 for char in text]
+
+
+def sampled(prompt: list[int], tokens: list[int], version: int = 0) -> Generation:
+    return Generation(
+        prompt_ids=prompt,
+        tokens=tokens,
+        logprobs=[-token / 8 for token in tokens],
+        versions=[version] * len(tokens),
+        finish_reason="stop",
+    )
+
+
+def node_of(prompt: list[int], tokens: list[int]) -> SequenceNode:
+    return grown_node(None, sampled(prompt, tokens), as_text(prompt + tokens))
+
+
+def test_a_first_sample_is_trained_and_its_prompt_is_not() -> None:
+    node = node_of([1, 2], [3, 1])
+    assert node.tokens == [1, 2, 3, 1]
+    assert node.masked_tokens == [-100, -100, 3, 1]
+    assert node.logprobs == [1.0, 1.0, -0.375, -0.125]
+    assert node.versions == [-1, -1, 0, 0]
+
+
+def test_a_second_turn_keeps_the_first_one_trained() -> None:
+    first = node_of([1], [2])
+    second = grown_node(first, sampled([1, 2, 3], [1], version=5), "abca")
+    assert second.masked_tokens == [-100, 2, -100, 1]
+    assert second.logprobs == [1.0, -0.25, 1.0, -0.125]
+    assert second.versions == [-1, 0, -1, 5]
+
+
+def test_a_parent_that_is_not_what_the_server_was_given_trains_nothing() -> None:
+    node = grown_node(node_of([1], [2]), sampled([1, 3, 3], [1]), "acca")
+    assert node.masked_tokens == [-100, -100, -100, 1]
+
+
+def test_the_longest_of_several_prefixes_is_extended() -> None:
+    short, long = node_of([1], [2]), node_of([1, 2, 3], [1])
+    for nodes in ([short, long], [long, short]):
+        found = longest_extension(nodes, "abcab", as_ids("abcab"), as_ids)
+        assert found is not None and found.parent is long
+
+
+def test_a_sequence_without_a_sample_at_its_end_swallows_no_continuation() -> None:
+    empty = node_of([1], [])
+    assert longest_extension([empty], "abc", [1, 2, 3], as_ids) is None
+
+
+def test_sampled_tokens_are_kept_where_the_tokenizer_would_choose_others() -> None:
+    """Token 9 stands for "bb", which the tokenizer itself would write as two tokens."""
+    node = grown_node(None, sampled([1], [9]), "abb")
+    found = longest_extension([node], "abbc", [1, 2, 2, 3], as_ids)
+    assert found is not None and found.input_ids == [1, 9, 3]
+
+
+def test_a_prompt_that_rewrites_an_earlier_turn_starts_anew() -> None:
+    assert longest_extension([node_of([1], [2])], "acb", [1, 3, 2], as_ids) is None
+
+
+def test_identical_siblings_are_each_continued_once() -> None:
+    sequences = SequenceList()
+    twins = [sequences.add(None, sampled([1], [2]), "ab") for _ in range(2)]
+    for _ in twins:
+        found = longest_extension(sequences.candidates(), "abc", [1, 2, 3], as_ids)
+        assert found is not None
+        sequences.add(found.parent, sampled(found.input_ids, [1]), "abca")
+    assert [node.tokens for node in sequences.leaves] == [[1, 2, 3, 1]] * 2
+    assert all(node.masked_tokens == [-100, 2, -100, 1] for node in sequences.leaves)
+
+
+def test_a_second_branch_of_a_turn_carries_that_turn_too() -> None:
+    sequences = SequenceList()
+    sequences.add(None, sampled([1], [2]), "ab")
+    for token in (1, 2):
+        found = longest_extension(sequences.candidates(), "abc", [1, 2, 3], as_ids)
+        assert found is not None
+        sequences.add(
+            found.parent, sampled(found.input_ids, [token]), "abc" + as_text([token])
+        )
+    assert [node.masked_tokens for node in sequences.leaves] == [
+        [-100, 2, -100, 1],
+        [-100, 2, -100, 2],
+    ]
+
+
+def test_a_tree_keeps_every_turn_and_trains_only_its_own_sample() -> None:
+    tree = SequenceTree()
+    root = tree.add(None, sampled([1], [2]), "ab")
+    tree.add(root, sampled([1, 2, 3], [1]), "abca")
+    tree.add(root, sampled([1, 2, 3], [1]), "abca")
+    state = tree.state()
+    assert state["tree"] == {"ab": ["abca", "abca#2"], "abca": [], "abca#2": []}
+    assert state["sequences"]["abca"].masked_tokens == [-100, -100, -100, 1]
+    assert state["sequences"]["abca#2"].metadata["parent"] == "ab"
+
+
+@given(turns=st.lists(st.tuples(ids, st.lists(st.integers(1, 3), min_size=1)), max_size=5))
+def test_a_conversation_is_one_row_whose_trained_tokens_are_those_sampled(
+    turns: list[tuple[list[int], list[int]]],
+) -> None:
+    sequences = SequenceList()
+    history: list[int] = [1]
+    labels: list[int] = [MASKED]
+    for given_ids, tokens in turns:
+        history, labels = history + given_ids, labels + [MASKED] * len(given_ids)
+        text = as_text(history)
+        found = longest_extension(sequences.candidates(), text, history, as_ids)
+        parent = None if found is None else found.parent
+        sequences.add(parent, sampled(history, tokens), text + as_text(tokens))
+        history, labels = history + tokens, labels + tokens
+    if turns:
+        (node,) = sequences.leaves
+        assert (node.tokens, node.masked_tokens) == (history, labels)
+        assert [value == 1.0 for value in node.logprobs] == [m == MASKED for m in labels]

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from atroposlib.envs.server_handling.discovery import node_urls
+from atroposlib.envs.server_handling.dummy_managed_server import DummyManagedServer
+from atroposlib.envs.server_handling.managed_server import ManagedServer
+from atroposlib.envs.server_handling.openai_server import OpenAIServer
+from atroposlib.envs.server_handling.routing import chunk_sizes, pick_index
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
+from atroposlib.envs.server_handling.server_harness import (
+    ServerHarness,
+    create_chat_completion,
+    create_completion,
+)
+from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.envs.server_handling.vllm_server import VLLMServer
+from atroposlib.errors import ConfigError, InferenceRefused
+from atroposlib.testing.fake_inference import END, FakeInference, encode
+
+HELLO = [{"role": "user", "content": "hello"}]
+Manage = Callable[..., tuple[ServerManager, list[FakeInference]]]
+
+
+@pytest.fixture
+async def manage(no_backoff: None) -> AsyncIterator[Manage]:
+    """Builds a manager over so many fakes, and closes all of it."""
+    managers: list[ServerManager] = []
+    with ExitStack() as stack:
+
+        def build(
+            count: int, server_type: str = "openai", *, manager: Any = (), **settings: Any
+        ) -> tuple[ServerManager, list[FakeInference]]:
+            fakes = [FakeInference() for _ in range(count)]
+            configs = [
+                APIServerConfig(
+                    base_url=f"{stack.enter_context(fake.running())}/v1",
+                    server_type=server_type,
+                    **settings,
+                )
+                for fake in fakes
+            ]
+            managers.append(ServerManager(configs, **dict(manager)))
+            return managers[-1], fakes
+
+        yield build
+        for made in managers:
+            await made.close()
+
+
+# --- decisions ---------------------------------------------------------------------------
+
+
+def test_n_is_split_with_full_chunks_first() -> None:
+    assert chunk_sizes(20, 8) == [8, 8, 4]
+    assert chunk_sizes(8, 8) == [8]
+    assert chunk_sizes(1, 8) == [1]
+
+
+@pytest.mark.parametrize(
+    ("headrooms", "healthy", "index"),
+    [
+        ([1, 5, 3], [True, True, True], 1),
+        ([1, 5, 3], [True, False, True], 2),
+        ([4, 4, 4], [True, True, True], 0),
+        ([-2, -1], [True, True], 1),
+        ([1, 5], [False, False], 1),
+    ],
+)
+def test_the_healthy_server_with_most_room_is_picked(
+    headrooms: list[int], healthy: list[bool], index: int
+) -> None:
+    assert pick_index(headrooms, healthy) == index
+
+
+def test_nodes_after_the_training_ones_serve() -> None:
+    assert node_urls(["a"], 1, 1) == []
+    assert node_urls(["a", "b"], 1, 4) == ["http://b:9000/v1", "http://b:9001/v1"]
+    assert len(node_urls(["a", "b", "c"], 1, 1)) == 16
+
+
+# --- construction ------------------------------------------------------------------------
+
+
+def test_a_lone_server_config_is_used_as_it_is() -> None:
+    config = APIServerConfig(base_url="http://localhost:1/v1", api_key="k")
+    (server,) = ServerManager(config).servers
+    assert server.config is config
+
+
+def test_a_baseline_gets_local_addresses_and_keeps_its_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    baseline = ServerBaseline(model_name="m", server_type="vllm", timeout=5)
+    servers = ServerManager(baseline).servers
+    assert [server.base_url for server in servers] == [
+        f"http://localhost:{port}/v1" for port in (9004, 9005, 9006, 9007)
+    ]
+    assert {(s.config.model_name, s.config.timeout, s.config.api_key) for s in servers} == {
+        ("m", 5, "x")
+    }
+    assert all(isinstance(server, VLLMServer) for server in servers)
+
+
+def test_slurm_without_its_variables_uses_the_servers_as_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    config = APIServerConfig(base_url="http://localhost:1/v1")
+    (server,) = ServerManager([config], slurm=True).servers
+    assert server.config is config
+
+
+def test_servers_of_different_types_live_in_one_manager() -> None:
+    manager = ServerManager(
+        [
+            APIServerConfig(base_url="http://a/v1", server_type="vllm"),
+            APIServerConfig(base_url="http://b/v1"),
+        ]
+    )
+    assert [type(server) for server in manager.servers] == [VLLMServer, OpenAIServer]
+
+
+def test_a_type_without_a_client_names_those_that_have_one() -> None:
+    config = APIServerConfig(base_url="http://a/v1", server_type="trl")
+    with pytest.raises(
+        ConfigError, match="trl has no client here; one of openai, vllm, sglang"
+    ):
+        ServerManager([config])
+
+
+@pytest.mark.parametrize(
+    "option", [{"proxy_url": "http://p"}, {"use_proxy": True}, {"tool_parser": "hermes"}]
+)
+def test_what_is_not_there_is_refused_and_not_ignored(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(option))}:"):
+        ServerManager([APIServerConfig(base_url="http://a/v1")], **option)
+
+
+# --- calls -------------------------------------------------------------------------------
+
+
+async def test_a_large_n_is_split_over_servers_and_renumbered(manage: Manage) -> None:
+    manager, fakes = manage(2, manager={"max_n_completions": 3})
+    completion = await manager.chat_completion(messages=HELLO, n=7)
+    assert [choice.index for choice in completion.choices] == list(range(7))
+    sizes = sorted(body["n"] for fake in fakes for _, body in fake.requests)
+    assert sizes == [1, 3, 3] and all(fake.requests for fake in fakes)
+    assert completion.usage is not None and completion.usage.completion_tokens == 3
+
+
+async def test_tokens_of_all_chunks_are_joined_in_order(manage: Manage) -> None:
+    manager, fakes = manage(1, "vllm", manager={"max_n_completions": 2})
+    fakes[0].reply = lambda prompt, i: f"{i}"
+    outputs = await manager.generate([1, 9], n=3)
+    expected = [[*encode(text), END] for text in "010"]
+    assert [output.tokens for output in outputs] == expected
+    ids, tokens, _, reasons = await manager.tokens_and_logprobs_completion(
+        input_ids=[1, 9], n=3
+    )
+    assert (ids, tokens, reasons) == ([1, 9], expected, ["stop"] * 3)
+
+
+async def test_a_burst_of_first_calls_is_spread_over_the_servers(manage: Manage) -> None:
+    manager, fakes = manage(3)
+    await asyncio.gather(*(manager.chat_completion(messages=HELLO) for _ in range(12)))
+    assert [len(fake.requests) for fake in fakes] == [4, 4, 4]
+
+
+async def test_the_split_reaches_the_server(manage: Manage) -> None:
+    manager, _ = manage(1)
+    await manager.chat_completion(messages=HELLO, split="eval")
+    await manager.completion(prompt="hi", split="train")
+    (server,) = manager.servers
+    assert (len(server.eval_request_timings), len(server.request_timings)) == (1, 1)
+
+
+async def test_a_dead_server_is_left_out_until_it_answers_again(manage: Manage) -> None:
+    manager, fakes = manage(2)
+    fakes[0].healthy = False
+    first = asyncio.ensure_future(manager.chat_completion(messages=HELLO))
+    while manager.servers[0].server_healthy:
+        await asyncio.sleep(0.001)
+    for _ in range(4):
+        await manager.chat_completion(messages=HELLO)
+    assert (len(fakes[0].requests), len(fakes[1].requests)) == (0, 4)
+    fakes[0].healthy = True
+    await first
+    assert len(fakes[0].requests) == 1
+
+
+async def test_a_server_nobody_waits_for_is_noticed_when_it_is_back(manage: Manage) -> None:
+    manager, fakes = manage(2)
+    fakes[0].health_next.append(False)
+    assert not await manager.servers[0].health._ask()
+    while not manager.servers[0].server_healthy:
+        await manager.chat_completion(messages=HELLO)
+    await manager.chat_completion(messages=HELLO)
+    assert len(fakes[0].requests) == 1
+
+
+async def test_as_many_dedicated_sessions_as_slots_do_not_lock_up(manage: Manage) -> None:
+    manager, fakes = manage(1, num_max_requests_at_once=2)
+
+    async def session() -> None:
+        async with manager.dedicated_server() as server:
+            await server.chat_completion(messages=HELLO)
+
+    await asyncio.gather(*(session() for _ in range(4)))
+    assert len(fakes[0].requests) == 4 and manager.servers[0].sessions == 0
+
+
+async def test_sessions_are_spread_over_the_servers(manage: Manage) -> None:
+    manager, _ = manage(2)
+    async with manager.dedicated_server() as first, manager.dedicated_server() as second:
+        assert first is not second
+
+
+async def test_a_lower_weight_closes_slots_and_a_higher_one_opens_them(manage: Manage) -> None:
+    manager, (fake,) = manage(1, num_max_requests_at_once=4)
+    await manager.update_weight(0.25)
+    fake.hold = threading.Event()
+    calls = [asyncio.ensure_future(manager.chat_completion(messages=HELLO)) for _ in range(4)]
+    while fake.running_now < 1:
+        await asyncio.sleep(0.001)
+    assert manager.servers[0].sem.in_use == 1
+    await manager.update_weight(1.0)
+    while fake.running_now < 4:
+        await asyncio.sleep(0.001)
+    fake.hold.set()
+    await asyncio.gather(*calls)
+
+
+async def test_metrics_of_every_server_are_kept(manage: Manage) -> None:
+    manager, _ = manage(2)
+    await asyncio.gather(*(manager.chat_completion(messages=HELLO) for _ in range(2)))
+    metrics = await manager.wandb_metrics({})
+    assert {"server/server_0_request_time_avg", "server/server_1_request_time_avg"} <= set(
+        metrics
+    )
+
+
+# --- sessions ----------------------------------------------------------------------------
+
+
+async def test_a_managed_session_is_forgotten_at_the_end(
+    manage: Manage, tokenizer: Any
+) -> None:
+    manager, _ = manage(1, "vllm")
+    async with manager.managed_server(tokenizer=tokenizer) as managed:
+        assert isinstance(managed, ManagedServer)
+        await managed.chat_completion(messages=HELLO)
+        assert len(managed.get_state()["nodes"]) == 1
+    assert managed.get_state()["nodes"] == []
+
+
+async def test_a_managed_session_can_name_its_server(manage: Manage, tokenizer: Any) -> None:
+    manager, fakes = manage(2, "vllm")
+    wanted = manager.servers[1].base_url
+    async with manager.managed_server(tokenizer, base_url=wanted) as managed:
+        await managed.chat_completion(messages=HELLO)
+    assert [len(fake.requests) for fake in fakes] == [0, 1]
+    with pytest.raises(ConfigError, match="no server at http://other"):
+        async with manager.managed_server(tokenizer, base_url="http://other"):
+            pass
+
+
+async def test_made_up_tokens_have_to_be_allowed(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, _ = manage(1)
+    monkeypatch.delenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", raising=False)
+    with pytest.raises(NotImplementedError, match="ATROPOS_ALLOW_DUMMY_MANAGED_SERVER=1"):
+        async with manager.managed_server():
+            pass
+    monkeypatch.setenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", "yes")
+    async with manager.managed_server() as managed:
+        assert isinstance(managed, DummyManagedServer)
+        completion = await managed.chat_completion(messages=HELLO, n=2)
+        first, second = managed.nodes_for(completion)
+        assert first.tokens == list(range(128)) and first.masked_tokens[:2] == [-100, 1]
+        assert first.metadata == {"finish_reason": "stop", "dummy_tokens": True}
+        assert first.full_text.startswith("user:hello\n\nassistant:reply ")
+        assert first.full_text != second.full_text
+
+
+# --- the harness -------------------------------------------------------------------------
+
+
+async def test_testing_gives_a_server_that_answers_what_it_was_told() -> None:
+    manager = ServerManager([APIServerConfig(base_url="http://a/v1")], testing=True)
+    (harness,) = manager.servers
+    assert isinstance(harness, ServerHarness)
+    harness.set_desired_response(HELLO, create_chat_completion("hi", n=2))
+    harness.set_desired_completion("2+2=", create_completion("4"))
+    harness.set_tokens_and_logprobs_response("a", [1], [[2]], [[-0.5]], ["stop"])
+    chat = await manager.chat_completion(messages=HELLO, n=2)
+    assert [choice.message.content for choice in chat.choices] == ["hi", "hi"]
+    assert (await manager.completion(prompt="2+2=")).choices[0].text == "4"
+    answer = await manager.tokens_and_logprobs_completion(prompt="a")
+    assert answer == ([1], [[2]], [[-0.5]], ["stop"])
+
+
+async def test_the_harness_fails_on_a_prompt_nobody_prepared() -> None:
+    with pytest.raises(InferenceRefused, match="no answer prepared.*role:user"):
+        await ServerHarness().chat_completion(messages=HELLO)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.envs.server_handling.slots import AsyncSemWithAdaptiveWeight, slot_limit
+
+
+@pytest.mark.parametrize(
+    ("capacity", "weight", "open_slots"),
+    [(8, 1.0, 8), (8, 0.5, 4), (8, 0.51, 5), (8, 0.0, 1), (1, 0.3, 1), (30, 0.1, 3)],
+)
+def test_the_weight_opens_its_share_of_the_slots(
+    capacity: int, weight: float, open_slots: int
+) -> None:
+    assert slot_limit(capacity, weight) == open_slots
+
+
+async def take(slots: AsyncSemWithAdaptiveWeight, order: list[int], name: int) -> None:
+    await slots.acquire()
+    order.append(name)
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_raising_the_weight_wakes_waiters_in_order() -> None:
+    slots = AsyncSemWithAdaptiveWeight(4)
+    slots.update_weight(0.25)
+    order: list[int] = []
+    tasks = [asyncio.ensure_future(take(slots, order, name)) for name in range(4)]
+    await settle()
+    assert order == [0]
+    slots.update_weight(0.75)
+    await settle()
+    assert order == [0, 1, 2]
+    slots.release()
+    await asyncio.gather(*tasks)
+    assert order == [0, 1, 2, 3]
+
+
+async def test_a_lowered_weight_takes_nothing_from_holders_and_admits_nobody_new() -> None:
+    slots = AsyncSemWithAdaptiveWeight(4)
+    for _ in range(4):
+        await slots.acquire()
+    slots.update_weight(0.5)
+    waiter = asyncio.ensure_future(slots.acquire())
+    slots.release()
+    slots.release()
+    await settle()
+    assert (slots.in_use, slots.free, waiter.done()) == (2, 0, False)
+    slots.release()
+    await waiter
+
+
+async def test_a_newcomer_does_not_overtake_a_waiter() -> None:
+    slots = AsyncSemWithAdaptiveWeight(1)
+    order: list[int] = []
+    await slots.acquire()
+    first = asyncio.ensure_future(take(slots, order, 1))
+    await settle()
+    slots.release()
+    second = asyncio.ensure_future(take(slots, order, 2))
+    await first
+    slots.release()
+    await second
+    assert order == [1, 2]
+
+
+async def test_a_waiter_cancelled_as_it_gets_its_slot_passes_it_on() -> None:
+    slots = AsyncSemWithAdaptiveWeight(1)
+    await slots.acquire()
+    first = asyncio.ensure_future(slots.acquire())
+    second = asyncio.ensure_future(slots.acquire())
+    await settle()
+    slots.release()
+    first.cancel()
+    await second
+    assert first.cancelled() and slots.in_use == 1
+
+
+def test_releasing_a_slot_nobody_holds_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nobody holds"):
+        AsyncSemWithAdaptiveWeight(1).release()
+
+
+@given(
+    capacity=st.integers(1, 6),
+    moves=st.lists(
+        st.one_of(st.just("acquire"), st.just("release"), st.just("cancel"), st.floats(0, 1)),
+        max_size=40,
+    ),
+)
+def test_holders_never_pass_the_limit_they_were_admitted_under(
+    capacity: int, moves: list[str | float]
+) -> None:
+    async def play() -> None:
+        slots = AsyncSemWithAdaptiveWeight(capacity)
+        waiting: list[asyncio.Future[bool]] = []
+        held = 0
+        for move in moves:
+            before = slots.in_use
+            if move == "acquire":
+                waiting.append(asyncio.ensure_future(slots.acquire()))
+            elif move == "cancel" and waiting:
+                waiting.pop().cancel()
+            elif move == "release" and held:
+                slots.release()
+                held -= 1
+            elif isinstance(move, float):
+                slots.update_weight(move)
+            await settle()
+            held += sum(task.done() and not task.cancelled() for task in waiting)
+            waiting = [task for task in waiting if not task.done()]
+            assert slots.in_use == held
+            assert held <= max(before, slots.limit)
+            assert not waiting or held >= slots.limit  # nobody waits beside a free slot
+        for task in waiting:
+            task.cancel()
+        await settle()
+
+    asyncio.run(play())
