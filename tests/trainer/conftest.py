@@ -1,0 +1,81 @@
+"""A tiny real model, the policy around it, and apps served on real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import uvicorn
+
+from atroposlib.testing.tiny import write_tiny_model
+from example_trainer import model
+from example_trainer.config import TrainingConfig
+from example_trainer.model import Policy
+
+WAIT_S = 60.0  # far beyond what anything here takes: only a hang reaches it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("trainer") / "tiny", seed=0)
+
+
+@pytest.fixture
+def config(model_dir: Path, tmp_path: Path) -> Callable[..., TrainingConfig]:
+    """Settings for the tiny model that write below the test's own directory."""
+
+    def make(**settings: Any) -> TrainingConfig:
+        defaults: dict[str, Any] = {
+            "model_name": str(model_dir),
+            "device": "cpu",
+            "optimizer": "adamw",
+            "seq_len": 64,
+            "batch_size": 4,
+            "gradient_accumulation_steps": 2,
+            "save_path": str(tmp_path / "checkpoints"),
+            "log_dir": str(tmp_path / "logs"),
+            "inference_urls": [],
+        }
+        return TrainingConfig(**{**defaults, **settings})
+
+    return make
+
+
+@pytest.fixture
+def policy(config: Callable[..., TrainingConfig]) -> Policy:
+    """A policy of its own: a test may change its weights."""
+    return model.load(config())
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """The app on a free port of the loopback interface; yields its URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(app, log_level="error", access_log=False, ws="none")
+    server = uvicorn.Server(settings)
+    # The listener takes connections before the server runs, so nobody has to wait for it.
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(WAIT_S)
+        listener.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Any], str]]:
+    with ExitStack() as running:
+        yield lambda app: running.enter_context(served(app))

@@ -1,0 +1,43 @@
+"""Rows and groups for the tests of the trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION, ScoredData
+from example_trainer.data import Row
+
+
+def row(prompt: list[int], completion: list[int], group: str = "g", **fields: Any) -> Row:
+    """A row that trains its completion, sampled with logprob -1 at version 0."""
+    return masked_row([(prompt, False), (completion, True)], group, **fields)
+
+
+def masked_row(turns: list[tuple[list[int], bool]], group: str = "g", **fields: Any) -> Row:
+    """A row of turns, each trained or not."""
+    tokens = [token for turn, _ in turns for token in turn]
+    trained = [is_trained for turn, is_trained in turns for _ in turn]
+    values: dict[str, Any] = {
+        "tokens": tokens,
+        "labels": [t if on else MASKED for t, on in zip(tokens, trained)][1:],
+        "behaviour_logprobs": [-1.0 if on else MASKED_LOGPROB for on in trained][1:],
+        "versions": [0 if on else MASKED_VERSION for on in trained][1:],
+        "reward": 0.0,
+        "group": group,
+    }
+    return Row(**{**values, **fields})
+
+
+def scored(
+    tokens: list[list[int]], prompt: int, scores: list[float], **fields: Any
+) -> ScoredData:
+    """A group whose first ``prompt`` tokens are masked, sampled with logprob -1."""
+    values: dict[str, Any] = {
+        "tokens": tokens,
+        "masks": [[MASKED] * prompt + row[prompt:] for row in tokens],
+        "scores": scores,
+        "inference_logprobs": [
+            [MASKED_LOGPROB] * prompt + [-1.0] * (len(row) - prompt) for row in tokens
+        ],
+    }
+    return ScoredData(**{**values, **fields})

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from atroposlib.errors import ConfigError
+from example_trainer import checkpoint, model
+from example_trainer.checkpoint import TrainerState
+
+STATE = TrainerState("run", step=4, version=4, batch_no=3)
+
+
+def test_a_checkpoint_loads_back_bit_for_bit(policy, config, tmp_path):
+    directory = checkpoint.save_model(policy, tmp_path / "step_4", STATE)
+    again = model.load(config(model_name=str(directory)))
+    for ours, theirs in zip(policy.parameters(), again.parameters()):
+        assert torch.equal(ours, theirs)
+    assert again.tokenizer("abc")["input_ids"] == policy.tokenizer("abc")["input_ids"]
+    assert checkpoint.read_state(str(directory)) == STATE
+
+
+def test_an_untied_copy_scores_the_same(policy, model_dir, config, tmp_path):
+    directory = checkpoint.untied_copy(str(model_dir), tmp_path / "untied")
+    untied = model.load(config(model_name=str(directory)))
+    assert checkpoint.is_tied(policy) and not checkpoint.is_tied(untied)
+    assert untied.logprobs_of([[5, 6, 7]]) == policy.logprobs_of([[5, 6, 7]])
+
+
+def test_weights_are_written_in_the_compute_dtype(policy, tmp_path):
+    from safetensors.torch import load_file
+
+    policy.compute_dtype = torch.bfloat16
+    directory = checkpoint.save_model(policy, tmp_path / "step_1", STATE)
+    weights = load_file(directory / "model.safetensors")
+    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
+    assert '"dtype": "bfloat16"' in (directory / "config.json").read_text()
+    assert policy.parameters()[0].dtype is torch.float32
+
+
+def test_a_writer_that_dies_leaves_the_old_directory_whole(tmp_path):
+    final = tmp_path / "model"
+    with checkpoint.whole_directory(final, durable=True) as draft:
+        (draft / "weights").write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        with checkpoint.whole_directory(final, durable=True) as draft:
+            (draft / "weights").write_text("half")
+            raise KeyboardInterrupt
+    assert (final / "weights").read_text() == "old"
+    with checkpoint.whole_directory(final, durable=False) as draft:
+        assert list(draft.iterdir()) == []
+        (draft / "weights").write_text("new")
+    assert (final / "weights").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_only_batches_of_the_same_run_count_as_trained():
+    assert STATE.has_trained("run", 3) and STATE.has_trained("run", 1)
+    assert not STATE.has_trained("run", 4) and not STATE.has_trained("other", 3)
+
+
+def test_a_state_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / checkpoint.STATE_FILE).write_text("{")
+    with pytest.raises(ConfigError, match=checkpoint.STATE_FILE):
+        checkpoint.read_state(str(tmp_path))
+    assert checkpoint.read_state(str(tmp_path / "absent")) is None

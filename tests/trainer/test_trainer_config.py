@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from atroposlib.errors import ConfigError
+from example_trainer import TrainingConfig, parse_args
+from example_trainer.cli import ALIASES, build_parser, flag
+from example_trainer.config import NOT_AVAILABLE_YET, parse_layers
+
+ORIGINAL_DEFAULTS = {
+    "lr": 1e-5,
+    "training_steps": 10,
+    "batch_size": 2,
+    "seq_len": 2048,
+    "gradient_accumulation_steps": 32,
+    "warmup_steps": 0,
+    "optimizer": "adamw_8bit",
+    "adafactor_scale_parameter": False,
+    "adafactor_relative_step": False,
+    "clip_eps": 0.2,
+    "save_path": "trained_model_checkpoints",
+    "checkpoint_interval": 3,
+    "vllm_restart_interval": 3,
+    "vllm_port": 9001,
+    "vllm_gpu": None,
+    "vllm_gpu_memory_utilization": 0.45,
+    "max_model_len": 4096,
+    "use_wandb": False,
+    "wandb_project": None,
+    "wandb_group": None,
+    "weight_bridge_mode": "none",
+    "train_layer_indices": None,
+    "trainer_rank": 0,
+    "world_size": 1,
+    "init_method": "env://",
+    "num_inference_nodes": 0,
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "lora_target_modules": None,
+    "lora_layer_indices": None,
+    "single_copy": False,
+    "vllm_config_path": None,
+    "debug_loading": False,
+    "benchmark": False,
+    "atropos_url": "http://localhost:8000",
+    "log_dir": "./logs",
+}
+
+
+def test_settings_of_the_original_keep_their_defaults():
+    cfg = TrainingConfig(model_name="m")
+    assert {name: getattr(cfg, name) for name in ORIGINAL_DEFAULTS} == ORIGINAL_DEFAULTS
+    assert cfg.sequences_per_step == 64
+
+
+def test_every_setting_has_a_kebab_case_flag_and_a_sentence():
+    actions = {a.dest: a for a in build_parser()._actions}
+    for name, field in TrainingConfig.model_fields.items():
+        assert flag(name) in actions[name].option_strings
+        assert field.description
+
+
+def test_flags_are_typed_by_the_model():
+    argv = ["--model", "m", "--lr", "1e-3", "--use-wandb", "--checkpoint-interval", "0"]
+    argv += ["--inference-urls", "http://a:1/v1", "http://b:2/", "--clip-eps-high", "0.28"]
+    cfg = parse_args(argv)
+    assert (cfg.lr, cfg.use_wandb, cfg.checkpoint_interval) == (1e-3, True, 0)
+    assert cfg.servers == ["http://a:1", "http://b:2"]
+    assert cfg.clip_eps_high == 0.28 and len(cfg.wandb_group or "") == 8
+
+
+def test_aliases_of_the_original_are_kept():
+    assert parse_args(["--model-name", "m"]) == parse_args(["--model", "m"])
+    assert set(ALIASES.values()) == {"--model", "--gpu-memory-utilization"}
+
+
+@pytest.mark.parametrize("mode", ["shared_vllm", "lora_only", "lora_restart"])
+def test_a_mode_that_does_not_exist_yet_is_refused(mode):
+    with pytest.raises(ConfigError, match="not available yet"):
+        TrainingConfig(model_name="m", weight_bridge_mode=mode)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_AVAILABLE_YET))
+def test_a_setting_without_effect_is_refused_unless_it_is_the_default(name):
+    default = TrainingConfig.model_fields[name].default
+    TrainingConfig(model_name="m", **{name: default})
+    changed = {str: "x", float: 0.9, int: 7, bool: True}.get(type(default), [1])
+    if default is None:
+        changed = {"vllm_gpu": 0, "vllm_config_path": "x", "lora_target_modules": ["q"]}.get(
+            name, [1]
+        )
+    with pytest.raises(ConfigError, match=name):
+        TrainingConfig(model_name="m", **{name: changed})
+
+
+def test_an_unusable_flag_ends_with_a_sentence_and_status_2(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_args(["--model", "m", "--lr", "fast"])
+    assert ended.value.code == 2
+    assert "--lr: Input should be a valid number" in capsys.readouterr().err
+
+
+def test_a_misspelt_setting_is_refused():
+    with pytest.raises(ValueError, match="learning_rate"):
+        TrainingConfig(model_name="m", learning_rate=1.0)
+
+
+def test_dtype_and_tolerance_follow_the_device():
+    cpu = TrainingConfig(model_name="m", device="cpu")
+    cuda = TrainingConfig(model_name="m", device="cuda:1")
+    assert (cpu.compute_dtype, cpu.logprob_tolerance) == ("float32", 1e-3)
+    assert (cuda.compute_dtype, cuda.logprob_tolerance) == ("bfloat16", 0.2)
+    chosen = TrainingConfig(model_name="m", device="cuda", dtype="float32")
+    assert chosen.compute_dtype == "float32"
+
+
+def test_the_original_s_restart_interval_means_publish_every():
+    assert TrainingConfig(model_name="m").publish_every == 1
+    assert TrainingConfig(model_name="m", vllm_restart_interval=5).publish_every == 5
+    both = TrainingConfig(model_name="m", vllm_restart_interval=5, publish_every=2)
+    assert both.publish_every == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("20-22", [20, 21, 22]),
+        ("0-1,28-29", [0, 1, 28, 29]),
+        ("0,5,7", [0, 5, 7]),
+        (" 3 ", [3]),
+    ],
+)
+def test_layer_indices(text, layers):
+    assert parse_layers(text) == layers
+
+
+@pytest.mark.parametrize("text", ["", "5-3", "a", "1,,2"])
+def test_layer_indices_that_mean_nothing_are_refused(text):
+    with pytest.raises(ConfigError, match="0-3,28-31"):
+        parse_layers(text)
+
+
+def test_importing_the_package_loads_no_torch():
+    code = "import sys, example_trainer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.errors import InvalidGroup
+from atroposlib.wire import MASKED
+from example_trainer import advantages, data
+from tests.trainer.rows import masked_row, row, scored
+
+
+def only_row(group, max_tokens=64):
+    (found,) = data.to_rows([group], max_tokens).rows
+    return found
+
+
+def test_labels_logprobs_and_versions_are_shifted_together():
+    group = scored([[1, 2, 3, 4, 5]], 2, [1.0])
+    group.masks = [[-100, -100, 3, -100, 5]]
+    group.inference_logprobs = [[1.0, 1.0, -0.3, 1.0, -0.5]]
+    group.versions = [[-1, -1, 7, -1, 8]]
+    found = only_row(group)
+    assert found.trained == [1, 3]
+    assert [found.labels[j] for j in found.trained] == [3, 5]
+    assert [found.behaviour_logprobs[j] for j in found.trained] == [-0.3, -0.5]
+    assert [found.versions[j] for j in found.trained] == [7, 8]
+
+
+def test_labels_are_tokens_even_if_the_mask_holds_other_numbers():
+    group = scored([[1, 2, 3]], 2, [1.0])
+    group.masks = [[-100, -100, 1]]
+    assert only_row(group).labels == [MASKED, 3]
+
+
+def test_failed_rows_are_neither_in_the_loss_nor_in_the_baseline():
+    group = scored([[1, 2]] * 4, 1, [1.0, 0.0, 9.0, 9.0])
+    group.outcomes = ["ok", "truncated", "env_error", "timeout"]
+    batch = data.to_rows([group], 64)
+    assert [r.reward for r in batch.rows] == [1.0, 0.0]
+    assert batch.counts["dropped_env_error"] == batch.counts["dropped_timeout"] == 1
+
+
+def test_a_row_that_is_too_long_counts_in_the_baseline_only():
+    batch = data.to_rows([scored([[1, 2], [1, 2, 3]], 1, [0.0, 1.0])], max_tokens=2)
+    scalars = advantages.compute([r.reward for r in batch.rows], [r.group for r in batch.rows])
+    rows, advantages_R_T = data.for_loss(batch.rows, scalars)
+    assert [r.tokens for r in rows] == [[1, 2]]
+    assert advantages_R_T == [[-1.0]]
+    assert batch.counts["rows_too_long"] == 1
+
+
+def test_a_group_without_logprobs_is_refused_with_the_setting_that_helps():
+    with pytest.raises(InvalidGroup, match="server_type: vllm"):
+        data.to_rows([scored([[1, 2]], 1, [1.0], inference_logprobs=None)], 64)
+
+
+def test_a_trained_token_without_a_logprob_is_refused():
+    group = scored([[1, 2, 3]], 1, [1.0], inference_logprobs=[[1.0, -0.5, 1.0]])
+    with pytest.raises(InvalidGroup, match=r"\[0\]\[2\]"):
+        data.to_rows([group], 64)
+
+
+def test_groups_are_told_apart_by_id_and_else_by_place():
+    groups = [
+        scored([[1, 2]], 1, [1.0], group_id=name) for name in ("a", "b", "a", None, None)
+    ]
+    keys = [r.group for r in data.to_rows(groups, 64).rows]
+    assert keys[0] == keys[2] and len(set(keys)) == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "params", "group_overrides", "expected"),
+    [
+        ({"temperature": 0.5}, {"temperature": 0.6}, {"temperature": 0.7}, 0.5),
+        ({}, {"temperature": 0.6}, {"temperature": 0.7}, 0.6),
+        ({}, None, {"temperature": 0.7}, 0.7),
+        ({}, {}, None, 1.0),
+        ({"temperature": 0.0}, None, None, 1.0),
+    ],
+)
+def test_temperature_precedence(override, params, group_overrides, expected):
+    group = scored([[1, 2]], 1, [1.0], overrides=[override])
+    group.generation_params, group.group_overrides = params, group_overrides
+    assert only_row(group).temperature == expected
+
+
+def test_set_advantage_to_zero_keeps_the_row_in_the_baseline():
+    group = scored([[1, 2], [1, 3]], 1, [1.0, 0.0])
+    group.overrides = [{"set_advantage_to_zero": True}, {}]
+    rows, advantages_R_T = data.for_loss(data.to_rows([group], 64).rows, [1.0, -1.0])
+    assert len(rows) == 2 and advantages_R_T == [[0.0], [-1.0]]
+
+
+def test_advantages_of_the_producer_are_used_if_they_fit_and_counted_if_not():
+    group = scored([[1, 2, 3], [1, 2, 4]], 1, [1.0, 0.0])
+    group.advantages = [[0.0, 0.25, 0.75], [0.5]]
+    batch = data.to_rows([group], 64)
+    _, advantages_R_T = data.for_loss(batch.rows, [1.0, -1.0])
+    assert advantages_R_T == [[0.25, 0.75], [-1.0, -1.0]]
+    assert batch.counts["advantages_ignored"] == 1
+
+
+def test_loss_weights_make_tokens_or_sequences_equal():
+    rows = [row([1], [2]), row([1], [2, 3, 4])]
+    assert data.loss_weights(rows, "token") == ([1.0, 1.0], 4.0)
+    assert data.loss_weights(rows, "sequence") == ([1.0, 1 / 3], 2.0)
+
+
+def test_staleness_counts_trained_tokens_that_know_their_version():
+    mixed = masked_row([([1, 2], False), ([3, 4, 5], True)], versions=[-1, 2, 3, -1])
+    assert data.staleness([mixed], version=4) == [2, 1]
+
+
+def test_metrics_of_environments_are_means_over_groups():
+    groups = [
+        scored([[1, 2]], 1, [1.0], metadata={"metrics": {"exact": 1.0, "length": 4}}),
+        scored([[1, 2]], 1, [1.0], metadata={"metrics": {"exact": 0.5}}),
+        scored([[1, 2]], 1, [1.0]),
+    ]
+    assert data.mean_env_metrics(groups) == {"env/exact": 0.75, "env/length": 4.0}

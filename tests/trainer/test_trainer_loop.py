@@ -1,0 +1,154 @@
+"""The whole loop against the real rollout API and the real inference server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from atroposlib.api.server import create_app as api_app
+from atroposlib.errors import StaleWeights
+from atroposlib.inference.core import EngineLimits
+from atroposlib.inference.engine import Engine
+from atroposlib.inference.model import load_model
+from atroposlib.inference.server import create_app as inference_app
+from atroposlib.testing.tiny import write_tiny_model
+from example_trainer import checkpoint, grpo, model, session
+from tests.trainer.environment import running_environment
+
+
+@dataclass
+class Run:
+    api: str
+    server: str
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(f"{self.api}/status").json()
+        return answer
+
+
+@pytest.fixture
+def run(serve, model_dir) -> Iterator[Run]:
+    engine = Engine(load_model(str(model_dir)), EngineLimits(), seed=0, num_threads=1)
+    engine.start()
+    yield Run(serve(api_app()), serve(inference_app(engine)))
+    engine.close()
+
+
+@pytest.fixture
+def settings(config, run):
+    def make(**more: Any):
+        urls = {"atropos_url": run.api, "inference_urls": [run.server + "/v1"]}
+        return config(**{**urls, "lr": 1e-3, "training_steps": 2, **more})
+
+    return make
+
+
+def read_metrics(cfg):
+    return [json.loads(line) for line in cfg.metrics_file.read_text().splitlines()]
+
+
+def test_two_steps_reach_the_server_and_leave_a_final_model(run, settings, model_dir):
+    cfg = settings(checkpoint_interval=1)
+    with running_environment(run.api, run.server):
+        grpo.train(cfg)
+    assert httpx.get(f"{run.server}/server_info").json()["weight_version"] == 2
+    assert httpx.get(f"{run.server}/is_paused").json()["is_paused"] is False
+    status = run.status()
+    assert (status["policy_version"], status["batches_acked"]) == (2, 2)
+    trainer = next(p for p in status["participants"] if p["role"] == "trainer")
+    assert trainer["phase"] == "done"
+
+    lines = read_metrics(cfg)
+    assert [(line["step"], line["version"]) for line in lines] == [(1, 1), (2, 2)]
+    for line in lines:
+        assert line["publish_mismatch_max"] < 1e-4
+        assert line["logprob_mismatch_max"] < 1e-4
+        assert line["clip_ratio"] == 0.0 and line["ratio_mean"] == pytest.approx(1, abs=1e-4)
+        assert line["env/length"] == 4.0
+        assert line["completion_tokens"] == 8 * 4
+        assert {
+            "seconds_wait",
+            "seconds_train",
+            "seconds_publish",
+            "seconds_check",
+        } <= line.keys()
+
+    final = model.load(config_of(cfg, cfg.save_path + "/final_model"))
+    start = model.load(config_of(cfg, str(model_dir)))
+    assert not torch.equal(final.parameters()[0], start.parameters()[0])
+    assert checkpoint.read_state(cfg.save_path + "/final_model").version == 2
+
+
+def config_of(cfg, name):
+    return cfg.model_copy(update={"model_name": name})
+
+
+def test_servers_of_another_model_are_refused_before_training(run, settings, tmp_path):
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    with pytest.raises(StaleWeights, match="disagree"):
+        grpo.train(settings(model_name=str(other)))
+    assert run.status()["state"] == "EMPTY"
+
+
+def test_a_server_whose_weights_are_tampered_with_stops_the_run_unacked(
+    run, settings, monkeypatch
+):
+    save = checkpoint.save_model
+
+    def save_with_an_old_head(policy, directory, state, **how):
+        """What an engine that keeps its copy of a tied head does to new weights."""
+        weight = policy.model.get_output_embeddings().weight
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight.mul_(1.05)
+        save(policy, directory, state, **how)
+        with torch.no_grad():
+            weight.copy_(kept)
+
+    monkeypatch.setattr("example_trainer.weights.disk.save_model", save_with_an_old_head)
+    with running_environment(run.api, run.server):
+        with pytest.raises(StaleWeights, match="tied output head"):
+            grpo.train(settings())
+        assert httpx.get(f"{run.server}/is_paused").json()["is_paused"] is True
+        assert run.status()["batches_acked"] == 0
+        httpx.post(f"{run.server}/resume")  # or the environment waits for its sample
+
+
+def test_a_batch_that_was_published_but_not_acked_is_not_trained_again(run, settings):
+    cfg = settings(training_steps=1)
+    with running_environment(run.api, run.server):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("atroposlib.client.RolloutClient.ack", die)
+            with pytest.raises(KeyboardInterrupt):
+                grpo.train(cfg)
+        assert run.status()["batches_acked"] == 0
+        published = cfg.published / "version_1"
+        grpo.train(settings(model_name=str(published), training_steps=2))
+    assert [line["step"] for line in read_metrics(cfg)] == [2]
+    assert run.status()["batches_acked"] == 2
+
+
+def die(*_: Any) -> bool:
+    raise KeyboardInterrupt
+
+
+def test_a_signal_stops_the_wait_for_a_batch(run, settings):
+    stop, done = session.Stop(), threading.Event()
+
+    def train() -> None:
+        with pytest.raises(session.Stopped, match="SIGTERM"):
+            grpo.train(settings(), stop)
+        done.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    stop.request(15)
+    thread.join(60)
+    assert done.is_set()
