@@ -1,0 +1,210 @@
+"""``BaseEnv``: what an environment author subclasses. The parts live beside this file.
+
+    config      settings                        groups      samples -> scored group (pure)
+    pacing      how many rollouts now (pure)    workers     rollouts under way
+    serve       for a trainer                   delivery    keep or drop, save, send
+    process     to a file                       evaluation  results and where they go
+    logbook     metrics                         checkpoint  small state     cli  flags
+
+An environment overrides ``setup``, ``get_next_item``, ``collect_trajectory`` (one sample)
+or ``collect_trajectories`` (a group), ``evaluate``, and seldom anything else.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from atroposlib.envs import checkpoint, evaluation
+from atroposlib.envs.config import BaseEnvConfig, EvalHandlingEnum
+from atroposlib.envs.groups import ScoredDataGroup, ScoredDataItem
+from atroposlib.envs.logbook import rollout_table
+from atroposlib.envs.run_metrics import performance_metrics, training_metrics
+from atroposlib.envs.runtime import EnvRuntime
+from atroposlib.envs.server_handling.configs import (
+    APIServerConfig,
+    OpenaiConfig,
+    ServerBaseline,
+    ServerConfigs,
+)
+from atroposlib.envs.server_handling.server_baseline import APIServer
+from atroposlib.envs.workers import collect_group
+from atroposlib.type_definitions import Item
+
+__all__ = [
+    "APIServer",
+    "APIServerConfig",
+    "BaseEnv",
+    "BaseEnvConfig",
+    "EvalHandlingEnum",
+    "Item",
+    "OpenaiConfig",
+    "ScoredDataGroup",
+    "ScoredDataItem",
+    "ServerBaseline",
+]
+
+# A checkpoint must not replace the machinery it is restored into.
+PROTECTED = frozenset({"config", "server", "pool", "sender", "serving", "logbook", "tally"})
+
+
+class BaseEnv(EnvRuntime, ABC):
+    """One environment: items, rollouts, rewards, and how well the model does.
+
+    Raises at construction:
+        ConfigError: the servers or the settings cannot be used.
+    """
+
+    # --- for authors to override ------------------------------------------------------
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]:
+        """Defaults of this environment; YAML and flags win over them."""
+        return cls.env_config_cls(), ServerBaseline()
+
+    async def setup(self) -> None:
+        """Load what the environment needs; runs once, before anything else."""
+        raise NotImplementedError(f"{type(self).__name__} overrides setup")
+
+    @abstractmethod
+    async def get_next_item(self) -> Item | None:
+        """The next item to roll out; None: there is none now."""
+
+    async def collect_trajectory(self, item: Item) -> tuple[ScoredDataItem | None, list[Item]]:
+        """One sample of ``item``, scored, and items for the backlog.
+
+        None or an exception: the sample failed and is drawn again.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} overrides collect_trajectory or collect_trajectories"
+        )
+
+    async def collect_trajectories(self, item: Item) -> tuple[
+        ScoredDataGroup | list[ScoredDataGroup | None] | list[ScoredDataGroup] | None,
+        list[Item],
+    ]:
+        """A scored group of ``item``, or several, and items for the backlog.
+
+        None: this item gives nothing to train on.
+        """
+        return await collect_group(self.collect_trajectory, item, self.config.group_size)
+
+    async def postprocess_histories(self, trajectories: Any) -> Any:
+        """Filter or score what was collected; the same shapes come back."""
+        return trajectories
+
+    @abstractmethod
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure the model and end with ``await self.evaluate_log(metrics, ...)``."""
+
+    async def cleanup(self) -> None:
+        """Runs after every rollout, also after a failed or cancelled one."""
+
+    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
+        """Save ``data``; override with ``super().save_checkpoint(step, {"iter": self.iter})``."""
+        if data is not None and self.checkpoint_dir:
+            checkpoint.save(
+                self.checkpoint_dir, self.wandb_prepend or self.label(), step, data
+            )
+
+    def load_checkpoint(self) -> None:
+        """Restore the newest state saved at or before ``curr_step``."""
+        if not self.checkpoint_dir:
+            return
+        run_name = self.wandb_prepend or self.label()
+        found = checkpoint.newest(self.checkpoint_dir, run_name, self.curr_step)
+        if found is not None:
+            checkpoint.restore(self, found[1], PROTECTED)
+
+    async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None:
+        """Emit ``metrics`` and the runtime's own; an override ends by awaiting this."""
+        emitted = dict(metrics or {})
+        emitted.update(self.logbook.averages())
+        emitted.update(training_metrics(self))
+        emitted.update(performance_metrics(self))
+        emitted.update(await self.server.wandb_metrics())
+        if self.logs_to_wandb():
+            emitted = await self.create_rollout_table(emitted)
+        self.rollouts_for_wandb = []
+        self.logbook.emit(emitted, self.curr_step)
+
+    async def add_rollouts_for_wandb(
+        self, scored_data: ScoredDataGroup | list[ScoredDataGroup], item: Item | None = None
+    ) -> None:
+        """Keep the text and score of some sequences for the table of rollouts."""
+        if not self.logs_to_wandb():
+            return
+        groups = scored_data if isinstance(scored_data, list) else [scored_data]
+        shown = self.config.num_rollouts_per_group_for_logging
+        for group in groups:
+            count = len(group["tokens"]) if shown == -1 else min(shown, len(group["tokens"]))
+            self.rollouts_for_wandb.append(
+                [
+                    (self.tokenizer.decode(group["tokens"][i]), group["scores"][i])
+                    for i in range(count)
+                ]
+            )
+        keep = self.config.num_rollouts_to_keep
+        self.rollouts_for_wandb = self.rollouts_for_wandb[-keep:] if keep else []
+
+    async def create_rollout_table(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Add the table of rollouts to ``metrics``."""
+        if self.rollouts_for_wandb:
+            metrics["train/rollouts"] = rollout_table(self.rollouts_for_wandb)
+        return metrics
+
+    # --- for authors to call ----------------------------------------------------------
+
+    def log(self, name: str, value: float) -> None:
+        """Remember a number; its mean is emitted with the next metrics."""
+        self.logbook.log(name, value)
+
+    async def evaluate_log(
+        self,
+        metrics: dict[str, Any],
+        task_name: str | None = None,
+        model_name: str | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+        generation_parameters: dict[str, Any] | None = None,
+        samples: list[dict[str, Any]] | None = None,
+        verbose: bool = True,
+    ) -> None:
+        """Record evaluation results, named by the step and policy version they belong to.
+
+        Always to the logbook; to files when ``data_dir_to_save_evals`` is set (in ``serve``
+        a directory per step); as a table when ``verbose``. Times are seconds since the epoch.
+        """
+        now = time.time()
+        started, ended = start_time or now, end_time or now
+        measured_at = self.measured_at()
+        task = task_name or f"{self.label()}_eval"
+        self.logbook.emit({**evaluation.eval_metrics(metrics), **measured_at}, self.curr_step)
+        if self.config.samples_path is not None and samples is not None:
+            evaluation.append_samples(Path(self.config.samples_path), samples, self.curr_step)
+        if self.config.data_dir_to_save_evals is not None:
+            directory = Path(self.config.data_dir_to_save_evals)
+            if measured_at:
+                directory = directory / f"step-{measured_at['eval_step']}"
+            params = {"max_new_tokens": self.config.max_token_length}
+            evaluation.write_results(
+                directory,
+                metrics,
+                task=task,
+                model_name=model_name or self.served_model_name(),
+                seconds=ended - started,
+                generation_parameters={**params, **(generation_parameters or {})},
+                samples=samples,
+                measured_at=measured_at,
+            )
+        if verbose:
+            evaluation.show_results(task, metrics, started, ended)
+
+    @classmethod
+    def cli(cls) -> None:
+        """Run ``serve``, ``process`` or ``evaluate`` as the command line says."""
+        from atroposlib.envs.cli import main
+
+        main(cls)

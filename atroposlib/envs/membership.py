@@ -1,0 +1,113 @@
+"""Joining a run of the rollout API, and joining again after a restart or a reset."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from atroposlib.client import AsyncRolloutClient
+from atroposlib.envs.delivery import Sender
+from atroposlib.envs.logbook import open_wandb
+from atroposlib.envs.stopping import Stopping
+from atroposlib.errors import NotRegistered
+from atroposlib.wire import EnvRegistered, RegisterEnv
+
+if TYPE_CHECKING:
+    from atroposlib.envs.runtime import EnvRuntime
+
+logger = logging.getLogger(__name__)
+ASK_AGAIN_S = 0.5  # while the trainer has not started
+
+
+class Membership:
+    """Which run an environment belongs to; ``say`` is told what is waited for."""
+
+    def __init__(
+        self,
+        env: EnvRuntime,
+        client: AsyncRolloutClient,
+        stopping: Stopping,
+        say: Callable[[str], None],
+    ) -> None:
+        self._env = env
+        self._client = client
+        self._stopping = stopping
+        self._say = say
+        self._joining = asyncio.Lock()
+
+    async def join_first(self) -> None:
+        """Wait for the API and the trainer, register, and get ready to send.
+
+        Raises:
+            NotRegistered: no trainer started within ``trainer_wait``.
+            RolloutApiUnavailable: the API stayed away longer than ``api_give_up_after``.
+        """
+        env = self._env
+        registration = await self._register()
+        env.sender = Sender(
+            self._client,
+            registration,
+            env.tally,
+            group_size=env.config.group_size,
+            rejoin=self.rejoin,
+        )
+        if env.config.use_wandb:
+            await self._open_wandb()
+        if env.curr_step > 0:
+            env.load_checkpoint()
+
+    async def rejoin(self, stale: EnvRegistered) -> EnvRegistered:
+        """Register again, once for all who hold ``stale``, and return what is valid now."""
+        async with self._joining:  # every send under way notices at the same time
+            env = self._env
+            if env.registration is not stale:
+                return env.registration
+            logger.warning("the rollout API does not know %s: joining again", stale.wandb_name)
+            fresh = await self._register()
+            if fresh.run_id != stale.run_id:
+                # What still generates began under the old run's weights and versions.
+                env.pool.backlog.extendleft(reversed(env.pool.cancel_unfinished()))
+            if env.sender is not None:
+                env.sender.registration = fresh
+            return fresh
+
+    async def _register(self) -> EnvRegistered:
+        env, config = self._env, self._env.config
+        request = RegisterEnv(
+            max_token_length=config.max_token_length,
+            desired_name=env.label(),
+            weight=config.inference_weight,
+            group_size=config.group_size,
+            min_batch_allocation=config.min_batch_allocation,
+        )
+        begun = time.monotonic()
+        while True:
+            asked = self._client.register_env(request)
+            registration = await self._stopping.unless_asked(asked)
+            if registration is not None:
+                break
+            waited = time.monotonic() - begun
+            self._say(
+                f"the trainer to start, {waited:.0f} s of at most {config.trainer_wait:.0f} s"
+            )
+            if waited > config.trainer_wait:
+                raise NotRegistered(
+                    f"no trainer started within {waited:.0f} s at {config.rollout_server_url}"
+                )
+            await self._stopping.pause(ASK_AGAIN_S)
+        info = await self._stopping.unless_asked(self._client.info())
+        env.join(registration, info["batch_size"], info["max_token_len"])
+        logger.info("%s joined run %s", registration.wandb_name, registration.run_id)
+        return registration
+
+    async def _open_wandb(self) -> None:
+        env, info = self._env, await self._client.wandb_info()
+        config = env.config.model_dump(mode="json")
+        env.wandb_project, env.wandb_group = info.get("project"), info.get("group")
+        sink = open_wandb(env.label(), env.wandb_project, env.wandb_group, config)
+        if sink is not None:
+            sink.prefix = f"{env.wandb_prepend}_"
+            env.logbook.sinks.append(sink)

@@ -1,0 +1,348 @@
+"""What ``serve``, ``process`` and ``evaluate`` drive: the state of an environment's run.
+
+Authors read ``base.py``; this class is the part of it that they leave alone. The names of
+the attributes are public, because environments read and extend them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from atroposlib.envs.config import BaseEnvConfig
+from atroposlib.envs.delivery import GroupFile, Sender, Tally
+from atroposlib.envs.groups import (
+    ScoredDataGroup,
+    item_label,
+    reason_to_drop,
+    trained_lengths,
+    with_metadata,
+)
+from atroposlib.envs.logbook import Logbook, WandbSink, local_sinks
+from atroposlib.envs.pacing import Limits, derived_batch_size
+from atroposlib.envs.server_handling.configs import ServerConfigs
+from atroposlib.envs.server_handling.reasoning import ReasoningConfig
+from atroposlib.envs.server_handling.server_baseline import APIServer
+from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.envs.workers import End, Outcome, WorkerPool
+from atroposlib.errors import ConfigError, NotRegistered, boundary
+from atroposlib.type_definitions import Item
+from atroposlib.wire import EnvRegistered
+
+if TYPE_CHECKING:
+    from atroposlib.envs.serve import Serve
+
+logger = logging.getLogger(__name__)
+
+
+class EnvRuntime(ABC):
+    """Servers, work under way and measurements of one environment."""
+
+    name: str | None = None
+    env_config_cls: type[BaseEnvConfig] = BaseEnvConfig
+    server_cls: type[APIServer] = APIServer  # type: ignore[type-abstract]  # by server_type
+
+    def __init__(
+        self,
+        config: BaseEnvConfig,
+        server_configs: ServerConfigs,
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
+        self.config = config.model_copy()
+        self.server = ServerManager(
+            server_configs,
+            slurm=slurm,
+            testing=testing,
+            server_class=self.server_cls,
+            reasoning_config=ReasoningConfig.from_env_config(config),
+        )
+        self._init_run()
+        self._init_work()
+        self._init_measurements()
+
+    def _init_run(self) -> None:
+        config = self.config
+        self.max_num_workers = config.max_num_workers
+        if config.max_num_workers == -1:
+            self.max_num_workers = config.max_num_workers_per_node * len(self.server.servers)
+        self.takes_steps_from_trainer = config.total_steps == -1
+        self.curr_step = 0
+        self.max_token_len = -1
+        self.checkpoint_dir = ""
+        self.checkpoint_interval = -1
+        self.wandb_prepend: str | None = None
+        self.wandb_project: str | None = None
+        self.wandb_group: str | None = None
+        self.status_dict: dict[str, Any] = {}
+        self.env_id: int | None = None
+        self.sender: Sender | None = None
+        self.serving: Serve | None = None
+        self.measured_at: Callable[[], dict[str, Any]] = dict  # step and version of an eval
+        self.process_mode = False
+        self.n_groups_to_process = 0
+        self.group_size_to_process = 0
+        self.group_file: GroupFile | None = None
+        if config.data_path_to_save_groups:
+            self.group_file = GroupFile(config.data_path_to_save_groups)
+            config.data_path_to_save_groups = str(self.group_file.path)
+
+    def _init_work(self) -> None:
+        self.pool = WorkerPool(
+            self,
+            self._deliver,
+            timeout_s=self.config.worker_timeout,
+            max_item_retries=self.config.max_item_retries,
+            on_end=self._remember_duration,
+        )
+        self.workers = self.pool.tasks
+        self.running_items = self.pool.running
+        self.backlog = self.pool.backlog
+        self.eval_workers: set[asyncio.Task[Any]] = set()
+        self.eval_runner: asyncio.Task[None] | None = None
+        self.last_completed_item: Item | None = None
+
+    def _init_measurements(self) -> None:
+        self.tally = Tally()
+        self.logbook = Logbook(local_sinks(self.label(), self.config.metrics_path))
+        self.items_sent_this_step = 0
+        self.completion_lengths: list[int] = []
+        self.rollouts_for_wandb: list[list[tuple[Any, ...]]] = []
+        self.task_duration: list[float] = []
+        self.succeeded_task_duration: list[float] = []
+        self.failed_task_duration: list[float] = []
+        self.task_successful: list[int] = []
+        self.mainloop_timings: list[float] = []
+        self.workers_added_list: list[int] = []
+
+    # --- hooks that base.py defines and the parts call ---------------------------------
+
+    @abstractmethod
+    async def setup(self) -> None: ...
+
+    @abstractmethod
+    async def get_next_item(self) -> Item | None: ...
+
+    @abstractmethod
+    async def collect_trajectories(self, item: Item) -> tuple[Any, list[Item]]: ...
+
+    @abstractmethod
+    async def postprocess_histories(self, trajectories: Any) -> Any: ...
+
+    @abstractmethod
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @abstractmethod
+    async def cleanup(self) -> None: ...
+
+    @abstractmethod
+    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None: ...
+
+    @abstractmethod
+    def load_checkpoint(self) -> None: ...
+
+    @abstractmethod
+    async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None: ...
+
+    @abstractmethod
+    async def add_rollouts_for_wandb(
+        self, scored_data: ScoredDataGroup | list[ScoredDataGroup], item: Item | None = None
+    ) -> None: ...
+
+    # --- who and where -----------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The trained model's tokenizer, loaded at the first use; may be set instead."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.config.tokenizer_name)
+
+    def label(self) -> str:
+        """The name of this environment: ``wandb_name``, else the class's."""
+        return self.config.wandb_name or self.name or type(self).__name__
+
+    def served_model_name(self) -> str | None:
+        """The model of the first server."""
+        return self.server.servers[0].config.model_name if self.server.servers else None
+
+    @property
+    def registration(self) -> EnvRegistered:
+        """The run this environment belongs to.
+
+        Raises:
+            NotRegistered: it has not joined one.
+        """
+        if self.sender is None:
+            raise NotRegistered(f"{self.label()} has not joined a run")
+        return self.sender.registration
+
+    @property
+    def accepted_groups(self) -> int:
+        """Groups that the rollout API accepted, in groups of the configured size."""
+        return self.sender.accepted_groups if self.sender else 0
+
+    def join(self, registration: EnvRegistered, batch_size: int, max_token_len: int) -> None:
+        """Take over what the run prescribes; -1 means that it does not say.
+
+        Raises:
+            ConfigError: no length is set, or a group cannot fit into a batch.
+        """
+        config = self.config
+        if batch_size != -1:
+            config.batch_size = batch_size
+        if config.batch_size != -1 and config.group_size > config.batch_size:
+            raise ConfigError(
+                f"group_size {config.group_size} is more than the {config.batch_size} "
+                "sequences of a batch: lower --env.group_size or raise the trainer's batch"
+            )
+        if self.takes_steps_from_trainer:
+            config.total_steps = registration.num_steps
+        if config.total_steps < 0:
+            raise ConfigError("total_steps is -1 and the trainer does not say how many either")
+        if max_token_len != -1:
+            self.max_token_len = max_token_len
+        self.env_id = registration.env_id
+        self.wandb_prepend = registration.wandb_name
+        self.checkpoint_dir = registration.checkpoint_dir
+        self.checkpoint_interval = registration.checkpoint_interval
+        self.curr_step = registration.starting_step
+
+    # --- pace --------------------------------------------------------------------------
+
+    def limits(self) -> Limits:
+        """The settings that pace this environment."""
+        config = self.config
+        return Limits(
+            group_size=config.group_size,
+            batch_size=config.batch_size,
+            max_workers=self.max_num_workers,
+            max_batches_offpolicy=config.max_batches_offpolicy,
+            min_batch_allocation=config.min_batch_allocation,
+            eval_handling=config.eval_handling,
+            eval_limit_ratio=config.eval_limit_ratio,
+        )
+
+    @property
+    def derived_batch_size(self) -> int:
+        """Sequences of each batch that this environment may fill."""
+        if not self.status_dict or self.config.batch_size == -1:
+            return self.config.batch_size
+        return int(derived_batch_size(self.limits(), self.status_dict["unallocated_fraction"]))
+
+    async def update_weight(self, weight: float) -> None:
+        """Give the servers' slots this environment's share of them, 0..1."""
+        await self.server.update_weight(weight)
+
+    async def env_step_checks(self) -> None:
+        """What a new trainer step makes due: evaluation, checkpoint, metrics."""
+        if self.serving is not None:
+            await self.serving.step_checks()
+
+    async def add_train_workers(self) -> None:
+        """Start as many rollouts as are wanted now."""
+        if self.serving is not None:
+            await self.serving.add_workers()
+
+    # --- groups on their way out --------------------------------------------------------
+
+    async def _deliver(self, groups: list[ScoredDataGroup], item: Item) -> int:
+        scored = groups[0] if len(groups) == 1 else groups
+        sending = not self.process_mode
+        with boundary(self.label(), item, "handle_send_to_api"):
+            kept = await self.handle_send_to_api(
+                scored, item, do_send_to_api=sending, abort_on_any_max_length_exceeded=sending
+            )
+        self.last_completed_item = item
+        return len(kept)
+
+    async def handle_send_to_api(
+        self,
+        scored_data: ScoredDataGroup | Sequence[ScoredDataGroup | None] | None,
+        item: Item | None = None,
+        do_send_to_api: bool = True,
+        abort_on_any_max_length_exceeded: bool = True,
+    ) -> list[ScoredDataGroup]:
+        """Keep or drop each group, save and send those kept, and return them."""
+        single = scored_data is None or isinstance(scored_data, dict)
+        given = cast(list[Any], [scored_data] if single else scored_data)
+        kept: list[ScoredDataGroup] = [
+            self._labelled(group, item)
+            for group in given
+            if group and self._keeps(group, item, abort_on_any_max_length_exceeded)
+        ]
+        for group in kept:
+            self.completion_lengths += trained_lengths(group)
+            for name, value in ((group.get("metadata") or {}).get("metrics") or {}).items():
+                self.logbook.log(f"train/{name}", value)
+            await self.add_rollouts_for_wandb(group, item)
+            if self.group_file is not None:
+                self.group_file.write(group)
+        if do_send_to_api and kept and self.sender is not None:
+            kept = await self.sender.send(kept, item, self.registration.run_id)
+        self.items_sent_this_step += len(kept)
+        self.tally.kept += len(kept)
+        return kept
+
+    def _keeps(self, group: ScoredDataGroup, item: Item, drop_too_long: bool) -> bool:
+        self.tally.warn_of_unknown(group)
+        problem = reason_to_drop(
+            group,
+            group_size=self.config.group_size,
+            ensure_scores_are_not_same=self.config.ensure_scores_are_not_same,
+            max_token_len=self.max_token_len,
+            drop_too_long=drop_too_long,
+        )
+        if problem is not None:
+            self.tally.drop(*problem, item)
+        return problem is None
+
+    def _labelled(self, group: ScoredDataGroup, item: Item) -> ScoredDataGroup:
+        copy = with_metadata(group, item=item_label(item), env=self.label())
+        if self.config.include_messages and group.get("messages") is None:
+            copy["messages"] = [
+                [{"role": "user", "content": self.tokenizer.decode(row)}]
+                for row in group["tokens"]
+            ]
+        return copy
+
+    def _remember_duration(self, outcome: Outcome, item: Item) -> None:
+        scored = outcome.end is End.SCORED
+        self.task_duration.append(outcome.seconds)
+        self.task_successful.append(int(scored))
+        durations = self.succeeded_task_duration if scored else self.failed_task_duration
+        durations.append(outcome.seconds)
+
+    # --- beginning and end --------------------------------------------------------------
+
+    async def env_manager(self) -> None:
+        """``serve``: roll out for a trainer until the run is complete."""
+        from atroposlib.envs.serve import Serve
+
+        self.serving = Serve(self)
+        await self.serving.run()
+
+    async def process_manager(self) -> int:
+        """``process``: make groups into a file, and return how many."""
+        from atroposlib.envs.process import run_process
+
+        self.process_mode = True
+        self.n_groups_to_process = self.n_groups_to_process or self.config.total_steps
+        self.group_size_to_process = self.group_size_to_process or self.config.group_size
+        self.config.group_size = self.group_size_to_process
+        return await run_process(self)
+
+    async def close(self) -> None:
+        """Flush and close the files, the metrics and the connections to the servers."""
+        if self.group_file is not None:
+            self.group_file.close()
+        self.logbook.close()
+        await self.server.close()
+
+    def logs_to_wandb(self) -> bool:
+        """Whether tables have somewhere to go."""
+        return any(isinstance(sink, WandbSink) for sink in self.logbook.sinks)

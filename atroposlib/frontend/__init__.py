@@ -1,0 +1,1 @@
+"""Pages that a browser opens from a file, with nothing loaded from elsewhere."""

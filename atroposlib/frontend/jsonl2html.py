@@ -1,0 +1,146 @@
+"""Scored groups as a page: ``python -m atroposlib.frontend.jsonl2html groups.jsonl``.
+
+What a model wrote is shown as text, never run: everything is escaped, and the page's own
+policy forbids it to load or execute anything but the few lines of this template.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import html
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+details { border: 1px solid #ccc; border-radius: 6px; margin: .5rem 0; padding: .5rem 1rem }
+summary { cursor: pointer; font-weight: 600 }
+.item { border-left: 4px solid #999; margin: 1rem 0; padding-left: 1rem }
+.text { white-space: pre-wrap; overflow-wrap: anywhere }
+.reward-positive { border-color: #2a7d2a } .reward-negative { border-color: #b03030 }
+.reward-zero { border-color: #999 }
+"""
+SCRIPT = """
+document.addEventListener('keydown', function (event) {
+  var step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!step) { return; }
+  var groups = Array.from(document.querySelectorAll('details'));
+  var now = groups.findIndex(function (group) { return group.open; });
+  var next = groups[Math.min(groups.length - 1, Math.max(0, now + step))];
+  if (!next) { return; }
+  event.preventDefault();
+  groups.forEach(function (group) { group.open = group === next; });
+  next.scrollIntoView({ block: 'start' });
+});
+"""
+
+
+def get_score_class(score: float) -> str:
+    """The CSS class of a reward by its sign."""
+    if score > 0:
+        return "reward-positive"
+    return "reward-negative" if score < 0 else "reward-zero"
+
+
+def create_html_for_group(group: Mapping[str, Any], index: int) -> str:
+    """One group as a ``<details>`` element; an empty group is an empty string."""
+    messages, scores = group.get("messages") or [], group.get("scores") or []
+    if len(messages) != len(scores):
+        logger.warning(
+            "group %d: %d messages, %d scores; the rest is left out",
+            index,
+            len(messages),
+            len(scores),
+        )
+    items = [
+        f'<div class="item {get_score_class(float(score))}"><h4>Content {i}: '
+        f"reward {float(score):g}</h4>{_conversation(content)}</div>"
+        for i, (content, score) in enumerate(zip(messages, scores))
+    ]
+    if not items:
+        return ""
+    return f"<details><summary>Group {index}</summary>{''.join(items)}</details>\n"
+
+
+def _conversation(content: str | Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(content, str):
+        return _text(content)
+    return "".join(
+        f"<p><strong>{html.escape(str(message.get('role', '')))}</strong></p>"
+        + _text(message.get("content"))
+        for message in content
+    )
+
+
+def _text(content: Any) -> str:
+    shown = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return f'<div class="text">{html.escape(shown)}</div>'
+
+
+def _hash(source: str) -> str:
+    digest = hashlib.sha256(source.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def page(title: str, body: str) -> str:
+    """A whole page around ``body``, which must be escaped already."""
+    policy = (
+        f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>\n"
+        f"<body><h1>{html.escape(title)}</h1>\n{body}<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def generate_html(input_path: str, output_path: str | None = None) -> str:
+    """Write the page of a jsonl file of groups beside it, and return the page's path.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    source = Path(input_path)
+    target = Path(output_path) if output_path else source.with_suffix(".html")
+    parts = []
+    with source.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            if not line.strip():
+                continue
+            try:
+                group = json.loads(line)
+            except json.JSONDecodeError as error:
+                logger.warning("%s line %d is not JSON: %s", source, number + 1, error)
+                continue
+            if not isinstance(group, dict) or "messages" not in group or "scores" not in group:
+                logger.warning("%s line %d has no messages or scores", source, number + 1)
+                continue
+            parts.append(create_html_for_group(group, number))
+    body = "".join(parts) or "<p>There is no data to show.</p>\n"
+    target.write_text(page(source.name, body), encoding="utf-8")
+    return str(target)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line: input file, and optionally where to write."""
+    parser = argparse.ArgumentParser(description="Scored groups (jsonl) as an HTML page.")
+    parser.add_argument("input_path")
+    parser.add_argument("output_path", nargs="?")
+    args = parser.parse_args(argv)
+    try:
+        print(generate_html(args.input_path, args.output_path))
+    except FileNotFoundError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

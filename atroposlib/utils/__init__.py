@@ -1,0 +1,1 @@
+"""Small functions that know nothing of environments or servers."""

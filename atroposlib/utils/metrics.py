@@ -1,0 +1,28 @@
+"""Summary statistics under the names that dashboards expect."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+
+def get_std_min_max_avg(
+    name: str, data: Sequence[float], metrics: dict[str, float]
+) -> dict[str, float]:
+    """Add ``<name>_mean``, ``_std`` (population), ``_max`` and ``_min`` to ``metrics``.
+
+    Returns ``metrics``; an empty ``data`` adds nothing.
+    """
+    if data:
+        metrics[f"{name}_mean"] = statistics.fmean(data)
+        metrics[f"{name}_std"] = statistics.pstdev(data)
+        metrics[f"{name}_max"] = max(data)
+        metrics[f"{name}_min"] = min(data)
+    return metrics
+
+
+def percentile(data: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` (0..1) of ``data`` does not exceed."""
+    ordered = sorted(data)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,0 +1,155 @@
+"""One-digit sums: small enough that a 135 M model learns them on a laptop in minutes.
+
+    python environments/arithmetic_server.py serve --openai.base_url http://localhost:9001/v1
+
+64 of the 81 sums are trained on and 17 are held out; ``seed`` decides which.
+"""
+
+import asyncio
+import random
+import re
+import time
+
+from pydantic import Field
+
+from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.envs.groups import from_nodes
+
+SYSTEM_PROMPT = "Answer with only a number."
+HELD_OUT = 17
+
+
+class ArithmeticConfig(BaseEnvConfig):
+    """Settings of the sums; the changed defaults suit a small model on a CPU."""
+
+    group_size: int = Field(default=8, ge=1, description="answers to one sum, scored together")
+    max_token_length: int = Field(default=128, ge=1, description="most tokens of a sequence")
+    max_batches_offpolicy: int = Field(default=1, description="batches generated ahead")
+    # True would leave the easiest and the hardest sums out of the measured rate.
+    ensure_scores_are_not_same: bool = Field(default=False, description="drop equal scores")
+    max_new_tokens: int = Field(default=6, description="most tokens of an answer")
+    temperature: float = Field(default=1.0, description="of training rollouts")
+    eval_temperature: float = Field(default=0.0, description="of evaluation; 0: greedy")
+    eval_samples: int = Field(default=1, description="answers to each held-out sum")
+
+
+def problems(seed: int) -> tuple[list[dict], list[dict]]:
+    """The 81 sums as (training, held-out), the same for the same ``seed``."""
+    sums = [
+        {"id": f"{a}+{b}", "prompt": f"What is {a} + {b}?", "answer": str(a + b)}
+        for a in range(1, 10)
+        for b in range(1, 10)
+    ]
+    random.Random(seed).shuffle(sums)
+    return sums[HELD_OUT:], sums[:HELD_OUT]
+
+
+def score(text: str, answer: str, stopped: bool) -> float:
+    """1.0 for exactly the answer and then an end, and something for each step on the way.
+
+    0.05 for any number, 0.4 if the first number is right, 0.3 for nothing but a number
+    (0.2 without an end): at most 0.75 in all for what is not exact.
+    """
+    text, numbers = text.strip(), re.findall(r"\d+", text)
+    if text == answer and stopped:
+        return 1.0
+    partial = 0.05 if numbers else 0.0
+    if numbers and numbers[0] == answer:
+        partial += 0.4
+    if text.isdigit():
+        partial += 0.3 if stopped else 0.2
+    return partial
+
+
+class ArithmeticEnv(BaseEnv):
+    """Asks sums, rewards an answer by how near it is, and measures how many are exact."""
+
+    name = "arithmetic"
+    env_config_cls = ArithmeticConfig
+
+    @classmethod
+    def config_init(cls):
+        server = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
+        return cls.env_config_cls(), [server]
+
+    async def setup(self):
+        self.train, self.held_out = problems(self.config.seed)
+        self.iter = 0
+
+    async def get_next_item(self):
+        epoch, position = divmod(self.iter, len(self.train))
+        self.iter += 1
+        order = random.Random(f"{self.config.seed}/{epoch}").sample(
+            self.train, len(self.train)
+        )
+        return order[position]
+
+    async def collect_trajectories(self, item):
+        temperature = self.config.temperature
+        answers, nodes = await self.ask(item, self.config.group_size, temperature)
+        group = from_nodes(
+            nodes,
+            [answer["reward"] for answer in answers],
+            generation_params={"temperature": temperature},
+            metrics={"exact": mean(answer["exact"] for answer in answers)},
+        )
+        return group, []  # nothing for the backlog
+
+    async def ask(self, item, n, temperature, split="train"):
+        """``n`` scored answers to ``item``, and their token-exact nodes in the same order."""
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            completion = await managed.chat_completion(
+                messages=[
+                    {"role": "system", "content": SYSTEM_PROMPT},
+                    {"role": "user", "content": item["prompt"]},
+                ],
+                n=n,
+                max_tokens=self.config.max_new_tokens,
+                temperature=temperature,
+                split=split,
+            )
+            nodes = managed.nodes_for(completion)
+        answers = []
+        for choice in completion.choices:
+            text = choice.message.content or ""
+            reward = score(text, item["answer"], choice.finish_reason == "stop")
+            answers.append(
+                {
+                    "prompt": item["prompt"],
+                    "completion": text,
+                    "expected": item["answer"],
+                    "reward": reward,
+                    "exact": reward == 1.0,
+                }
+            )
+        return answers, nodes
+
+    async def evaluate(self, *args, **kwargs):
+        started, temperature = time.time(), self.config.eval_temperature
+        asked = [
+            self.ask(item, self.config.eval_samples, temperature, split="eval")
+            for item in self.held_out
+        ]
+        samples = [answer for answers, _ in await asyncio.gather(*asked) for answer in answers]
+        await self.evaluate_log(
+            {
+                "exact": mean(sample["exact"] for sample in samples),
+                "reward": mean(sample["reward"] for sample in samples),
+            },
+            start_time=started,
+            end_time=time.time(),
+            generation_parameters={"temperature": temperature},
+            samples=samples,
+        )
+
+    def save_checkpoint(self, step, data=None):
+        super().save_checkpoint(step, {"iter": self.iter})
+
+
+def mean(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+if __name__ == "__main__":
+    ArithmeticEnv.cli()

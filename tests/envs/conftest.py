@@ -1,0 +1,94 @@
+"""A real rollout API on a free port, a fake inference server, and a small environment."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atroposlib.client import RolloutClient
+from atroposlib.testing.fake_inference import FakeInference
+from atroposlib.wire import Registration
+from tests.envs.toys import ToyConfig
+
+
+class RunningApi:
+    """The rollout API in a thread; ``stop`` and ``start`` again keep port and data."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        import uvicorn
+
+        from atroposlib.api.server import create_app
+        from atroposlib.api.store import open_store
+
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen()
+        self.port = listener.getsockname()[1]
+        app = create_app(open_store("sqlite", self.data_dir))
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._listener = listener
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(15)
+        self._listener.close()
+
+    def trainer(self, batch_size: int, num_steps: int) -> RolloutClient:
+        """A trainer that has registered and started the run by asking for a batch."""
+        client = RolloutClient(self.url)
+        client.register(
+            Registration(
+                wandb_group="",
+                wandb_project="",
+                batch_size=batch_size,
+                max_token_len=512,
+                checkpoint_dir="",
+                save_checkpoint_interval=0,
+                starting_step=0,
+                num_steps=num_steps,
+            )
+        )
+        client.claim(wait_s=0)
+        return client
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[RunningApi]:
+    running = RunningApi(tmp_path / "queue")
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def fake() -> FakeInference:
+    return FakeInference(reply=lambda prompt, i: f"answer {i}")
+
+
+@pytest.fixture
+def inference_url(fake: FakeInference) -> Iterator[str]:
+    with fake.running() as url:
+        yield f"{url}/v1"
+
+
+@pytest.fixture
+def toy_config(tmp_path: Path) -> ToyConfig:
+    return ToyConfig(use_wandb=False, group_size=2, max_batches_offpolicy=1, total_steps=3)

@@ -1,0 +1,224 @@
+"""One merger for three subcommands: CLI > YAML > config_init > class defaults."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
+from atroposlib.envs.cli import join_values, main, make_env, read_settings
+from atroposlib.envs.config import EvalHandlingEnum
+from atroposlib.errors import ConfigError
+
+
+class Config(BaseEnvConfig):
+    stop_words: list[str] = []
+    weights: dict[str, float] | None = None
+    lower: float = 0.0
+
+
+class Env(BaseEnv):
+    name = "mine"
+    env_config_cls = Config
+    servers = APIServerConfig(base_url="http://init:1/v1", api_key="k", model_name="init")
+
+    @classmethod
+    def config_init(cls):
+        return Config(group_size=6, use_wandb=False), cls.servers
+
+    async def setup(self): ...
+
+    async def get_next_item(self): ...
+
+    async def evaluate(self, *args, **kwargs): ...
+
+
+def read(*words, servers=Env.servers, tmp_path=None, yaml=None):
+    env_cls = type("EnvUnderTest", (Env,), {"servers": servers})
+    if yaml is not None:
+        path = tmp_path / "settings.yaml"
+        path.write_text(yaml)
+        words = (*words, "--config", str(path))
+    return read_settings(env_cls, list(words))
+
+
+MODES = ["serve", "process", "evaluate"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_flags_win_over_yaml_over_config_init_over_defaults(mode, tmp_path):
+    yaml = "env:\n  group_size: 10\n  total_steps: 77\nopenai:\n  model_name: yaml\n  timeout: 5\n"
+    settings = read(
+        mode, "--env.group_size", "12", "--openai.model_name=cli", tmp_path=tmp_path, yaml=yaml
+    )
+    assert settings.env.group_size == 12
+    assert settings.env.total_steps == 77
+    assert settings.env.use_wandb is False
+    assert settings.env.max_eval_workers == 16
+    (server,) = settings.servers
+    assert (server.model_name, server.timeout) == ("cli", 5)
+    assert server.base_url == "http://init:1/v1"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "servers", [Env.servers, [Env.servers], ServerBaseline(model_name="init")], ids=type
+)
+def test_server_flags_reach_the_server_in_every_mode(mode, servers):
+    settings = read(mode, "--openai.base_url", "http://cli:2/v1", servers=servers)
+    env = make_env(Env, settings)
+    assert [s.config.base_url for s in env.server.servers] == ["http://cli:2/v1"]
+    assert env.server.servers[0].config.model_name == "init"
+
+
+def test_several_servers_refuse_a_flag_that_could_mean_any(tmp_path):
+    two = [Env.servers, Env.servers]
+    assert len(read("serve", servers=two).servers) == 2
+    with pytest.raises(ConfigError, match="openai.model_name"):
+        read("serve", "--openai.model_name", "x", servers=two)
+    yaml = "openai:\n  - base_url: http://a/v1\n  - base_url: http://b/v1\n"
+    listed = read("serve", tmp_path=tmp_path, yaml=yaml).servers
+    assert [s.base_url for s in listed] == ["http://a/v1", "http://b/v1"]
+
+
+def test_process_changes_defaults_that_flags_can_change_back():
+    settings = read("process")
+    assert settings.env.ensure_scores_are_not_same is False
+    assert settings.env.include_messages is True
+    assert settings.env.data_path_to_save_groups == "data/mine.jsonl"
+    assert settings.env.use_wandb is False  # config_init said so
+    back = read("process", "--env.include_messages", "false")
+    assert back.env.include_messages is False
+    assert read("serve").env.ensure_scores_are_not_same is True
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["--env.total_steps", "-1"], "total_steps", -1),
+        (["--env.total_steps=-1"], "total_steps", -1),
+        (["--env.lower", "-1.5e-3"], "lower", -0.0015),
+        (["--env.use_wandb", "True"], "use_wandb", True),
+        (["--env.use_wandb"], "use_wandb", True),
+        (
+            ["--env.eval_handling", "LIMIT_TRAIN"],
+            "eval_handling",
+            EvalHandlingEnum.LIMIT_TRAIN,
+        ),
+        (["--env.stop_words", '["a", "b"]'], "stop_words", ["a", "b"]),
+        (["--env.weights", '{"a": 0.5}'], "weights", {"a": 0.5}),
+        (["--env.wandb_name", "None"], "wandb_name", None),
+        (["--env.wandb_name", "a=b"], "wandb_name", "a=b"),
+        (["--env.min_batch_allocation", "0.25"], "min_batch_allocation", 0.25),
+    ],
+)
+def test_flags_are_spelt_as_before(words, field, value):
+    assert getattr(read("serve", *words).env, field) == value
+
+
+def test_manager_flags_have_no_namespace():
+    settings = read(
+        "serve", "--slurm", "false", "--testing", "true", "--max_n_completions", "3"
+    )
+    assert (settings.manager.slurm, settings.manager.testing) == (False, True)
+    assert make_env(Env, settings).server.max_n_completions == 3
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("env:\n  gruop_size: 3\n", "env.gruop_size.*did you mean 'group_size'"),
+        ("envs:\n  group_size: 3\n", "envs.*did you mean 'env'"),
+        ("openai:\n  baseurl: x\n", "openai.baseurl.*did you mean 'base_url'"),
+        ("openai:\n  - base_url: x\n  - nonsense: 1\n", "openai.nonsense"),
+        ("- 1\n", "mapping"),
+        ("a: [", "settings.yaml"),
+    ],
+)
+def test_what_a_yaml_file_cannot_mean_is_refused(yaml, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        read("serve", tmp_path=tmp_path, yaml=yaml)
+
+
+def test_an_empty_yaml_file_changes_nothing(tmp_path):
+    assert read("serve", tmp_path=tmp_path, yaml="").env.group_size == 6
+
+
+def test_an_absent_yaml_file_is_named():
+    with pytest.raises(ConfigError, match="absent.yaml"):
+        read("serve", "--config", "absent.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", "--env.group_size", "many"], "env.group_size|group_size"),
+        (["serve", "--env.gruop_size", "3"], "unrecognized arguments"),
+        (["serve", "--env.weights", "{oops"], "not JSON"),
+        (["dance"], "invalid choice"),
+        ([], "required"),
+    ],
+)
+def test_a_bad_command_line_exits_with_2_and_names_the_flag(words, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(Env, words)
+    assert exit_.value.code == 2
+    assert __import__("re").search(message, capsys.readouterr().err)
+
+
+def test_help_shows_the_defaults_of_this_environment(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(Env, ["serve", "--help"])
+    assert exit_.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "scored together [6]" in shown
+    assert "--env.stop_words" in shown and "--openai.base_url" in shown
+    assert "[http://init:1/v1]" in shown
+
+
+def test_a_value_may_begin_with_a_dash_and_a_flag_may_not_be_one():
+    assert join_values(["serve", "--a", "-1", "--b", "--c", "x", "--d=-2"]) == [
+        "serve",
+        "--a=-1",
+        "--b=true",
+        "--c=x",
+        "--d=-2",
+    ]
+
+
+def test_the_name_of_an_environment_falls_back_to_its_class(tmp_path):
+    assert make_env(Env, read("serve")).label() == "mine"
+    assert make_env(Env, read("serve", "--env.wandb_name", "other")).label() == "other"
+
+
+def test_an_unknown_field_in_code_warns_with_the_nearest_name():
+    with pytest.warns(UserWarning, match="did you mean 'group_size'"):
+        BaseEnvConfig(gruop_size=3)
+
+
+def test_importing_the_base_class_loads_nothing_heavy():
+    code = (
+        "import sys, atroposlib.envs.base\n"
+        "heavy = {'torch', 'transformers', 'wandb', 'datasets', 'openai', 'gradio', 'sympy'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
+    assert shown.stdout.strip() == "[]", shown.stderr
+
+
+def test_the_package_exports_lazily():
+    import atroposlib.envs as envs
+
+    assert envs.BaseEnv is BaseEnv
+    with pytest.raises(AttributeError):
+        envs.Nothing

@@ -1,0 +1,196 @@
+"""Samples to groups: nothing is lost, nothing is changed under the caller."""
+
+from __future__ import annotations
+
+import copy
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.envs.groups import (
+    Drop,
+    collate,
+    from_nodes,
+    item_label,
+    plain,
+    reason_to_drop,
+    to_wire,
+    trained_lengths,
+    unknown_fields,
+    with_metadata,
+)
+from atroposlib.errors import InvalidGroup
+
+
+def item(score=1.0, **more):
+    return {"tokens": [1, 5, 9], "masks": [-100, -100, 9], "scores": score, **more}
+
+
+def group(scores=(0.0, 1.0), **more):
+    n = len(scores)
+    return {
+        "tokens": [[1, 5, 9]] * n,
+        "masks": [[-100, -100, 9]] * n,
+        "scores": list(scores),
+        **more,
+    }
+
+
+def reason(g, **changes):
+    settings = {
+        "group_size": 2,
+        "ensure_scores_are_not_same": True,
+        "max_token_len": 10,
+        **changes,
+    }
+    problem = reason_to_drop(g, **settings)
+    return problem and problem[0]
+
+
+class Node:
+    def __init__(self, tokens, masked, logprobs, versions, reason="stop"):
+        self.tokens, self.masked_tokens, self.logprobs = tokens, masked, logprobs
+        self.versions, self.metadata = versions, {"finish_reason": reason}
+
+
+def test_collated_items_keep_every_field():
+    rows = [
+        item(
+            score,
+            inference_logprobs=[1.0, 1.0, -0.5],
+            versions=[-1, -1, 3],
+            distill_token_ids=[[], [1], [2]],
+            distill_logprobs=[[], [-0.1], [-0.2]],
+            generation_params={"temperature": 1.0},
+            finish_reasons="stop",
+            messages=[{"role": "user", "content": "hi"}],
+            group_overrides={"group_size": 2},
+            metadata={"metrics": {"exact": score}},
+        )
+        for score in (0.0, 1.0)
+    ]
+    made = collate(rows)
+    assert made["scores"] == [0.0, 1.0]
+    assert made["inference_logprobs"] == [[1.0, 1.0, -0.5]] * 2
+    assert made["versions"] == [[-1, -1, 3]] * 2
+    assert made["distill_token_ids"] == [[[], [1], [2]]] * 2
+    assert made["generation_params"] == {"temperature": 1.0}
+    assert made["finish_reasons"] == ["stop", "stop"]
+    assert made["group_overrides"] == {"group_size": 2}
+    assert made["metadata"] == {"metrics": {"exact": 0.5}}
+
+
+def test_what_no_item_has_stays_absent_instead_of_an_empty_list():
+    assert set(collate([item(), item(0.0)])) == {"tokens", "masks", "scores"}
+
+
+def test_sampling_parameters_that_differ_become_overrides_of_the_sequence():
+    made = collate(
+        [
+            item(generation_params={"temperature": 0.7, "top_p": 1.0}),
+            item(
+                generation_params={"temperature": 1.0, "top_p": 1.0}, overrides={"sft": True}
+            ),
+        ]
+    )
+    assert made["generation_params"] == {"top_p": 1.0}
+    assert made["overrides"] == [{"temperature": 0.7}, {"temperature": 1.0, "sft": True}]
+
+
+def test_a_row_that_only_some_items_have_is_refused_with_its_place():
+    with pytest.raises(InvalidGroup, match=r"inference_logprobs\[1\]"):
+        collate([item(inference_logprobs=[1.0, 1.0, -0.5]), item()])
+
+
+def test_nodes_become_rows_with_versions_and_finish_reasons():
+    nodes = [
+        Node([1, 9], [-100, 9], [1.0, -0.5], [-1, 4]),
+        Node([1, 8], [-100, 8], [1.0, -2.0], [-1, 4], "length"),
+    ]
+    made = from_nodes(
+        nodes, [1, 0], generation_params={"temperature": 0.5}, metrics={"exact": 0.5}
+    )
+    assert made["tokens"] == [[1, 9], [1, 8]]
+    assert made["masks"] == [[-100, 9], [-100, 8]]
+    assert made["inference_logprobs"] == [[1.0, -0.5], [1.0, -2.0]]
+    assert made["versions"] == [[-1, 4], [-1, 4]]
+    assert made["finish_reasons"] == ["stop", "length"]
+    assert made["scores"] == [1.0, 0.0]
+    assert made["metadata"] == {"metrics": {"exact": 0.5}}
+    with pytest.raises(InvalidGroup, match="1 scores for 2 sequences"):
+        from_nodes(nodes, [1.0])
+
+
+@pytest.mark.parametrize(
+    ("made", "changes", "expected"),
+    [
+        (group(), {}, None),
+        (group((1.0, 1.0)), {}, Drop.SAME_SCORES),
+        (group((1.0, 1.0)), {"ensure_scores_are_not_same": False}, None),
+        (group((0.0, 1.0, 2.0)), {}, Drop.WRONG_SIZE),
+        (group((0.0, 1.0, 2.0), group_overrides={"group_size": 3}), {}, None),
+        (group(group_overrides=None), {}, None),
+        (group(), {"max_token_len": 3}, None),  # exactly as long as allowed
+        (group(), {"max_token_len": 2}, Drop.TOO_LONG),
+        (group(), {"max_token_len": 2, "drop_too_long": False}, None),
+        (group(), {"max_token_len": -1}, None),
+        (group((0.0, float("nan"))), {}, Drop.INVALID),
+        (group(inference_logprobs=[[1.0, 1.0], [1.0, 1.0]]), {}, Drop.INVALID),
+        (group(tokens=[[1, 5, 9], ["x", 5, 9]]), {}, Drop.INVALID),
+    ],
+)
+def test_a_group_is_dropped_for_one_named_reason(made, changes, expected):
+    assert reason(made, **changes) == expected
+
+
+def test_judging_and_sending_leave_the_group_as_it_was():
+    made = group(group_overrides=None)
+    before = copy.deepcopy(made)
+    reason(made)
+    to_wire(made, env_id=3, idempotency_key="k", group_id="g")
+    with_metadata(made, env="toy")
+    assert made == before
+
+
+def test_arrays_and_numpy_numbers_become_plain():
+    made = {
+        "tokens": [np.array([1, 5, 9]), [np.int64(1), 5, 9]],
+        "masks": np.array([[-100, -100, 9]] * 2),
+        "scores": [np.float32(0.5), True],
+        "metadata": {"metrics": {"exact": np.float64(0.25)}},
+    }
+    record = to_wire(made)
+    assert record.tokens == [[1, 5, 9], [1, 5, 9]]
+    assert record.scores == [0.5, 1.0]
+    assert msgspec.json.decode(msgspec.json.encode(record))["metadata"] == {
+        "metrics": {"exact": 0.25}
+    }
+
+
+@given(
+    st.recursive(st.integers() | st.floats(allow_nan=False) | st.none() | st.text(), st.lists)
+)
+def test_plain_values_stay_what_they_are(value):
+    assert plain(value) == value
+
+
+def test_metadata_of_the_environment_wins_and_unknown_fields_are_named():
+    made = group(metadata={"item": "mine"}, reward_notes="x")
+    assert with_metadata(made, item="theirs", env="toy")["metadata"] == {
+        "item": "mine",
+        "env": "toy",
+    }
+    assert unknown_fields(made) == ["reward_notes"]
+
+
+def test_lengths_count_trained_tokens_only():
+    assert trained_lengths(group()) == [1, 1]
+
+
+def test_items_are_named_by_their_id_else_by_how_they_print():
+    assert item_label({"id": 7}) == "7"
+    assert item_label((1, "a")) == "(1, 'a')"
+    assert len(item_label("x" * 1000)) == 200

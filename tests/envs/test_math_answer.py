@@ -1,0 +1,93 @@
+"""Verdicts on boxed answers; a check that hangs or breaks is no verdict, never a zero."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from atroposlib.envs.reward_fns.math_answer import (
+    MathVerifier,
+    NoVerdict,
+    Verdict,
+    after_thinking,
+    as_number,
+    boxed_answer,
+)
+
+
+@pytest.fixture
+async def verifier():
+    verifier = MathVerifier(timeout_s=20.0)
+    yield verifier
+    await verifier.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{72}", "72"),
+        (r"\boxed{1} no, \boxed{ 2 }", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{3} and \boxed{4", "3"),
+        ("72", None),
+        (r"\boxed{", None),
+        ("", None),
+    ],
+)
+def test_the_last_complete_box_is_the_answer(text, answer):
+    assert boxed_answer(text) == answer
+
+
+def test_only_what_follows_the_reasoning_counts():
+    assert after_thinking(r"<think>\boxed{1}</think>\boxed{2}") == r"\boxed{2}"
+    assert after_thinking("no tags") == "no tags"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("72", 72),
+        ("-3.50", Decimal("-3.5")),
+        ("$1,234", 1234),
+        (r"\$ 5", 5),
+        ("18.", 18),
+        ("50%", 50),
+        (".5", Decimal("0.5")),
+        ("1,2", None),
+        ("72 apples", None),
+        ("", None),
+        (".", None),
+        ("1e5", None),
+    ],
+)
+def test_plain_numbers_are_read_without_a_parser(text, number):
+    assert as_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "verdict"),
+    [
+        (r"\boxed{72}", "72", Verdict.CORRECT),
+        (r"\boxed{72.0}", "72", Verdict.CORRECT),
+        (r"\boxed{1,000}", "1000", Verdict.CORRECT),
+        (r"\boxed{71}", "72", Verdict.WRONG),
+        ("72", "72", Verdict.WRONG),
+        (r"<think>\boxed{72}</think> it is 72", "72", Verdict.WRONG),
+        (r"\boxed{" + "1" * 600 + "}", "72", Verdict.WRONG),
+    ],
+)
+async def test_numbers_are_judged_without_another_process(verifier, text, gold, verdict):
+    assert await verifier.judge(text, gold) is verdict
+    assert verifier._process is None
+
+
+async def test_expressions_are_judged_by_math_verify_also_after_a_hanging_one(verifier):
+    assert await verifier.judge(r"\boxed{\frac{144}{2}}", "72") is Verdict.CORRECT
+    assert await verifier.judge(r"\boxed{x+1}", "72") is Verdict.WRONG
+    assert await verifier.judge(r"\boxed{}{", "72") is Verdict.WRONG
+    verifier.timeout_s = 0.5
+    with pytest.raises(NoVerdict, match="within 0.5 s"):
+        await verifier.judge("\\boxed{9^{9^{9}}}", "72")
+    verifier.timeout_s = 20.0
+    assert await verifier.judge(r"\boxed{2 \cdot 36}", "72") is Verdict.CORRECT

@@ -1,0 +1,153 @@
+"""Tables of numbers for the decisions that pace an environment."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.envs.config import EvalHandlingEnum
+from atroposlib.envs.pacing import (
+    Limits,
+    Queue,
+    back_off_s,
+    groups_short_of_minimum,
+    is_due,
+    rollouts_wanted,
+    should_stop,
+    weights_have_settled,
+    worker_cap,
+)
+
+
+@pytest.mark.parametrize(
+    ("group", "batch", "ahead", "queued", "workers", "wanted"),
+    [
+        (8, 64, 1, 0, 100, 8),  # one batch is eight groups
+        (8, 64, 1, 3, 100, 5),
+        (8, 64, 1, 8, 100, 0),  # full: pause
+        (8, 64, 1, 9, 100, 0),
+        (8, 64, 2, 8, 100, 8),  # one batch is trained on, the next is made
+        (8, 64, 3, 0, 10, 10),  # never more than the workers there are
+        (8, 12, 1, 1, 100, 1),  # 12 needs two groups of 8; rounding down would stall
+        (8, 64, 0, 500, 16, 16),  # 0 and below: no bound
+        (8, 64, -1, 500, 16, 16),
+        (8, -1, 3, 0, 16, 0),  # no trainer yet
+    ],
+)
+def test_rollouts_fill_the_room_that_is_left(group, batch, ahead, queued, workers, wanted):
+    limits = Limits(group, batch, workers, max_batches_offpolicy=ahead)
+    assert rollouts_wanted(limits, Queue(queued)) == wanted
+
+
+@given(
+    group=st.integers(1, 64),
+    batch=st.integers(1, 1024),
+    ahead=st.integers(1, 5),
+    queued=st.integers(0, 2000),
+    workers=st.integers(0, 64),
+)
+def test_what_is_wanted_never_passes_the_bound_by_a_whole_group(
+    group, batch, ahead, queued, workers
+):
+    wanted = rollouts_wanted(Limits(group, batch, workers, ahead), Queue(queued))
+    assert 0 <= wanted <= workers
+    if wanted:
+        assert (queued + wanted - 1) * group < ahead * batch
+
+
+def test_environments_share_a_batch_by_what_others_reserved():
+    limits = Limits(8, 64, 100, max_batches_offpolicy=1)
+    assert rollouts_wanted(limits, Queue(0, unallocated_fraction=0.5)) == 4
+
+
+def test_a_minimum_share_is_owed_even_when_others_filled_the_queue():
+    limits = Limits(8, 64, 100, max_batches_offpolicy=1, min_batch_allocation=0.5)
+    full = Queue(queue_size=8, self_queue_size=1, unallocated_fraction=0.5, max_group_size=8)
+    assert groups_short_of_minimum(limits, full) == 3  # 32 of 64 sequences are 4 groups
+    assert rollouts_wanted(limits, full) == 3
+    paid = Queue(queue_size=8, self_queue_size=4, unallocated_fraction=0.5, max_group_size=8)
+    assert rollouts_wanted(limits, paid) == 0
+
+
+def test_a_minimum_is_owed_in_units_of_the_largest_group():
+    limits = Limits(4, 32, 100, max_batches_offpolicy=1, min_batch_allocation=0.25)
+    assert (
+        groups_short_of_minimum(limits, Queue(0, max_group_size=16)) == 4
+    )  # 8 -> one pack of 16
+
+
+@pytest.mark.parametrize(
+    ("handling", "cap"),
+    [
+        (EvalHandlingEnum.STOP_TRAIN, 0),
+        (EvalHandlingEnum.LIMIT_TRAIN, 5),
+        (EvalHandlingEnum.NONE, 10),
+    ],
+)
+def test_an_evaluation_takes_workers_as_configured(handling, cap):
+    limits = Limits(8, 64, 10, eval_handling=handling, eval_limit_ratio=0.5)
+    assert worker_cap(limits, evaluating=True) == cap
+    assert worker_cap(limits, evaluating=False) == 10
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "interval", "due"),
+    [
+        (0, 1, 1, True),  # an interval of one fires at every step
+        (1, 2, 1, True),
+        (0, 9, 10, False),
+        (9, 10, 10, True),
+        (10, 11, 10, False),
+        (8, 23, 10, True),  # a jump over a whole period is not missed
+        (10, 20, 10, True),
+        (5, 5, 5, False),
+        (0, 100, 0, False),
+        (0, 100, -1, False),
+    ],
+)
+def test_what_is_due_follows_the_floor_rule(old, new, interval, due):
+    assert is_due(old, new, interval) is due
+
+
+@pytest.mark.parametrize(
+    ("step", "queued", "total", "stop"),
+    [
+        (0, 0, 3, False),
+        (2, 0, 3, False),
+        (2, 8, 3, False),  # the leased batch is the second: the third is still to be made
+        (2, 16, 3, True),  # the second is leased, the third is queued
+        (3, 8, 3, True),  # the last one is being trained on
+        (3, 0, 3, True),
+        (4, 0, 3, True),
+        (0, 0, 0, True),
+    ],
+)
+def test_the_run_ends_when_the_last_batch_can_be_filled(step, queued, total, stop):
+    assert should_stop(step, queued, 8, 64, total) is stop
+
+
+def test_the_run_does_not_end_before_the_batch_size_is_known():
+    assert not should_stop(0, 100, 8, -1, 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "current", "version", "queued", "settled"),
+    [
+        (10, 10, 9, 8, False),  # delivered, still trained on
+        (10, 10, 10, 8, True),  # the version says so
+        (10, 10, 0, 0, True),  # acked, by a trainer that tells no versions
+        (10, 11, 0, 8, True),  # a later batch was delivered
+    ],
+)
+def test_an_evaluation_waits_for_the_weights_of_its_step(
+    step, current, version, queued, settled
+):
+    assert weights_have_settled(step, current, version, queued) is settled
+
+
+def test_back_off_grows_only_after_every_worker_failed_and_is_bounded():
+    assert back_off_s(8, free=8, longest_s=10) == 0
+    assert back_off_s(9, free=8, longest_s=10) == pytest.approx(0.2)
+    assert back_off_s(10, free=8, longest_s=10) == pytest.approx(0.4)
+    assert back_off_s(10_000, free=8, longest_s=10) == 10

@@ -1,0 +1,282 @@
+"""``serve`` against a real rollout API: pace, versions, restarts, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+
+from atroposlib.errors import RolloutError
+from tests.envs.toys import eventually, toy_env
+
+
+async def train(client, steps, serving=None, *, on_batch=lambda batch, step: None):
+    """Claim and ack ``steps`` batches, announcing a version after each."""
+    batches = []
+    while len(batches) < steps:
+        if serving is not None and serving.done():
+            serving.result()
+            raise AssertionError(f"the environment left after {len(batches)} batches")
+        claimed = await asyncio.to_thread(client.claim, wait_s=1.0)
+        if claimed.batch is None:
+            continue
+        batches.append(claimed)
+        on_batch(claimed, len(batches))
+        await asyncio.to_thread(client.announce_version, len(batches))
+        assert await asyncio.to_thread(client.ack, claimed)
+    return batches
+
+
+def lines_of(path):
+    return path.read_text().splitlines()
+
+
+async def test_environment_and_trainer_take_turns_to_the_end(
+    api, fake, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=3)
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url, metrics_path=None)
+
+    def publish(claimed, step):
+        fake.weight_version = step
+
+    serving = asyncio.ensure_future(env.env_manager())
+    batches = await train(client, 3, serving, on_batch=publish)
+    await asyncio.wait_for(serving, 20)
+
+    # Two groups of two make a batch of four: nothing more was generated than was trained on.
+    assert len(fake.requests) == 6
+    assert env.tally.sent == 6
+    for number, claimed in enumerate(batches):
+        for group in claimed.batch:
+            versions = {v for row in group.versions for v in row}
+            assert versions == {-1, number}
+            assert group.metadata["metrics"] == {"exact": 0.5}
+            assert group.metadata["env"] == "toy"
+            assert group.finish_reasons == ["stop", "stop"]
+            assert group.group_id is not None
+            for tokens, masks, logprobs in zip(
+                group.tokens, group.masks, group.inference_logprobs
+            ):
+                trained = [m != -100 for m in masks]
+                assert [t for t, on in zip(tokens, trained) if on] == [
+                    m for m in masks if m != -100
+                ]
+                assert all((p == 1.0) != on for p, on in zip(logprobs, trained))
+    items = [g.metadata["item"] for claimed in batches for g in claimed.batch]
+    assert sorted(items) == [f"item-{i}" for i in range(1, 7)]
+    client.close()
+
+
+async def test_two_batches_ahead_are_generated_while_one_is_trained(
+    api, fake, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=10)
+    env = toy_env(
+        toy_config, inference_url, rollout_server_url=api.url, max_batches_offpolicy=2
+    )
+    env.config.total_steps = 10
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.tally.sent == 4)
+    claimed = await asyncio.to_thread(client.claim, wait_s=5.0)
+    await eventually(lambda: env.serving.status.current_step == 1)
+    assert env.tally.sent == 4  # the leased batch still counts
+    await asyncio.to_thread(client.ack, claimed)
+    await eventually(lambda: env.tally.sent == 6)
+    env.serving.stopping.ask("test")
+    await asyncio.wait_for(serving, 20)
+    assert len(fake.requests) == 6
+    client.close()
+
+
+async def test_environment_waits_for_the_trainer_and_says_so(
+    api, fake, inference_url, toy_config
+):
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=1)
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.serving is not None and env.serving.waiting_on)
+    assert "trainer" in env.serving.waiting_on
+    assert fake.requests == []
+    client = api.trainer(batch_size=4, num_steps=1)
+    await train(client, 1, serving)
+    await asyncio.wait_for(serving, 20)
+    client.close()
+
+
+async def test_a_failed_item_is_tried_again_and_never_scored(
+    api, fake, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=1)
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=1)
+    env.failures.extend([ValueError("reward broke"), ValueError("again")])
+    serving = asyncio.ensure_future(env.env_manager())
+    (claimed,) = await train(client, 1, serving)
+    await asyncio.wait_for(serving, 20)
+    assert env.pool.counts["failed"] == env.pool.counts["retried"] == 2
+    assert "collect_trajectories failed on item" in str(env.pool.last_error)
+    assert {score for g in claimed.batch for score in g.scores} == {0.0, 1.0}
+    client.close()
+
+
+async def test_a_run_whose_rollouts_only_fail_stops_and_says_why(
+    api, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=1)
+    env = toy_env(
+        toy_config, inference_url, rollout_server_url=api.url, max_failures_in_a_row=4
+    )
+    env.failures.extend(ValueError(f"number {i}") for i in range(50))
+    with pytest.raises(RolloutError, match="toy: collect_trajectories failed on item"):
+        await asyncio.wait_for(env.env_manager(), 30)
+    assert env.tally.sent == 0
+    client.close()
+
+
+async def test_api_restart_loses_nothing_and_the_run_goes_on(
+    api, fake, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=2)
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=2)
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.tally.sent == 2)
+    await asyncio.to_thread(api.stop)
+    await eventually(lambda: "rollout API" in (env.serving.waiting_on or ""))
+    await asyncio.to_thread(api.start)
+    batches = await train(client, 2, serving)
+    await asyncio.wait_for(serving, 20)
+    items = [g.metadata["item"] for claimed in batches for g in claimed.batch]
+    assert sorted(items) == [f"item-{i}" for i in range(1, 5)]
+    client.close()
+
+
+async def test_reset_makes_the_environment_join_the_new_run(
+    api, fake, inference_url, toy_config
+):
+    first = api.trainer(batch_size=4, num_steps=5)
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=2)
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.tally.sent == 2)
+    old_run = env.registration.run_id
+    await asyncio.to_thread(first.reset)
+    second = await asyncio.to_thread(api.trainer, 4, 2)
+    batches = await train(second, 2, serving)
+    await asyncio.wait_for(serving, 20)
+    assert env.registration.run_id != old_run
+    items = {g.metadata["item"] for claimed in batches for g in claimed.batch}
+    assert items == {f"item-{i}" for i in range(3, 7)}
+    first.close()
+    second.close()
+
+
+async def test_a_group_sampled_for_a_run_that_was_reset_is_dropped_and_counted(
+    api, fake, inference_url, toy_config
+):
+    first = api.trainer(batch_size=4, num_steps=5)
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url)
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.tally.sent == 2)
+    group = {"tokens": [[5, 6], [5, 7]], "masks": [[-100, 6], [-100, 7]], "scores": [0.0, 1.0]}
+    stale = env.registration
+    await asyncio.to_thread(first.reset)
+    second = await asyncio.to_thread(api.trainer, 4, 5)
+    assert await env.sender.send([group], "old", stale.run_id) == []
+    assert env.tally.dropped["run_ended"] == 1
+    env.serving.stopping.ask("test")
+    await asyncio.wait_for(serving, 20)
+    first.close()
+    second.close()
+
+
+async def test_sigterm_finishes_sends_and_disconnects(
+    api, fake, inference_url, toy_config, tmp_path
+):
+    client = api.trainer(batch_size=4, num_steps=5)
+    metrics, groups = tmp_path / "metrics.jsonl", tmp_path / "groups.jsonl"
+    env = toy_env(
+        toy_config,
+        inference_url,
+        rollout_server_url=api.url,
+        metrics_path=str(metrics),
+        data_path_to_save_groups=str(groups),
+    )
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.tally.sent == 2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, 20)
+    assert len(groups.read_text().splitlines()) == 2
+    last = json.loads(metrics.read_text().splitlines()[-1])
+    assert last["train/items_sent_to_api"] == 2
+    assert last["train/exact"] == 0.5
+    status = await asyncio.to_thread(client.status)
+    (me,) = [p for p in status.participants if p.role == "env"]
+    assert me.phase == "draining"
+    client.close()
+
+
+async def test_evaluations_measure_the_weights_of_their_step(
+    api, fake, inference_url, toy_config, tmp_path
+):
+    client = api.trainer(batch_size=4, num_steps=4)
+    env = toy_env(
+        toy_config,
+        inference_url,
+        rollout_server_url=api.url,
+        total_steps=4,
+        steps_per_eval=2,
+        eval_at_start=True,
+        eval_at_end=True,
+        data_dir_to_save_evals=str(tmp_path / "evals"),
+        samples_path=str(tmp_path / "samples.jsonl"),
+    )
+    serving = asyncio.ensure_future(env.env_manager())
+    await train(client, 4, serving)
+    await asyncio.wait_for(serving, 20)
+    measured = [(at["eval_step"], at["eval_policy_version"]) for at in env.evaluated_at]
+    assert measured == [(0, 0), (2, 2), (4, 4)]
+    assert all(
+        at["eval_policy_version"] == at["eval_policy_version_at_end"]
+        for at in env.evaluated_at
+    )
+    written = json.loads((tmp_path / "evals" / "step-4" / "metrics.json").read_text())
+    assert written["config_general"]["eval_policy_version"] == 4
+    assert written["results"]["all"] == {"exact": 0.25}
+    steps = [json.loads(line)["step"] for line in lines_of(tmp_path / "samples.jsonl")]
+    assert steps == [0, 2, 4]
+    client.close()
+
+
+async def test_a_failing_evaluation_is_seen_and_the_run_goes_on(
+    api, inference_url, toy_config, tmp_path
+):
+    client = api.trainer(batch_size=4, num_steps=1)
+    path = tmp_path / "metrics.jsonl"
+    env = toy_env(
+        toy_config,
+        inference_url,
+        rollout_server_url=api.url,
+        total_steps=1,
+        eval_at_start=True,
+        metrics_path=str(path),
+    )
+
+    async def broken(*args, **kwargs):
+        raise KeyError("no test split")
+
+    env.evaluate = broken
+    serving = asyncio.ensure_future(env.env_manager())
+    await train(client, 1, serving)
+    await asyncio.wait_for(serving, 20)
+    assert any(json.loads(line).get("eval/failed") == 1 for line in lines_of(path))
+    client.close()
+
+
+async def test_stopping_interrupts_the_wait_for_an_absent_api(toy_config):
+    env = toy_env(toy_config, "http://127.0.0.1:9/v1", rollout_server_url="http://127.0.0.1:9")
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.serving is not None and env.serving.waiting_on)
+    env.serving.stopping.ask("test")
+    await asyncio.wait_for(serving, 20)
+    assert serving.done() and env.tally.sent == 0

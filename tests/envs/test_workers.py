@@ -1,0 +1,226 @@
+"""Rollouts under way: what is cancelled, what is tried again, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from atroposlib.envs.workers import End, Job, WorkerPool, collect_group, run_rollout
+from atroposlib.errors import InferenceUnavailable, RolloutError
+
+GROUP = {"tokens": [[1]], "masks": [[1]], "scores": [1.0]}
+
+
+class Script:
+    """An environment whose rollouts do what the test says."""
+
+    def __init__(self, collect=None, post=None):
+        self.collect, self.post = collect, post
+        self.cleaned = 0
+
+    def label(self):
+        return "script"
+
+    async def collect_trajectories(self, item):
+        return await self.collect(item) if self.collect else (GROUP, [])
+
+    async def postprocess_histories(self, collected):
+        return await self.post(collected) if self.post else collected
+
+    async def cleanup(self):
+        self.cleaned += 1
+
+
+def pool_of(env, deliver=None, **settings):
+    delivered = []
+
+    async def keep(groups, item):
+        delivered.append((item, groups))
+        return len(groups)
+
+    settings = {"timeout_s": 0, "max_item_retries": 2, **settings}
+    pool = WorkerPool(env, deliver or keep, **settings)
+    return pool, delivered
+
+
+async def fails(item):
+    raise KeyError("answer")
+
+
+@pytest.mark.parametrize(
+    ("stage", "env"),
+    [
+        ("collect_trajectories", Script(collect=fails)),
+        ("postprocess_histories", Script(post=fails)),
+    ],
+)
+async def test_a_failure_names_environment_item_and_stage(stage, env):
+    outcome = await run_rollout(env, {"id": 3}, timeout_s=0)
+    assert outcome.end is End.FAILED
+    assert isinstance(outcome.error, RolloutError)
+    assert (outcome.error.env, outcome.error.stage) == ("script", stage)
+    assert "{'id': 3}" in outcome.error.item
+
+
+async def test_errors_that_already_say_what_to_do_pass_unchanged():
+    async def no_server(item):
+        raise InferenceUnavailable("no server")
+
+    outcome = await run_rollout(Script(collect=no_server), 1, timeout_s=0)
+    assert isinstance(outcome.error, InferenceUnavailable)
+
+
+async def test_a_list_of_groups_keeps_those_that_are_there():
+    async def several(item):
+        return [GROUP, None, GROUP], ["later"]
+
+    outcome = await run_rollout(Script(collect=several), 1, timeout_s=0)
+    assert (outcome.end, outcome.groups, outcome.backlog) == (
+        End.SCORED,
+        [GROUP, GROUP],
+        ["later"],
+    )
+
+
+async def test_nothing_returned_is_empty_and_not_a_failure():
+    async def nothing(item):
+        return None, []
+
+    outcome = await run_rollout(Script(collect=nothing), 1, timeout_s=0)
+    assert outcome.end is End.EMPTY
+
+
+async def test_a_rollout_that_takes_too_long_is_a_counted_outcome():
+    async def forever(item):
+        await asyncio.Event().wait()
+
+    env = Script(collect=forever)
+    pool, delivered = pool_of(env, timeout_s=0.01)
+    pool.start(Job("slow"))
+    await pool.drain(10)
+    assert pool.counts["timed_out"] == 1
+    assert (delivered, env.cleaned) == ([], 1)
+
+
+async def test_a_timeout_inside_user_code_is_a_failure_of_that_code():
+    async def times_out(item):
+        raise asyncio.TimeoutError
+
+    outcome = await run_rollout(Script(collect=times_out), 1, timeout_s=60)
+    assert outcome.end is End.FAILED
+
+
+async def test_a_failed_item_is_tried_again_a_bounded_number_of_times():
+    pool, _ = pool_of(Script(collect=fails), max_item_retries=2)
+    job = Job("item")
+    while job is not None:
+        pool.start(job)
+        await pool.drain(10)
+        job = pool.next_waiting()
+    assert pool.counts["failed"] == 3
+    assert (pool.counts["retried"], pool.counts["gave_up"]) == (2, 1)
+    assert pool.errors_in_a_row == pool.barren_in_a_row == 3
+
+
+async def test_waiting_items_come_back_oldest_first_and_retries_before_backlog():
+    pool, _ = pool_of(Script())
+    pool.backlog.extend(["a", "b"])
+    pool.retries.append(Job("failed"))
+    assert [pool.next_waiting().item for _ in range(3)] == ["failed", "a", "b"]
+    assert pool.next_waiting() is None
+
+
+async def test_cancelling_spares_what_is_already_being_sent():
+    sending, may_finish = asyncio.Event(), asyncio.Event()
+    delivered = []
+
+    async def slow_send(groups, item):
+        sending.set()
+        await may_finish.wait()
+        delivered.append(item)
+        return 1
+
+    async def hang_on_second(item):
+        if item == "second":
+            await asyncio.Event().wait()
+        return GROUP, []
+
+    pool, _ = pool_of(Script(collect=hang_on_second), slow_send)
+    pool.start(Job("first"))
+    pool.start(Job("second"))
+    await sending.wait()
+    assert pool.cancel_unfinished() == ["second"]
+    may_finish.set()
+    assert await pool.drain(10) == 0
+    assert delivered == ["first"]
+    assert pool.counts["kept"] == 1
+
+
+async def test_a_drain_is_bounded_and_says_what_it_gave_up():
+    async def stuck(groups, item):
+        await asyncio.Event().wait()
+
+    pool, _ = pool_of(Script(), stuck)
+    pool.start(Job("x"))
+    assert await pool.drain(0.01) == 1
+    assert pool.busy == 0
+
+
+async def test_an_error_of_delivery_is_kept_for_the_driver():
+    async def broken(groups, item):
+        raise InferenceUnavailable("send")
+
+    pool, _ = pool_of(Script(), broken)
+    pool.start(Job("x"))
+    await pool.wait_for_change(10)
+    assert isinstance(pool.fatal, InferenceUnavailable)
+
+
+def sample(score):
+    return {"tokens": [1, 2], "masks": [-100, 2], "scores": score}
+
+
+async def test_a_failed_sample_is_drawn_again_and_its_group_survives():
+    drawn = iter([sample(0.0), None, ValueError("judge"), sample(1.0), sample(2.0)])
+
+    async def draw(item):
+        value = next(drawn)
+        if isinstance(value, Exception):
+            raise value
+        return value, ["later"]
+
+    group, backlog = await collect_group(draw, "item", 3)
+    assert sorted(group["scores"]) == [0.0, 1.0, 2.0]
+    assert backlog == ["later"] * 4
+
+
+async def test_second_draws_are_bounded():
+    calls = []
+
+    async def never(item):
+        calls.append(item)
+        return None, []
+
+    group, _ = await collect_group(never, "item", 3)
+    assert group is None
+    assert len(calls) == 6  # three samples and three second draws
+
+
+async def test_siblings_stop_when_a_group_is_given_up():
+    cancelled = []
+
+    async def draw(item):
+        if not cancelled and not draw.hanging:
+            draw.hanging = True
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(item)
+                raise
+        raise ValueError("always")
+
+    draw.hanging = False
+    with pytest.raises(RolloutError, match="always"):
+        await collect_group(draw, "item", 2)
+    assert cancelled == ["item"]

@@ -1,0 +1,67 @@
+"""Groups as a page: everything a model wrote is text."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from atroposlib.frontend.jsonl2html import (
+    create_html_for_group,
+    generate_html,
+    get_score_class,
+    main,
+)
+
+
+@pytest.mark.parametrize(
+    ("score", "name"),
+    [(0.5, "reward-positive"), (0, "reward-zero"), (-1.0, "reward-negative")],
+)
+def test_a_reward_has_the_class_of_its_sign(score, name):
+    assert get_score_class(score) == name
+
+
+def test_what_a_model_wrote_is_shown_and_never_run(tmp_path):
+    evil = '<script>alert(1)</script><think>hm</think> **bold** & "quotes"'
+    group = {
+        "messages": [
+            evil,
+            [{"role": "<b>user</b>", "content": evil}],
+            [{"role": "x", "content": [{"t": evil}]}],
+        ],
+        "scores": [1.0, 0.0, -0.5],
+    }
+    path = tmp_path / "groups.jsonl"
+    path.write_text(json.dumps(group) + "\n")
+    page = (tmp_path / "groups.html") if generate_html(str(path)) else None
+    text = page.read_text()
+    assert text.count("<script>") == 1  # the page's own
+    assert "<b>user" not in text
+    assert "&lt;think&gt;hm&lt;/think&gt;" in text
+    assert text.count("<details>") == 1 and text.count('class="item') == 3
+    assert "default-src 'none'" in text
+    assert re.search(r"(src|href)=", text) is None
+
+
+def test_lines_that_are_no_groups_are_skipped_with_a_warning(tmp_path, caplog):
+    path = tmp_path / "g.jsonl"
+    good = json.dumps({"messages": ["a", "b"], "scores": [1.0]})
+    path.write_text(f"not json\n\n{{}}\n{good}\n")
+    target = generate_html(str(path), str(tmp_path / "out.html"))
+    assert target == str(tmp_path / "out.html")
+    page = (tmp_path / "out.html").read_text()
+    assert page.count('class="item') == 1
+    assert "line 1 is not JSON" in caplog.text and "2 messages, 1 scores" in caplog.text
+
+
+def test_no_data_and_no_file_are_said_plainly(tmp_path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text(json.dumps({"messages": None, "scores": []}) + "\n")
+    generate_html(str(empty))
+    assert "no data" in (tmp_path / "empty.html").read_text()
+    assert create_html_for_group({"messages": [], "scores": []}, 0) == ""
+    with pytest.raises(SystemExit) as exit_:
+        main([str(tmp_path / "absent.jsonl")])
+    assert "absent.jsonl" in str(exit_.value.code)
