@@ -1,0 +1,58 @@
+# Every target makes the virtual environment first if it is missing or out of date.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= quickstart,dev
+
+# The quickstart's knobs: MODEL=smollm2|tiny, ENGINE=local|vllm.
+MODEL ?= smollm2
+ENGINE ?= local
+SEED ?= 0
+
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+LINTED := atroposlib environments example_trainer scripts tests benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart lint check test format config bench lock clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# make compares times, bootstrap compares contents: a touched file costs a second, no more.
+$(STAMP): pyproject.toml constraints.txt scripts/bootstrap.py
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV) --extras $(EXTRAS)
+
+install: $(STAMP)  ## Make .venv with all that the other targets need
+
+# exec: the shell goes away, so Ctrl-C and kill reach Python itself.
+quickstart: $(STAMP)  ## Train a small model and write a report (MODEL, ENGINE, SEED)
+	@exec $(PY) -m atroposlib.quickstart --model $(MODEL) --engine $(ENGINE) --seed $(SEED)
+
+lint: $(STAMP)  ## black, isort, flake8, mypy; changes nothing
+	$(PY) -m black --check $(LINTED)
+	$(PY) -m isort --check-only $(LINTED)
+	$(PY) -m flake8 $(LINTED)
+	$(PY) -m mypy
+
+check: lint  ## lint and the fast tests: before every commit
+	$(PY) -m pytest -q -m "not slow"
+
+test: $(STAMP)  ## Every test that runs on CPU, real processes included
+	$(PY) -m pytest
+
+format: $(STAMP)  ## Let black and isort rewrite the sources
+	$(PY) -m isort --quiet $(LINTED)
+	$(PY) -m black --quiet $(LINTED)
+
+config: $(STAMP)  ## Regenerate CONFIG.md from the models
+	$(PY) scripts/generate_config.py
+
+bench: $(STAMP)  ## Run benchmarks/*.py one after another, with their defaults
+	@set -e; for file in $(wildcard benchmarks/*.py); do $(PY) $$file; done
+
+lock: $(STAMP)  ## Rewrite constraints.txt with the newest versions (needs uv)
+	$(PY) scripts/lock.py
+
+clean:  ## Remove caches and build outputs; the environment and runs/ stay
+	rm -rf build dist .mypy_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

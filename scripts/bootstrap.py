@@ -1,0 +1,206 @@
+"""Make the virtual environment that `make` works in; do nothing when it is current.
+
+    python3 scripts/bootstrap.py [--venv .venv] [--extras quickstart,dev]
+
+Phases: venv -> torch build -> pip install -> stamp. The stamp holds a digest of all that
+decides what is installed, so an unchanged checkout costs one file read.
+Needs the standard library only. pip's own words go to VENV/install.log.
+"""
+
+import sys
+
+# Before anything newer than Python 3.6 is parsed or imported: an old interpreter has to get
+# one readable line, not a SyntaxError.
+if sys.version_info < (3, 10):
+    sys.exit(
+        "bootstrap: Python 3.10 or newer is needed, this is %d.%d (%s); "
+        "name another one with: make install PYTHON=python3.11"
+        % (sys.version_info[0], sys.version_info[1], sys.executable)
+    )
+
+import argparse  # noqa: E402
+import hashlib  # noqa: E402
+import importlib.util  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import platform  # noqa: E402
+import shutil  # noqa: E402
+import subprocess  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+import urllib.error  # noqa: E402
+import urllib.request  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = ("pyproject.toml", "constraints.txt", "scripts/bootstrap.py")
+# PyTorch's own index of CPU builds: 0.2 GB where the default Linux build brings 3 GB of CUDA.
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PROBE_TIMEOUT_S = 4.0
+WITH_TORCH = {"all", "example_trainer", "inference", "quickstart", "train"}
+
+
+def say(text: str) -> None:
+    print(f"bootstrap: {text}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Make the virtual environment of this checkout."
+    )
+    parser.add_argument("--venv", default=".venv", help="where it goes (default: .venv)")
+    parser.add_argument("--extras", default="quickstart,dev", help="extras of pyproject.toml")
+    args = parser.parse_args()
+
+    venv = (ROOT / args.venv).resolve()
+    stamp = venv / ".installed"
+    wanted = digest(args.extras)
+    if stamp.is_file() and stamp.read_text() == wanted and venv_python(venv).exists():
+        stamp.touch()  # so that make, which compares times, sees it as current too
+        return 0
+
+    started = time.monotonic()
+    stamp.unlink(missing_ok=True)  # a half-made environment must not look finished
+    make_venv(venv)
+    log = venv / "install.log"
+    log.unlink(missing_ok=True)
+    install(venv_python(venv), args.extras, log)
+    stamp.write_text(wanted)
+    say(f"{args.venv} is ready ({time.monotonic() - started:.0f} s)")
+    return 0
+
+
+def digest(extras: str) -> str:
+    """What decides the content of the environment, as one line."""
+    sha = hashlib.sha256(f"{sys.version_info[:2]} {extras} {ROOT}".encode())
+    for name in INPUTS:
+        sha.update((ROOT / name).read_bytes())
+    return sha.hexdigest()
+
+
+def venv_python(venv: Path) -> Path:
+    return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def make_venv(venv: Path) -> None:
+    if venv_python(venv).exists() and same_python(venv):
+        return
+    if (
+        importlib.util.find_spec("venv") is None
+        or importlib.util.find_spec("ensurepip") is None
+    ):
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        sys.exit(
+            "bootstrap: this Python has no venv module; install it "
+            f"(Debian and Ubuntu: apt install python{version}-venv) and run this again"
+        )
+    say(f"making {venv.name} with Python {platform.python_version()}")
+    if venv.exists():
+        if not (venv / "pyvenv.cfg").exists() and any(venv.iterdir()):
+            sys.exit(f"bootstrap: {venv} exists and is no virtual environment; move it away")
+        shutil.rmtree(venv)
+    done = subprocess.run([sys.executable, "-m", "venv", str(venv)], check=False)
+    if done.returncode != 0:
+        sys.exit("bootstrap: the virtual environment could not be made (see above)")
+
+
+def same_python(venv: Path) -> bool:
+    """Whether the environment there was made by this minor version of Python."""
+    code = "import sys; print(*sys.version_info[:2])"
+    done = subprocess.run(
+        [str(venv_python(venv)), "-c", code], capture_output=True, text=True, check=False
+    )
+    return done.stdout.split() == [str(part) for part in sys.version_info[:2]]
+
+
+def install(python: Path, extras: str, log: Path) -> None:
+    require_pip(python, log)
+    index = torch_index(python) if WITH_TORCH.intersection(extras.split(",")) else None
+    say(f"installing packages (pip's log: {display(log)})")
+    target = f".[{extras}]" if extras else "."
+    command = [str(python), "-m", "pip", "install", "--progress-bar", "off"]
+    command += ["-c", "constraints.txt", "-e", target]
+    if index is not None:
+        command += ["--extra-index-url", index]
+    run_logged(command, log)
+
+
+def require_pip(python: Path, log: Path) -> None:
+    """Early Python 3.10 ships a pip without --report and with a slow resolver."""
+    done = subprocess.run(
+        [str(python), "-m", "pip", "--version"], capture_output=True, text=True, check=False
+    )
+    words = done.stdout.split()
+    major = int(words[1].split(".")[0]) if len(words) > 1 else 0
+    if major < 23:
+        run_logged([str(python), "-m", "pip", "install", "--upgrade", "pip>=23"], log)
+
+
+def torch_index(python: Path) -> "str | None":
+    """An extra package index for torch, or None to take what pip takes by itself.
+
+    Order: what TORCH_INDEX says; nothing where a GPU could use the default build or where
+    that build is a CPU one anyway; PyTorch's CPU index if it answers within a few seconds.
+    An index that does not answer costs size, never the installation.
+    """
+    named = os.environ.get("TORCH_INDEX")
+    if named is not None:
+        return named or None
+    if sys.platform != "linux" or has_nvidia_driver() or pip_offers_cpu_torch(python):
+        return None
+    if answers(f"{CPU_INDEX}/torch/"):
+        say("no NVIDIA driver here: taking the CPU build of torch")
+        return CPU_INDEX
+    say("no NVIDIA driver here and PyTorch's CPU index does not answer: the default build")
+    say("  of torch is used (about 3 GB; TORCH_INDEX=URL names another index)")
+    return None
+
+
+def has_nvidia_driver() -> bool:
+    return Path("/proc/driver/nvidia/version").exists() or bool(shutil.which("nvidia-smi"))
+
+
+def pip_offers_cpu_torch(python: Path) -> bool:
+    """Whether pip's own configuration (an index, a folder of wheels) leads to a CPU build."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [str(python), "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps"]
+        command += ["--ignore-installed", "--report", str(report), "-c", "constraints.txt"]
+        done = subprocess.run([*command, "torch"], cwd=ROOT, capture_output=True, check=False)
+        if done.returncode != 0 or not report.is_file():
+            return False
+        found = json.loads(report.read_text())["install"]
+    return any("+cpu" in entry["metadata"]["version"] for entry in found)
+
+
+def answers(url: str) -> bool:
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def run_logged(command: "list[str]", log: Path) -> None:
+    with log.open("a", encoding="utf-8") as out:
+        out.write("$ " + " ".join(command) + "\n")
+        out.flush()
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False
+        )
+    if done.returncode != 0:
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+        print("\n".join("  " + line for line in tail), file=sys.stderr)
+        sys.exit(f"bootstrap: pip failed; its whole log is in {display(log)}")
+
+
+def display(path: Path) -> str:
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("bootstrap: interrupted; run it again to finish")

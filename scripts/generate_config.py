@@ -1,0 +1,154 @@
+"""Write CONFIG.md from the configuration models; `--check` only compares.
+
+    python scripts/generate_config.py [--check]
+
+One table per model: option, type, default, meaning. The models are the only source: a
+wrong sentence in CONFIG.md is corrected in the model's Field.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "CONFIG.md"
+sys.path.insert(0, str(ROOT))
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    target: str  # "module:class"
+    about: str
+
+
+SECTIONS = (
+    Section(
+        "Environment",
+        "atroposlib.envs.base:BaseEnvConfig",
+        "Command line: `--env.<option>`; YAML: under `env:`. "
+        "An environment may add options of its own: `python environments/<name>.py serve --help`.",
+    ),
+    Section(
+        "Inference server, as an environment sees it",
+        "atroposlib.envs.base:APIServerConfig",
+        "Command line: `--openai.<option>`; YAML: a list under `openai:`, one entry a server.",
+    ),
+    Section(
+        "Defaults for servers that are not listed one by one",
+        "atroposlib.envs.server_handling.server_baseline:ServerBaseline",
+        "In Python only: what `config_init` returns in place of a list of servers.",
+    ),
+    Section(
+        "Server manager",
+        "atroposlib.envs.server_handling.server_manager:ServerManagerConfig",
+        "Command line: `--<option>`, without a prefix: these apply to all servers together.",
+    ),
+    Section(
+        "Trainer",
+        "example_trainer.config:TrainingConfig",
+        "Command line of `atropos-grpo`: `--<option>` with dashes for underscores.",
+    ),
+)
+HEADER = """\
+# Configuration
+
+Every option of environments and trainer, its type and its default. Written by `make config`
+from the models in the source; a test fails when this page is out of date. The other commands
+explain themselves: `run-api --help`, `atropos-infer --help`, `atropos-quickstart --help`.
+
+An environment takes each value from the first place that names it: command line, YAML file
+(`--config FILE`), what `serve`, `process` or `evaluate` needs, the environment's
+`config_init`, the default below.
+"""
+
+
+def load(target: str) -> type[BaseModel]:
+    module, name = target.split(":")
+    model: type[BaseModel] = getattr(import_module(module), name)
+    return model
+
+
+def page() -> str:
+    parts = [HEADER]
+    for section in SECTIONS:
+        model = load(section.target)
+        module, name = section.target.split(":")
+        parts.append(f"\n## {section.title}\n\n`{module}.{name}`. {section.about}\n\n")
+        parts.append("| option | type | default | meaning |\n|---|---|---|---|\n")
+        parts += [row(name, field) for name, field in model.model_fields.items()]
+    return "".join(parts)
+
+
+def row(name: str, field: FieldInfo) -> str:
+    cells = (
+        f"`{name}`",
+        f"`{type_text(field.annotation)}`",
+        default_text(field),
+        " ".join((field.description or "").split()),
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def type_text(annotation: Any) -> str:
+    """The annotation as a reader would write it, without module names."""
+    if annotation is type(None):
+        return "None"
+    if get_origin(annotation) is not None:
+        arguments = [type_text(argument) for argument in get_args(annotation)]
+        origin = get_origin(annotation)
+        name = getattr(origin, "__name__", str(origin))
+        if name in ("Union", "UnionType"):
+            return " | ".join(arguments)
+        if name == "Literal":
+            return " | ".join(repr(value) for value in get_args(annotation))
+        return f"{name}[{', '.join(arguments)}]"
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return " | ".join(repr(member.value) for member in annotation)
+    if isinstance(annotation, type):
+        return annotation.__name__
+    return repr(annotation) if isinstance(annotation, str) else str(annotation)
+
+
+def default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    factory = field.default_factory
+    if factory in (dict, list, set, tuple):
+        return f"`{field.get_default(call_default_factory=True)!r}`"
+    if factory is not None:
+        return "computed"  # depends on the machine or on chance: no text would stay true
+    value = field.default
+    if isinstance(value, enum.Enum):
+        value = value.value
+    return f"`{value!r}`"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="compare only; exit 1 if different"
+    )
+    wanted, check = page(), parser.parse_args().check
+    current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
+    if wanted == current:
+        return 0
+    if check:
+        print("CONFIG.md is not what the models say; run: make config", file=sys.stderr)
+        return 1
+    TARGET.write_text(wanted, encoding="utf-8")
+    print(f"wrote {TARGET.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The repository as data: which files it has, and what each source file imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("atroposlib", "environments", "example_trainer")
+
+
+@dataclass(frozen=True)
+class Import:
+    """``target`` is absolute; ``at_import_time`` is False inside a function."""
+
+    target: str
+    line: int
+    at_import_time: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str  # "atroposlib.api.server"
+    path: Path  # relative to the root
+    tree: ast.Module
+    imports: tuple[Import, ...]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def files() -> list[Path]:
+    """Every file git tracks or would track, relative to the root."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: what belongs to the repository is not known")
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = sorted({Path(line) for line in listed.stdout.splitlines()})
+    return [path for path in found if (ROOT / path).is_file()]
+
+
+@pytest.fixture(scope="session")
+def modules(files: list[Path]) -> dict[str, Module]:
+    """Every module of the product by its dotted name."""
+    paths = [p for p in files if p.suffix == ".py" and p.parts[0] in PRODUCT]
+    names = {module_name(path): path for path in paths}
+    loaded = {}
+    for name, path in names.items():
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"), filename=str(path))
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        imports = tuple(imports_of(tree.body, package, set(names), at_import_time=True))
+        loaded[name] = Module(name, path, tree, imports)
+    return loaded
+
+
+def module_name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(
+    body: list[ast.stmt], package: str, known: set[str], at_import_time: bool
+) -> Iterator[Import]:
+    """Imports below ``body``; those that only a type checker sees are left out."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, at_import_time)
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(node, package)
+            for alias in node.names:
+                target = f"{base}.{alias.name}"
+                yield Import(target if target in known else base, node.lineno, at_import_time)
+        elif isinstance(node, ast.If) and is_type_checking(node.test):
+            yield from imports_of(node.orelse, package, known, at_import_time)
+        else:
+            in_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            inner = [child for child in ast.iter_child_nodes(node)]
+            for handler in [child for child in inner if isinstance(child, ast.ExceptHandler)]:
+                inner += handler.body
+            statements = [child for child in inner if isinstance(child, ast.stmt)]
+            later = at_import_time and not in_function
+            yield from imports_of(statements, package, known, later)
+
+
+def absolute(node: ast.ImportFrom, package: str) -> str:
+    if node.level == 0:
+        return node.module or ""
+    parts = package.split(".")
+    kept = parts[: len(parts) - (node.level - 1)]
+    return ".".join([*kept, node.module] if node.module else kept)
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")

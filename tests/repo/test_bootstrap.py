@@ -1,0 +1,90 @@
+"""scripts/bootstrap.py: what it decides, without installing anything."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def bootstrap(root):
+    spec = importlib.util.spec_from_file_location("bootstrap", root / "scripts/bootstrap.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def checkout(bootstrap, tmp_path, monkeypatch):
+    """A folder with the three files that decide what is installed."""
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    for name in bootstrap.INPUTS:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("as it was\n")
+    return tmp_path
+
+
+def test_a_changed_pin_or_extra_makes_the_environment_stale(bootstrap, checkout):
+    before = bootstrap.digest("dev")
+    assert bootstrap.digest("dev") == before
+    assert bootstrap.digest("dev,wandb") != before
+    (checkout / "constraints.txt").write_text("torch==0\n")
+    assert bootstrap.digest("dev") != before
+
+
+def test_a_current_environment_is_left_alone(bootstrap, checkout, monkeypatch):
+    python = bootstrap.venv_python(checkout / "env")
+    python.parent.mkdir(parents=True)
+    python.touch()
+    (checkout / "env/.installed").write_text(bootstrap.digest("dev"))
+    monkeypatch.setattr(sys, "argv", ["bootstrap", "--venv", "env", "--extras", "dev"])
+    monkeypatch.setattr(bootstrap, "make_venv", lambda venv: pytest.fail("made it again"))
+    assert bootstrap.main() == 0
+
+
+def test_a_folder_that_is_no_environment_is_never_deleted(bootstrap, tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(SystemExit, match="no virtual environment"):
+        bootstrap.make_venv(tmp_path)
+    assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+def test_a_python_without_venv_is_told_what_to_install(bootstrap, tmp_path, monkeypatch):
+    monkeypatch.setattr(bootstrap.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="has no venv module; install it"):
+        bootstrap.make_venv(tmp_path / "env")
+
+
+def test_the_named_torch_index_wins_over_every_probe(bootstrap, monkeypatch):
+    monkeypatch.setattr(bootstrap, "answers", lambda url: pytest.fail("probed"))
+    monkeypatch.setenv("TORCH_INDEX", "https://example.org/simple")
+    assert bootstrap.torch_index(sys.executable) == "https://example.org/simple"
+    monkeypatch.setenv("TORCH_INDEX", "")
+    assert bootstrap.torch_index(sys.executable) is None
+
+
+def test_an_index_that_does_not_answer_is_no_error(bootstrap, monkeypatch):
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    monkeypatch.setattr(bootstrap.sys, "platform", "linux")
+    monkeypatch.setattr(bootstrap, "has_nvidia_driver", lambda: False)
+    monkeypatch.setattr(bootstrap, "pip_offers_cpu_torch", lambda python: False)
+    monkeypatch.setattr(bootstrap, "answers", lambda url: False)
+    assert bootstrap.torch_index(sys.executable) is None
+
+
+def test_a_failed_installation_shows_the_end_of_the_log(bootstrap, tmp_path, capsys):
+    failing = [sys.executable, "-c", "print('no matching distribution'); raise SystemExit(1)"]
+    with pytest.raises(SystemExit, match="whole log is in"):
+        bootstrap.run_logged(failing, tmp_path / "install.log")
+    assert "no matching distribution" in capsys.readouterr().err
+
+
+def test_the_options_explain_themselves(root):
+    command = [sys.executable, "scripts/bootstrap.py", "--help"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert "--extras" in done.stdout

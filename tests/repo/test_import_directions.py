@@ -1,0 +1,151 @@
+"""Dependencies point one way: a part can be read, tested and replaced without its users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+FOUNDATION = ("atroposlib.type_definitions", "atroposlib.wire", "atroposlib.errors")
+
+# Each chain goes upwards: a module imports its own stage and those before it. A module is
+# at the stage with the longest prefix of its name; a trailing "_" or "." ends a prefix early.
+ENVIRONMENTS = (
+    FOUNDATION,
+    (
+        "atroposlib.utils",
+        "atroposlib.client",
+        "atroposlib.client_calls",
+        "atroposlib.frontend",
+    ),
+    (
+        "atroposlib.envs.constants",
+        "atroposlib.envs.reward_fns",
+        "atroposlib.envs.server_handling",
+    ),
+    ("atroposlib.envs.config", "atroposlib.envs.groups", "atroposlib.envs.pacing"),
+    ("atroposlib.envs.workers",),
+    ("atroposlib.envs",),  # serve, process, evaluation, cli ...: what base puts together
+    ("atroposlib.envs.base",),
+    ("environments",),
+)
+ROLLOUT_API = (
+    FOUNDATION,
+    ("atroposlib.api.concurrency", "atroposlib.api.records"),
+    ("atroposlib.api.allocation", "atroposlib.api.batching", "atroposlib.api.store"),
+    ("atroposlib.api.run_state",),
+    ("atroposlib.api.intake", "atroposlib.api.presence", "atroposlib.api.service"),
+    ("atroposlib.api.old_trainers", "atroposlib.api.replies", "atroposlib.api.routes_"),
+    ("atroposlib.api",),  # server, and the face of the package
+)
+# Parts that stand alone: all of the repository they may know beside themselves.
+ALONE: Mapping[str, tuple[str, ...]] = {
+    "atroposlib.inference": ("atroposlib.errors", "atroposlib.wire"),
+    "example_trainer": ("atroposlib.errors", "atroposlib.wire", "atroposlib.client"),
+    "atroposlib.quickstart": (*FOUNDATION, "atroposlib.client", "atroposlib.testing"),
+    "atroposlib.frontend": (*FOUNDATION, "atroposlib.utils"),
+    "atroposlib.testing": FOUNDATION,
+}
+OURS = ("atroposlib", "environments", "example_trainer")
+
+
+def covers(prefix: str, module: str) -> bool:
+    if prefix.endswith("_"):
+        return module.startswith(prefix)
+    return module == prefix or module.startswith(prefix + ".")
+
+
+def stage_of(module: str, chain: Sequence[tuple[str, ...]]) -> int | None:
+    """Index of the stage with the longest matching prefix; None outside the chain."""
+    found = [
+        (len(prefix), stage)
+        for stage, prefixes in enumerate(chain)
+        for prefix in prefixes
+        if covers(prefix, module)
+    ]
+    return max(found)[1] if found else None
+
+
+def climbs(module: str, target: str, chain: Sequence[tuple[str, ...]]) -> bool:
+    """Whether ``module`` of this chain imports ``target`` from above or from outside of it."""
+    here, there = stage_of(module, chain), stage_of(target, chain)
+    return here is not None and here > 0 and (there is None or there > here)
+
+
+def our_imports(modules):
+    for module in modules.values():
+        for imported in module.imports:
+            if imported.target.split(".")[0] in OURS and imported.target != "atroposlib":
+                yield module, imported
+
+
+@pytest.mark.parametrize("chain", [ENVIRONMENTS, ROLLOUT_API], ids=["environments", "api"])
+def test_no_module_imports_from_a_later_stage(modules, chain):
+    wrong = [
+        f"{module.path}:{imported.line} imports {imported.target}"
+        for module, imported in our_imports(modules)
+        if climbs(module.name, imported.target, chain)
+    ]
+    assert wrong == []
+
+
+def test_the_foundation_imports_nothing_above_it(modules):
+    wrong = [
+        f"{module.path}:{imported.line} imports {imported.target}"
+        for module, imported in our_imports(modules)
+        if module.name in FOUNDATION and imported.target not in FOUNDATION
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("part", ALONE)
+def test_a_part_that_stands_alone_imports_only_what_it_may(modules, part):
+    allowed = (part, *ALONE[part])
+    wrong = [
+        f"{module.path}:{imported.line} imports {imported.target}"
+        for module, imported in our_imports(modules)
+        if covers(part, module.name)
+        and not any(covers(prefix, imported.target) for prefix in allowed)
+    ]
+    assert wrong == []
+
+
+def test_there_is_no_cycle_of_imports(modules):
+    edges = {
+        name: {
+            imported.target
+            for imported in module.imports
+            if imported.at_import_time and imported.target in modules
+        }
+        for name, module in modules.items()
+    }
+    assert find_cycle(edges) is None
+
+
+def find_cycle(edges: Mapping[str, set[str]]) -> list[str] | None:
+    """The first cycle of a depth-first walk, as a path that ends where it began."""
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str] | None:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        for target in sorted(edges[node] - {node}):
+            if (cycle := visit(target, [*path, node])) is not None:
+                return cycle
+        done.add(node)
+        return None
+
+    for start in sorted(edges):
+        if (cycle := visit(start, [])) is not None:
+            return cycle
+    return None
+
+
+def test_the_table_tells_up_from_down():
+    assert climbs("atroposlib.envs.groups", "atroposlib.envs.base", ENVIRONMENTS)
+    assert not climbs("atroposlib.envs.base", "atroposlib.envs.groups", ENVIRONMENTS)
+    assert climbs("atroposlib.envs.base", "atroposlib.api.server", ENVIRONMENTS)
+    assert climbs("atroposlib.api.store.memory", "atroposlib.api.routes_trainer", ROLLOUT_API)
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
