@@ -206,7 +206,8 @@ class VllmEngine(_OverHttp):
         self.label(version)
 
     def label(self, version: int) -> None:
-        self.http.post("/update_weight_version", {"weight_version": str(version)})
+        # vLLM takes a string only, and under this name.
+        self.http.post("/update_weight_version", {"new_version": str(version)})
 
     def version(self) -> str | None:
         return _name(self.http.get("/weight_info").get("weight_version"))

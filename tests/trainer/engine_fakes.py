@@ -46,8 +46,8 @@ def vllm_app(diary: Diary, *, fail: str | None = None, keeps_version: bool = Fal
     @app.post("/update_weight_version")
     async def update_weight_version(body: dict[str, Any]) -> JSONResponse:
         if not keeps_version:
-            state["version"] = body["weight_version"]
-        return note("/update_weight_version", body["weight_version"])
+            state["version"] = body["new_version"]
+        return note("/update_weight_version", body["new_version"])
 
     @app.get("/weight_info")
     async def weight_info() -> dict[str, Any]:

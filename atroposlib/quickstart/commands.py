@@ -1,0 +1,160 @@
+"""The exact command line and environment of every process of a plan. Pure."""
+
+from __future__ import annotations
+
+import sys
+
+from atroposlib.quickstart.plan import Engine, Plan
+from atroposlib.quickstart.processes import ProcessSpec
+
+MAX_THREADS = 8  # beyond that a model of 135 M parameters only gets slower
+
+
+def thread_env(threads: int) -> dict[str, str]:
+    """Threads of one process. Idle ones must sleep: server and trainer take turns.
+
+    Spinning OpenMP threads of the waiting process would take the cores of the working one.
+    """
+    count = str(max(1, threads))
+    return {
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "NO_PROXY": "127.0.0.1,localhost",  # all they talk to is on this machine
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def compute_threads(cores: int) -> int:
+    return max(1, min(cores, MAX_THREADS))
+
+
+def processes(plan: Plan) -> tuple[ProcessSpec, ...]:
+    """All processes in the order in which they are started."""
+    return (api(plan), server(plan), trainer(plan), environment(plan))
+
+
+def api(plan: Plan) -> ProcessSpec:
+    return ProcessSpec(
+        name="api",
+        argv=(sys.executable, "-m", "atroposlib.cli.run_api")
+        + ("--host", "127.0.0.1", "--port", str(plan.api_port))
+        + ("--data-dir", str(plan.options.out / "api")),
+        env=thread_env(1),
+        cwd=plan.repo,
+        health_url=f"{plan.api_url}/health",
+        ready_within_s=60.0,
+        restartable=True,
+    )
+
+
+def server(plan: Plan) -> ProcessSpec:
+    engine = local_server if plan.options.engine is Engine.LOCAL else vllm_server
+    return engine(plan)
+
+
+def local_server(plan: Plan) -> ProcessSpec:
+    return ProcessSpec(
+        name="inference",
+        argv=(sys.executable, "-m", "atroposlib.inference")
+        + ("--model", str(plan.serve_dir), "--host", "127.0.0.1")
+        + ("--port", str(plan.server_port), "--seed", str(plan.options.seed)),
+        env=thread_env(compute_threads(plan.cores)),
+        cwd=plan.repo,
+        health_url=f"{plan.server_url}/health",
+        ready_within_s=180.0,
+    )
+
+
+def vllm_server(plan: Plan) -> ProcessSpec:
+    recipe = plan.recipe
+    return ProcessSpec(
+        name="inference",
+        argv=(plan.engine_python, "-m", "vllm.entrypoints.openai.api_server")
+        + ("--model", str(plan.serve_dir), "--served-model-name", str(plan.model_dir))
+        + ("--host", "127.0.0.1", "--port", str(plan.server_port))
+        + ("--dtype", "float32", "--enforce-eager", "--enable-scale-out")
+        + ("--max-model-len", str(max(256, recipe.seq_len)))
+        + ("--max-num-seqs", str(min(256, recipe.sequences_per_step)))
+        # Logprobs of what was sampled from, that is after temperature, as the trainer's are.
+        + ("--logprobs-mode", "processed_logprobs", "--seed", str(plan.options.seed)),
+        env={
+            **thread_env(compute_threads(plan.cores)),
+            "VLLM_SERVER_DEV_MODE": "1",  # opens pause, reload and version routes
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # it would reserve one core of two
+            "VLLM_NO_USAGE_STATS": "1",
+        },
+        cwd=plan.repo,
+        health_url=f"{plan.server_url}/health",
+        ready_within_s=300.0,
+    )
+
+
+def trainer(plan: Plan) -> ProcessSpec:
+    recipe = plan.recipe
+    passes = recipe.sequences_per_step // recipe.micro_batch
+    return ProcessSpec(
+        name="trainer",
+        argv=(sys.executable, "-m", "example_trainer.grpo")
+        + ("--model-name", str(plan.model_dir), "--seed", str(plan.options.seed))
+        + ("--atropos-url", plan.api_url, "--inference-urls", plan.server_url)
+        + ("--training-steps", str(recipe.steps), "--seq-len", str(recipe.seq_len))
+        + ("--batch-size", str(recipe.micro_batch))
+        + ("--gradient-accumulation-steps", str(passes))
+        + ("--optimizer", "adamw", "--lr", str(recipe.learning_rate))
+        + ("--adam-beta2", str(recipe.adam_beta2), "--weight-decay", "0.0")
+        + ("--clip-eps", "0.2", "--clip-eps-high", str(recipe.clip_eps_high))
+        + ("--entropy-coef", str(recipe.entropy_coef))
+        + ("--epochs-per-batch", str(recipe.epochs_per_batch))
+        + ("--save-path", str(plan.checkpoints), "--checkpoint-interval", "0")
+        # Two rows see a stale server as well as more would, for a second less per step.
+        + ("--check-rows", "2", "--metrics-path", str(plan.metrics_path)),
+        env=thread_env(compute_threads(plan.cores)),
+        cwd=plan.repo,
+    )
+
+
+def environment(plan: Plan) -> ProcessSpec:
+    recipe = plan.recipe
+    return ProcessSpec(
+        name="environment",
+        argv=(sys.executable, recipe.env_script, "serve")
+        + ("--env.rollout_server_url", plan.api_url)
+        + ("--env.tokenizer_name", str(plan.model_dir))
+        + ("--env.seed", str(plan.options.seed))
+        + ("--env.group_size", str(recipe.group_size))
+        + ("--env.max_token_length", str(recipe.seq_len))
+        + ("--env.total_steps", str(recipe.steps))
+        # One batch is generated while none is trained: environment and trainer take turns.
+        + ("--env.max_batches_offpolicy", "1")
+        + ("--env.max_num_workers", str(recipe.groups_per_step))
+        # A group without spread has no gradient, but it belongs into the curve.
+        + ("--env.ensure_scores_are_not_same", "false")
+        + ("--env.steps_per_eval", str(recipe.steps_per_check))
+        + ("--env.eval_at_start", "true", "--env.eval_at_end", "true")
+        + ("--env.data_dir_to_save_evals", str(plan.heldout_dir))
+        + ("--env.metrics_path", str(plan.options.out / "environment.jsonl"))
+        + ("--env.use_wandb", "false")
+        + ("--openai.base_url", f"{plan.server_url}/v1", "--openai.api_key", "none")
+        + ("--openai.model_name", str(plan.model_dir), "--openai.server_type", "vllm"),
+        env=thread_env(1),
+        cwd=plan.repo,
+        restartable=True,
+    )
+
+
+def commands_text(plan: Plan, specs: tuple[ProcessSpec, ...]) -> str:
+    """commands.txt: how to start each process by hand, after the quickstart or during it."""
+    lines = [
+        "# Every process of this run, as a line for a POSIX shell.",
+        "# The api and the environment may be restarted by hand while the run goes on;",
+        "# the quickstart waits for them for "
+        f"{plan.options.restart_grace_s:.0f} s (--restart-grace).",
+    ]
+    for spec in specs:
+        lines += ["", f"# {spec.name}", spec.shell_line()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,111 @@
+"""What the environment measured on problems that are never trained on.
+
+<out>/heldout/step-<n>/metrics.json   rates, with the step and the policy version
+<out>/heldout/step-<n>/samples.jsonl  one JSON object per answer
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SAMPLES_KEPT = 200  # of each check, in samples.jsonl of the run
+
+
+@dataclass(frozen=True)
+class Check:
+    """One pass over the held-out problems."""
+
+    step: int
+    version: int
+    exact: float
+    reward: float | None
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer to a held-out problem, at one version of the weights."""
+
+    version: int
+    prompt: str
+    completion: str
+    expected: str
+    reward: float
+    exact: bool
+
+
+@dataclass
+class Heldout:
+    """All checks of one run, read anew on every call: there are only a few."""
+
+    directory: Path
+
+    def read(self) -> list[Check]:
+        """Checks in the order of their steps; those without an exact rate are left out."""
+        if not self.directory.is_dir():
+            return []
+        found = [
+            check
+            for path in self.directory.iterdir()
+            if re.fullmatch(r"step-\d+", path.name) and (check := read_check(path)) is not None
+        ]
+        return sorted(found, key=lambda check: check.step)
+
+    def samples(self, *, first: bool) -> list[Sample]:
+        """The answers of the first or of the last check."""
+        checks = self.read()
+        if not checks or (not first and len(checks) == 1):
+            return []
+        check = checks[0] if first else checks[-1]
+        return [sample_of(line, check.version) for line in lines_of(check)]
+
+    def copy_samples(self, target: Path) -> None:
+        """Every check's answers in one file, each line with its step and version."""
+        with target.open("w", encoding="utf-8") as out:
+            for check in self.read():
+                for line in lines_of(check)[:SAMPLES_KEPT]:
+                    labelled = {"step": check.step, "version": check.version, **line}
+                    out.write(json.dumps(labelled, ensure_ascii=False) + "\n")
+
+
+def read_check(directory: Path) -> Check | None:
+    """The check in one directory; None while it is being written or without an exact rate."""
+    path = directory / "metrics.json"
+    if not path.is_file():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    about, results = document["config_general"], document["results"]["all"]
+    rates = {name.removeprefix("eval/"): value for name, value in results.items()}
+    if not isinstance(rates.get("exact"), (int, float)):
+        return None
+    return Check(
+        step=int(about.get("eval_step", directory.name.removeprefix("step-"))),
+        version=int(about.get("eval_policy_version", 0)),
+        exact=float(rates["exact"]),
+        reward=rates.get("reward"),
+        directory=directory,
+    )
+
+
+def lines_of(check: Check) -> list[dict[str, Any]]:
+    path = check.directory / "samples.jsonl"
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def sample_of(line: Mapping[str, Any], version: int) -> Sample:
+    """A line of samples.jsonl, as the environments of this repository write it."""
+    return Sample(
+        version=version,
+        prompt=str(line.get("prompt", "")),
+        completion=str(line.get("completion", "")),
+        expected=str(line.get("expected", "")),
+        reward=float(line.get("reward", 0.0)),
+        exact=bool(line.get("exact", False)),
+    )

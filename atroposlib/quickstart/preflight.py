@@ -1,0 +1,95 @@
+"""Everything that can be known to fail, checked before the first process starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from atroposlib.errors import AtroposError
+from atroposlib.quickstart import models, vllm_env
+from atroposlib.quickstart.plan import Engine, Options, Recipe, disk_needed
+
+GIGABYTE = 10**9
+NEEDED = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "apsw", "rich")
+NEEDED_FOR_GGUF = ("gguf", "accelerate", "pip")
+
+
+class NotReady(AtroposError):
+    """This machine cannot run the quickstart as asked; nothing was started."""
+
+
+def check(options: Options, recipe: Recipe, cache: Path, repo: Path) -> None:
+    """Raises NotReady with one line about the first thing that is wrong."""
+    converts = options.model == "smollm2" and not _converted(cache)
+    require_packages(NEEDED + (NEEDED_FOR_GGUF if converts else ()))
+    require_scripts(repo, recipe.env_script)
+    for name, port in (("--api-port", options.api_port), ("--port", options.server_port)):
+        require_free_port(name, port)
+    require_unused(options.out)
+    require_writable(options.out)
+    require_disk(options.out, disk_needed(recipe), "the run")
+    needed = models.SMOLLM2.bytes_needed if converts else 0
+    if options.engine is Engine.VLLM and not vllm_env.is_ready(cache):
+        needed += vllm_env.BYTES_NEEDED
+    if needed:
+        require_writable(cache)
+        require_disk(cache, needed, "the model and engine cache")
+
+
+def _converted(cache: Path) -> bool:
+    return (cache / models.SMOLLM2.name / "config.json").is_file()
+
+
+def require_packages(names: tuple[str, ...]) -> None:
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotReady(
+            f"missing packages: {', '.join(missing)}; run `make install`, or "
+            "pip install -e '.[quickstart]'"
+        )
+
+
+def require_scripts(repo: Path, env_script: str) -> None:
+    for needed in (repo / env_script, repo / "example_trainer"):
+        if not needed.exists():
+            raise NotReady(f"{needed} is missing; run the quickstart from a checkout")
+
+
+def require_free_port(option: str, port: int) -> None:
+    if port == 0:
+        return
+    with socket.socket() as probe:
+        # As servers do: a connection of an earlier run in TIME_WAIT is not in the way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise NotReady(f"{option} {port} cannot be used: {reason}") from error
+
+
+def require_unused(out: Path) -> None:
+    """An old run there would be resumed by the API and mixed into the new figures."""
+    if any((out / name).exists() for name in ("metrics.jsonl", "api", "report.html")):
+        raise NotReady(f"--out {out} already holds a run; choose another directory")
+
+
+def require_writable(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise NotReady(f"cannot write to {directory}: {error.strerror}") from error
+
+
+def require_disk(directory: Path, needed_bytes: int, what: str) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < needed_bytes:
+        raise NotReady(
+            f"{what} needs {needed_bytes / GIGABYTE:.1f} GB in {directory}, "
+            f"{free / GIGABYTE:.1f} GB are free"
+        )

@@ -1,0 +1,261 @@
+"""Start, watch and end the processes of one run, and nothing else.
+
+Every child leads a session of its own: a Ctrl-C in the terminal reaches only the launcher,
+and one signal to the child's process group ends it together with its own children.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atroposlib.errors import AtroposError
+from atroposlib.quickstart import watchdog
+
+POLL_S = 0.1
+LOG_TAIL_LINES = 12
+
+
+class RunFailed(AtroposError):
+    """The run cannot go on; the message is the one line to show, ``tail`` the log's end."""
+
+    def __init__(self, line: str, tail: str = "") -> None:
+        super().__init__(line)
+        self.line = line
+        self.tail = tail
+
+
+class Interrupted(AtroposError):
+    """Somebody asked for the end: Ctrl-C, SIGTERM or a closed terminal."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.signal_number = signal_number
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process: what to run, how to know that it is ready, whether it may come back."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str]  # added to the launcher's environment
+    cwd: Path
+    health_url: str | None = None
+    ready_within_s: float = 120.0
+    restartable: bool = False
+
+    def shell_line(self) -> str:
+        """The command as a person would type it in a POSIX shell."""
+        settings = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.env.items())]
+        words = [*settings, *map(shlex.quote, self.argv)]
+        return f"cd {shlex.quote(str(self.cwd))} && {' '.join(words)}"
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended, as ``subprocess`` counts: minus a signal, or an exit code."""
+
+    returncode: int
+
+    def __str__(self) -> str:
+        if self.returncode >= 0:
+            return f"exit code {self.returncode}"
+        try:
+            return f"signal {signal.Signals(-self.returncode).name}"
+        except ValueError:
+            return f"signal {-self.returncode}"
+
+
+@dataclass
+class Child:
+    """A started process and where its output goes."""
+
+    spec: ProcessSpec
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    def exit(self) -> Exit | None:
+        code = self.popen.poll()
+        return None if code is None else Exit(code)
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        return log_tail(self.log, lines)
+
+
+def log_tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
+    """The last lines of a log, without those that a progress bar overwrote."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - 32_768))
+            text = stream.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    kept = [line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines()]
+    return "\n".join([line for line in kept if line][-lines:])
+
+
+@dataclass
+class StopRequest:
+    """Set by a signal handler, read by every loop: no exception in the middle of a start."""
+
+    signal_number: int | None = None
+    count: int = 0
+    _previous: dict[int, object] = field(default_factory=dict)
+
+    def listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.signal_number = number
+        self.count += 1
+
+    def check(self) -> None:
+        """Raises Interrupted once a signal has come."""
+        if self.signal_number is not None:
+            raise Interrupted(self.signal_number)
+
+
+class Children:
+    """All processes of one run. Use as a context manager: leaving it ends them all."""
+
+    def __init__(self, logs: Path, stop: StopRequest | None = None) -> None:
+        self._logs = logs
+        self._stop = stop or StopRequest()
+        self._children: dict[str, Child] = {}
+        self._watchdog: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Children:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-I", "-S", watchdog.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(list(self._children))
+        if self._watchdog is not None:
+            if self._watchdog.stdin is not None:
+                self._watchdog.stdin.close()
+            self._watchdog.wait()
+
+    def start(self, spec: ProcessSpec) -> Child:
+        """Start one process; its output is appended to ``<logs>/<name>.log``."""
+        log = self._logs / f"{spec.name}.log"
+        with log.open("ab") as output:
+            try:
+                popen = subprocess.Popen(
+                    spec.argv,
+                    cwd=spec.cwd,
+                    env={**os.environ, **spec.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise RunFailed(
+                    f"{spec.name}: cannot start {spec.argv[0]}: {error}"
+                ) from error
+        self._tell_watchdog(f"+{popen.pid}")
+        child = Child(spec, popen, log)
+        self._children[spec.name] = child
+        return child
+
+    def __getitem__(self, name: str) -> Child:
+        return self._children[name]
+
+    def run_to_end(self, spec: ProcessSpec, *, bound_s: float) -> Exit:
+        """Run a short task to its end. Raises RunFailed when it takes too long."""
+        child = self.start(spec)
+        deadline = time.monotonic() + bound_s
+        while (ended := child.exit()) is None:
+            self._stop.check()
+            if time.monotonic() > deadline:
+                self.end([spec.name])
+                raise RunFailed(
+                    f"{spec.name}: not done after {bound_s:.0f} s", child.log_tail()
+                )
+            time.sleep(POLL_S)
+        self.end([spec.name])
+        return ended
+
+    def wait_ready(
+        self,
+        names: Iterable[str],
+        answers: Callable[[str], bool],
+        on_wait: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        """Wait until the health URL of every named child answers.
+
+        Raises:
+            RunFailed: a child ended first, or its bound passed; the message names it.
+        """
+        started = time.monotonic()
+        for child in [self._children[name] for name in names]:
+            url, bound_s = child.spec.health_url, child.spec.ready_within_s
+            while url is not None and not answers(url):
+                self._stop.check()
+                waited_s = time.monotonic() - started
+                if (ended := child.exit()) is not None:
+                    raise RunFailed(
+                        f"{child.spec.name} ended before it was ready ({ended}); "
+                        f"log: {child.log}",
+                        child.log_tail(),
+                    )
+                if waited_s > bound_s:
+                    raise RunFailed(
+                        f"{child.spec.name} did not answer at {url} within {bound_s:.0f} s; "
+                        f"log: {child.log}",
+                        child.log_tail(),
+                    )
+                on_wait(f"waiting for {child.spec.name}: {waited_s:.0f} of {bound_s:.0f} s")
+                time.sleep(POLL_S)
+
+    def end(self, names: list[str], grace_s: float = 5.0) -> None:
+        """End the named children: SIGTERM, then SIGKILL after ``grace_s`` or a second Ctrl-C."""
+        chosen = [self._children[name] for name in names if name in self._children]
+        signals_before = self._stop.count
+        for child in reversed(chosen):
+            if child.exit() is None:
+                watchdog.signal_group(child.popen.pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while any(child.exit() is None for child in chosen):
+            if time.monotonic() > deadline or self._stop.count > signals_before:
+                break
+            time.sleep(POLL_S)
+        for child in chosen:
+            # Also after a clean exit: the leader may have left children of its own.
+            watchdog.signal_group(child.popen.pid, signal.SIGKILL)
+            child.popen.wait()
+            self._tell_watchdog(f"-{child.popen.pid}")
+            del self._children[child.spec.name]
+
+    def _tell_watchdog(self, line: str) -> None:
+        if self._watchdog is None or self._watchdog.stdin is None:
+            return
+        try:
+            self._watchdog.stdin.write(line.encode() + b"\n")
+            self._watchdog.stdin.flush()
+        except BrokenPipeError:
+            pass  # the watchdog was killed: we still end our children ourselves
+
+
+def free_port() -> int:
+    """A TCP port on the loopback interface that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,243 @@
+"""report.html: one file, nothing loaded from anywhere, every word of a model escaped.
+
+metrics rows + held-out curve + samples + verdict --> page(...) --> report.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from atroposlib.quickstart.charts import Point, Series, line_chart
+from atroposlib.quickstart.heldout import Sample
+from atroposlib.quickstart.plan import Plan
+from atroposlib.quickstart.verdict import (
+    LAST_STEPS,
+    MISMATCH_COLUMNS,
+    MISMATCH_LIMIT,
+    Row,
+    Verdict,
+    column,
+    figure,
+)
+
+SAMPLES_SHOWN = 8  # of each table
+PHASES = ("wait", "train", "publish", "check")
+STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
+# No script may run and nothing may be loaded, whatever a completion contains.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a report is made of."""
+
+    title: str
+    task: str
+    verdict: Verdict
+    rows: Sequence[Row]  # metrics.jsonl
+    heldout: Sequence[tuple[int, float]]  # (step, exact rate)
+    heldout_rewards: Sequence[tuple[int, float]]
+    before: Sequence[Sample]
+    after: Sequence[Sample]
+    settings: Mapping[str, Any]
+    notes: Sequence[str] = ()  # restarts, a stop before the end
+
+
+def page(f: Findings) -> str:
+    """The whole document. Pure."""
+    body = "".join(
+        [
+            _head(f),
+            _section("Learning", _learning(f)),
+            _section("Is it sound?", _soundness(f)),
+            _section("Before and after", _samples(f)),
+            _section("Where the time went", _time_split(f.rows)),
+            _section("Settings", _table(f.settings.items())),
+            _section("What this shows, and what it does not", _honesty(f)),
+        ]
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(f.title)}</title><style>{STYLE}</style></head>"
+        f"<body><main>{body}</main></body></html>"
+    )
+
+
+def _section(heading: str, content: str) -> str:
+    return f"<section><h2>{escape(heading)}</h2>{content}</section>" if content else ""
+
+
+def _head(f: Findings) -> str:
+    v = f.verdict
+    cards = [
+        ("exact answers", f"{figure(v.exact_first)} → {figure(v.exact_last)}"),
+        ("reward", f"{figure(v.reward_first)} → {figure(v.reward_last)}"),
+        ("time", f"{v.seconds:.0f} s"),
+        ("steps", str(v.steps)),
+        ("weights version", "?" if v.server_version is None else str(v.server_version)),
+        ("cores", str(v.cores)),
+    ]
+    tiles = "".join(
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for name, value in cards
+    )
+    mark = "good" if v.learned else "bad"
+    word = "It learned." if v.learned else "It fell short: " + "; ".join(v.shortcomings) + "."
+    notes = "".join(f"<li>{escape(note)}</li>" for note in f.notes)
+    return (
+        f"<header><h1>{escape(f.title)}</h1><p>{escape(f.task)}</p>"
+        f'<p class="{mark}">{escape(word)}</p><div class="cards">{tiles}</div>'
+        + (f"<ul>{notes}</ul>" if notes else "")
+        + "</header>"
+    )
+
+
+def curve(rows: Sequence[Row], name: str) -> tuple[Point, ...]:
+    """(step, value) of the rows that have the column."""
+    return tuple(
+        (float(row.get("step", number)), value)
+        for number, row in enumerate(rows, 1)
+        for value in column([row], name)
+    )
+
+
+def _learning(f: Findings) -> str:
+    exact = line_chart(
+        [
+            Series("exact, training problems", curve(f.rows, "env/exact"), "a"),
+            Series("exact, held-out problems", tuple(f.heldout), "b", dots=True),
+        ],
+        title="Exact answers",
+        y_range=(0.0, 1.0),
+    )
+    reward = line_chart(
+        [
+            Series("reward, training problems", curve(f.rows, "reward_mean"), "a"),
+            Series("reward, held-out problems", tuple(f.heldout_rewards), "b", dots=True),
+        ],
+        title="Mean reward",
+    )
+    return _figure("Rate of exact answers", exact) + _figure("Mean reward", reward)
+
+
+def _soundness(f: Findings) -> str:
+    limit = ((1.0, MISMATCH_LIMIT), (float(max(2, len(f.rows))), MISMATCH_LIMIT))
+    mismatch = line_chart(
+        [
+            Series("of the batch", curve(f.rows, MISMATCH_COLUMNS[0]), "a"),
+            Series("after publishing", curve(f.rows, MISMATCH_COLUMNS[1]), "b"),
+            Series("limit", limit, "goal"),
+        ],
+        title="Logprob mismatch",
+        log=True,
+    )
+    stale = line_chart(
+        [
+            Series("mean", curve(f.rows, "staleness_mean"), "a"),
+            Series("largest", curve(f.rows, "staleness_max"), "b"),
+        ],
+        title="Staleness",
+    )
+    words = (
+        "<p>The server samples, the trainer learns: both must agree on the probability of every "
+        "token, or the gradient is about another model. The largest difference in a step, in "
+        "nats, on a logarithmic scale:</p>"
+    )
+    return (
+        words
+        + _figure("Largest logprob difference, server against trainer", mismatch)
+        + _figure("Versions between sampling and training", stale)
+    )
+
+
+def _figure(caption: str, chart: str) -> str:
+    if not chart:
+        return ""
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{chart}</figure>"
+
+
+def _samples(f: Findings) -> str:
+    return _sample_table("With the weights at the start", f.before) + _sample_table(
+        "With the weights at the end", f.after
+    )
+
+
+def _sample_table(caption: str, samples: Sequence[Sample]) -> str:
+    if not samples:
+        return ""
+    rows = "".join(
+        f"<tr><td><pre>{escape(s.prompt)}</pre></td><td><pre>{escape(s.completion)}</pre></td>"
+        f"<td><pre>{escape(s.expected)}</pre></td><td>{s.reward:.2f}</td>"
+        f'<td class="{"good" if s.exact else "bad"}">{"yes" if s.exact else "no"}</td></tr>'
+        for s in samples[:SAMPLES_SHOWN]
+    )
+    version = samples[0].version
+    return (
+        f'<div class="scroll"><table><caption>{escape(caption)} (version {version}), held-out '
+        "problems</caption><tr><th>problem</th><th>model</th><th>expected</th><th>reward</th>"
+        f"<th>exact</th></tr>{rows}</table></div>"
+    )
+
+
+def _time_split(rows: Sequence[Row]) -> str:
+    sums = {phase: sum(column(rows, f"seconds_{phase}")) for phase in PHASES}
+    total = sum(sums.values())
+    if total <= 0:
+        return ""
+    bars = "".join(
+        f'<tr><td>{phase}</td><td>{spent:.1f} s</td><td class="wide"><div class="bar" '
+        f'style="width:{100 * spent / total:.1f}%"></div></td></tr>'
+        for phase, spent in sums.items()
+    )
+    return (
+        "<p>Seconds of the trainer, all steps together. While it waits, environment and server "
+        f"generate the next batch: the two take turns on the cores.</p><table>{bars}</table>"
+    )
+
+
+def _table(items: Any) -> str:
+    rows = "".join(
+        f"<tr><th>{escape(str(name))}</th><td>{escape(str(value))}</td></tr>"
+        for name, value in items
+    )
+    return f'<div class="scroll"><table class="settings">{rows}</table></div>'
+
+
+def _honesty(f: Findings) -> str:
+    return (
+        f"<p>“First” is the mean of the first step, all of it sampled from the weights the run "
+        f"began with; “last” is the mean of the last {LAST_STEPS} steps. Both count sampled "
+        "answers at temperature 1, not the best of several.</p>"
+        "<p>The task is small and its problems come from one narrow family, one seed, one run. "
+        "The held-out problems were never trained on, but they are of the same family: the "
+        "curve shows that the loop learns by real gradient steps through real HTTP, not that "
+        "the model became better at anything else.</p>"
+    )
+
+
+def write_report(f: Findings, plan: Plan) -> Path:
+    """Write report.html and summary.json into the run's directory; returns the report."""
+    out = plan.options.out
+    summary = {
+        **asdict(f.verdict),
+        "learned": f.verdict.learned,
+        "line": f.verdict.line(),
+        "heldout": [list(point) for point in f.heldout],
+        "settings": dict(f.settings),
+        "notes": list(f.notes),
+    }
+    for name, text in (
+        ("summary.json", json.dumps(summary, indent=2, default=str) + "\n"),
+        ("report.html", page(f)),
+    ):
+        partial = out / f"{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(out / name)
+    return out / "report.html"

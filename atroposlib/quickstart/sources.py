@@ -1,0 +1,264 @@
+"""Read what a running quickstart says about itself: files it writes, routes it answers.
+
+metrics.jsonl (trainer) --.
+heldout/ (environment) ---+--> Snapshot --> view
+API /status, server ------'
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from atroposlib.quickstart.heldout import Heldout
+from atroposlib.quickstart.plan import Engine, Plan
+from atroposlib.quickstart.verdict import column
+
+ANSWER_WITHIN_S = 1.0  # a busy server may miss one look; the next comes half a second later
+RATE_WINDOW_S = 0.5
+SILENT_AFTER_S = 15.0  # everybody reports every few seconds
+FORGOTTEN_AFTER_S = 120.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One moment of a run, as the view shows it. None: not known (yet)."""
+
+    title: str = ""
+    elapsed_s: float = 0.0
+    phase: str = "starting"
+    step: int = 0
+    steps: int = 0
+    rewards: tuple[float, ...] = ()  # one per step
+    exacts: tuple[float, ...] = ()
+    heldout: tuple[tuple[int, float], ...] = ()  # (step, exact rate)
+    generate_tokens_per_s: float | None = None
+    train_tokens_per_s: float | None = None
+    staleness_mean: float | None = None  # versions behind the trainer
+    staleness_max: float | None = None
+    mismatch: float | None = None  # nats, largest of the last step
+    server_version: int | None = None
+    trainer_version: int | None = None
+    waits: tuple[str, ...] = ()
+
+
+@dataclass
+class JsonLines:
+    """A growing file of JSON lines, read from where the last read ended."""
+
+    path: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    _offset: int = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """All rows so far. A last line without its end is left for the next read."""
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._offset)
+                new = stream.read()
+        except FileNotFoundError:
+            return self.rows
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            if line.strip():
+                self.rows.append(json.loads(line))
+        return self.rows
+
+
+class Probe:
+    """Small bounded GETs on the loopback interface; an absent server is None, not an error."""
+
+    def __init__(self) -> None:
+        # trust_env off: a proxy of the environment must never see loopback addresses.
+        self._client = httpx.Client(timeout=ANSWER_WITHIN_S, trust_env=False)
+
+    def get(self, url: str) -> dict[str, Any] | None:
+        try:
+            reply = self._client.get(url)
+            answer = reply.json() if reply.is_success else None
+        except (httpx.TransportError, ValueError):
+            return None
+        return answer if isinstance(answer, dict) else None
+
+    def text(self, url: str) -> str | None:
+        try:
+            reply = self._client.get(url)
+        except httpx.TransportError:
+            return None
+        return reply.text if reply.is_success else None
+
+    def answers(self, url: str) -> bool:
+        try:
+            return self._client.get(url).is_success
+        except httpx.TransportError:
+            return False
+
+    def posts(self, url: str, body: dict[str, Any], within_s: float) -> bool:
+        """One POST that may take long; whether it succeeded."""
+        try:
+            return self._client.post(url, json=body, timeout=within_s).is_success
+        except httpx.TransportError:
+            return False
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Sources:
+    """Everything a snapshot is made of, for one plan."""
+
+    def __init__(self, plan: Plan, started: float) -> None:
+        self.plan = plan
+        self.started = started  # time.monotonic() of the first process
+        self.metrics = JsonLines(plan.metrics_path)
+        self.heldout = Heldout(plan.heldout_dir)
+        self.probe = Probe()
+        self.status: dict[str, Any] | None = None  # None while the API does not answer
+        self.delivered = 0  # batches, by the last answer
+        self._rate = TokenRate()
+
+    def read(self) -> Snapshot:
+        """Look everywhere once; takes at most a few ANSWER_WITHIN_S."""
+        rows = self.metrics.read()
+        self.status = self.probe.get(f"{self.plan.api_url}/status")
+        if (delivered := number(self.status, "current_step")) is not None:
+            self.delivered = int(delivered)
+        info = self.server_info()
+        now = time.monotonic()
+        if (total := self._generated_tokens(info)) is not None:
+            self._rate.note(now, total)
+        latest: Mapping[str, Any] = rows[-1] if rows else {}
+        recipe = self.plan.recipe
+        return Snapshot(
+            title=f"{self.plan.options.model} on {self.plan.options.engine.value}: {recipe.task}",
+            elapsed_s=now - self.started,
+            phase=phase_of(self.status),
+            step=len(rows),
+            steps=recipe.steps,
+            rewards=tuple(column(rows, "reward_mean")),
+            exacts=tuple(column(rows, "env/exact")),
+            heldout=tuple((check.step, check.exact) for check in self.heldout.read()),
+            generate_tokens_per_s=self._rate.per_s,
+            train_tokens_per_s=number(latest, "tokens_per_s"),
+            staleness_mean=number(latest, "staleness_mean"),
+            staleness_max=number(latest, "staleness_max"),
+            mismatch=largest(latest, "logprob_mismatch_max", "publish_mismatch_max"),
+            server_version=version_of(info),
+            trainer_version=version_of({"weight_version": latest.get("version", 0)}),
+            waits=what_waits(self.status),
+        )
+
+    def server_info(self) -> dict[str, Any] | None:
+        local = self.plan.options.engine is Engine.LOCAL
+        return self.probe.get(
+            f"{self.plan.server_url}/{'server_info' if local else 'weight_info'}"
+        )
+
+    def _generated_tokens(self, info: Mapping[str, Any] | None) -> float | None:
+        """Tokens the server has generated since it started."""
+        if self.plan.options.engine is Engine.LOCAL:
+            return number(info, "generated_tokens_total")
+        text = self.probe.text(f"{self.plan.server_url}/metrics")
+        return None if text is None else counter(text, "vllm:generation_tokens_total")
+
+    def env_beat_after(self, moment: float) -> bool:
+        """Whether the API heard from an environment after ``moment`` (monotonic seconds)."""
+        status = self.probe.get(f"{self.plan.api_url}/status")
+        beats = [p for p in participants(status) if p.get("role") == "env"]
+        # A beat sent just before the death may have been counted just after it.
+        return any(time.monotonic() - age_s(beat) > moment + 0.5 for beat in beats)
+
+    def close(self) -> None:
+        self.probe.close()
+
+
+@dataclass
+class TokenRate:
+    """Tokens per second of the stretches in which tokens came; idle time is left out."""
+
+    per_s: float | None = None
+    _at: float | None = None
+    _total: float = 0.0
+
+    def note(self, now: float, total: float) -> None:
+        if self._at is None or total < self._total:  # first look, or a restarted server
+            self._at, self._total = now, total
+            return
+        passed, grown = now - self._at, total - self._total
+        if passed < RATE_WINDOW_S:
+            return
+        if grown > 0:
+            latest = grown / passed
+            self.per_s = latest if self.per_s is None else 0.7 * self.per_s + 0.3 * latest
+        self._at, self._total = now, total
+
+
+def number(row: Mapping[str, Any] | None, name: str) -> float | None:
+    found = column([row], name) if row else []
+    return found[0] if found else None
+
+
+def counter(text: str, name: str) -> float | None:
+    """The sum of a counter over its labels, in Prometheus' text format."""
+    found = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+    return sum(map(float, found)) if found else None
+
+
+def largest(row: Mapping[str, Any], *names: str) -> float | None:
+    return max((value for name in names for value in column([row], name)), default=None)
+
+
+def version_of(info: Mapping[str, Any] | None) -> int | None:
+    """The weight version in a server's answer; vLLM calls the one it started with default."""
+    label = None if info is None else info.get("weight_version")
+    if label == "default":
+        return 0
+    try:
+        return None if label is None else int(label)
+    except ValueError:
+        return None
+
+
+def participants(status: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    return [] if status is None else [dict(p) for p in status.get("participants", [])]
+
+
+def age_s(participant: Mapping[str, Any]) -> float:
+    """Seconds since its last heartbeat."""
+    return float(participant.get("age_s", 0.0))
+
+
+def phase_of(status: Mapping[str, Any] | None) -> str:
+    """The phase of the run is that of its trainer."""
+    if status is None:
+        return "the rollout API does not answer"
+    trainers = [p for p in participants(status) if p.get("role") == "trainer"]
+    if not trainers:
+        return "waiting for the trainer"
+    return str(min(trainers, key=age_s).get("phase"))
+
+
+def what_waits(status: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """One line per process that waits, and the API's reason why there is no batch."""
+    lines = []
+    for p in sorted(participants(status), key=lambda p: str(p.get("role"))):
+        # Environments are told apart by their names; of the others there is one each.
+        who = p.get("name") if p.get("role") == "env" else p.get("role")
+        doing, waiting_on = f"{who}: {p.get('phase')}", p.get("waiting_on")
+        if age_s(p) > FORGOTTEN_AFTER_S:
+            continue  # the API remembers a process that was replaced for an hour
+        if age_s(p) > SILENT_AFTER_S:
+            lines.append(f"{who}: silent for {age_s(p):.0f} s")
+        else:
+            lines.append(f"{doing}, waits for {waiting_on}" if waiting_on else doing)
+    if status is not None and status.get("blocked_reason"):
+        lines.append(f"no batch yet: {status['blocked_reason']}")
+    return tuple(lines)

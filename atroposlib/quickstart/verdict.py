@@ -1,0 +1,126 @@
+"""Did it learn? Pure: from the figures of a run to one line and a list of what fell short."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atroposlib.quickstart.plan import Recipe
+
+LAST_STEPS = 5
+MISMATCH_LIMIT = 1e-3  # nats; server and trainer both compute in float32
+MISMATCH_COLUMNS = ("logprob_mismatch_max", "publish_mismatch_max")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The figures of the last line, and every reason why the run is not a success."""
+
+    exact_first: float | None  # mean of the first step: all of it sampled by version 0
+    exact_last: float | None  # mean of the last LAST_STEPS steps
+    reward_first: float | None
+    reward_last: float | None
+    seconds: float  # from the start of the first process to the end of the trainer
+    steps: int
+    server_version: int | None
+    cores: int
+    mismatch_max: float | None  # nats
+    shortcomings: tuple[str, ...]
+
+    @property
+    def learned(self) -> bool:
+        return not self.shortcomings
+
+    def line(self) -> str:
+        return (
+            f"quickstart: exact {figure(self.exact_first)} -> {figure(self.exact_last)} "
+            f"in {self.seconds:.0f} s, {self.steps} steps, "
+            f"weights version {'?' if self.server_version is None else self.server_version}, "
+            f"{self.cores} core{'' if self.cores == 1 else 's'}"
+        )
+
+
+def figure(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f}"
+
+
+def column(rows: Sequence[Row], name: str) -> list[float]:
+    """The finite numbers of one column, in order of the rows that have it."""
+    values = [row.get(name) for row in rows]
+    return [
+        float(value)
+        for value in values
+        if isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    ]
+
+
+def first(rows: Sequence[Row], name: str) -> float | None:
+    values = column(rows[:1], name)
+    return values[0] if values else None
+
+
+def last(rows: Sequence[Row], name: str, steps: int = LAST_STEPS) -> float | None:
+    values = column(rows[-steps:], name)
+    return sum(values) / len(values) if values else None
+
+
+def judge(
+    recipe: Recipe,
+    rows: Sequence[Row],
+    *,
+    server_version: int | None,
+    seconds: float,
+    cores: int,
+) -> Verdict:
+    """Compare the rows of metrics.jsonl with what the recipe promises."""
+    mismatches = [value for name in MISMATCH_COLUMNS for value in column(rows, name)]
+    mismatch_max = max(mismatches, default=None)
+    return Verdict(
+        exact_first=first(rows, "env/exact"),
+        exact_last=last(rows, "env/exact"),
+        reward_first=first(rows, "reward_mean"),
+        reward_last=last(rows, "reward_mean"),
+        seconds=seconds,
+        steps=len(rows),
+        server_version=server_version,
+        cores=cores,
+        mismatch_max=mismatch_max,
+        shortcomings=tuple(_shortcomings(recipe, rows, server_version, mismatch_max)),
+    )
+
+
+def _shortcomings(
+    recipe: Recipe, rows: Sequence[Row], server_version: int | None, mismatch: float | None
+) -> list[str]:
+    if not rows:
+        return ["the trainer finished no step"]
+    found = []
+    goal = recipe.goal
+    start, end = first(rows, goal.metric), last(rows, goal.metric)
+    if start is None or end is None:
+        found.append(f"metrics.jsonl has no {goal.metric}")
+    else:
+        if not end > goal.ends_above:
+            found.append(f"{goal.label} ended at {end:.2f}, not above {goal.ends_above:.2f}")
+        if not start < goal.starts_below:
+            found.append(
+                f"{goal.label} started at {start:.2f}, not below {goal.starts_below:.2f}"
+            )
+    if len(rows) < recipe.steps:
+        found.append(f"{len(rows)} of {recipe.steps} steps were done")
+    trained = rows[-1].get("version")
+    if server_version is None or server_version != trained:
+        found.append(
+            f"the server holds version {server_version}, the trainer's last is {trained}"
+        )
+    if mismatch is None:
+        found.append("server and trainer logprobs were never compared")
+    elif mismatch > MISMATCH_LIMIT:
+        found.append(f"logprobs of server and trainer differ by {mismatch:.1e} nats")
+    return found

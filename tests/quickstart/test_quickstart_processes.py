@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from atroposlib.quickstart import watchdog
+from atroposlib.quickstart.processes import (
+    Children,
+    Exit,
+    Interrupted,
+    RunFailed,
+    StopRequest,
+    free_port,
+    log_tail,
+)
+
+REPO = Path(__file__).resolve().parents[2]
+SLEEPER = "import time; time.sleep(600)"
+
+
+def answers(url):
+    try:
+        return httpx.get(url, timeout=1, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+def is_alive(pid):
+    """Whether a process runs; a zombie that nobody has reaped yet does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def wait_until(condition, within_s=20.0):
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.02)
+
+
+def first_line_of(log):
+    wait_until(lambda: log.exists() and "\n" in log.read_text())
+    return log.read_text().splitlines()[0]
+
+
+def test_a_child_is_ready_when_its_health_url_answers(children, server_spec):
+    spec = server_spec("api", free_port())
+    children.start(spec)
+    children.wait_ready(["api"], answers)
+    assert answers(spec.health_url)
+
+
+def test_leaving_ends_every_child(tmp_path, server_spec):
+    with Children(tmp_path / "logs") as children:
+        one = children.start(server_spec("one", free_port()))
+        two = children.start(server_spec("two", free_port()))
+    assert one.exit() is not None
+    assert two.exit() is not None
+
+
+def test_the_children_of_a_child_end_with_it(tmp_path, spec):
+    code = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(p.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    with Children(tmp_path / "logs") as children:
+        child = children.start(spec("parent", code))
+        grandchild = int(first_line_of(child.log))
+        assert is_alive(grandchild)
+    wait_until(lambda: not is_alive(grandchild))
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path, spec):
+    code = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('deaf', flush=True)\n"
+        "time.sleep(600)"
+    )
+    with Children(tmp_path / "logs") as children:
+        child = children.start(spec("deaf", code))
+        first_line_of(child.log)
+        children.end(["deaf"], grace_s=0.1)
+    assert child.exit() == Exit(-signal.SIGKILL)
+
+
+def test_a_child_that_ends_before_it_is_ready_is_named_with_the_end_of_its_log(children, spec):
+    children.start(
+        spec("api", "print('the port is taken'); raise SystemExit(3)", health_url="http://x/")
+    )
+    with pytest.raises(RunFailed) as failure:
+        children.wait_ready(["api"], lambda _url: False)
+    assert "api ended before it was ready (exit code 3)" in failure.value.line
+    assert failure.value.tail == "the port is taken"
+
+
+def test_a_child_that_never_answers_is_given_up_after_its_bound(children, spec):
+    said = []
+    children.start(spec("slow", SLEEPER, health_url="http://x/", ready_within_s=0.3))
+    with pytest.raises(RunFailed, match="slow did not answer at http://x/ within 0 s"):
+        children.wait_ready(["slow"], lambda _url: False, said.append)
+    assert said[0] == "waiting for slow: 0 of 0 s"
+
+
+def test_a_program_that_does_not_exist_is_one_clear_line(children, spec):
+    missing = spec("engine", "")
+    missing = type(missing)("engine", ("no-such-program",), {}, missing.cwd)
+    with pytest.raises(RunFailed, match="engine: cannot start no-such-program"):
+        children.start(missing)
+
+
+def test_a_task_runs_to_its_end(children, spec):
+    assert children.run_to_end(spec("task", "raise SystemExit(4)"), bound_s=30) == Exit(4)
+
+
+def test_a_task_that_takes_too_long_is_ended(children, spec):
+    with pytest.raises(RunFailed, match="task: not done after 0 s"):
+        children.run_to_end(spec("task", SLEEPER), bound_s=0.2)
+
+
+def test_a_wait_ends_when_somebody_asks_for_it(tmp_path, spec):
+    stop = StopRequest(signal_number=signal.SIGINT)
+    with Children(tmp_path / "logs", stop) as children, pytest.raises(Interrupted):
+        children.run_to_end(spec("task", SLEEPER), bound_s=30)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(3, "exit code 3"), (-9, "signal SIGKILL"), (-15, "signal SIGTERM"), (-99, "signal 99")],
+)
+def test_an_exit_is_told_in_words(code, words):
+    assert str(Exit(code)) == words
+
+
+def test_the_tail_of_a_log_leaves_out_what_a_progress_bar_overwrote(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_bytes(b"old\n\n 10%\r 50%\rdone\nlast\n")
+    assert log_tail(log, 2) == "done\nlast"
+    assert log_tail(tmp_path / "absent.log") == ""
+
+
+LAUNCHER = """
+    import sys, time
+    from pathlib import Path
+    from atroposlib.quickstart.processes import *
+    stop = StopRequest(); stop.listen()
+    try:
+        with Children(Path(sys.argv[1]), stop) as children:
+            for name in ("one", "two"):
+                spec = ProcessSpec(name, (sys.executable, "-c", sys.argv[2]), {}, Path("."))
+                print(children.start(spec).popen.pid, flush=True)
+            while True:
+                stop.check()
+                time.sleep(0.05)
+    except Interrupted as interrupted:
+        sys.exit(128 + interrupted.signal_number)
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    """A launcher of two sleepers in a process of its own, and their process ids."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LAUNCHER), str(tmp_path / "logs"), SLEEPER],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    yield process, [int(process.stdout.readline()) for _ in range(2)]
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_that_was_started_and_nothing_else(launcher, number):
+    process, pids = launcher
+    bystander = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.DEVNULL)
+    try:
+        process.send_signal(number)
+        assert process.wait(timeout=30) == 128 + number
+        wait_until(lambda: not any(is_alive(pid) for pid in pids))
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_running(launcher):
+    process, pids = launcher
+    process.kill()
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_the_watchdog_knows_what_is_left():
+    assert watchdog.groups_left(["+12\n", "+13\n", "-12\n", "+14\n", "+1\n", "+0", "-"]) == [
+        13,
+        14,
+    ]
+
+
+def test_the_watchdog_ends_a_group_that_does_not_listen(tmp_path):
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('deaf', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    watchdog.end_groups([process.pid], grace_s=0.1)
+    assert process.wait(timeout=10) == -signal.SIGKILL
+    process.stdout.close()

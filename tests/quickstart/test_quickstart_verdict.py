@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.quickstart.plan import recipe_for
+from atroposlib.quickstart.verdict import column, judge, last
+
+LEARNED = [0.02, 0.1, 0.4, 0.6, 0.8, 0.9, 0.9, 0.95, 0.85, 0.9]  # last five: 0.90
+
+
+def rows(exacts, **more):
+    return [
+        {
+            "step": step,
+            "version": step,
+            "env/exact": exact,
+            "reward_mean": exact,
+            "logprob_mismatch_max": 1e-5,
+            **more,
+        }
+        for step, exact in enumerate(exacts, 1)
+    ]
+
+
+def verdict(the_rows, *, model="smollm2", server_version=10, steps=10):
+    return judge(
+        recipe_for(model, steps),
+        the_rows,
+        server_version=server_version,
+        seconds=213.6,
+        cores=2,
+    )
+
+
+def test_a_run_that_learned_is_summed_up_in_one_line():
+    assert verdict(rows(LEARNED)).line() == (
+        "quickstart: exact 0.02 -> 0.90 in 214 s, 10 steps, weights version 10, 2 cores"
+    )
+    assert verdict(rows(LEARNED)).learned
+
+
+def test_the_end_is_the_mean_of_the_last_five_steps():
+    assert last(rows(LEARNED), "env/exact") == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("the_rows", "fields", "words"),
+    [
+        (rows([0.02] * 10), {}, "exact ended at 0.02, not above 0.80"),
+        (rows([0.5, *LEARNED[1:]]), {}, "exact started at 0.50, not below 0.10"),
+        (
+            rows(LEARNED),
+            {"server_version": 9},
+            "the server holds version 9, the trainer's last is 10",
+        ),
+        (rows(LEARNED), {"server_version": None}, "the server holds version None"),
+        (rows(LEARNED, publish_mismatch_max=0.06), {}, "differ by 6.0e-02 nats"),
+        (rows(LEARNED, logprob_mismatch_max=None), {}, "were never compared"),
+        (rows(LEARNED), {"steps": 40}, "10 of 40 steps were done"),
+        ([], {}, "the trainer finished no step"),
+        ([{"step": 1, "version": 1}], {"steps": 1}, "metrics.jsonl has no env/exact"),
+    ],
+)
+def test_what_fell_short_is_said(the_rows, fields, words):
+    found = verdict(the_rows, **fields)
+    assert not found.learned
+    assert any(words in shortcoming for shortcoming in found.shortcomings)
+
+
+def test_the_tiny_model_is_judged_by_its_reward():
+    learned = rows(LEARNED, reward_mean=0.05)[:1] + rows(LEARNED, reward_mean=0.9)[1:]
+    assert verdict(learned, model="tiny").learned
+
+
+def test_a_run_without_figures_still_has_a_line():
+    assert verdict([], server_version=None).line() == (
+        "quickstart: exact ? -> ? in 214 s, 0 steps, weights version ?, 2 cores"
+    )
+
+
+def test_what_is_not_a_number_is_never_one():
+    mixed = [{"x": 1.0}, {"x": None}, {"x": float("nan")}, {"x": True}, {"x": "2"}, {}]
+    assert column(mixed, "x") == [1.0]
