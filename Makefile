@@ -37,7 +37,7 @@ lint: $(STAMP)  ## black, isort, flake8, mypy; changes nothing
 check: lint  ## lint and the fast tests: before every commit
 	$(PY) -m pytest -q -m "not slow"
 
-test: $(STAMP)  ## Every test that runs on CPU, real processes included
+test: lint  ## lint and every test that runs on CPU, real processes included
 	$(PY) -m pytest
 
 format: $(STAMP)  ## Let black and isort rewrite the sources

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_cli import FailedExecutionException
 
 from atroposlib.envs.config import BaseEnvConfig, nearest
 from atroposlib.envs.constants import ENV_NAMESPACE, NAMESPACE_SEP, OPENAI_NAMESPACE
@@ -67,7 +68,7 @@ def main(env_cls: type[BaseEnv], argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         settings = read_settings(env_cls, words)
-    except ConfigError as error:
+    except (ConfigError, FailedExecutionException) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     try:

@@ -7,8 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_cli import FailedExecutionException
 
 from atroposlib.errors import ConfigError
+
+class AmbiguousServer(ConfigError, FailedExecutionException):
+    """Flags for one server meet a list of several; environments of old catch the second base."""
+
+    def __init__(self, message: str) -> None:
+        FailedExecutionException.__init__(self, 2, message)
+
 
 ServerType = Literal["openai", "trl", "sglang", "vllm"]
 
@@ -127,7 +135,7 @@ def resolve_openai_configs(
     was given; then it becomes a server, in every subcommand alike.
 
     Raises:
-        ConfigError: overrides for one server meet a list of several.
+        AmbiguousServer: overrides for one server meet a list of several.
     """
     from_yaml = (yaml_config or {}).get("openai") or {}
     flags = {
@@ -172,7 +180,7 @@ def _baseline(configs: ServerConfigs) -> ServerBaseline:
 def _refuse_overrides(servers: int, overrides: Mapping[str, Any]) -> None:
     if overrides:
         named = ", ".join(f"openai.{name}" for name in sorted(overrides))
-        raise ConfigError(
+        raise AmbiguousServer(
             f"{named}: cannot tell which of {servers} servers is meant; "
             "edit the list of servers in the YAML file or in config_init"
         )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic_cli import FailedExecutionException
 
 from atroposlib.envs.server_handling.configs import as_server_list
 from atroposlib.envs.server_handling.openai_server import OpenaiConfig, resolve_openai_configs
@@ -99,3 +100,11 @@ def test_values_nobody_gave_do_not_override() -> None:
 def test_an_empty_list_of_servers_is_refused() -> None:
     with pytest.raises(ConfigError, match="empty list"):
         as_server_list([])
+
+
+def test_flags_for_one_of_several_servers_are_an_error_in_the_old_manner_too() -> None:
+    two = [APIServerConfig(base_url="http://a/v1"), APIServerConfig(base_url="http://b/v1")]
+    with pytest.raises(FailedExecutionException) as refusal:
+        resolve_openai_configs(two, cli_passed_flags={"openai.model_name": "m"})
+    assert refusal.value.exit_code == 2
+    assert "openai.model_name" in str(refusal.value)

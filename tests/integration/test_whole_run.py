@@ -1,0 +1,169 @@
+"""The whole system as its users start it: real processes, a real model, real HTTP.
+
+Marked slow: about two minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+LAST_LINE = re.compile(
+    r"quickstart: exact (\d\.\d\d) -> (\d\.\d\d) in \d+ s, (\d+) steps, "
+    r"weights version (\d+), \d+ cores"
+)
+WITHIN_S = 300.0
+
+pytestmark = pytest.mark.slow
+
+
+class Quickstart:
+    """One ``python -m atroposlib.quickstart --model tiny`` and what can be done to it."""
+
+    def __init__(self, out: Path, *options: str) -> None:
+        self.out = out
+        command = [sys.executable, "-m", "atroposlib.quickstart", "--model", "tiny"]
+        self.process = subprocess.Popen(
+            [*command, "--no-live", "--out", str(out), *options],
+            cwd=REPO,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.restarted: list[subprocess.Popen[bytes]] = []
+
+    def finish(self) -> tuple[int, list[str]]:
+        printed, _ = self.process.communicate(timeout=WITHIN_S)
+        print(printed)
+        return self.process.returncode, printed.splitlines()
+
+    def rows(self) -> list[dict]:
+        """The trainer's steps so far."""
+        path = self.out / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def command_of(self, name: str) -> str:
+        """What ``commands.txt`` says to type for this process."""
+        lines = (self.out / "commands.txt").read_text().splitlines()
+        return lines[lines.index(f"# {name}") + 1]
+
+    def kill(self, name: str) -> None:
+        """kill -9, as the kernel does when memory runs out."""
+        arguments = self.command_of(name).split(" -m ")[-1].split(".py ")[-1]
+        found = subprocess.run(
+            ["pgrep", "-f", "--", re.escape(arguments)], capture_output=True, text=True
+        )
+        pids = [int(pid) for pid in found.stdout.split()]
+        assert pids, f"no process runs {arguments}"
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    def restart_by_hand(self, name: str) -> None:
+        self.restarted.append(
+            subprocess.Popen(["sh", "-c", self.command_of(name)], start_new_session=True)
+        )
+
+    def close(self) -> None:
+        for process in [self.process, *self.restarted]:
+            try:
+                os.killpg(process.pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+            process.wait(timeout=60)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Quickstart]]:
+    started: list[Quickstart] = []
+
+    def make(*options: str) -> Quickstart:
+        started.append(Quickstart(tmp_path / "run", *options))
+        return started[-1]
+
+    yield make
+    for run in started:
+        run.close()
+
+
+def until(what: str, is_true: Callable[[], object]) -> None:
+    bound = time.monotonic() + WITHIN_S
+    while not is_true():
+        assert time.monotonic() < bound, f"waited {WITHIN_S:g} s for {what}"
+        time.sleep(0.05)
+
+
+def ledger(run: Quickstart) -> dict[str, str]:
+    """Every group the rollout API ever acknowledged: key -> state."""
+    connection = apsw.Connection(str(run.out / "api" / "queue.sqlite"))
+    return dict(connection.execute("SELECT key, state FROM grp"))
+
+
+def gaps(keys: set[str]) -> list[str]:
+    """Keys that their environment numbered and that are nowhere: lost between two others."""
+    numbers: dict[str, set[int]] = {}
+    for key in keys:
+        instance, number = key.rsplit("-", 1)
+        numbers.setdefault(instance, set()).add(int(number))
+    return [
+        f"{instance}-{missing}"
+        for instance, seen in numbers.items()
+        for missing in sorted(set(range(max(seen) + 1)) - seen)
+    ]
+
+
+def test_a_random_model_learns_and_the_last_line_says_how_well(start) -> None:
+    run = start()
+    status, printed = run.finish()
+    match = LAST_LINE.fullmatch(printed[-1])
+    assert match and status == 0
+    _, _, steps, version = match.groups()
+    rows = run.rows()
+    assert int(steps) == len(rows) == int(version) == rows[-1]["version"]
+    assert rows[0]["reward_mean"] < 0.1
+    assert sum(row["reward_mean"] for row in rows[-5:]) / 5 > 0.85
+    assert max(row["publish_mismatch_max"] for row in rows) < 1e-3
+    assert max(row["logprob_mismatch_max"] for row in rows) < 1e-3
+    for name in ("report.html", "summary.json", "samples.jsonl", "model/model.safetensors"):
+        assert (run.out / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize("victim", ["api", "environment"])
+def test_a_run_survives_kill_9_and_loses_and_repeats_nothing(start, victim: str) -> None:
+    run = start("--steps", "12")
+    until("the fourth step", lambda: len(run.rows()) >= 4)
+    run.kill(victim)
+    run.restart_by_hand(victim)
+    _, printed = run.finish()
+    assert LAST_LINE.fullmatch(printed[-1])
+    rows = run.rows()
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    trained = [key for row in rows for key in row["keys"]]
+    assert len(trained) == len(set(trained))
+    run.close()  # the restarted process is ours, and it owns the ledger
+    acknowledged = ledger(run)
+    assert set(trained) == {key for key, state in acknowledged.items() if state == "acked"}
+    assert gaps(set(acknowledged)) == []
+
+
+def test_ctrl_c_ends_everything_it_started_and_says_so_in_one_line(start) -> None:
+    run = start()
+    until("the first step", run.rows)
+    os.kill(run.process.pid, signal.SIGINT)
+    status, printed = run.finish()
+    assert status == 130
+    assert "everything it started has ended" in printed[-1]
+    left = subprocess.run(["pgrep", "-f", str(run.out)], capture_output=True, text=True)
+    assert left.stdout == ""
