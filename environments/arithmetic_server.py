@@ -47,18 +47,16 @@ def problems(seed: int) -> tuple[list[dict], list[dict]]:
 def score(text: str, answer: str, stopped: bool) -> float:
     """1.0 for exactly the answer and then an end, and something for each step on the way.
 
-    0.05 for any number, 0.4 if the first number is right, 0.3 for nothing but a number
-    (0.2 without an end): at most 0.75 in all for what is not exact.
+    0.4 if the first number is right, and 0.3 (0.2 without an end) times the share of digits
+    in the text: at most 0.7 for what is not exact. The share rises without a step from prose
+    to a bare number; a fixed sum for "some number" would be won by prose, and kept.
     """
     text, numbers = text.strip(), re.findall(r"\d+", text)
     if text == answer and stopped:
         return 1.0
-    partial = 0.05 if numbers else 0.0
-    if numbers and numbers[0] == answer:
-        partial += 0.4
-    if text.isdigit():
-        partial += 0.3 if stopped else 0.2
-    return partial
+    digits = sum(character.isdigit() for character in text) / max(len(text), 1)
+    right = 0.4 if numbers and numbers[0] == answer else 0.0
+    return right + digits * (0.3 if stopped else 0.2)
 
 
 class ArithmeticEnv(BaseEnv):

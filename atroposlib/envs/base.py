@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.envs import checkpoint, evaluation
+from atroposlib.envs.cli import main as run_command_line
 from atroposlib.envs.config import BaseEnvConfig, EvalHandlingEnum
 from atroposlib.envs.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.logbook import rollout_table
+from atroposlib.envs.process import run_process
 from atroposlib.envs.run_metrics import performance_metrics, training_metrics
 from atroposlib.envs.runtime import EnvRuntime
+from atroposlib.envs.serve import Serve
 from atroposlib.envs.server_handling.configs import (
     APIServerConfig,
     OpenaiConfig,
@@ -205,6 +208,18 @@ class BaseEnv(EnvRuntime, ABC):
     @classmethod
     def cli(cls) -> None:
         """Run ``serve``, ``process`` or ``evaluate`` as the command line says."""
-        from atroposlib.envs.cli import main
+        run_command_line(cls)
 
-        main(cls)
+    async def env_manager(self) -> None:
+        """``serve``: roll out for a trainer until the run is complete."""
+        serving = Serve(self)
+        self.serving = serving
+        await serving.run()
+
+    async def process_manager(self) -> int:
+        """``process``: make groups into a file, and return how many."""
+        self.process_mode = True
+        self.n_groups_to_process = self.n_groups_to_process or self.config.total_steps
+        self.group_size_to_process = self.group_size_to_process or self.config.group_size
+        self.config.group_size = self.group_size_to_process
+        return await run_process(self)

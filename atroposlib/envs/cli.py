@@ -17,13 +17,15 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
-from pydantic_cli import FailedExecutionException
+from pydantic_cli.argparse import FailedExecutionException
 
 from atroposlib.envs.config import BaseEnvConfig, nearest
 from atroposlib.envs.constants import ENV_NAMESPACE, NAMESPACE_SEP, OPENAI_NAMESPACE
+from atroposlib.envs.evaluation import run_evaluate
+from atroposlib.envs.runtime import EnvRuntime
 from atroposlib.envs.server_handling.configs import (
     APIServerConfig,
     ServerBaseline,
@@ -34,9 +36,6 @@ from atroposlib.envs.server_handling.configs import (
 )
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.cli import extract_namespace, merge_dicts
-
-if TYPE_CHECKING:
-    from atroposlib.envs.base import BaseEnv
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class Settings:
     manager: ServerManagerConfig
 
 
-def main(env_cls: type[BaseEnv], argv: Sequence[str] | None = None) -> None:
+def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
     """Run ``env_cls`` as the command line says; a clear error exits with status 2 or 1."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -78,7 +77,7 @@ def main(env_cls: type[BaseEnv], argv: Sequence[str] | None = None) -> None:
         raise SystemExit(1) from error
 
 
-async def run(env_cls: type[BaseEnv], settings: Settings) -> None:
+async def run(env_cls: type[EnvRuntime], settings: Settings) -> None:
     """Make the environment and run the subcommand to its end."""
     env = make_env(env_cls, settings)
     if settings.mode == "serve":
@@ -87,12 +86,10 @@ async def run(env_cls: type[BaseEnv], settings: Settings) -> None:
         await env.process_manager()
     else:
         _keep_config(settings)
-        from atroposlib.envs.evaluation import run_evaluate
-
         await run_evaluate(env)
 
 
-def make_env(env_cls: type[BaseEnv], settings: Settings) -> BaseEnv:
+def make_env(env_cls: type[EnvRuntime], settings: Settings) -> EnvRuntime:
     """The environment of these settings."""
     manager = settings.manager
     env = env_cls(
@@ -111,7 +108,7 @@ def make_env(env_cls: type[BaseEnv], settings: Settings) -> BaseEnv:
 # --- merging ------------------------------------------------------------------------
 
 
-def read_settings(env_cls: type[BaseEnv], words: Sequence[str]) -> Settings:
+def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> Settings:
     """Merge code, YAML file and flags.
 
     Raises:
@@ -159,7 +156,7 @@ def read_settings(env_cls: type[BaseEnv], words: Sequence[str]) -> Settings:
 
 
 def _groups_path(
-    env_cls: type[BaseEnv], default_env: BaseEnvConfig, mode: str
+    env_cls: type[EnvRuntime], default_env: BaseEnvConfig, mode: str
 ) -> dict[str, Any]:
     if mode != "process" or default_env.data_path_to_save_groups is not None:
         return {}
@@ -222,7 +219,7 @@ def _flags(env_fields: type[BaseEnvConfig]) -> list[tuple[str, Any]]:
 
 
 def build_parser(
-    env_cls: type[BaseEnv],
+    env_cls: type[EnvRuntime],
     env_fields: type[BaseEnvConfig],
     env_values: Mapping[str, Any],
     servers: ServerConfigs,

@@ -10,15 +10,13 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atroposlib.envs.groups import plain
 from atroposlib.envs.logbook import scalars
+from atroposlib.envs.runtime import EnvRuntime
 from atroposlib.errors import boundary
 from atroposlib.utils.display import display_metrics_table
-
-if TYPE_CHECKING:
-    from atroposlib.envs.runtime import EnvRuntime
 
 logger = logging.getLogger(__name__)
 

@@ -6,17 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from atroposlib.client import AsyncRolloutClient
 from atroposlib.envs.delivery import Sender
 from atroposlib.envs.logbook import open_wandb
+from atroposlib.envs.runtime import EnvRuntime
 from atroposlib.envs.stopping import Stopping
 from atroposlib.errors import NotRegistered
 from atroposlib.wire import EnvRegistered, RegisterEnv
-
-if TYPE_CHECKING:
-    from atroposlib.envs.runtime import EnvRuntime
 
 logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 0.5  # while the trainer has not started

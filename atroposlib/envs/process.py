@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from atroposlib.envs.logbook import open_wandb
+from atroposlib.envs.runtime import EnvRuntime
 from atroposlib.envs.workers import Job, WorkerPool
 from atroposlib.errors import AtroposError, ConfigError, boundary
-
-if TYPE_CHECKING:
-    from atroposlib.envs.runtime import EnvRuntime
 
 logger = logging.getLogger(__name__)
 

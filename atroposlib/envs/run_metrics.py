@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from atroposlib.envs.runtime import EnvRuntime
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
-
-if TYPE_CHECKING:
-    from atroposlib.envs.runtime import EnvRuntime
 
 
 def training_metrics(env: EnvRuntime) -> dict[str, float]:

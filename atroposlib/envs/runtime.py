@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from atroposlib.envs.config import BaseEnvConfig
 from atroposlib.envs.delivery import GroupFile, Sender, Tally
@@ -33,10 +33,17 @@ from atroposlib.errors import ConfigError, NotRegistered, boundary
 from atroposlib.type_definitions import Item
 from atroposlib.wire import EnvRegistered
 
-if TYPE_CHECKING:
-    from atroposlib.envs.serve import Serve
-
 logger = logging.getLogger(__name__)
+
+
+class Serving(Protocol):
+    """What ``serve`` does when a loop of an older environment asks for it by hook."""
+
+    async def step_checks(self) -> None:
+        """Evaluation, checkpoint and metrics that a new step makes due."""
+
+    async def add_workers(self) -> None:
+        """Start rollouts up to the number wanted."""
 
 
 class EnvRuntime(ABC):
@@ -81,7 +88,7 @@ class EnvRuntime(ABC):
         self.status_dict: dict[str, Any] = {}
         self.env_id: int | None = None
         self.sender: Sender | None = None
-        self.serving: Serve | None = None
+        self.serving: Serving | None = None
         self.measured_at: Callable[[], dict[str, Any]] = dict  # step and version of an eval
         self.process_mode = False
         self.n_groups_to_process = 0
@@ -120,6 +127,16 @@ class EnvRuntime(ABC):
         self.workers_added_list: list[int] = []
 
     # --- hooks that base.py defines and the parts call ---------------------------------
+
+    @classmethod
+    @abstractmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]: ...
+
+    @abstractmethod
+    async def env_manager(self) -> None: ...
+
+    @abstractmethod
+    async def process_manager(self) -> int: ...
 
     @abstractmethod
     async def setup(self) -> None: ...
@@ -318,23 +335,6 @@ class EnvRuntime(ABC):
         durations.append(outcome.seconds)
 
     # --- beginning and end --------------------------------------------------------------
-
-    async def env_manager(self) -> None:
-        """``serve``: roll out for a trainer until the run is complete."""
-        from atroposlib.envs.serve import Serve
-
-        self.serving = Serve(self)
-        await self.serving.run()
-
-    async def process_manager(self) -> int:
-        """``process``: make groups into a file, and return how many."""
-        from atroposlib.envs.process import run_process
-
-        self.process_mode = True
-        self.n_groups_to_process = self.n_groups_to_process or self.config.total_steps
-        self.group_size_to_process = self.group_size_to_process or self.config.group_size
-        self.config.group_size = self.group_size_to_process
-        return await run_process(self)
 
     async def close(self) -> None:
         """Flush and close the files, the metrics and the connections to the servers."""

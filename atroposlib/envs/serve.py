@@ -18,19 +18,17 @@ import logging
 import time
 import uuid
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atroposlib.client import AsyncRolloutClient
 from atroposlib.envs import pacing
 from atroposlib.envs.constants import HEARTBEAT_S, MAX_BACK_OFF_S, STATUS_POLL_S
 from atroposlib.envs.membership import Membership
+from atroposlib.envs.runtime import EnvRuntime
 from atroposlib.envs.stopping import Stopping, StopRequested
 from atroposlib.envs.workers import Job, repeat
 from atroposlib.errors import AtroposError, UnknownEnv, boundary
 from atroposlib.wire import EnvIdentifier, EnvRegistered, EnvStatus, Heartbeat
-
-if TYPE_CHECKING:
-    from atroposlib.envs.runtime import EnvRuntime
 
 logger = logging.getLogger(__name__)
 GOODBYE_S = 5.0  # bound of the calls that only tidy up

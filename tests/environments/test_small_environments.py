@@ -18,15 +18,15 @@ from environments.copy_server import CopyConfig, CopyEnv, letters_right
     [
         ("7", True, 1.0),
         (" 7\n", True, 1.0),
-        ("7", False, 0.65),  # a number, the right one, nothing else, but no end
-        ("8", True, 0.35),
-        ("8", False, 0.25),
-        ("7 apples", True, 0.45),
-        ("about 7", True, 0.45),
-        ("it is 8", True, 0.05),
+        ("7", False, 0.6),  # the right number and nothing else, but no end
+        ("8", True, 0.3),
+        ("8", False, 0.2),
+        ("7 apples", True, 0.4 + 0.3 / 8),
+        ("about 7", True, 0.4 + 0.3 / 7),
+        ("it is 8", True, 0.3 / 7),
         ("seven", True, 0.0),
         ("", True, 0.0),
-        ("77", True, 0.35),
+        ("77", True, 0.3),
     ],
 )
 def test_sums_earn_something_for_each_step_towards_exact(text, stopped, reward):

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic_cli import FailedExecutionException
+from pydantic_cli.argparse import FailedExecutionException
 
 from atroposlib.errors import ConfigError
+
 
 class AmbiguousServer(ConfigError, FailedExecutionException):
     """Flags for one server meet a list of several; environments of old catch the second base."""
