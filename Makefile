@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 LINTED := atroposlib environments example_trainer scripts tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart lint check test format config bench lock clean
+.PHONY: help install quickstart lint check test format config map bench lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ format: $(STAMP)  ## Let black and isort rewrite the sources
 
 config: $(STAMP)  ## Regenerate CONFIG.md from the models
 	$(PY) scripts/generate_config.py
+
+map: $(STAMP)  ## Rewrite the README's map from the docstrings
+	$(PY) scripts/readme_map.py
 
 bench: $(STAMP)  ## Run benchmarks/*.py one after another, with their defaults
 	@set -e; for file in $(wildcard benchmarks/*.py); do $(PY) $$file; done

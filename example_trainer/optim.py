@@ -42,8 +42,16 @@ def build(policy: Policy, cfg: TrainingConfig) -> torch.optim.Optimizer:
 
 
 def learning_rate(cfg: TrainingConfig, step: int) -> float:
-    """Linear warm-up over ``warmup_steps``, then constant; the first step is step 0."""
-    return cfg.lr * min(1.0, (step + 1) / cfg.warmup_steps) if cfg.warmup_steps else cfg.lr
+    """Linear warm-up over ``warmup_steps``, then as ``lr_schedule`` says; counted from 0.
+
+    "linear" falls in equal parts and would be 0 one step after the last.
+    """
+    if step < cfg.warmup_steps:
+        return cfg.lr * (step + 1) / cfg.warmup_steps
+    if cfg.lr_schedule == "constant":
+        return cfg.lr
+    left = max(cfg.training_steps - step, 0)
+    return cfg.lr * left / max(cfg.training_steps - cfg.warmup_steps, 1)
 
 
 def step(

@@ -103,6 +103,13 @@ def test_warm_up_rises_linearly_then_stays(config):
     assert optim.learning_rate(config(lr=8.0), 0) == 8.0
 
 
+def test_a_linear_schedule_falls_in_equal_parts_and_never_below_zero(config):
+    cfg = config(lr=8.0, lr_schedule="linear", training_steps=4)
+    assert [optim.learning_rate(cfg, s) for s in range(6)] == [8.0, 6.0, 4.0, 2.0, 0.0, 0.0]
+    warm = config(lr=8.0, lr_schedule="linear", training_steps=6, warmup_steps=2)
+    assert [optim.learning_rate(warm, s) for s in range(6)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0]
+
+
 def test_the_gradient_is_clipped_by_its_global_norm(config, policy):
     optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
     before = [p.detach().clone() for p in policy.parameters()]
