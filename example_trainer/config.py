@@ -80,8 +80,8 @@ class TrainingConfig(BaseModel):
     )
     lr: float = Field(1e-5, gt=0, description="learning rate after the warm-up")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    lr_schedule: Literal["constant", "linear"] = Field(
-        "constant", description="after the warm-up: constant, or linear to 0 at the last step"
+    lr_decay_share: float = Field(
+        0.0, ge=0, le=1, description="last share of the steps, in which lr falls linearly to 0"
     )
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="decay of the second moment")

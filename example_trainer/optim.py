@@ -42,16 +42,14 @@ def build(policy: Policy, cfg: TrainingConfig) -> torch.optim.Optimizer:
 
 
 def learning_rate(cfg: TrainingConfig, step: int) -> float:
-    """Linear warm-up over ``warmup_steps``, then as ``lr_schedule`` says; counted from 0.
+    """Linear warm-up, constant, linear to 0 over the last ``lr_decay_share`` of the steps.
 
-    "linear" falls in equal parts and would be 0 one step after the last.
+    Steps count from 0; the rate would be 0 one step after the last.
     """
-    if step < cfg.warmup_steps:
-        return cfg.lr * (step + 1) / cfg.warmup_steps
-    if cfg.lr_schedule == "constant":
-        return cfg.lr
-    left = max(cfg.training_steps - step, 0)
-    return cfg.lr * left / max(cfg.training_steps - cfg.warmup_steps, 1)
+    rising = (step + 1) / cfg.warmup_steps if cfg.warmup_steps else 1.0
+    decay_steps = cfg.lr_decay_share * cfg.training_steps
+    falling = (cfg.training_steps - step) / decay_steps if decay_steps else 1.0
+    return cfg.lr * max(min(1.0, rising, falling), 0.0)
 
 
 def step(

@@ -106,7 +106,7 @@ def trainer(plan: Plan) -> ProcessSpec:
         + ("--batch-size", str(recipe.micro_batch))
         + ("--gradient-accumulation-steps", str(passes))
         + ("--optimizer", "adamw", "--lr", str(recipe.learning_rate))
-        + ("--lr-schedule", recipe.lr_schedule)
+        + ("--lr-decay-share", str(recipe.lr_decay_share))
         + ("--adam-beta2", str(recipe.adam_beta2), "--weight-decay", "0.0")
         + ("--clip-eps", "0.2", "--clip-eps-high", str(recipe.clip_eps_high))
         + ("--entropy-coef", str(recipe.entropy_coef))

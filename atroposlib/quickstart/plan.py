@@ -41,7 +41,7 @@ class Recipe:
     group_size: int
     micro_batch: int  # sequences per forward pass of the trainer
     learning_rate: float
-    lr_schedule: str  # "constant" or "linear": to 0 at the last step
+    lr_decay_share: float  # last share of the steps, in which it falls to 0
     adam_beta2: float
     clip_eps_high: float
     entropy_coef: float
@@ -59,16 +59,16 @@ SUMS = Recipe(
     task="sums of two one-digit numbers: “What is 4 + 3?” is answered “7”",
     env_script="environments/arithmetic_server.py",
     goal=Goal("env/exact", "exact", starts_below=0.10, ends_above=0.80),
-    steps=40,
+    steps=36,
     groups_per_step=8,
     group_size=8,
     micro_batch=8,
     learning_rate=2e-5,
-    lr_schedule="linear",
+    lr_decay_share=0.4,
     adam_beta2=0.999,
     clip_eps_high=0.28,
     entropy_coef=0.0,
-    epochs_per_batch=1,
+    epochs_per_batch=2,
     seq_len=64,
     steps_per_check=10,
     checkpoint_bytes=int(0.66 * GIGABYTE),
@@ -82,7 +82,7 @@ COPY = Recipe(
     group_size=16,
     micro_batch=64,
     learning_rate=4e-3,
-    lr_schedule="constant",
+    lr_decay_share=0.0,
     adam_beta2=0.95,
     clip_eps_high=0.2,
     entropy_coef=0.03,

@@ -100,7 +100,10 @@ async def publish_again(url: str, model: Path, version: int) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
         for path, body in (
             ("/pause?mode=wait", None),
-            ("/update_weights_from_disk", {"model_path": str(model), "weight_version": version}),
+            (
+                "/update_weights_from_disk",
+                {"model_path": str(model), "weight_version": version},
+            ),
             ("/resume", None),
         ):
             (await http.post(path, json=body)).raise_for_status()

@@ -103,11 +103,12 @@ def test_warm_up_rises_linearly_then_stays(config):
     assert optim.learning_rate(config(lr=8.0), 0) == 8.0
 
 
-def test_a_linear_schedule_falls_in_equal_parts_and_never_below_zero(config):
-    cfg = config(lr=8.0, lr_schedule="linear", training_steps=4)
-    assert [optim.learning_rate(cfg, s) for s in range(6)] == [8.0, 6.0, 4.0, 2.0, 0.0, 0.0]
-    warm = config(lr=8.0, lr_schedule="linear", training_steps=6, warmup_steps=2)
-    assert [optim.learning_rate(warm, s) for s in range(6)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0]
+def test_the_rate_falls_in_equal_parts_over_the_last_share_of_the_steps(config):
+    cfg = config(lr=8.0, lr_decay_share=0.5, training_steps=8)
+    rates = [optim.learning_rate(cfg, s) for s in range(10)]
+    assert rates == [8.0, 8.0, 8.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0, 0.0]
+    warm = config(lr=8.0, lr_decay_share=1.0, training_steps=4, warmup_steps=2)
+    assert [optim.learning_rate(warm, s) for s in range(4)] == [4.0, 6.0, 4.0, 2.0]
 
 
 def test_the_gradient_is_clipped_by_its_global_norm(config, policy):
