@@ -1,6 +1,6 @@
 """Tokens per second of the local engine beside plain ``model.generate``, in one run.
 
-    python benchmarks/inference_throughput.py --model DIR --prompts 8 --n 8 --max-tokens 6
+    python benchmarks/bench_inference.py --model DIR --prompts 8 --n 8 --max-tokens 6
 
 The ratio is the figure to keep: both sides run alternately on the same machine in the
 same minutes, so other load hits both. CPU seconds are printed because wall time alone
