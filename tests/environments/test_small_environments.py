@@ -60,10 +60,6 @@ def environment(cls, config, url, **changes):
 
 
 async def test_a_group_of_sums_is_token_exact_and_carries_its_exact_rate():
-    def reply(prompt, i):
-        a, b = (int(c) for c in prompt.split("what is ")[-1] if c.isdigit())
-        return str(a + b) if i % 2 else "no idea"
-
     fake = FakeInference(reply=lambda prompt, i: "7" if i % 4 == 0 else "no idea")
     with fake.running() as url:
         env = environment(ArithmeticEnv, ArithmeticConfig, url)

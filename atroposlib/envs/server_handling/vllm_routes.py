@@ -103,19 +103,11 @@ class ScaleOutRoute:
         for choice in in_order(choices):
             tokens = require(choice.get("token_ids"), "token_ids", self.path)
             content = (choice.get("logprobs") or {}).get("content")
-            spans = choice.get("weight_versions") or payload.get("weight_versions")
-            generations.append(
-                Generation(
-                    prompt_ids=ids,
-                    tokens=list(tokens),
-                    logprobs=[
-                        float(entry["logprob"])
-                        for entry in require_unless_empty(content, tokens, self.path)
-                    ],
-                    versions=token_versions(len(tokens), spans, label),
-                    finish_reason=finish_reason_text(choice.get("finish_reason")),
-                )
-            )
+            logprobs = [
+                float(entry["logprob"])
+                for entry in require_unless_empty(content, tokens, self.path)
+            ]
+            generations.append(_of_choice(choice, payload, ids, logprobs, label))
         return generations
 
     def logprobs_body(
@@ -146,20 +138,13 @@ class CompletionsRoute:
         generations = []
         for choice in in_order(choices):
             tokens = require(choice.get("token_ids"), "token_ids", self.path)
-            logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
-            spans = choice.get("weight_versions") or payload.get("weight_versions")
-            generations.append(
-                Generation(
-                    prompt_ids=list(choice.get("prompt_token_ids") or ids),
-                    tokens=list(tokens),
-                    logprobs=[
-                        float(require(value, "token_logprobs", self.path))
-                        for value in require_unless_empty(logprobs, tokens, self.path)
-                    ],
-                    versions=token_versions(len(tokens), spans, label),
-                    finish_reason=finish_reason_text(choice.get("finish_reason")),
-                )
-            )
+            values = (choice.get("logprobs") or {}).get("token_logprobs")
+            logprobs = [
+                float(require(value, "token_logprobs", self.path))
+                for value in require_unless_empty(values, tokens, self.path)
+            ]
+            prompt_ids = list(choice.get("prompt_token_ids") or ids)
+            generations.append(_of_choice(choice, payload, prompt_ids, logprobs, label))
         return generations
 
     def logprobs_body(
@@ -207,6 +192,21 @@ def require(value: Any, name: str, path: str) -> Any:
 def require_unless_empty(values: Any, tokens: Sequence[int], path: str) -> Any:
     """Servers leave the logprobs out altogether when nothing was sampled."""
     return [] if values is None and not tokens else require(values, "logprobs", path)
+
+
+def _of_choice(
+    choice: Mapping[str, Any], payload: Any, ids: list[int], logprobs: list[float], label: Any
+) -> Generation:
+    """A choice in OpenAI's shape, once its logprobs are read."""
+    tokens = list(choice["token_ids"])
+    spans = choice.get("weight_versions") or payload.get("weight_versions")
+    return Generation(
+        prompt_ids=ids,
+        tokens=tokens,
+        logprobs=logprobs,
+        versions=token_versions(len(tokens), spans, label),
+        finish_reason=finish_reason_text(choice.get("finish_reason")),
+    )
 
 
 def in_order(choices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
