@@ -15,9 +15,8 @@ from atroposlib.testing.tiny import char_tokenizer
 from environments.gsm8k_server import GSM8kConfig, GSM8kEnv, length_penalty, load_problems
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .,:?+-=\n\\{}"
-REAL = (
-    Path(os.environ.get("GSM8K_TEST_JSONL", "")) if "GSM8K_TEST_JSONL" in os.environ else None
-)
+BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
+REAL = Path(os.environ.get("GSM8K_TEST_JSONL", BESIDE))
 
 
 @pytest.fixture
@@ -134,7 +133,7 @@ async def test_evaluation_records_the_temperature_it_used_and_takes_eval_slots(d
     assert written["results"]["all"] == {"percent_correct": 0.0}
 
 
-@pytest.mark.skipif(REAL is None or not REAL.is_file(), reason="GSM8K_TEST_JSONL not given")
+@pytest.mark.skipif(not REAL.is_file(), reason="no GSM8K file: GSM8K_TEST_JSONL names one")
 def test_every_real_answer_is_read_as_a_number():
     from atroposlib.envs.reward_fns.math_answer import as_number
 
