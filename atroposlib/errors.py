@@ -7,7 +7,12 @@
     |   |-- NotRegistered      no trainer has registered yet       (409)
     |   |-- UnknownEnv         env id of another run, or of none   (404: register again)
     |   |-- Fenced             a newer trainer or lease took over  (409: stop)
-    |   `-- KeyConflict        idempotency key reused for other content (409)
+    |   |-- KeyConflict        idempotency key reused for other content (409)
+    |   `-- RunChanged         another call changed the run meanwhile  (look again; 503)
+    |-- AccessError            the caller may not do this
+    |   |-- Unauthorized       no token, or one nobody issued      (401)
+    |   |-- Forbidden          a token of another scope or env     (403)
+    |   `-- TokensUnreadable   the file of tokens cannot be read   (503: wait)
     |-- StoreError             the queue cannot keep its promise
     |   |-- StoreFull          bound or disk reserve reached       (503: wait)
     |   |-- StoreLocked        another process owns the data directory
@@ -31,7 +36,7 @@ a number. A broad ``except`` exists only inside :func:`boundary`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,6 +82,26 @@ class KeyConflict(RunStateError):
     """An idempotency key came back with other content; use a fresh key."""
 
 
+class RunChanged(RunStateError):
+    """Another call changed the run between a look at it and a write; look again."""
+
+
+class AccessError(AtroposError):
+    """The caller may not do what it asked for."""
+
+
+class Unauthorized(AccessError):
+    """No bearer token came along, or one that nobody issued or that has expired."""
+
+
+class Forbidden(AccessError):
+    """The token is good, and its scope or its environment does not cover this call."""
+
+
+class TokensUnreadable(AccessError):
+    """The token file cannot be read now, so nobody can be told from anybody."""
+
+
 class StoreError(AtroposError):
     """The queue cannot keep its promise of durability."""
 
@@ -90,7 +115,12 @@ class StoreLocked(StoreError):
 
 
 class CorruptPayload(StoreError):
-    """A stored payload no longer matches its digest; it is never delivered."""
+    """Stored payloads no longer match their digests; they are never delivered."""
+
+    def __init__(self, gids: Sequence[int]) -> None:
+        named = ", ".join(str(gid) for gid in gids[:8])
+        super().__init__(f"group {named} no longer matches its digest; it is not delivered")
+        self.gids = tuple(gids)
 
 
 class RolloutApiError(AtroposError):

@@ -19,22 +19,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from atroposlib.errors import InvalidGroup
+from atroposlib.wire_status import EnvShare as EnvShare  # noqa: F401
+from atroposlib.wire_status import Heartbeat as Heartbeat  # noqa: F401
+from atroposlib.wire_status import Lag as Lag  # noqa: F401
+from atroposlib.wire_status import Participant as Participant  # noqa: F401
+from atroposlib.wire_status import Role as Role  # noqa: F401
+from atroposlib.wire_status import RunStatus as RunStatus  # noqa: F401
+from atroposlib.wire_status import StalenessReport as StalenessReport  # noqa: F401
 
 MASKED = -100  # label of a position that is not trained
 MASKED_LOGPROB = 1.0  # impossible as a logprob, so it cannot be mistaken for one
 MASKED_VERSION = -1
 
+_INT32_MAX = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=_INT32_MAX)]
+Natural = Annotated[int, Field(ge=0, le=_INT32_MAX)]
+Whole = Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)]
+Label = Annotated[str, Field(max_length=4096)]  # the API saves these whole, again and again
+
 Outcome = Literal[
     "ok", "truncated", "env_error", "judge_error", "infra_error", "timeout", "cancelled"
 ]
 TRAINABLE_OUTCOMES = frozenset({"ok", "truncated"})
-Role = Literal["trainer", "env", "inference", "tool"]
+# What a claim does with tokens older than ``max_staleness``: deliver them as they are,
+# deliver their rows with those tokens masked, or free the whole group and count it.
+StalenessPolicy = Literal["keep", "mask", "drop"]
 
 
 # --- 1. the trainer opens the run ---------------------------------------------------
@@ -47,14 +62,18 @@ class Registration(BaseModel):
     "checkpoint_dir": "ckpt", "save_checkpoint_interval": 10, "starting_step": 0, "num_steps": 40}
     """
 
-    wandb_group: str
-    wandb_project: str
-    batch_size: int
-    max_token_len: int
-    checkpoint_dir: str
-    save_checkpoint_interval: int
-    starting_step: int
-    num_steps: int
+    wandb_group: Label
+    wandb_project: Label
+    batch_size: Count
+    max_token_len: Whole
+    checkpoint_dir: Label
+    save_checkpoint_interval: Whole
+    starting_step: Natural
+    num_steps: Whole
+    # Beyond the original; a trainer that leaves them out gets the original's behaviour.
+    commits: bool = False  # True: keep acked batches until POST /batches/{no}/commit
+    max_staleness: Natural | None = None  # policy versions; None: no bound
+    staleness_policy: StalenessPolicy = "keep"  # what happens to what is older
 
 
 class Registered(BaseModel):
@@ -71,11 +90,11 @@ class Registered(BaseModel):
 class RegisterEnv(BaseModel):
     """POST /register-env. ``min_batch_allocation`` is a share of each batch, 0..1."""
 
-    max_token_length: int
-    desired_name: str
-    weight: float
-    group_size: int
-    min_batch_allocation: float | None = None
+    max_token_length: int = Field(ge=-1, le=_INT32_MAX)
+    desired_name: str = Field(max_length=256)
+    weight: float = Field(allow_inf_nan=False)
+    group_size: Count
+    min_batch_allocation: float | None = Field(None, ge=0.0, le=1.0)
 
 
 class EnvRegistered(BaseModel):
@@ -140,6 +159,7 @@ class ScoredData(msgspec.Struct, kw_only=True):
     group_id: str | None = None  # prompt identity; normalisation never uses row order
     idempotency_key: str | None = None  # env instance + counter; retries are absorbed
     metadata: dict[str, Any] | None = None  # item id, env, sampling, timings, metrics
+    marks: list[str] | None = None  # set by the API: oddities it let pass, "advantages_length"
 
 
 PER_SEQUENCE = ("scores", "messages", "overrides", "finish_reasons", "outcomes")
@@ -150,7 +170,6 @@ PER_TOKEN = (
     "distill_token_ids",
     "distill_logprobs",
 )
-_INT32_MAX = 2**31 - 1
 
 
 def validate_group(group: ScoredData, max_rows: int = 4096) -> None:
@@ -175,7 +194,7 @@ def validate_group(group: ScoredData, max_rows: int = 4096) -> None:
     _require_finite("scores", "", group.scores)
     for name in PER_TOKEN:
         _validate_per_token(name, getattr(group, name), group.tokens)
-    _validate_messages(group.messages)
+    validate_messages(group.messages)
 
 
 def _validate_per_token(
@@ -190,7 +209,8 @@ def _validate_per_token(
             _require_finite(name, f"[{g}]", row)
 
 
-def _validate_messages(messages: list[list[dict[str, Any]]] | None) -> None:
+def validate_messages(messages: list[list[dict[str, Any]]] | None) -> None:
+    """Refuse a message without role or content."""
     for g, turns in enumerate(messages or []):
         for i, message in enumerate(turns):
             if "role" not in message or "content" not in message:
@@ -219,6 +239,9 @@ class ClaimRequest(BaseModel):
     generation: int
     lease_s: float = Field(600.0, gt=0, le=86_400)
     wait_s: float = Field(0.0, ge=0, le=30)
+    claim_id: str | None = Field(None, min_length=1, max_length=256)  # the same: same batch
+    world_size: int = Field(1, ge=1, le=4096)  # ranks that will ack
+    rank: int | None = Field(None, ge=0)  # deliver only this rank's shard; None: all groups
 
 
 class ClaimedBatch(msgspec.Struct, kw_only=True):
@@ -234,49 +257,92 @@ class ClaimedBatch(msgspec.Struct, kw_only=True):
 
 
 class AckRequest(BaseModel):
-    """POST /batches/{no}/ack: the batch was trained on; it is never delivered again."""
+    """POST /batches/{no}/ack: the batch was trained on; it is never delivered again.
+
+    With a ``rank`` the batch is acked when every rank of the claim's world has said so.
+    """
 
     generation: int
     epoch: int
+    rank: int | None = Field(None, ge=0)
 
 
-# --- 5. new weights, and who waits for what -----------------------------------------
+class ExtendRequest(BaseModel):
+    """POST /batches/{no}/extend: the step takes longer; the lease ends ``lease_s`` from now."""
+
+    generation: int
+    epoch: int
+    lease_s: float = Field(600.0, gt=0, le=86_400)
+
+
+class CheckpointRequest(BaseModel):
+    """POST /batches/{no}/commit and /rewind; ``no`` is the last batch a checkpoint holds.
+
+    Commit: that checkpoint is durable, so payloads up to ``no`` may go. Rewind: training
+    starts again from it, so what was acked after ``no`` is delivered again, in order.
+    """
+
+    generation: int
+
+
+class Committed(BaseModel):
+    """Reply to a commit: how many batches it freed."""
+
+    committed: int
+
+
+class Rewound(BaseModel):
+    """Reply to a rewind. ``gone`` batches were committed later than that checkpoint."""
+
+    replayed: int
+    gone: int
+
+
+# --- admission: may another rollout begin? -------------------------------------------
+
+
+class LeaseRequest(BaseModel):
+    """POST /lease: an environment asks before it begins rollouts, so none is born stale.
+
+    The same ``lease_id`` again (a lost reply) gets the same answer with a later end.
+    """
+
+    env_id: int
+    run_id: str | None = None
+    sequences: int = Field(ge=1, le=2**20)
+    ttl_s: float = Field(600.0, gt=0, le=86_400)
+    lease_id: str | None = Field(None, min_length=1, max_length=128)
+
+
+class LeaseReply(BaseModel):
+    """``granted`` of the sequences may begin. None granted: ask again after a while."""
+
+    lease_id: str
+    granted: int
+    blocked_reason: str | None = None
+    credit_bytes: int  # payload bytes that POST /groups would still take
+
+
+class ReleaseRequest(BaseModel):
+    """POST /release: the rollouts of this lease are posted, or will not be."""
+
+    lease_id: str = Field(min_length=1, max_length=128)
+
+
+class GroupsReceived(BaseModel):
+    """Reply to POST /groups, whose 429 carries Retry-After and ``credit_bytes`` as well."""
+
+    accepted: int  # duplicates included: all of the request is durable
+    duplicates: int
+    buffered: int
+    credit_bytes: int
+    policy_version: int
+
+
+# --- 5. new weights; who waits for what is in ``wire_status`` --------------------------
 
 
 class PolicyVersion(BaseModel):
     """POST /policy_version: every server now holds this version. Never decreases."""
 
-    version: int = Field(ge=0)
-
-
-class Heartbeat(BaseModel):
-    """POST /heartbeat: what a process does and, if it waits, for what."""
-
-    model_config = ConfigDict(extra="forbid")
-    role: Role
-    name: str = Field(max_length=200)
-    phase: str = Field(max_length=200)  # such as "training", "rollout", "publishing weights"
-    waiting_on: str | None = Field(None, max_length=400)
-    details: dict[str, float | int | str] = {}
-
-
-class Participant(Heartbeat):
-    """A heartbeat as /status shows it."""
-
-    age_s: float
-
-
-class RunStatus(BaseModel):
-    """Reply to /status. The first two keys are the original's; the rest explains them."""
-
-    current_step: int
-    queue_size: int
-    state: str
-    run_id: str
-    policy_version: int
-    queued_sequences: int
-    leased_sequences: int
-    buffered_sequences: int
-    batches_acked: int
-    blocked_reason: str | None
-    participants: list[Participant]
+    version: Natural

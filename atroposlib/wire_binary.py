@@ -1,0 +1,332 @@
+"""A scored group as one safetensors file, and many of them as frames.
+
+    tokens              I32 [T]   rows one behind the other, T tokens in all
+    seq_lens            I32 [G]   where they end
+    mask                U8  [T]   1 where trained
+    scores              F64 [G]   (read: any float type)
+    labels              I32 [T]   optional: the JSON ``masks``, where a trained position
+                                  has another label than its token; -100 where masked
+    versions            I32 [T]   optional
+    inference_logprobs, ref_logprobs, advantages   F32 [T]   optional (read: any float type)
+    distill_token_ids   I32 [T,K] optional; if positions have unequal numbers of choices,
+    distill_logprobs    F32 [T,K]   both are [N] with distill_counts I32 [T] beside them
+    rest                U8  [n]   UTF-8 JSON object of everything that is not numeric, and
+                                  of advantages whose rows do not fit the tokens
+
+``__metadata__`` holds ``format`` and, if the group has them, ``env_id``, ``group_id`` and
+``idempotency_key``. Scores keep every bit; other floats are rounded to float32 (those
+beyond its range stay float64). A file may be wrapped in one zstd frame that tells its size.
+Frames are ``u64 little-endian length | file``, one behind the other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+import zstandard
+
+from atroposlib import wire_safetensors as safetensors
+from atroposlib.errors import InvalidGroup
+from atroposlib.wire import MASKED, ScoredData
+from atroposlib.wire_columns import (
+    FLOATS,
+    REST,
+    Array,
+    Columns,
+    Distilled,
+    check,
+    joined_choices,
+    without_values,
+)
+from atroposlib.wire_rows import from_group, to_group
+from atroposlib.wire_safetensors import MalformedBinary
+
+FORMAT = "atropos-group/1"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+ZSTD_LEVEL = 3
+MAX_GROUP_BYTES = 128 * 2**20  # of one file, inflated
+MAX_FRAMES = 65_536
+_LOOK_FIRST_BYTES = 2**20  # a frame that holds more is inflated after its header is read
+_LENGTH = struct.Struct("<Q")
+
+_ANY_FLOAT = ("F16", "F32", "F64")
+_ALLOWED = {
+    "tokens": ("I32",),
+    "seq_lens": ("I32",),
+    "mask": ("U8",),
+    "scores": _ANY_FLOAT,
+    "labels": ("I32",),
+    "versions": ("I32",),
+    **dict.fromkeys(FLOATS, _ANY_FLOAT),
+    "distill_counts": ("I32",),
+    "distill_token_ids": ("I32",),
+    "distill_logprobs": _ANY_FLOAT,
+    "rest": ("U8",),
+}
+_REQUIRED = ("tokens", "seq_lens", "mask", "scores")
+_CHOICES = ("distill_token_ids", "distill_logprobs")
+_REST = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+# --- one group ------------------------------------------------------------------------
+
+
+def pack_group(group: ScoredData | dict[str, Any], *, compress: bool = True) -> bytes:
+    """The group as bytes; a dict has the keys of :class:`ScoredData`.
+
+    Raises:
+        InvalidGroup: it could not be trained on.
+    """
+    if isinstance(group, dict):
+        try:
+            group = msgspec.convert(group, ScoredData)
+        except msgspec.ValidationError as error:
+            raise InvalidGroup("group", "", without_values(str(error))) from error
+    return pack_columns(from_group(group), compress=compress)
+
+
+def unpack_group(data: bytes | memoryview) -> ScoredData:
+    """The group in a file, or in a zstd frame of one.
+
+    Raises:
+        MalformedBinary: it is neither.
+        InvalidGroup: it could not be trained on.
+    """
+    return to_group(unpack_columns(data))
+
+
+def pack_columns(columns: Columns, *, compress: bool = True) -> bytes:
+    """Checked columns as bytes."""
+    data = safetensors.write(_tensors(columns), _metadata(columns))
+    if not compress:
+        return data
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compress(data)
+
+
+def unpack_columns(data: bytes | memoryview) -> Columns:
+    """Checked columns; the arrays look into ``data`` if it is not compressed.
+
+    Raises:
+        MalformedBinary, InvalidGroup: as for :func:`unpack_group`.
+    """
+    if is_zstd(data):
+        size = inflated_size(data)
+        if size > _LOOK_FIRST_BYTES:  # a bomb is found out before it takes memory
+            safetensors.read_header(_beginning(data), size, _ALLOWED)
+        data = _inflated(data, size)
+    header = safetensors.read_header(data, len(data), _ALLOWED)
+    columns = _columns(safetensors.arrays(data, header), header.metadata)
+    check(columns)
+    return columns
+
+
+# --- columns to tensors and back ---------------------------------------------------------
+
+
+def _tensors(columns: Columns) -> dict[str, Array]:
+    trained = columns.masks != MASKED
+    tensors = {
+        "tokens": columns.tokens.astype("<i4"),
+        "seq_lens": columns.seq_lens.astype("<i4"),
+        "mask": trained.astype("|u1"),
+        "scores": columns.scores.astype("<f8"),
+    }
+    if not np.array_equal(columns.masks[trained], columns.tokens[trained]):
+        tensors["labels"] = columns.masks.astype("<i4")
+    if columns.versions is not None:
+        tensors["versions"] = columns.versions.astype("<i4")
+    for name, values in columns.floats.items():
+        tensors[name] = _narrow(values)
+    if columns.distilled is not None:
+        tensors |= _distilled_tensors(columns.distilled)
+    if columns.rest:
+        members = (b'"%s":%s' % (name.encode(), one) for name, one in columns.rest.items())
+        tensors["rest"] = np.frombuffer(b"{" + b",".join(members) + b"}", "|u1")
+    return tensors
+
+
+def _narrow(values: Array) -> Array:
+    beyond = len(values) and float(np.abs(values).max()) > float(np.finfo(np.float32).max)
+    return values.astype("<f8" if beyond else "<f4")
+
+
+def _distilled_tensors(distilled: Distilled) -> dict[str, Array]:
+    counts = distilled.counts
+    even = int(counts.min()) == int(counts.max())
+    shape = (len(counts), int(counts[0])) if even else (-1,)
+    tensors = {} if even else {"distill_counts": counts.astype("<i4")}
+    if distilled.token_ids is not None:
+        tensors["distill_token_ids"] = distilled.token_ids.astype("<i4").reshape(shape)
+    if distilled.logprobs is not None:
+        tensors["distill_logprobs"] = _narrow(distilled.logprobs).reshape(shape)
+    return tensors
+
+
+def _metadata(columns: Columns) -> dict[str, str]:
+    metadata = {"format": FORMAT}
+    if columns.env_id is not None:
+        metadata["env_id"] = str(columns.env_id)
+    if columns.group_id is not None:
+        metadata["group_id"] = columns.group_id
+    if columns.idempotency_key is not None:
+        metadata["idempotency_key"] = columns.idempotency_key
+    return metadata
+
+
+def _columns(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
+    if metadata.get("format", FORMAT) != FORMAT:
+        raise InvalidGroup("format", "", f"this reader knows {FORMAT}")
+    for name in _REQUIRED:
+        if name not in tensors:
+            raise InvalidGroup(name, "", "missing")
+    for name, values in tensors.items():
+        if values.ndim != 1 and name not in _CHOICES:
+            raise InvalidGroup(name, "", "its shape does not fit")
+    tokens = tensors["tokens"]
+    versions = tensors.get("versions")
+    return Columns(
+        seq_lens=tensors["seq_lens"],
+        tokens=tokens,
+        masks=_masks(tokens, tensors["mask"], tensors.get("labels")),
+        scores=tensors["scores"].astype(np.float64),
+        floats={name: tensors[name] for name in FLOATS if name in tensors},
+        versions=versions,
+        distilled=_distilled(tensors),
+        env_id=_env_id(metadata.get("env_id")),
+        group_id=metadata.get("group_id"),
+        idempotency_key=metadata.get("idempotency_key"),
+        rest=_rest(tensors.get("rest")),
+    )
+
+
+def _masks(tokens: Array, mask: Array, labels: Array | None) -> Array:
+    if len(mask) != len(tokens) or (len(mask) and int(mask.max()) > 1):
+        raise InvalidGroup("mask", "", "one 0 or 1 per token")
+    trained = mask.view(np.bool_)
+    if labels is None:
+        return np.where(trained, tokens, np.int32(MASKED))
+    if len(labels) != len(tokens) or not np.array_equal(labels != MASKED, trained):
+        raise InvalidGroup("labels", "", "one per token, -100 exactly where the mask is 0")
+    return labels
+
+
+def _distilled(tensors: dict[str, Array]) -> Distilled | None:
+    counts = tensors.get("distill_counts")
+    token_ids = _choices("distill_token_ids", tensors, counts)
+    logprobs = _choices("distill_logprobs", tensors, counts)
+    if counts is not None and token_ids is None and logprobs is None:
+        raise InvalidGroup("distill_counts", "", "there is nothing to count")
+    return joined_choices(token_ids, logprobs)
+
+
+def _choices(
+    name: str, tensors: dict[str, Array], counts: Array | None
+) -> tuple[Array, Array] | None:
+    if (values := tensors.get(name)) is None:
+        return None
+    if (values.ndim == 2) == (counts is not None) or values.ndim > 2:
+        raise InvalidGroup(name, "", "[T, K], or [N] with distill_counts")
+    if counts is None:
+        counts = np.full(values.shape[0], values.shape[1], np.int64)
+    return counts, values.reshape(-1)
+
+
+def _env_id(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 18:
+        raise InvalidGroup("env_id", "", "not a decimal number")
+    return int(text)
+
+
+def _rest(values: Array | None) -> dict[str, bytes]:
+    if values is None:
+        return {}
+    data = values.tobytes()
+    try:
+        data.decode()
+        members = _REST.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidGroup("rest", "", "not a JSON object in UTF-8") from error
+    for name in members:
+        if name not in REST:
+            raise InvalidGroup("rest", "", "a key that does not belong there")
+    return {name: bytes(one) for name, one in members.items() if bytes(one) != b"null"}
+
+
+# --- zstd -------------------------------------------------------------------------------
+
+
+def is_zstd(data: bytes | memoryview) -> bool:
+    """Whether this is a zstd frame. A safetensors file cannot begin so: too long a header."""
+    return bytes(data[:4]) == ZSTD_MAGIC
+
+
+def inflated_size(data: bytes | memoryview, max_bytes: int = MAX_GROUP_BYTES) -> int:
+    """How many bytes a zstd frame says it holds.
+
+    Raises:
+        MalformedBinary: damaged, or it does not say, or more than ``max_bytes``.
+    """
+    try:
+        frame = zstandard.get_frame_parameters(data)
+    except zstandard.ZstdError as error:
+        raise MalformedBinary("damaged zstd frame") from error
+    if frame.content_size > max_bytes or frame.dict_id:  # an unknown size is 2^64 - 1
+        raise MalformedBinary(f"a zstd frame tells its size, at most {max_bytes} bytes")
+    return int(frame.content_size)
+
+
+def _beginning(data: bytes | memoryview) -> bytes:
+    reader = zstandard.ZstdDecompressor(max_window_size=2**23).stream_reader(data)
+    try:
+        return bytes(reader.read(8 + safetensors.MAX_HEADER_BYTES))
+    except zstandard.ZstdError as error:
+        raise MalformedBinary("damaged zstd frame") from error
+
+
+def _inflated(data: bytes | memoryview, size: int) -> bytes:
+    try:
+        inflated = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise MalformedBinary("damaged zstd frame") from error
+    if len(inflated) != size:
+        raise MalformedBinary("damaged zstd frame")
+    return bytes(inflated)
+
+
+# --- many groups ------------------------------------------------------------------------
+
+
+def frame_head(size: int) -> bytes:
+    """What stands before a file of ``size`` bytes."""
+    return _LENGTH.pack(size)
+
+
+def frames(files: Iterable[bytes]) -> bytes:
+    """Files as frames."""
+    return b"".join(piece for one in files for piece in (frame_head(len(one)), one))
+
+
+def split_frames(data: bytes | memoryview, max_frames: int = MAX_FRAMES) -> list[memoryview]:
+    """The files in frames, as views of ``data``.
+
+    Raises:
+        MalformedBinary: cut short, or more than ``max_frames``.
+    """
+    view = memoryview(data)
+    files: list[memoryview] = []
+    start = 0
+    while start < len(view):
+        if start + 8 > len(view) or len(files) == max_frames:
+            raise MalformedBinary("frames cut short, or too many")
+        size = _LENGTH.unpack_from(view, start)[0]
+        start += 8 + size
+        if start > len(view):
+            raise MalformedBinary("a frame is cut short")
+        files.append(view[start - size : start])
+    return files

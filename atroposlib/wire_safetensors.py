@@ -1,0 +1,123 @@
+"""The safetensors format, as far as a scored group needs it: typed arrays behind a header.
+
+    u64 little-endian length of the header | JSON header | the arrays, without gap or overlap
+
+The header alone proves names, types, shapes and lengths, so it is read before anything
+else is inflated. Files are ordinary: the ``safetensors`` libraries open them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from atroposlib.errors import InvalidGroup
+
+Array = NDArray[Any]
+
+MAX_HEADER_BYTES = 64 * 2**10
+DTYPES = {"I32": "<i4", "U8": "|u1", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+_NAME_OF = {np.dtype(code): name for name, code in DTYPES.items()}
+_LENGTH = struct.Struct("<Q")
+
+
+class MalformedBinary(ValueError):
+    """The bytes are not what their type says: no field of them can be named."""
+
+
+class Tensor(msgspec.Struct, forbid_unknown_fields=True):
+    """One entry of the header; offsets count from its end."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header that fits the file it stands in."""
+
+    start: int  # of the arrays, bytes from the beginning of the file
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+
+
+_HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TENSOR = msgspec.json.Decoder(Tensor)
+_METADATA = msgspec.json.Decoder(dict[str, str])
+
+
+def write(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+    """The file. Wide types come first, so that each array starts aligned."""
+    ordered = sorted(arrays.items(), key=lambda one: -one[1].itemsize)
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for name, values in ordered:
+        header[name] = {
+            "dtype": _NAME_OF[values.dtype],
+            "shape": values.shape,
+            "data_offsets": (offset, offset + values.nbytes),
+        }
+        offset += values.nbytes
+    head = msgspec.json.encode(header)
+    head += b" " * (-len(head) % 8)
+    return b"".join([_LENGTH.pack(len(head)), head, *(one.tobytes() for _, one in ordered)])
+
+
+def read_header(
+    beginning: bytes | memoryview, size: int, allowed: Mapping[str, Collection[str]]
+) -> Header:
+    """The header of a file of ``size`` bytes, of which ``beginning`` holds it whole.
+
+    Args:
+        allowed: the types that each tensor may have.
+
+    Raises:
+        MalformedBinary: not a safetensors file, or its arrays do not fill it exactly.
+        InvalidGroup: a tensor that is not allowed, or whose shape does not fit its bytes.
+    """
+    length = _LENGTH.unpack(beginning[:8])[0] if len(beginning) >= 8 else 0
+    start = 8 + length
+    if not 2 <= length <= MAX_HEADER_BYTES or start > min(len(beginning), size):
+        raise MalformedBinary("not a safetensors file: its header has no usable length")
+    head = bytes(beginning[8:start])
+    try:
+        raw = _HEADER.decode(head)
+        metadata = _METADATA.decode(raw.pop("__metadata__", msgspec.Raw(b"{}")))
+        tensors = {name: _TENSOR.decode(one) for name, one in raw.items()}
+    except (ValueError, RecursionError) as error:
+        raise MalformedBinary("not a safetensors file: its header cannot be read") from error
+    if head[:1] != b"{" or head.count(b'"data_offsets"') != len(tensors):  # a name twice
+        raise MalformedBinary("not a safetensors file: its header is not canonical")
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda one: one[1].data_offsets):
+        if tensor.dtype not in allowed.get(name, ()):
+            known = name if name in allowed else "header"
+            raise InvalidGroup(known, "", "a tensor or type that the record does not have")
+        begin, stop = tensor.data_offsets
+        if begin != end or stop < begin:
+            raise MalformedBinary("the arrays overlap or leave a gap")
+        wanted = prod(tensor.shape) * np.dtype(DTYPES[tensor.dtype]).itemsize
+        if min(tensor.shape, default=0) < 0 or wanted != stop - begin:
+            raise InvalidGroup(name, "", "its shape does not fit its bytes")
+        end = stop
+    if start + end != size:
+        raise MalformedBinary("the arrays do not fill the file")
+    return Header(start, tensors, metadata)
+
+
+def arrays(data: bytes | memoryview, header: Header) -> dict[str, Array]:
+    """Read-only views of the whole file."""
+    return {
+        name: np.frombuffer(
+            data, DTYPES[one.dtype], prod(one.shape), header.start + one.data_offsets[0]
+        ).reshape(one.shape)
+        for name, one in header.tensors.items()
+    }
