@@ -5,40 +5,54 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from atroposlib.api.store.base import Store
-from atroposlib.api.store.memory import MemoryStore
+from atroposlib.api.store.base import DEFAULT_MAX_BYTES, Store
 from atroposlib.errors import ConfigError
 
-__all__ = ["STORES", "Store", "open_store"]
+__all__ = ["DEFAULT_MAX_BYTES", "STORES", "Store", "open_store"]
+
+Opener = Callable[[str, Path | None, int], Store]
 
 
-def _open_memory(data_dir: Path | None) -> Store:
-    return MemoryStore()
+# Each loads its database only where it is used.
+def _open_memory(name: str, data_dir: Path | None, max_bytes: int) -> Store:
+    from atroposlib.api.store.memory import MemoryStore
+
+    return MemoryStore(max_bytes)
 
 
-def _open_sqlite(data_dir: Path | None) -> Store:
-    from atroposlib.api.store.sqlite import SqliteStore  # loads apsw only where it is used
+def _open_sqlite(name: str, data_dir: Path | None, max_bytes: int) -> Store:
+    from atroposlib.api.store.sqlite import SqliteStore
 
     if data_dir is None:
         raise ConfigError("the sqlite store needs a data directory (--data-dir)")
-    return SqliteStore(data_dir)
+    return SqliteStore(data_dir, max_bytes)
 
 
-STORES: dict[str, Callable[[Path | None], Store]] = {
+def _open_postgres(name: str, data_dir: Path | None, max_bytes: int) -> Store:
+    from atroposlib.api.store.postgres import PostgresStore
+
+    return PostgresStore(name, max_bytes)
+
+
+STORES: dict[str, Opener] = {  # by name, or by the scheme of a URL
     "memory": _open_memory,
     "sqlite": _open_sqlite,
+    "postgresql": _open_postgres,
 }
 
 
-def open_store(name: str, data_dir: Path | None = None) -> Store:
-    """Open the store called ``name``.
+def open_store(
+    name: str, data_dir: Path | None = None, max_bytes: int = DEFAULT_MAX_BYTES
+) -> Store:
+    """Open the store called ``name``: ``memory``, ``sqlite`` or ``postgresql://...``.
 
     Raises:
         ConfigError: there is no such store, or it lacks what it needs.
         StoreLocked: another process owns ``data_dir``.
     """
-    if name not in STORES:
+    scheme, colon, _ = name.partition("://")
+    if scheme not in STORES or (scheme == "postgresql") != bool(colon):
         raise ConfigError(
-            f"no store is called {name!r}; there are {', '.join(sorted(STORES))}"
+            f"no store is called {scheme!r}; there are memory, sqlite and postgresql://..."
         )
-    return STORES[name](data_dir)
+    return STORES[scheme](name, data_dir, max_bytes)

@@ -1,0 +1,79 @@
+"""A line to a PostgreSQL server that can break at the worst moment: around a COMMIT."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+SOCKET = ".s.PGSQL.5432"
+
+
+class Line:
+    """Passes bytes on between a socket of its own and that of the server in ``folder``.
+
+    ``break_at_commit`` arms it once: "before" loses the COMMIT itself, "after" its answer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="atropos-line-"))
+        self._target = str(folder / SOCKET)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.home / SOCKET))
+        self._listener.listen()
+        self._lose: str | None = None
+        self._threads: list[threading.Thread] = []
+        self._ends: list[socket.socket] = [self._listener]
+        self._spawn(self._accept)
+
+    def url(self, schema: str) -> str:
+        return f"postgresql://atropos@/postgres?host={self.home}&schema={schema}"
+
+    def break_at_commit(self, moment: str) -> None:
+        self._lose = moment
+
+    def close(self) -> None:
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(timeout=10)
+        for end in self._ends:
+            end.close()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def _spawn(self, target, *args) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                self._ends += [client, server]
+                server.connect(self._target)
+                self._spawn(self._pass_on, client, server, True)
+                self._spawn(self._pass_on, server, client, False)
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, outward: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if outward and self._lose and b"COMMIT\0" in data:
+                    if self._lose == "after":
+                        sink.sendall(data)
+                        self._lose = "answer"
+                        continue
+                    self._lose = None
+                    break
+                if not outward and self._lose == "answer":
+                    self._lose = None
+                    break
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

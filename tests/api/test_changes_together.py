@@ -1,0 +1,129 @@
+"""Changes of the run that come at once, and answers that are remembered for many polls."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.api.codec.json_columns import count_of
+from atroposlib.api.concurrency import Pool
+from atroposlib.api.decisions.run_state import Run, announce, find_env, join, register
+from atroposlib.api.records import EnvEntry
+from atroposlib.api.run.presence import Presence
+from atroposlib.api.run.run_keeper import RunKeeper
+from atroposlib.api.store import open_store
+from atroposlib.errors import UnknownEnv
+from atroposlib.wire import RegisterEnv, Registration
+
+TRAINER = Registration(
+    wandb_group="g",
+    wandb_project="p",
+    batch_size=8,
+    max_token_len=64,
+    checkpoint_dir="c",
+    save_checkpoint_interval=1,
+    starting_step=0,
+    num_steps=1,
+)
+ENV = RegisterEnv(max_token_length=64, desired_name="env", weight=1.0, group_size=4)
+
+
+@pytest.fixture
+def keeper():
+    store = open_store("memory")
+    yield RunKeeper(store, Pool(2), lambda old, new: None)
+    store.close()
+
+
+def joining(ids: list[int]):
+    mine = len(ids)
+    ids.append(-1)
+
+    def event(run: Run) -> Run:
+        run, entry = join(run, ENV)
+        ids[mine] = entry.env_id
+        return run
+
+    return event
+
+
+async def test_environments_that_join_at_once_share_a_save_and_no_id(keeper):
+    ids: list[int] = []
+    views = await asyncio.gather(*(keeper.change(joining(ids)) for _ in range(50)))
+    assert ids == list(range(50))
+    assert len(keeper.view.run.envs) == 50
+    assert keeper.view.revision <= 3  # the first alone, those that came meanwhile together
+    assert all(len(view.run.envs) > env for view, env in zip(views, ids))
+
+
+async def test_a_refused_change_leaves_those_beside_it_alone(keeper):
+    ids: list[int] = []
+
+    def refused(run: Run) -> Run:
+        find_env(run, 99)
+        return run
+
+    changes = [joining(ids), refused, joining(ids)]
+    answers = await asyncio.gather(
+        *(keeper.change(change) for change in changes), return_exceptions=True
+    )
+    assert isinstance(answers[1], UnknownEnv)
+    assert ids == [0, 1]
+    assert len(keeper.view.run.envs) == 2
+
+
+async def test_each_trainer_gets_a_generation_of_its_own_among_other_changes(keeper):
+    def enter(run: Run) -> Run:
+        return register(run, TRAINER, "run", 0)
+
+    await keeper.change(enter, fence=True)
+    views = await asyncio.gather(
+        keeper.change(lambda run: announce(run, 1)),
+        keeper.change(enter, fence=True),
+        keeper.change(lambda run: announce(run, 2)),
+        keeper.change(enter, fence=True),
+    )
+    assert (views[1].generation, views[3].generation) == (2, 3)
+    assert views[3].run.policy_version == 0
+
+
+async def test_a_change_whose_caller_left_in_line_does_not_happen(keeper):
+    ids: list[int] = []
+    first = asyncio.ensure_future(keeper.change(joining(ids)))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(keeper.change(joining(ids)))
+    await asyncio.sleep(0)
+    second.cancel()
+    await first
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert len(keeper.view.run.envs) == 1
+
+
+def entry(env_id: int) -> EnvEntry:
+    return EnvEntry(env_id=env_id, wandb_name=f"env_{env_id}", **ENV.model_dump())
+
+
+def test_who_is_live_is_one_object_until_somebody_falls_silent_or_calls_again():
+    now = [0.0]
+    presence = Presence(lambda: now[0], 300.0)
+    envs = (entry(0), entry(1))
+    both = presence.live(envs)
+    assert [env.env_id for env in both] == [0, 1]
+    now[0] = 200.0
+    presence.called(0)
+    assert presence.live(envs) is both
+    now[0] = 300.5
+    assert [env.env_id for env in presence.live(envs)] == [0]
+    presence.called(1)
+    assert [env.env_id for env in presence.live(envs)] == [0, 1]
+    assert [env.env_id for env in presence.live((entry(0),))] == [0]
+
+
+@given(st.lists(st.sampled_from([b"[", b"a", b"[[", b"x" * 700, b"[" * 1500])))
+def test_brackets_are_counted_whether_few_or_many(pieces):
+    body = b"".join(pieces)
+    assert count_of(b"[", body) == body.count(b"[")
