@@ -1,4 +1,4 @@
-"""The original's three queue functions, as thin faces over ``batching``.
+"""The original's three queue functions, as thin faces over ``exact_fill``.
 
 Queue items are groups as the wire has them: dicts with ``tokens`` and, at times, ``env_id``.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from atroposlib.api.allocation import minimum_sequences
-from atroposlib.api.batching import oldest_first, select
-from atroposlib.api.records import GroupSummary
+from atroposlib.api.decisions.allocation import minimum_sequences
+from atroposlib.api.decisions.exact_fill import first_exact
 
 Item = dict[str, Any]
 
@@ -21,7 +20,7 @@ def find_groups_summing_to_target(buffer: Sequence[Item], target: int) -> list[i
     Returns an empty list if there is no such subset.
     Example: sizes 4, 3, 2, 2 with target 5 -> [1, 2].
     """
-    return oldest_first([(None, len(group["tokens"])) for group in buffer], target) or []
+    return first_exact([(None, len(group["tokens"])) for group in buffer], target) or []
 
 
 def grab_exact_from_heterogeneous_queue(
@@ -49,11 +48,8 @@ def grab_batch_with_minimum_allocations(
 def _grab(
     queue: Sequence[Item], batch_size: int, needs: Mapping[int, int]
 ) -> tuple[list[Item] | None, list[Item]]:
-    summaries = [
-        GroupSummary(gid=place, env=group.get("env_id"), n_seq=len(group["tokens"]))
-        for place, group in enumerate(queue)
-    ]
-    chosen = set(select(summaries, batch_size, needs).gids)
+    keys = [(group.get("env_id"), len(group["tokens"])) for group in queue]
+    chosen = set(first_exact(keys, batch_size, needs) or ())
     if not chosen:
         return None, list(queue)
     batch = [group for place, group in enumerate(queue) if place in chosen]
