@@ -1,0 +1,1 @@
+"""Groups as bytes: read, checked and kept as received, turned only where somebody asks."""
