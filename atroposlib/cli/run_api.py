@@ -3,164 +3,264 @@
 run-api                                 127.0.0.1:8000, kept in ./atropos-data/8000
 run-api --store memory                  nothing outlives the process
 run-api --data-dir runs/a --port 8001   resume what was in runs/a, if anything
+run-api --tokens t --new-token admin    add a token to the file t and print it, once
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
-import ipaddress
 import os
-import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from atroposlib.errors import AtroposError, ConfigError
 
-_GRACE_S = 5  # a claim may wait 30 s for a batch; a shutdown does not
+_YES = ("1", "true", "yes", "on")
+_NO = ("", "0", "false", "no", "off")
+_DAY_S = 86_400
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal comes. Exit status 1: it could not start, and one line said why."""
-    options = _parser().parse_args(argv)
     try:
-        _serve(options)
+        options = parse(argv)
+        if options.new_token is not None:
+            _new_token(options)
+            return 0
+        from atroposlib.cli.serve_api import serve  # --help should not wait for it
+
+        serve(options)
         return 0
     except (AtroposError, OSError) as error:
         print(f"run-api: {error}", file=sys.stderr)
         return 1
 
 
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """All options: the command line, then ATROPOS_* variables, then defaults."""
+    options = _parser().parse_args(argv)
+    options.allow_host += _words(os.environ.get(variable_of("--allow-host"), ""))
+    if bool(options.ssl_certfile) != bool(options.ssl_keyfile):
+        raise ConfigError("--ssl-certfile and --ssl-keyfile come together")
+    return options
+
+
+def variable_of(flag: str) -> str:
+    """``--data-dir`` -> ``ATROPOS_DATA_DIR``."""
+    return "ATROPOS_" + flag.removeprefix("--").replace("-", "_").upper()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="run-api",
         description="Start the rollout API, which gives trainers exact batches of groups.",
-        epilog="Every option has an environment variable, named in its help; options win.",
+        epilog="Every option has an environment variable, named in its help; options win. "
+        "Who may reach the API, and with which token: docs/security.md.",
     )
-    env = os.environ.get
-    parser.add_argument(
-        "--host",
-        default=env("ATROPOS_HOST", "127.0.0.1"),
-        help="address to listen on (%(default)s; ATROPOS_HOST)",
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=env("ATROPOS_PORT", "8000"),
-        help="port, 0 for any free one (%(default)s; ATROPOS_PORT)",
-    )
-    parser.add_argument(
-        "--store",
-        choices=["memory", "sqlite"],
-        default=env("ATROPOS_STORE", "sqlite"),
-        help="where groups are kept: sqlite survives kill -9 (%(default)s; ATROPOS_STORE)",
-    )
-    parser.add_argument(
-        "--data-dir",
-        default=env("ATROPOS_DATA_DIR"),
-        help="folder of the sqlite store; what is in it is resumed "
-        "(atropos-data/PORT; ATROPOS_DATA_DIR)",
-    )
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        default=_flag("ATROPOS_FRESH"),
-        help="forget what the store holds before serving (ATROPOS_FRESH=1)",
-    )
-    parser.add_argument(
-        "--allow-remote",
-        action="store_true",
-        default=_flag("ATROPOS_ALLOW_REMOTE"),
-        help="listen beyond this machine. There are no tokens yet: whoever reaches the port "
-        "can read, write and wipe the run (ATROPOS_ALLOW_REMOTE=1)",
-    )
-    parser.add_argument(
-        "--reload",
-        action="store_true",
-        default=_flag("ATROPOS_RELOAD"),
-        help="restart when the source changes, for development (ATROPOS_RELOAD=1)",
-    )
+    _listening(parser.add_argument_group("where it listens"))
+    _keeping(parser.add_argument_group("where groups are kept"))
+    _admitting(parser.add_argument_group("who may call"))
+    _limiting(parser.add_argument_group("limits"))
+    _running(parser.add_argument_group("running it"))
     return parser
 
 
-def _flag(variable: str) -> bool:
-    return os.environ.get(variable, "").lower() in ("1", "true", "yes")
+def _listening(group: argparse._ArgumentGroup) -> None:
+    _value(group, "--host", "127.0.0.1", "address to listen on")
+    _value(group, "--port", "8000", "port, 0 for any free one", type=_within(0, 65535))
+    _value(group, "--ssl-certfile", None, "certificate chain as PEM; the API speaks https")
+    _value(group, "--ssl-keyfile", None, "private key of the certificate as PEM")
 
 
-def _serve(options: argparse.Namespace) -> None:
-    _require_loopback(options.host, options.allow_remote)
-    with _listen(options.host, options.port) as listener:
-        _serve_on(listener, options)
-
-
-def _serve_on(listener: socket.socket, options: argparse.Namespace) -> None:
-    import uvicorn  # after the options are read: --help should not wait for it
-
-    host, port = listener.getsockname()[:2]
-    data_dir = Path(options.data_dir or f"atropos-data/{port}")
-    shown = f"[{host}]" if ":" in host else host
-    place = data_dir if options.store == "sqlite" else "memory only"
-    if options.reload:
-        listener.close()  # the reloader's children bind, and open the store, for themselves
-        os.environ["ATROPOS_STORE"] = options.store
-        os.environ["ATROPOS_DATA_DIR"] = str(data_dir)
-        uvicorn.run(
-            "atroposlib.api.server:create_app_from_environment",
-            factory=True,
-            host=options.host,
-            port=port,
-            reload=True,
-        )
-        return
-    from atroposlib.api.server import create_app
-    from atroposlib.api.store import open_store
-
-    store = open_store(options.store, data_dir)
-    if options.fresh:
-        store.reset()
-    app = create_app(store)
-    listener.listen()  # from the next line on a client may call; it waits, it is not refused
-    print(f"rollout API on http://{shown}:{port}, {place}", flush=True)
-    if (resumed := app.state.service.resumed()) is not None:
-        print(f"resumed {resumed} (--fresh forgets it)", flush=True)
-    config = uvicorn.Config(
-        app, access_log=False, log_level="warning", timeout_graceful_shutdown=_GRACE_S
+def _keeping(group: argparse._ArgumentGroup) -> None:
+    _value(
+        group,
+        "--store",
+        "sqlite",
+        "memory, sqlite (survives kill -9), or postgresql://USER:PASSWORD@HOST/DATABASE for "
+        "several replicas; give a password by the variable, not on the command line",
+        type=_store_name,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    _value(
+        group,
+        "--data-dir",
+        None,
+        "folder of the sqlite store; what is in it is resumed (atropos-data/PORT)",
+    )
+    _flag(group, "--fresh", "forget what the store holds before serving")
+    _value(
+        group,
+        "--max-store-gb",
+        "16",
+        "payload bytes kept until they are trained on and committed; beyond, posts wait",
+        type=_positive,
+    )
 
 
-def _require_loopback(host: str, allow_remote: bool) -> None:
-    if host == "localhost" or allow_remote:
-        return
+def _admitting(group: argparse._ArgumentGroup) -> None:
+    _value(group, "--tokens", None, "file of token digests; with it every call needs a token")
+    _value(
+        group,
+        "--new-token",
+        None,
+        "add a token of this scope (env, env:NAME, trainer, admin or read) to the file of "
+        "--tokens, print it once, and exit",
+    )
+    _value(
+        group, "--token-days", None, "the new token ends after so many days", type=_positive
+    )
+    group.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name under which clients call this API, * for any; may be repeated "
+        f"({variable_of('--allow-host')}, separated by commas)",
+    )
+    _flag(
+        group,
+        "--allow-remote",
+        "listen beyond this machine without tokens or TLS: whoever reaches the port can "
+        "read, write and wipe the run",
+    )
+    _flag(
+        group,
+        "--insecure-plaintext",
+        "listen beyond this machine with tokens and without TLS: who reads the network "
+        "reads the tokens. Right behind a proxy that speaks TLS",
+    )
+
+
+def _limiting(group: argparse._ArgumentGroup) -> None:
+    _value(group, "--max-body-mb", "128", "largest request, inflated", type=_positive)
+    _value(
+        group,
+        "--hold-s",
+        "30",
+        "seconds for which an old environment's post is held while the store is full; "
+        "then it is answered 503",
+        type=_positive,
+    )
+    _value(
+        group,
+        "--max-deliveries",
+        "20",
+        "deliveries of one batch without an ack, after which it is set aside as dead",
+        type=_within(1, 10**6),
+    )
+    _value(
+        group,
+        "--max-connections",
+        "2048",
+        "connections served at once; more are answered 503",
+        type=_within(1, 10**6),
+    )
+
+
+def _running(group: argparse._ArgumentGroup) -> None:
+    _value(group, "--log-format", "text", "lines on stderr", type=_one_of("text", "json"))
+    _value(
+        group,
+        "--log-level",
+        "info",
+        "least level that is logged; debug has a line for every request",
+        type=_one_of("debug", "info", "warning", "error"),
+    )
+    _value(
+        group,
+        "--loop",
+        "auto",
+        "event loop; auto takes uvloop, an eighth less CPU per request, where it is installed",
+        type=_one_of("auto", "uvloop", "asyncio"),
+    )
+    _flag(group, "--reload", "restart when the source changes, for development")
+
+
+def _value(
+    group: argparse._ArgumentGroup,
+    flag: str,
+    default: str | None,
+    text: str,
+    type: Callable[[str], Any] = str,
+) -> None:
+    shown = "" if default is None else "%(default)s; "
+    choices: str | None = getattr(type, "metavar", None)
+    group.add_argument(
+        flag,
+        type=type,
+        default=os.environ.get(variable_of(flag)) or default,  # argparse converts it too
+        metavar=choices,
+        help=f"{text} ({shown}{variable_of(flag)})",
+    )
+
+
+def _flag(group: argparse._ArgumentGroup, flag: str, text: str) -> None:
+    variable = variable_of(flag)
+    given = os.environ.get(variable, "").lower()
+    if given not in _YES + _NO:
+        raise ConfigError(f"{variable} is 1 or 0, not {given!r}")
+    group.add_argument(
+        flag, action="store_true", default=given in _YES, help=f"{text} ({variable}=1)"
+    )
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def checked(text: str) -> str:
+        if text not in words:
+            raise argparse.ArgumentTypeError(f"one of {', '.join(words)}, not {text!r}")
+        return text
+
+    checked.metavar = "{" + ",".join(words) + "}"  # type: ignore[attr-defined]
+    return checked
+
+
+def _within(least: int, most: int) -> Callable[[str], int]:
+    def checked(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"a whole number from {least} to {most}")
+        return int(text)
+
+    return checked
+
+
+def _positive(text: str) -> float:
     try:
-        local = ipaddress.ip_address(host).is_loopback
+        number = float(text)
     except ValueError:
-        local = False
-    if not local:
-        raise ConfigError(
-            f"--host {host} is reachable from other machines and the API has no tokens yet: "
-            "add --allow-remote if that is meant"
-        )
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError("a number above 0")
+    return number
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Bind before anything else, so that a taken port is one line and not a traceback."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is taken: stop its owner or choose another --port"
-            ) from error
-        raise
-    return listener
+def _store_name(text: str) -> str:
+    if text not in ("memory", "sqlite") and not text.startswith(
+        ("postgresql://", "postgres://")
+    ):
+        raise argparse.ArgumentTypeError("memory, sqlite or postgresql://...")
+    return text
+
+
+def _new_token(options: argparse.Namespace) -> None:
+    from atroposlib.api.guards.tokens import add_token
+
+    if options.tokens is None:
+        raise ConfigError("--new-token needs --tokens FILE to add the token to")
+    days = options.token_days
+    ends = None if days is None else int(time.time() + days * _DAY_S)
+    print(add_token(Path(options.tokens), options.new_token, ends))
+    print(
+        f"run-api: the digest is in {options.tokens}; the token is shown this once. "
+        "Clients take it from ATROPOS_API_TOKEN.",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

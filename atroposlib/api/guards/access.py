@@ -1,0 +1,173 @@
+"""Which token opens which route: one table, checked before a byte of the body is read.
+
+What the table does not name needs the scope admin, so a new route is closed until somebody
+thinks about it. A token travels in the Authorization header only: addresses end up in logs.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import msgspec
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive
+from starlette.types import Scope as AsgiScope
+from starlette.types import Send
+
+from atroposlib.api.guards.tokens import Caller, Scope, Tokens
+from atroposlib.errors import AccessError, Forbidden, TokensUnreadable, Unauthorized
+
+log = logging.getLogger(__name__)
+
+CALLER_KEY = "atropos.caller"
+RETRY_AFTER_S = 5
+_REALM = 'Bearer realm="atropos"'
+
+ANYONE: frozenset[Scope] = frozenset()
+READ = frozenset({Scope.READ})  # any token covers it
+ENV = frozenset({Scope.ENV})
+TRAINER = frozenset({Scope.TRAINER})
+PARTICIPANT = frozenset({Scope.ENV, Scope.TRAINER})
+ADMIN = frozenset({Scope.ADMIN})
+
+# One of these scopes is needed; admin covers all of them.
+SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
+    ("GET", "/health"): ANYONE,
+    # What is going on.
+    ("GET", "/"): READ,
+    ("GET", "/docs"): READ,
+    ("GET", "/docs/oauth2-redirect"): READ,
+    ("GET", "/redoc"): READ,
+    ("GET", "/openapi.json"): READ,
+    ("GET", "/status"): READ,
+    ("GET", "/metrics"): READ,
+    ("GET", "/events"): READ,
+    ("GET", "/info"): READ,
+    ("GET", "/wandb_info"): READ,
+    ("GET", "/latest_example"): READ,
+    # Environments.
+    ("POST", "/register-env"): ENV,
+    ("POST", "/disconnect-env"): ENV,
+    ("GET", "/status-env"): ENV,
+    ("POST", "/status-env"): ENV,
+    ("POST", "/scored_data"): ENV,
+    ("POST", "/scored_data_list"): ENV,
+    ("POST", "/groups"): ENV,
+    ("POST", "/lease"): ENV,
+    ("POST", "/release"): ENV,
+    # The trainer. GET /batch leases, so a reader may not call it.
+    ("POST", "/register"): TRAINER,
+    ("GET", "/batch"): TRAINER,
+    ("POST", "/batches/claim"): TRAINER,
+    ("POST", "/batches/{no}/ack"): TRAINER,
+    ("POST", "/batches/{no}/extend"): TRAINER,
+    ("POST", "/batches/{no}/commit"): TRAINER,
+    ("POST", "/batches/{no}/rewind"): TRAINER,
+    ("GET", "/batches/{no}/shards/{rank}"): TRAINER,
+    ("POST", "/policy_version"): TRAINER,
+    # Whoever takes part.
+    ("POST", "/heartbeat"): PARTICIPANT,
+    # Destructive.
+    ("GET", "/reset_data"): ADMIN,
+    ("POST", "/reset_data"): ADMIN,
+}
+_TEMPLATES = [
+    (method, path, re.compile(re.sub(r"{\w+}", "[^/]+", path)))
+    for method, path in SCOPES_OF
+    if "{" in path
+]
+
+
+def route_of(method: str, path: str) -> str | None:
+    """The path as the table writes it, such as ``/batches/{no}/ack``; None if unknown."""
+    method = "GET" if method == "HEAD" else method
+    if (method, path) in SCOPES_OF:
+        return path
+    for template_method, template, pattern in _TEMPLATES:
+        if method == template_method and pattern.fullmatch(path):
+            return template
+    return None
+
+
+def scopes_for(method: str, path: str) -> frozenset[Scope]:
+    """The scopes of which one is needed; empty if the route is open to anyone."""
+    route = route_of(method, path)
+    method = "GET" if method == "HEAD" else method
+    return ADMIN if route is None else SCOPES_OF[method, route]
+
+
+class Access:
+    """Lets through whose token has the scope; without ``tokens`` everybody."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens | None) -> None:
+        self.app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        if self._tokens is None or scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # the API speaks nothing else
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        needed = scopes_for(scope["method"], scope["path"])
+        if needed:
+            try:
+                caller = self._tokens.identify(_bearer(scope))
+                if not needed & caller.scopes:
+                    raise Forbidden(f"this call needs the scope {_names(needed)}")
+            except AccessError as error:
+                await refusal(error)(scope, receive, send)
+                return
+            scope = dict(scope, **{CALLER_KEY: caller})
+        await self.app(scope, receive, send)
+
+
+def caller_of(request: HTTPConnection) -> Caller | None:
+    """Who calls; None where no tokens are in force, and on open routes."""
+    caller: Caller | None = request.scope.get(CALLER_KEY)
+    return caller
+
+
+def require_env(caller: Caller | None, env_name: str | None) -> None:
+    """A token that is bound to an environment speaks for no other, nor for none.
+
+    Args:
+        env_name: the ``desired_name`` under which the environment registers or did.
+
+    Raises:
+        Forbidden: it does.
+    """
+    if caller is not None and caller.env_name not in (None, env_name):
+        raise Forbidden(f"this token is bound to the environment {caller.env_name}")
+
+
+def refusal(error: AccessError) -> Response:
+    """401, 403 or 503 for ``error``, in the shape of every other refusal."""
+    status, word, headers = 403, "forbidden", {}
+    if isinstance(error, Unauthorized):
+        status, word, headers = 401, "unauthorized", {"www-authenticate": _REALM}
+    elif isinstance(error, TokensUnreadable):
+        log.error("every call is refused: %s", error)
+        status, word, headers = 503, "tokens_unreadable", {"retry-after": str(RETRY_AFTER_S)}
+    elif isinstance(error, Forbidden):
+        headers = {"www-authenticate": f'{_REALM}, error="insufficient_scope"'}
+    body = msgspec.json.encode({"detail": str(error), "status": word})
+    return Response(body, status, headers, media_type="application/json")
+
+
+def _bearer(scope: AsgiScope) -> str:
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) != 1:  # two headers: a proxy may have looked at the other one
+        raise Unauthorized("one Authorization header is expected: Bearer and a token")
+    value: bytes = given[0]
+    kind, _, token = value.decode("latin-1").partition(" ")
+    if kind.lower() != "bearer":
+        raise Unauthorized("the Authorization header is expected to be: Bearer and a token")
+    return token.strip(" ")
+
+
+def _names(scopes: frozenset[Scope]) -> str:
+    return " or ".join(sorted(scope.value for scope in scopes))

@@ -1,0 +1,225 @@
+"""A client that sends slowly, or sends no end of headers, does not hold a connection.
+
+uvicorn waits for a request without a bound: forty clients that trickle a byte a second
+would keep forty connections for ever. This protocol gives each part of a request an
+absolute deadline, however many bytes arrive meanwhile:
+
+    head    from its first byte, or from the connection, to the empty line after it
+    body    from then on to its last byte, longer for a long one; time in which we do not
+            read does not count
+    rest    of a body that was already answered, such as a refused upload
+    idle    between two requests
+
+What the application then does with the body, and how slowly a reply is read, are bounded
+where they happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+_FLUSH_S = 60.0  # a last reply has this long to leave; then the connection is cut
+_FRAMING = 8  # bytes of chunk sizes, extensions and trailers for each byte of a body
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveLimits:
+    """How long and how much a client may take to say what it wants."""
+
+    head_s: float = 10.0
+    body_s: float = 60.0  # and a second more for each slowest_bytes that came
+    slowest_bytes: int = 32 * 2**10  # backstop: the application is stricter
+    rest_s: float = 5.0
+    idle_s: int = 30  # longer than our clients keep an idle connection: they close it
+    head_bytes: int = 32 * 2**10
+    headers: int = 100
+
+
+class Phase(Enum):
+    """What the connection waits for; the value is what a late client is told."""
+
+    IDLE = "a request"
+    HEAD = "the head of the request"
+    BODY = "the body of the request"
+    REST = "the rest of a body"
+    REPLY = "the application"  # the client owes nothing
+    OVER = "the end"  # nothing more is read
+
+
+class ImpatientProtocol(HttpToolsProtocol):
+    """HTTP/1.1 with deadlines on receiving. Other limits: :func:`impatient`."""
+
+    limits = ReceiveLimits()
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._phase = Phase.HEAD
+        self._entered = 0.0  # time of the loop at which the phase began
+        self._deadline: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._framing_bytes = 0
+
+    # --- the connection -----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        limit = self.limit_concurrency
+        if limit is not None and len(self.connections) > limit + limit // 4:
+            # Up to here a request is answered 503; beyond, not even its head is read.
+            self._phase = Phase.OVER
+            transport.abort()
+        else:
+            self._enter(Phase.HEAD)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._over():
+            return
+        in_body, body_before = self._in_body(), self._body_bytes
+        if not in_body:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._over():
+            return
+        if not self._in_body():
+            if self._head_bytes > self.limits.head_bytes:
+                self._refuse(431)
+        elif in_body:
+            self._framing_bytes += len(data) - (self._body_bytes - body_before)
+            # The parser keeps a trailer until it ends, and no limit of a body counts it.
+            if self._framing_bytes > self.limits.head_bytes + _FRAMING * self._body_bytes:
+                self._refuse(431)
+
+    # --- the parser ---------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {
+            # For replies to clients that stopped reading: close() would wait for them.
+            "atropos.abort": {"now": self.transport.abort},
+            # The usual way to ask this costs more than all else that a small post does.
+            "atropos.gone": {"now": self.transport.is_closing},
+        }
+        if self._phase is Phase.IDLE:
+            self._enter(Phase.HEAD)
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > self.limits.head_bytes or len(self.headers) > self.limits.headers:
+            self._refuse(431)
+        if self._over():
+            return
+        self._head_bytes = self._body_bytes = self._framing_bytes = 0
+        self._enter(Phase.BODY)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._over():
+            self._body_bytes += len(body)
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._over():
+            super().on_message_complete()
+            self._enter(Phase.IDLE if self._answered() else Phase.REPLY)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._end()
+        elif self._answered():  # else a pipelined request came in meanwhile
+            self._enter(Phase.REST if self._in_body() else Phase.IDLE)
+
+    # --- deadlines ----------------------------------------------------------------
+
+    def _answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _over(self) -> bool:
+        return self._phase is Phase.OVER
+
+    def _in_body(self) -> bool:
+        return self._phase in (Phase.BODY, Phase.REST)
+
+    def _enter(self, phase: Phase) -> None:
+        self._disarm()
+        self._phase = phase
+        self._entered = self.loop.time()
+        seconds = {
+            Phase.IDLE: self.limits.idle_s,
+            Phase.HEAD: self.limits.head_s,
+            Phase.BODY: self.limits.body_s,
+            Phase.REST: self.limits.rest_s,
+        }.get(phase)
+        if seconds is not None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(seconds, self._late)
+
+    def _body_until(self) -> float:
+        earned_s = self._body_bytes / self.limits.slowest_bytes
+        return self._entered + self.limits.body_s + earned_s
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        more_s = self._body_until() - self.loop.time() if self._phase is Phase.BODY else 0.0
+        if self._phase is Phase.BODY and self.flow.read_paused:
+            self._enter(Phase.BODY)  # the application is slow, or an earlier request is
+        elif more_s > 0:
+            self._deadline = self.loop.call_later(more_s, self._late)
+        elif self._phase in (Phase.IDLE, Phase.REST):
+            self._end()
+        else:
+            self._refuse(408)
+
+    # --- the end ------------------------------------------------------------------
+
+    def _refuse(self, status: int) -> None:
+        """Say why, if nothing else is being said on this connection, and end it."""
+        if self._answered() or not self.cycle.response_started:
+            why = (
+                b"Request head too large\n"
+                if status == 431
+                else f"Timed out waiting for {self._phase.value}\n".encode()
+            )
+            head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: text/plain\r\n"
+            head += f"content-length: {len(why)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + why)
+        if not self._answered():
+            self.cycle.disconnected = True  # for the application the client is gone
+            self.cycle.message_event.set()
+        self._end()
+
+    def _end(self) -> None:
+        self._disarm()
+        self._phase = Phase.OVER
+        self.transport.close()  # waits until everything is sent, which may be never
+        self._deadline = self.loop.call_later(_FLUSH_S, self.transport.abort)
+
+
+_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+def impatient(limits: ReceiveLimits) -> type[asyncio.Protocol]:
+    """The protocol class with these limits, for ``uvicorn.Config(http=...)``."""
+    kind = type("ImpatientProtocol", (ImpatientProtocol,), {"limits": limits})
+    return cast("type[asyncio.Protocol]", kind)

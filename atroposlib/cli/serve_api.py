@@ -1,0 +1,255 @@
+"""Serve the rollout API as the options of run-api say: exposure, sockets, signals."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import ipaddress
+import os
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from atroposlib.api.guards import logs
+from atroposlib.api.guards.hosts import LOOPBACK_HOSTS
+from atroposlib.api.guards.slow_clients import ImpatientProtocol
+from atroposlib.api.guards.tokens import Tokens
+from atroposlib.api.server import create_app
+from atroposlib.api.store import open_store
+from atroposlib.cli.run_api import parse, variable_of
+from atroposlib.errors import ConfigError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_GRACE_S = 5  # for replies on their way; waits are ended at once
+_SPARE_FILES = 128  # beside connections: the store, logs, threads
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Serve until a signal comes.
+
+    Raises:
+        ConfigError: an option cannot be used; the message says which and why.
+        AtroposError: the store cannot be opened.
+    """
+    refuse_exposure(options)
+    _require_certificate(options)
+    logs.configure(options.log_format, options.log_level)
+    with _listen(options.host, options.port) as listener:
+        host, port = listener.getsockname()[:2]
+        options.data_dir = options.data_dir or f"atropos-data/{port}"
+        if options.reload:
+            listener.close()  # the reloader's children bind, and open the store, themselves
+            print(_first_line(options, host, port), flush=True)
+            _serve_reloading(options, port)
+            return
+        app = build_app(options)
+        config = uvicorn.Config(logs.RequestLog(app), **_settings(options))
+        server = Server(config, app)
+        with server.signals():
+            listener.listen(
+                config.backlog
+            )  # from the next line on a client may call; it waits, unrefused
+            print(_first_line(options, host, port), flush=True)
+            if (resumed := app.state.service.resumed()) is not None:
+                print(f"resumed {resumed} (--fresh forgets it)", flush=True)
+            server.run(sockets=[listener])
+
+
+# --- who may reach it -------------------------------------------------------------------
+
+
+def refuse_exposure(options: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: other machines would reach an API that is open, or tokens in the clear.
+    """
+    if is_loopback(options.host) or options.allow_remote:
+        return
+    if options.tokens is None:
+        raise ConfigError(
+            f"--host {options.host} is reachable from other machines: add --tokens FILE (see "
+            "--new-token), or --allow-remote if everybody who reaches it may do everything"
+        )
+    if options.ssl_certfile is None and not options.insecure_plaintext:
+        raise ConfigError(
+            f"--host {options.host} would carry tokens in the clear: add --ssl-certfile and "
+            "--ssl-keyfile, or --insecure-plaintext behind a proxy that speaks TLS"
+        )
+
+
+def _require_certificate(options: argparse.Namespace) -> None:
+    if options.ssl_certfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:  # the password is not asked for: nobody may be there to type it
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, password="")
+    except OSError as error:
+        raise ConfigError(
+            f"--ssl-certfile {options.ssl_certfile}, --ssl-keyfile {options.ssl_keyfile}: "
+            f"no certificate and its key as PEM without a password ({error})"
+        ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it. Any other name may mean anything."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def allowed_hosts(options: argparse.Namespace) -> list[str] | None:
+    """Names a request may be sent to; None for any.
+
+    A page that rebinds its name has no token, so a remote API with tokens takes any name.
+    """
+    if not is_loopback(options.host) and options.tokens is not None and not options.allow_host:
+        return None
+    return [*LOOPBACK_HOSTS, socket.gethostname(), options.host, *options.allow_host]
+
+
+# --- the app and its server -------------------------------------------------------------
+
+
+def build_app(options: argparse.Namespace) -> FastAPI:
+    """The application over its store, as the options say."""
+    tokens = None if options.tokens is None else Tokens(Path(options.tokens))
+    store = open_store(
+        options.store, Path(options.data_dir), max_bytes=int(options.max_store_gb * 2**30)
+    )
+    if options.fresh:
+        store.reset()
+    return create_app(
+        store,
+        tokens=tokens,
+        allowed_hosts=allowed_hosts(options),
+        max_body_bytes=int(options.max_body_mb * 2**20),
+        hold_s=options.hold_s,
+        max_deliveries=options.max_deliveries,
+    )
+
+
+def app_from_environment() -> ASGIApp:
+    """For uvicorn's reloader, whose children see nothing but the environment."""
+    options = parse([])
+    logs.configure(options.log_format, options.log_level)
+    return logs.RequestLog(build_app(options))
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "loop": options.loop,
+        "http": ImpatientProtocol,
+        "ws": "none",
+        "lifespan": "on",
+        "log_config": None,
+        "access_log": False,
+        "proxy_headers": False,  # nothing here depends on the address of a caller
+        "server_header": False,
+        "limit_concurrency": _connections(options.max_connections),
+        "timeout_keep_alive": ImpatientProtocol.limits.idle_s,
+        "timeout_graceful_shutdown": _GRACE_S,
+        "ssl_certfile": options.ssl_certfile,
+        "ssl_keyfile": options.ssl_keyfile,
+    }
+
+
+def _connections(wanted: int) -> int:
+    """As many of them as there may be open files; beyond, accept() would fail and spin."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + wanted // 4 + _SPARE_FILES  # see ImpatientProtocol.connection_made
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(wanted, (soft - _SPARE_FILES) * 4 // 5))
+
+
+def _serve_reloading(options: argparse.Namespace, port: int) -> None:
+    for name, value in vars(options).items():
+        if value not in (None, False):
+            said = ",".join(value) if isinstance(value, list) else str(value)
+            os.environ[variable_of(name)] = "1" if value is True else said
+    os.environ["ATROPOS_FRESH"] = "0"  # a reload is no reason to forget
+    uvicorn.run(
+        "atroposlib.cli.serve_api:app_from_environment",
+        factory=True,
+        host=options.host,
+        port=port,
+        reload=True,
+        **_settings(options),
+    )
+
+
+class Server(uvicorn.Server):
+    """A first signal ends all waiting and lets replies finish; a second one kills.
+
+    Signals count from :meth:`signals` on: one that comes while the server still starts
+    must close the store as well.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in _SIGNALS}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield  # uvicorn would raise them again at the end: a stop on demand is no failure
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)  # the store is made for it
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.service.stop_waiting()
+        await super().shutdown(sockets)
+
+
+def _first_line(options: argparse.Namespace, host: str, port: int) -> str:
+    """What tools read the address from."""
+    scheme = "https" if options.ssl_certfile else "http"
+    shown = f"[{host}]" if ":" in host else host
+    places = {"sqlite": str(options.data_dir), "memory": "memory only"}
+    place = places.get(options.store) or logs.redact(options.store)
+    return f"rollout API on {scheme}://{shown}:{port}, {place}"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before anything else, so that a taken port is one line and not a traceback."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is taken: stop its owner or choose another --port"
+            ) from error
+        raise
+    return listener

@@ -1,0 +1,221 @@
+"""Request bodies: whole, plain and bounded, whatever the client does."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+
+import pytest
+import zstandard
+
+from atroposlib.api.guards.bodies import SMALL_BYTES, RequestBody
+from atroposlib.api.guards.room import NoRoom, Room
+from atroposlib.wire_binary import ZSTD_MAGIC
+
+BIG = SMALL_BYTES + 1
+
+
+class Exchange:
+    """One request through the middleware, fed piece by piece."""
+
+    def __init__(self, middleware, pieces=(b"",), method="POST", **headers):
+        named = [(k.replace("_", "-").encode(), str(v).encode()) for k, v in headers.items()]
+        self.scope = {"type": "http", "method": method, "path": "/", "headers": named}
+        self.middleware, self.replies = middleware, []
+        self.incoming = asyncio.Queue()
+        for i, piece in enumerate(pieces):
+            more = i + 1 < len(pieces)
+            self.feed({"type": "http.request", "body": piece, "more_body": more})
+
+    def feed(self, message):
+        self.incoming.put_nowait(message)
+
+    async def send(self, message):
+        self.replies.append(message)
+
+    async def run(self):
+        await self.middleware(self.scope, self.incoming.get, self.send)
+        return self
+
+    @property
+    def status(self):
+        return self.replies[0]["status"]
+
+    @property
+    def headers(self):
+        return dict(self.replies[0]["headers"])
+
+    @property
+    def detail(self):
+        return json.loads(self.replies[1]["body"])["detail"]
+
+
+class App:
+    """Notes what it is given, and answers nothing until it may."""
+
+    def __init__(self):
+        self.bodies, self.headers, self.may_end = [], [], asyncio.Event()
+        self.may_end.set()
+
+    async def __call__(self, scope, receive, send):
+        message = await receive()
+        assert message["more_body"] is False
+        self.bodies.append(message["body"])
+        self.headers.append(dict(scope["headers"]))
+        await self.may_end.wait()
+
+
+@pytest.fixture
+def app():
+    return App()
+
+
+async def test_a_body_of_one_piece_is_not_copied(app):
+    piece = b"x" * 1000
+    await Exchange(RequestBody(app), [piece], content_length=1000).run()
+    assert app.bodies[0] is piece
+
+
+async def test_pieces_are_joined(app):
+    await Exchange(RequestBody(app), [b"ab", b"", b"cd"]).run()
+    assert app.bodies == [b"abcd"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "zstd"])
+async def test_a_compressed_body_arrives_plain(app, encoding):
+    pack = zstandard.ZstdCompressor().compress if encoding == "zstd" else gzip.compress
+    packed = pack(b"tokens" * 100)
+    sent = {"content_encoding": encoding, "content_length": len(packed)}
+    await Exchange(RequestBody(app), [packed], **sent).run()
+    assert app.bodies == [b"tokens" * 100]
+    assert app.headers == [{b"content-length": b"600"}]
+
+
+async def test_a_group_in_a_zstd_frame_is_left_as_it_is(app):
+    frame = zstandard.ZstdCompressor().compress(b"a group")
+    sent = {"content_encoding": "zstd", "content_type": "application/x-safetensors"}
+    await Exchange(RequestBody(app), [frame], **sent).run()
+    assert app.bodies == [frame] and frame.startswith(ZSTD_MAGIC)
+    assert app.headers[0][b"content-encoding"] == b"zstd"
+
+
+async def test_damaged_compression_is_a_400(app):
+    got = await Exchange(RequestBody(app), [b"no gzip"], content_encoding="gzip").run()
+    assert (got.status, got.replies[1]["body"]) == (400, b"Invalid gzip payload")
+    got = await Exchange(RequestBody(app), [b"no zstd"], content_encoding="zstd").run()
+    assert (got.status, app.bodies) == (400, [])
+
+
+async def test_a_body_over_the_limit_is_refused_declared_sent_or_inflated(app):
+    limited = RequestBody(app, max_bytes=100)
+    declared = Exchange(limited, [b"x"], content_length=101)
+    assert (await declared.run()).status == 413 and not declared.incoming.empty()
+    assert (await Exchange(limited, [b"x" * 60] * 2).run()).status == 413
+    dense = Exchange(limited, [gzip.compress(b"x" * 101)], content_encoding="gzip")
+    assert (await dense.run()).status == 413
+    assert dense.headers[b"connection"] == b"close" and app.bodies == []
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_page_of_somebody_else_gets_nothing_done(app, site):
+    got = await Exchange(RequestBody(app), method="GET", sec_fetch_site=site).run()
+    assert got.status == 403 and app.bodies == []
+
+
+async def test_a_body_that_does_not_come_is_given_up(app):
+    silent = Exchange(RequestBody(app, grace_s=0.01), [])
+    assert (await silent.run()).status == 408
+
+
+async def test_a_client_that_hangs_up_is_not_answered(app):
+    gone = Exchange(RequestBody(app), [])
+    gone.feed({"type": "http.request", "body": b"half", "more_body": True})
+    gone.feed({"type": "http.disconnect"})
+    assert (await gone.run()).replies == [] and app.bodies == []
+
+
+# --- bytes in flight ----------------------------------------------------------------------
+
+
+async def settled():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_large_bodies_wait_for_room_and_small_ones_do_not(app):
+    middleware = RequestBody(app, max_bytes=BIG, in_flight_bytes=2 * BIG)
+    app.may_end.clear()
+    large = [Exchange(middleware, [b"x" * BIG], content_length=BIG) for _ in range(3)]
+    running = [asyncio.create_task(one.run()) for one in large]
+    await settled()
+    assert len(app.bodies) == 2 and not large[2].incoming.empty()
+    small = asyncio.create_task(Exchange(middleware, [b"small"]).run())
+    await settled()
+    assert app.bodies[-1] == b"small"
+    app.may_end.set()
+    await asyncio.gather(*running, small)
+    assert len(app.bodies) == 4
+
+
+async def test_who_finds_no_room_in_time_is_told_to_come_back(app):
+    middleware = RequestBody(app, max_bytes=BIG, in_flight_bytes=BIG, room_wait_s=0.01)
+    app.may_end.clear()
+    large = [Exchange(middleware, [b"x" * BIG], content_length=BIG) for _ in range(3)]
+    running = [asyncio.create_task(one.run()) for one in large]
+    refused = await running[2]
+    assert refused.status == 503 and refused.headers[b"retry-after"] == b"5"
+    app.may_end.set()
+    await asyncio.gather(*running)
+    assert len(app.bodies) == 2
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_undeclared_and_dense_bodies_count_as_well(app, streams):
+    middleware = RequestBody(app, max_bytes=3 * BIG, in_flight_bytes=6 * BIG, room_wait_s=0.01)
+    app.may_end.clear()
+
+    def one():
+        if streams:
+            return Exchange(middleware, [b"x" * BIG] * 3)
+        packed = gzip.compress(b"x" * 3 * BIG)
+        return Exchange(middleware, [packed], content_encoding="gzip")
+
+    running = [asyncio.create_task(one().run()) for _ in range(3)]
+    done, pending = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result().status for task in done] == [503]
+    app.may_end.set()
+    await asyncio.gather(*pending)
+    assert len(app.bodies) == 2
+
+
+async def test_room_is_given_first_come_first_served_and_survives_who_leaves():
+    room = Room(10, wait_s=60.0)
+    order = []
+
+    async def hold(name, size, until):
+        with room.claim() as claim:
+            await claim.grow_to(size)
+            order.append(name)
+            await until.wait()
+
+    first, rest = asyncio.Event(), asyncio.Event()
+    holder = asyncio.create_task(hold("a", 10, first))
+    await settled()
+    waiting = [
+        asyncio.create_task(hold(n, s, rest)) for n, s in (("b", 8), ("c", 1), ("d", 10))
+    ]
+    await settled()
+    assert order == ["a"]
+    waiting[0].cancel()
+    await settled()
+    first.set()
+    await settled()
+    assert order == ["a", "c"]
+    rest.set()
+    await asyncio.gather(holder, *waiting, return_exceptions=True)
+    assert order == ["a", "c", "d"]
+    with room.claim() as claim:
+        await claim.grow_to(10)
+        with pytest.raises(NoRoom):
+            await Room(0, wait_s=0.01).take(1)

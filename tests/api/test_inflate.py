@@ -1,0 +1,98 @@
+"""Compressed bodies: what is dense works, what is damaged or too large does not."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.api.guards.inflate import BodyTooLarge, DamagedBody, gunzip, unzstd
+
+MB = 2**20
+LIMIT = 128 * MB
+
+
+def streamed(data):
+    packer = zstandard.ZstdCompressor().compressobj()
+    return packer.compress(data) + packer.flush()
+
+
+@given(st.binary(max_size=2000))
+def test_what_was_compressed_comes_back(data):
+    for packed, inflate in (
+        (gzip.compress(data), gunzip),
+        (zstandard.ZstdCompressor().compress(data), unzstd),
+        (streamed(data), unzstd),
+    ):
+        assert inflate(packed, len(data)) == data
+        if data:
+            with pytest.raises(BodyTooLarge):
+                inflate(packed, len(data) - 1)
+
+
+def test_nothing_inflates_to_nothing():
+    assert gunzip(b"", 10) == unzstd(b"", 10) == b""
+
+
+def test_a_dense_body_within_the_limit_is_understood():
+    dense = bytes(40 * MB)
+    assert gunzip(gzip.compress(dense, 1), LIMIT) == dense
+    assert unzstd(zstandard.ZstdCompressor().compress(dense), LIMIT) == dense
+
+
+def bomb(tells=None):
+    packed = gzip.compress(bytes(200 * MB), 1)
+    return packed if tells is None else packed[:-4] + tells.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    ("packed", "inflate", "refusal"),
+    [
+        (bomb(), gunzip, BodyTooLarge),
+        (bomb(tells=100 * MB), gunzip, BodyTooLarge),
+        (bomb(tells=1000), gunzip, DamagedBody),
+        (bomb()[:-4] + b"\xff" * 4, gunzip, BodyTooLarge),
+        (streamed(bytes(200 * MB)), unzstd, BodyTooLarge),
+        (zstandard.ZstdCompressor().compress(bytes(200 * MB)), unzstd, BodyTooLarge),
+    ],
+    ids=["honest", "tells less", "tells little", "tells more", "zstd stream", "zstd"],
+)
+def test_a_bomb_is_refused_without_the_memory_it_asks_for(packed, inflate, refusal):
+    tracemalloc.start()
+    try:
+        with pytest.raises(refusal):
+            inflate(packed, LIMIT)
+        assert tracemalloc.get_traced_memory()[1] < 32 * MB
+    finally:
+        tracemalloc.stop()
+
+
+GOOD = gzip.compress(b"tokens" * 100)
+DENSE = gzip.compress(bytes(40 * MB), 1)
+GOOD_ZSTD = zstandard.ZstdCompressor(write_checksum=True).compress(b"tokens" * 100)
+DAMAGED = {
+    "plain": (b"plain", gunzip),
+    "cut": (GOOD[:-9], gunzip),
+    "last byte cut": (GOOD[:-1], gunzip),
+    "more behind": (GOOD + b"more", gunzip),
+    "two": (GOOD + GOOD, gunzip),
+    "dense, more behind": (DENSE + b"\xff" * 4, gunzip),
+    "dense, cut": (DENSE[:-9] + b"\xff" * 4, gunzip),
+    "zstd plain": (b"plain", unzstd),
+    "zstd cut": (GOOD_ZSTD[:-1], unzstd),
+    "zstd checksum": (GOOD_ZSTD[:-1] + b"\x00", unzstd),
+    "zstd more behind": (GOOD_ZSTD + b"more", unzstd),
+    "zstd two": (GOOD_ZSTD + GOOD_ZSTD, unzstd),
+    "zstd stream cut": (streamed(b"tokens" * 100)[:-2], unzstd),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_body_is_refused(kind):
+    packed, inflate = DAMAGED[kind]
+    with pytest.raises(DamagedBody):
+        inflate(packed, LIMIT)

@@ -1,0 +1,213 @@
+"""run-api: what each option means, where it comes from, and what is refused at the start."""
+
+from __future__ import annotations
+
+import re
+import stat
+
+import pytest
+
+from atroposlib.api.guards.bodies import DEFAULT_MAX_BODY_BYTES
+from atroposlib.api.guards.logs import FORMATS, LEVELS
+from atroposlib.api.guards.tokens import Scope, Tokens
+from atroposlib.api.records import MAX_DELIVERIES
+from atroposlib.api.server import HOLD_S
+from atroposlib.api.store import DEFAULT_MAX_BYTES
+from atroposlib.cli import run_api, serve_api
+from tests.api.processes import without_variables
+
+__all__ = ["without_variables"]
+pytestmark = pytest.mark.usefixtures("without_variables")
+
+
+def flags():
+    return [
+        action.option_strings[-1]
+        for action in run_api._parser()._actions
+        if action.option_strings[-1] != "--help"
+    ]
+
+
+def test_every_option_is_explained_and_has_a_variable_of_its_name(capsys):
+    with pytest.raises(SystemExit):
+        run_api.main(["--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert len(flags()) == 22
+    for flag in flags():
+        assert flag in words
+        assert re.search(rf"\b{run_api.variable_of(flag)}\b", words), flag
+
+
+def test_the_defaults_are_those_of_the_parts_they_are_for():
+    options = run_api.parse([])
+    assert (options.host, options.port, options.store) == ("127.0.0.1", 8000, "sqlite")
+    assert options.max_body_mb * 2**20 == DEFAULT_MAX_BODY_BYTES
+    assert options.max_store_gb * 2**30 == DEFAULT_MAX_BYTES
+    assert options.hold_s == HOLD_S
+    assert options.max_deliveries == MAX_DELIVERIES
+    assert options.log_format in FORMATS and options.log_level in LEVELS
+
+
+def test_options_come_from_the_environment_unless_given(without_variables):
+    for name, value in {
+        "PORT": "8123",
+        "STORE": "memory",
+        "HOLD_S": "1.5",
+        "FRESH": "yes",
+        "RELOAD": "0",
+        "TOKENS": "",
+        "ALLOW_HOST": "a, b",
+    }.items():
+        without_variables.setenv(f"ATROPOS_{name}", value)
+    options = run_api.parse(["--allow-host", "c"])
+    assert (options.host, options.port, options.store) == ("127.0.0.1", 8123, "memory")
+    assert options.hold_s == 1.5 and options.fresh and not options.reload
+    assert options.tokens is None and sorted(options.allow_host) == ["a", "b", "c"]
+    assert run_api.parse(["--port", "9"]).port == 9
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("PORT", "70000"),
+        ("PORT", "http"),
+        ("LOG_FORMAT", "xml"),
+        ("LOG_LEVEL", "loud"),
+        ("LOOP", "zloop"),
+        ("MAX_STORE_GB", "0"),
+        ("MAX_BODY_MB", "nan"),
+        ("HOLD_S", "-1"),
+        ("MAX_DELIVERIES", "1.5"),
+        ("STORE", "redis://x"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named_wherever_it_comes_from(
+    without_variables, capsys, name, value
+):
+    flag = "--" + name.lower().replace("_", "-")
+    without_variables.setenv(f"ATROPOS_{name}", value)
+    with pytest.raises(SystemExit):
+        run_api.main([])
+    assert f"argument {flag}" in capsys.readouterr().err
+    without_variables.delenv(f"ATROPOS_{name}")
+    with pytest.raises(SystemExit):
+        run_api.main([flag, value])
+    assert f"argument {flag}" in capsys.readouterr().err
+
+
+def test_a_flag_s_variable_is_yes_or_no(without_variables, capsys):
+    without_variables.setenv("ATROPOS_ALLOW_REMOTE", "maybe")
+    assert run_api.main([]) == 1
+    assert "ATROPOS_ALLOW_REMOTE is 1 or 0" in capsys.readouterr().err
+
+
+# --- who may reach it -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", ""])
+def test_listening_beyond_this_machine_needs_tokens(capsys, host):
+    assert run_api.main(["--host", host]) == 1
+    error = capsys.readouterr().err
+    assert "--tokens FILE" in error and "--allow-remote" in error
+
+
+def test_tokens_do_not_cross_a_network_in_the_clear(capsys, tmp_path):
+    assert run_api.main(["--host", "0.0.0.0", "--tokens", str(tmp_path / "t")]) == 1
+    error = capsys.readouterr().err
+    assert "--ssl-certfile" in error and "--insecure-plaintext" in error
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--host", "127.0.0.1"],
+        ["--host", "localhost"],
+        ["--host", "::1"],
+        ["--host", "127.3.2.1"],
+        ["--host", "0.0.0.0", "--allow-remote"],
+        ["--host", "0.0.0.0", "--tokens", "t", "--insecure-plaintext"],
+        ["--host", "0.0.0.0", "--tokens", "t", "--ssl-certfile", "c", "--ssl-keyfile", "k"],
+        ["--host", "0.0.0.0", "--tokens", "t", "--allow-remote"],
+    ],
+)
+def test_what_is_safe_or_was_asked_for_passes(more):
+    serve_api.refuse_exposure(run_api.parse(more))
+
+
+@pytest.mark.parametrize("host", ["localhost.evil.example", "127.0.0.1.nip.io", "2130706433"])
+def test_a_name_that_looks_local_is_not(host):
+    assert not serve_api.is_loopback(host)
+
+
+def test_a_certificate_needs_its_key(capsys):
+    assert run_api.main(["--ssl-certfile", "c"]) == 1
+    assert "come together" in capsys.readouterr().err
+
+
+def test_the_host_header_is_checked_unless_tokens_protect_a_remote_api():
+    def allowed(*argv):
+        return serve_api.allowed_hosts(run_api.parse(argv))
+
+    assert {"localhost", "127.0.0.1", "[::1]"} <= set(allowed())
+    assert "evil.example" not in allowed()
+    assert "api.local" in allowed("--allow-host", "api.local")
+    assert "localhost" in allowed("--tokens", "t")
+    assert "localhost" in allowed("--host", "0.0.0.0", "--allow-remote")
+    assert allowed("--host", "0.0.0.0", "--tokens", "t") is None
+    assert "x" in allowed("--host", "0.0.0.0", "--tokens", "t", "--allow-host", "x")
+
+
+def test_the_first_line_names_the_address_and_the_place_without_a_password():
+    def line(*argv, host="127.0.0.1"):
+        options = run_api.parse(["--data-dir", "runs/a", *argv])
+        return serve_api._first_line(options, host, 8001)
+
+    assert line() == "rollout API on http://127.0.0.1:8001, runs/a"
+    assert (
+        line("--store", "memory", host="::1")
+        == "rollout API on http://[::1]:8001, memory only"
+    )
+    url = "postgresql://me:secret@db:5432/runs"
+    assert line("--store", url).endswith(", postgresql://[redacted]@db:5432/runs")
+    assert line("--ssl-certfile", "c", "--ssl-keyfile", "k").split()[3].startswith("https://")
+
+
+# --- tokens -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grant", ["env", "env:gsm8k", "trainer", "admin", "read"])
+def test_a_new_token_is_printed_once_and_kept_as_a_digest(capsys, tmp_path, grant):
+    path = tmp_path / "secrets" / "tokens"
+    assert run_api.main(["--tokens", str(path), "--new-token", grant]) == 0
+    out, err = capsys.readouterr()
+    token = out.strip()
+    assert Scope(grant.partition(":")[0]) in Tokens(path).identify(token).scopes
+    assert token not in err and token not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_new_token_may_end(capsys, tmp_path):
+    path = tmp_path / "tokens"
+    argv = ["--tokens", str(path), "--new-token", "read", "--token-days", "2"]
+    assert run_api.main(argv) == 0
+    ends = int(path.read_text().split()[2])
+    now = path.stat().st_mtime
+    assert abs(ends - now - 2 * 86_400) < 60
+
+
+@pytest.mark.parametrize(
+    "argv, told",
+    [
+        (["--new-token", "admin"], "--tokens FILE"),
+        (["--tokens", "t", "--new-token", "boss"], "a scope is one of"),
+        (["--tokens", "t", "--new-token", "admin:x"], "only the scope env"),
+        (["--tokens", "missing"], "--new-token admin"),
+    ],
+)
+def test_what_is_wrong_with_tokens_is_one_line(
+    capsys, tmp_path, without_variables, argv, told
+):
+    without_variables.chdir(tmp_path)
+    assert run_api.main(["--store", "memory", "--port", "0", *argv]) == 1
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
