@@ -5,9 +5,11 @@
                           ^                                             |
                           '------------------- ack ---------------------'
 
-``records`` nouns, ``allocation`` and ``batching`` decisions, ``store`` durability,
-``run_state`` the run and its transitions, ``service`` the one place that joins them,
-``routes_run`` and ``routes_data`` HTTP, ``middleware`` request bodies, ``server`` the app.
+``records`` nouns; ``batching``, ``mix``, ``allocation``, ``staleness``, ``admission`` pure
+decisions; ``store`` durability; ``run_state`` the run and its transitions, ``run_keeper``
+how they are saved; ``posts``, ``claims``, ``leases`` the verbs, ``service`` all of them
+without HTTP; ``intake`` and ``deliveries`` bytes in and out; ``access`` and ``hosts`` who
+may call; ``routes_*`` HTTP; ``server`` the app.
 """
 
 from __future__ import annotations

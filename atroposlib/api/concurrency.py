@@ -1,42 +1,51 @@
-"""Who may run beside whom inside one API process."""
+"""Who waits for what inside one API process: threads by kind of work, and wake-up calls."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Whether the client of a request has hung up.
+Gone = Callable[[], Awaitable[bool]]
 
 
-class Gate:
-    """Many pass together, or one passes alone.
+async def never_gone() -> bool:
+    """For callers that have no client."""
+    return False
 
-    Posts and claims pass together, so their commits share an fsync. A transition of the
-    run passes alone: a group checked against one run must not land in the next.
-    """
+
+class Threads:
+    """Threads for blocking calls. Each kind of work has its own, so that a flood of posts
+    leaves some to claims, and a slow disk leaves some to /status."""
 
     def __init__(self) -> None:
-        self._inside = 0
-        self._turn = asyncio.Lock()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        # Bound by the processor: more only take turns, and its caches from each other.
+        self.parsing = Pool(min(4, max(2, os.cpu_count() or 1)))
+        self.puts = Pool(32)  # bound by the disk: these share an fsync
+        self.batches = Pool(8)
+        self.looks = Pool(4)
 
-    @asynccontextmanager
-    async def together(self) -> AsyncIterator[None]:
-        async with self._turn:
-            self._inside += 1
-            self._empty.clear()
+
+class Pool:
+    """At most ``most`` calls at a time; the others wait without a thread."""
+
+    def __init__(self, most: int) -> None:
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="api")
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """The result of ``call``, which runs to its end even if nobody waits any more:
+        who is cancelled meanwhile hears of it after that end."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         try:
-            yield
-        finally:
-            self._inside -= 1
-            if self._inside == 0:
-                self._empty.set()
-
-    @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        async with self._turn:  # nobody else enters from here on
-            await self._empty.wait()
-            yield
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
 
 
 class Signal:

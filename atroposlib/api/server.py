@@ -4,38 +4,64 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.requests import Request
+from starlette.responses import Response
 
 from atroposlib import __version__
-from atroposlib.api.middleware import DEFAULT_MAX_BODY_BYTES, RequestBody
-from atroposlib.api.replies import STATUS_OF, on_error, on_invalid_request
-from atroposlib.api.routes_data import data_routes
-from atroposlib.api.routes_run import run_routes
-from atroposlib.api.service import RolloutService
+from atroposlib.api.guards.access import Access, route_of
+from atroposlib.api.guards.bodies import DEFAULT_MAX_BODY_BYTES, RequestBody
+from atroposlib.api.guards.hosts import LOOPBACK_HOSTS, Hosts
+from atroposlib.api.guards.tokens import Tokens
+from atroposlib.api.records import MAX_DELIVERIES
+from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import Store, open_store
+from atroposlib.api.web.openapi import describe
+from atroposlib.api.web.replies import STATUS_OF, of_json, on_error, on_invalid_request
+from atroposlib.api.web.routes_admission import admission_routes, group_routes
+from atroposlib.api.web.routes_batches import batch_routes
+from atroposlib.api.web.routes_data import data_routes
+from atroposlib.api.web.routes_ops import ops_routes
+from atroposlib.api.web.routes_run import poll_routes, run_routes
+from atroposlib.api.web.straight import Refuse, Straight
+from atroposlib.api.web.timing import RequestTimes
 
 STORE_VARIABLE = "ATROPOS_STORE"
 DATA_DIR_VARIABLE = "ATROPOS_DATA_DIR"
+TOKENS_VARIABLE = "ATROPOS_TOKENS"
+HOLD_S = 30.0  # how long a post of an old environment waits for room
 
 
 def create_app(
     store: Store | None = None,
     clock: Callable[[], float] = time.time,
+    *,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    tokens: Tokens | None = None,
+    allowed_hosts: Iterable[str] | None = None,
+    hold_s: float = HOLD_S,
+    max_deliveries: int = MAX_DELIVERIES,
 ) -> FastAPI:
     """The API over ``store`` (in memory if None), which it closes when it shuts down.
 
     Args:
         clock: seconds; leases and liveness are measured with it. Leases outlive the
             process, so it is the wall clock and not a monotonic one.
+        tokens: who may do what; None lets everybody do everything.
+        allowed_hosts: names by which this API is called, beside those of loopback; None
+            allows any, and so do addresses.
+        hold_s: how long posts of the original's form wait for room before a 503.
+        max_deliveries: of one batch without an ack; then it is dead.
     """
-    service = RolloutService(store if store is not None else open_store("memory"), clock)
+    service = RolloutService(
+        store if store is not None else open_store("memory"), clock, max_deliveries
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -44,22 +70,75 @@ def create_app(
 
     app = FastAPI(title="AtroposLib API", version=__version__, lifespan=lifespan)
     app.state.service = service
-    app.add_middleware(RequestBody, max_bytes=max_body_bytes)
-    for kind in STATUS_OF:
-        app.add_exception_handler(kind, on_error)
-    app.add_exception_handler(RequestValidationError, on_invalid_request)
-    app.include_router(run_routes(service))
-    app.include_router(data_routes(service))
+    refuse = _add_error_handlers(app, service)
+    routers = (
+        data_routes(service, hold_s),
+        poll_routes(service),
+        run_routes(service),
+        batch_routes(service),
+        group_routes(service),
+        admission_routes(service),
+        ops_routes(service),
+    )
+    for router in routers:
+        app.include_router(router)
+    often = [route for router in routers for route in router.routes]
+    app.add_middleware(Straight, routes=often, refuse=refuse)  # innermost
+    _add_middlewares(app, service, max_body_bytes, tokens, allowed_hosts)
+    describe(app)
     return app
 
 
+def _add_middlewares(
+    app: FastAPI,
+    service: RolloutService,
+    max_body_bytes: int,
+    tokens: Tokens | None,
+    allowed_hosts: Iterable[str] | None,
+) -> None:
+    """The last one added sees a request first: times, then host, token, body."""
+    app.add_middleware(RequestBody, max_bytes=max_body_bytes)
+    app.add_middleware(Access, tokens=tokens)
+    names = None if allowed_hosts is None else (*LOOPBACK_HOSTS, *allowed_hosts)
+    app.add_middleware(Hosts, allowed=names)
+    app.add_middleware(RequestTimes, metrics=service.metrics)
+
+
+def _add_error_handlers(app: FastAPI, service: RolloutService) -> Refuse:
+    async def refuse(request: Request, error: Exception) -> Response:
+        kind = next(kind for kind in type(error).__mro__ if kind in STATUS_OF)
+        service.metrics.refused(STATUS_OF[kind][1])
+        return await on_error(request, error)
+
+    async def refuse_message(request: Request, error: Exception) -> Response:
+        service.metrics.refused("invalid")
+        return await on_invalid_request(request, error)
+
+    async def other_method(request: Request, _: Exception) -> Response:
+        # A path may have a route for each method; the framework names those of one only.
+        allowed = [m for m in ("GET", "POST") if route_of(m, request.url.path)]
+        response = of_json({"detail": "Method Not Allowed", "status": "method"}, 405)
+        response.headers["allow"] = ", ".join(allowed)
+        return response
+
+    for kind in STATUS_OF:
+        app.add_exception_handler(kind, refuse)
+    app.add_exception_handler(405, other_method)
+    app.add_exception_handler(RequestValidationError, refuse_message)
+    return refuse
+
+
 def create_app_from_environment() -> FastAPI:
-    """The app as the ATROPOS_* variables describe it; in memory if they say nothing."""
+    """The app as the ATROPOS_* variables describe it; in memory if they say nothing.
+
+    Only its store and its tokens: host, limits and logs belong to run-api.
+    """
     data_dir = os.environ.get(DATA_DIR_VARIABLE)
+    tokens = os.environ.get(TOKENS_VARIABLE)
     store = open_store(
         os.environ.get(STORE_VARIABLE, "memory"), Path(data_dir) if data_dir else None
     )
-    return create_app(store)
+    return create_app(store, tokens=Tokens(Path(tokens)) if tokens else None)
 
 
 def __getattr__(name: str) -> Any:

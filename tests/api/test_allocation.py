@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.allocation import env_status, env_weight, minimum_sequences
+from atroposlib.api.decisions.allocation import (
+    env_status,
+    env_weight,
+    minimum_sequences,
+    supply_of,
+)
 from atroposlib.api.records import EnvEntry, GroupState, Tally
 
 
@@ -42,21 +47,22 @@ def test_minima_become_sequences(minima, batch_size, needs):
 
 def test_weight_is_the_share_of_context_times_weight():
     envs = [env(0, weight=1.0), env(1, weight=3.0)]
-    assert [env_weight(e, envs) for e in envs] == [0.25, 0.75]
+    assert [env_weight(e, supply_of(envs, [], 8)) for e in envs] == [0.25, 0.75]
 
 
 def test_weights_that_sum_to_nothing_give_equal_shares():
     envs = [env(0, weight=0.0), env(1, weight=-1.0)]
-    assert [env_weight(e, envs) for e in envs] == [0.5, 0.5]
+    assert [env_weight(e, supply_of(envs, [], 8)) for e in envs] == [0.5, 0.5]
 
 
 def test_an_env_nobody_weighs_keeps_one_percent():
-    assert env_weight(env(0, weight=-1.0), [env(0, weight=-1.0), env(1)]) == 0.01
+    asking = env(0, weight=-1.0)
+    assert env_weight(asking, supply_of([asking, env(1)], [], 8)) == 0.01
 
 
 def test_queue_sizes_are_in_groups_of_the_asking_env():
     tallies = [held(0, 4, 3), held(1, 8, 2), held(1, 2, 1), held(None, 4, 1)]
-    status = env_status(env(0), [env(0), env(1, minimum=0.25)], tallies, 32, 5, 7)
+    status = env_status(env(0), supply_of([env(0), env(1, minimum=0.25)], tallies, 32), 5, 7)
     # own 12; env 1: 18 in packs of 8 = 24, less 8 reserved = 16; no env: 4 -> 8
     assert status.queue_size == (12 + 16 + 8) // 4
     assert status.self_queue_size == 3
@@ -67,12 +73,18 @@ def test_queue_sizes_are_in_groups_of_the_asking_env():
 
 def test_leased_and_buffered_groups_count_so_env_and_trainer_take_turns():
     tallies = [held(0, 4, 1, GroupState.LEASED), held(0, 2, 1, GroupState.BUFFERED)]
-    assert env_status(env(0), [env(0)], tallies, 4, 0, 0).queue_size == 1
+    assert env_status(env(0), supply_of([env(0)], tallies, 4), 0, 0).queue_size == 1
 
 
 def test_others_count_also_when_all_groups_have_one_row():
-    assert env_status(env(0, group_size=1), [], [held(1, 1, 5)], 8, 0, 0).queue_size == 5
+    assert (
+        env_status(env(0, group_size=1), supply_of([], [held(1, 1, 5)], 8), 0, 0).queue_size
+        == 5
+    )
 
 
 def test_a_group_size_below_that_of_the_queued_groups_is_raised():
-    assert env_status(env(0, group_size=2), [], [held(0, 8, 2)], 8, 0, 0).queue_size == 2
+    assert (
+        env_status(env(0, group_size=2), supply_of([], [held(0, 8, 2)], 8), 0, 0).queue_size
+        == 2
+    )

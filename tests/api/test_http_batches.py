@@ -1,49 +1,52 @@
-"""Batches over HTTP: claims, acks, GET /batch, and what a restart resumes."""
+"""Batches over HTTP: claimed, prefetched, acked, split over ranks; and the old GET /batch."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 
-from atroposlib.api.intake import read_group
-from atroposlib.api.records import NewGroup
+import pytest
+
 from tests.api.harness import ENV, TRAINER, group, marks
 
 
-async def claimed(api, generation, **more):
-    return await api.post("/batches/claim", {"generation": generation} | more)
+@pytest.fixture(params=["api", "durable"])
+def any_api(request):
+    return request.getfixturevalue(request.param)
 
 
-async def test_claim_and_ack_hand_over_each_group_once(api):
-    generation = (await api.post("/register", TRAINER))["generation"]
+# --- claim and ack ------------------------------------------------------------------
+
+
+async def test_claim_and_ack_hand_over_each_group_once(any_api):
+    api = any_api
+    generation = await api.registered()
     await api.post("/scored_data_list", [group(mark=1), group(mark=2)])
-    first = await claimed(api, generation)
+    first = await api.claim(generation, claim_id="a")
     assert (first["batch_no"], first["epoch"], marks(first)) == (1, 1, [1, 2])
-    again = await claimed(api, generation)
+    again = await api.claim(generation, claim_id="a")
     assert (again["batch_no"], again["epoch"], marks(again)) == (1, 2, [1, 2])
-    old = {"generation": generation, "epoch": 1}
-    late = await api.http.post("/batches/1/ack", json=old)
-    assert (late.status_code, late.json()["status"]) == (409, "fenced")
-    new = {"generation": generation, "epoch": 2}
-    assert await api.post("/batches/1/ack", new) == {"status": "acked", "first": True}
-    assert await api.post("/batches/1/ack", new) == {"status": "acked", "first": False}
-    empty = await claimed(api, generation)
+    none = await api.http.post("/batches/1/ack", json={"generation": generation, "epoch": 3})
+    assert (none.status_code, none.json()["status"]) == (409, "fenced")
+    assert await api.ack(first, generation) == {"status": "acked", "first": True}
+    assert await api.ack(again, generation) == {"status": "acked", "first": False}
+    empty = await api.claim(generation)
     assert empty["batch"] is None and "empty" in empty["blocked_reason"]
-    assert (await api.get("/status"))["batches_acked"] == 1
+    status = await api.get("/status")
+    assert (status["batches_acked"], status["batches_open"]) == (1, 0)
 
 
 async def test_a_claim_needs_the_current_trainer(api):
     reply = await api.http.post("/batches/claim", json={"generation": 1})
     assert (reply.status_code, reply.json()["status"]) == (409, "not_registered")
-    old = (await api.post("/register", TRAINER))["generation"]
-    await api.post("/register", TRAINER)
+    old = await api.registered()
+    await api.registered()
     reply = await api.http.post("/batches/claim", json={"generation": old})
     assert (reply.status_code, reply.json()["status"]) == (409, "fenced")
 
 
 async def test_a_waiting_claim_gets_the_batch_as_soon_as_it_forms(api):
-    generation = (await api.post("/register", TRAINER))["generation"]
-    waiting = asyncio.create_task(claimed(api, generation, wait_s=30))
+    generation = await api.registered()
+    waiting = asyncio.create_task(api.claim(generation, wait_s=30))
     while (await api.get("/status"))["state"] != "STARTED":
         await asyncio.sleep(0)
     await api.post("/scored_data", group(2))
@@ -51,87 +54,175 @@ async def test_a_waiting_claim_gets_the_batch_as_soon_as_it_forms(api):
     assert len((await waiting)["batch"]) == 2
 
 
-async def test_a_batch_reply_that_did_not_get_through_comes_again(api):
+async def test_the_next_batch_may_be_fetched_while_one_is_in_training(any_api):
+    api = any_api
+    generation = await api.registered()
+    await api.post("/scored_data_list", [group(4, mark=1), group(4, mark=2)])
+    one = await api.claim(generation, claim_id="one")
+    two = await api.claim(generation, claim_id="two")
+    assert (marks(one), marks(two)) == ([1], [2])
+    assert marks(await api.claim(generation, claim_id="one")) == [1]
+    assert (await api.claim(generation, claim_id="three"))["batch"] is None
+    assert (await api.get("/status"))["batches_open"] == 2
+
+
+async def test_a_batch_whose_lease_ended_comes_again_whole(api):
+    generation = await api.registered()
+    await api.post("/scored_data_list", [group(4, mark=1), group(4, mark=2)])
+    first = await api.claim(generation, claim_id="a", lease_s=60)
+    await api.post("/batches/1/extend", {"generation": generation, "epoch": 1, "lease_s": 90})
+    api.now += 80
+    assert marks(await api.claim(generation, claim_id="b")) == [2]
+    api.now += 20
+    again = await api.claim(generation, claim_id="c")
+    assert (again["batch_no"], again["epoch"]) == (first["batch_no"], 2)
+    fenced = await api.http.post(
+        "/batches/1/extend", json={"generation": generation, "epoch": 1}
+    )
+    assert fenced.status_code == 409
+
+
+async def test_a_claim_without_a_name_whose_reply_was_lost_does_not_wait_for_its_lease(api):
+    generation = await api.registered()
+    await api.post("/scored_data", group(4))
+    await api.hang_up_after("POST", "/batches/claim", {"generation": generation})
+    again = await api.claim(generation)
+    assert (again["batch_no"], again["epoch"]) == (1, 2)
+
+
+async def test_a_claim_whose_client_is_gone_stops_waiting_and_leases_nothing(api):
+    generation = await api.registered()
+    await api.hang_up_after("POST", "/batches/claim", {"generation": generation, "wait_s": 30})
+    await api.post("/scored_data", group(4))
+    assert (await api.claim(generation))["epoch"] == 1
+
+
+async def test_a_second_trainer_fences_the_first_and_takes_over_its_batch(any_api):
+    api = any_api
+    old = await api.registered()
+    await api.post("/scored_data", group(4))
+    first = await api.claim(old, claim_id="a")
+    new = await api.registered()
+    again = await api.claim(new, claim_id="b")
+    assert (again["batch_no"], again["epoch"]) == (1, 2) and again["batch"] == first["batch"]
+    late = await api.http.post("/batches/1/ack", json={"generation": old, "epoch": 1})
+    assert (late.status_code, late.json()["status"]) == (409, "fenced")
+    assert (await api.ack(again, new))["first"] is True
+
+
+async def test_a_damaged_group_ends_the_reply_and_the_others_come_in_another_batch(durable):
+    api = durable
+    generation = await api.registered()
+    await api.post("/scored_data_list", [group(mark=1), group(mark=2), group(mark=3)])
+    damage(api.service.store, gid=1)
+    with pytest.raises(Exception):  # the connection breaks off in the middle
+        reply = await api.http.post("/batches/claim", json={"generation": generation})
+        reply.raise_for_status()
+        reply.json()
+    status = await api.get("/status")
+    assert (status["dead_groups"], status["batches_open"]) == (1, 0)
+    assert marks(await api.claim(generation)) == [2, 3]
+
+
+def damage(store, gid):
+    store._write(
+        lambda c: c.execute("UPDATE payload SET body = ? WHERE gid = ?", (b"{}", gid))
+    )
+
+
+# --- numbers that no batch has --------------------------------------------------------
+
+
+@pytest.mark.parametrize("no", [-1, 0, 5, 2**63, 10**30])
+@pytest.mark.parametrize("verb", ["ack", "extend", "commit", "rewind"])
+async def test_a_batch_that_does_not_exist_is_fenced(api, no, verb):
+    generation = await api.registered()
+    body = {"generation": generation, "epoch": 10**30 if no == 5 else 1}
+    reply = await api.http.post(f"/batches/{no}/{verb}", json=body)
+    if (no, verb) == (0, "commit") or (no, verb) == (0, "rewind"):
+        assert reply.status_code == 200  # a checkpoint from before the first batch
+    else:
+        assert (reply.status_code, reply.json()["status"]) == (409, "fenced")
+    for asked in ({"generation": 10**30}, {"generation": -1}):
+        reply = await api.http.post("/batches/claim", json=asked)
+        assert reply.status_code == 409
+
+
+# --- ranks ------------------------------------------------------------------------------
+
+
+async def test_the_shards_of_all_ranks_cover_the_batch_and_all_must_ack(any_api):
+    api = any_api
+    generation = await api.registered(batch_size=8)
+    await api.post("/scored_data_list", [group(mark=mark) for mark in range(4)])
+    first = await api.claim(generation, world_size=2, rank=0, claim_id="a")
+    where = f"/batches/{first['batch_no']}/shards"
+    asked = {"generation": generation, "epoch": first["epoch"]}
+    other = await api.get(f"{where}/1", params=asked)
+    assert sorted(marks(first) + marks(other)) == [0, 1, 2, 3]
+    assert len(first["batch"]) == len(other["batch"]) == 2
+    same = await api.get(f"{where}/0", params=asked)
+    assert same == first
+    assert (await api.ack(first, generation, rank=0))["first"] is False
+    assert (await api.get("/status"))["batches_acked"] == 0
+    assert (await api.ack(first, generation, rank=1))["first"] is True
+    for refused in (
+        await api.http.get(f"{where}/2", params=asked),
+        await api.http.get(f"{where}/{10**30}", params=asked),
+        await api.http.post(f"/batches/{first['batch_no']}/ack", json=asked | {"rank": 2}),
+        await api.http.post("/batches/claim", json={"generation": generation, "rank": 1}),
+    ):
+        assert refused.status_code in (409, 422)
+    late = await api.http.get(f"{where}/1", params=asked | {"epoch": 7})
+    assert late.status_code == 409
+
+
+# --- GET /batch -------------------------------------------------------------------------
+
+
+async def test_a_batch_reply_that_did_not_get_through_comes_again(any_api):
+    api = any_api
     await api.started()
     await api.post("/scored_data_list", [group(mark=1), group(mark=2), group(4, mark=3)])
-    request = [{"type": "http.request", "body": b"", "more_body": False}]
-    sent = []
-
-    async def receive():
-        return request.pop() if request else {"type": "http.disconnect"}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/batch",
-        "query_string": b"",
-        "headers": [],
-        "http_version": "1.1",
-    }
-    await api.app(scope, receive, send)
-    assert sent  # the server cannot know that nobody read it, but it asked
+    await api.hang_up_after("GET", "/batch")
     assert marks(await api.get("/batch")) == [1, 2]
     assert marks(await api.get("/batch")) == [3]
     assert (await api.get("/status"))["current_step"] == 2
 
 
-async def test_responses_are_gzipped_only_where_it_is_cheap(api):
-    await api.post("/scored_data", group(100))
-    reply = await api.http.get("/latest_example", headers={"Accept-Encoding": "gzip"})
-    assert reply.headers["content-encoding"] == "gzip" and len(reply.json()["scores"]) == 100
-    plain = await api.http.get("/latest_example", headers={"Accept-Encoding": "identity"})
-    assert "content-encoding" not in plain.headers and plain.json() == reply.json()
-
-
-# --- restarts -----------------------------------------------------------------------
-
-
-async def test_a_restart_of_the_api_resumes_the_run(durable):
-    api = durable
-    [env_id] = await api.started(envs=(ENV | {"group_size": 4},))
-    await api.post("/policy_version", {"version": 3})
+async def test_the_next_get_acks_and_frees_the_batch_before(api):
+    await api.started()
     await api.post("/scored_data_list", [group(4, mark=1), group(4, mark=2)])
-    await api.post("/scored_data", group(3, mark=3, env_id=env_id))
     assert marks(await api.get("/batch")) == [1]
-    before = await api.get("/status")
-    await api.restart()
-    assert await api.get("/status") == before
-    assert marks(await api.get("/batch")) == [2]  # the first reply had gone out whole
-    complete = await api.post("/scored_data", group(1, mark=4, env_id=env_id))
-    assert complete == {"status": "buffered", "buffer_size": 0}  # the original's words
-    assert marks(await api.get("/batch")) == [3, 4]
-    assert (await api.post("/status-env", {"env_id": env_id}))["policy_version"] == 3
+    assert (await api.get("/status"))["batches_acked"] == 0
+    assert marks(await api.get("/batch")) == [2]
+    full = (await api.get("/status"))["retained_bytes"]
+    assert await api.get("/batch") == {"batch": None}
+    status = await api.get("/status")
+    assert (status["batches_acked"], status["retained_bytes"]) == (2, 0) and full > 0
 
 
-async def test_an_unacked_claim_comes_again_after_a_restart(durable):
-    api = durable
-    generation = (await api.post("/register", TRAINER))["generation"]
-    await api.post("/scored_data", group(4))
-    first = await claimed(api, generation)
-    await api.restart()
-    again = await claimed(api, generation)
-    assert (again["batch_no"], again["epoch"]) == (first["batch_no"], 2)
-    assert again["batch"] == first["batch"]
+async def test_gets_and_claims_of_one_trainer_share_one_queue(api):
+    generation = await api.registered()
+    await api.post("/scored_data_list", [group(4, mark=mark) for mark in (1, 2, 3)])
+    assert marks(await api.get("/batch")) == [1]
+    assert marks(await api.claim(generation, claim_id="x")) == [2]
+    assert marks(await api.get("/batch")) == [3]
 
 
-async def test_buffered_groups_that_add_up_at_a_restart_are_released(durable):
-    api = durable
-    [env_id] = await api.started(envs=(ENV | {"group_size": 4},))
-    await api.post("/scored_data", group(2, env_id=env_id))
-    # As if the API had been killed between the post and the release that it causes.
-    payload = read_group(json.dumps(group(2, env_id=env_id)).encode()).payload
-    service = api.app.state.service
-    service.store.put([NewGroup(payload, 2, env=env_id, buffered=True)])
-    await api.restart()
-    assert len((await api.get("/batch"))["batch"]) == 2
+async def test_an_empty_poll_does_not_touch_the_store(api):
+    generation = await api.registered()
+    await api.post("/scored_data", group(2))
+    await api.get("/batch")
+    store = api.service.store
+    store.close()  # whoever asks it now is refused
+    assert await api.get("/batch") == {"batch": None}
+    assert "2 of 4" in (await api.claim(generation))["blocked_reason"]
+    assert (await api.get("/status"))["queue_size"] == 1
 
 
-async def test_a_full_store_is_a_503_with_a_time_to_come_back(durable):
-    api = durable
-    api.app.state.service.store._free_bytes = lambda _: 0
-    reply = await api.http.post("/scored_data", json=group())
-    assert (reply.status_code, reply.json()["status"]) == (503, "store_full")
-    assert int(reply.headers["retry-after"]) > 0
+async def test_envs_learn_their_settings_from_the_trainer_in_force(api):
+    await api.started()
+    await api.post("/register", TRAINER | {"num_steps": 7, "checkpoint_dir": "other"})
+    joined = await api.post("/register-env", ENV)
+    assert (joined["num_steps"], joined["checkpoint_dir"]) == (7, "other")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from atroposlib.api.server import create_app
-from tests.api.harness import ENV, TRAINER, group, marks
+from tests.api.harness import ENV, JSON, TRAINER, group, marks
 
 
 async def test_small_groups_are_buffered_until_they_add_up(api):
@@ -51,14 +51,14 @@ async def test_a_retried_post_is_absorbed_in_body_and_header_form(api):
     assert (await api.post("/scored_data", keyed))["status"] == "buffered"
     again = await api.post("/scored_data", keyed)
     assert again == {"status": "buffered", "buffer_size": 2, "duplicate": True}
-    bare = group(env_id=env_id)
-    header = {"Idempotency-Key": "k"}
+    bare, header = group(3, env_id=env_id), {"Idempotency-Key": "h"}
+    assert await api.post("/scored_data", bare, headers=header) == {"status": "received"}
     assert (await api.post("/scored_data", bare, headers=header))["duplicate"] is True
     listed = await api.post("/scored_data_list", [keyed, group(3, idempotency_key="k2")])
     assert listed["duplicates"] == 1 and listed["groups_processed"] == 2
     other = await api.http.post("/scored_data", json=keyed | {"scores": [1.0, 0.0]})
     assert (other.status_code, other.json()["status"]) == (409, "key_conflict")
-    assert (await api.get("/status"))["queue_size"] == 2
+    assert (await api.get("/status"))["queue_size"] == 3
 
 
 async def test_the_latest_example_is_the_last_group_posted(api):
@@ -131,7 +131,7 @@ async def test_a_bad_group_is_refused_with_its_place_and_nothing_is_kept(
 )
 async def test_a_bad_control_message_is_refused_and_never_breaks_the_api(api, path, body):
     await api.started()
-    reply = await api.http.post(path, content=json.dumps(body))
+    reply = await api.http.post(path, content=json.dumps(body), headers=JSON)
     assert reply.status_code == 422, reply.text
     assert isinstance(reply.json()["detail"], str) and len(reply.content) < 1024
 

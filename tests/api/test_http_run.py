@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atroposlib.api.run_state import SILENT_AFTER_S
+from atroposlib.api.decisions.run_state import SILENT_AFTER_S
 from atroposlib.wire import ScoredData
 from tests.api.harness import ENV, TRAINER, group, marks
 
@@ -153,10 +153,10 @@ async def test_a_gone_or_silent_env_holds_no_share(api):
     first, second, third = await api.started(envs=(ENV, greedy, greedy))
     await api.post("/scored_data_list", [group(env_id=first)] * 2)
     blocked = (await api.get("/status"))["blocked_reason"]
-    assert "at least 2 sequences of env 1 (e_1)" in blocked
+    assert "at least 2 sequences of e_1 (env 1)" in blocked
     assert await api.get("/batch") == {"batch": None}
     assert (await api.post("/disconnect-env", {"env_id": second})) == {"status": "success"}
-    assert "env 2 (e_2)" in (await api.get("/status"))["blocked_reason"]
+    assert "e_2 (env 2)" in (await api.get("/status"))["blocked_reason"]
     api.now += SILENT_AFTER_S + 1
     status = await api.post("/status-env", {"env_id": first})
     assert (status["env_weight"], status["unallocated_fraction"]) == (1.0, 1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
@@ -11,34 +10,40 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atroposlib.api.intake import MalformedBody
+from atroposlib.api.codec.incoming import MalformedBody
 from atroposlib.errors import (
     ConfigError,
     CorruptPayload,
     Fenced,
+    Forbidden,
     InvalidGroup,
     KeyConflict,
     NotRegistered,
+    RunChanged,
     StoreError,
     StoreFull,
+    Unauthorized,
     UnknownEnv,
 )
 
 # What each error is on the wire: status code and the word in ``status``.
 STATUS_OF: dict[type[Exception], tuple[int, str]] = {
     MalformedBody: (400, "malformed"),
+    Unauthorized: (401, "unauthorized"),
+    Forbidden: (403, "forbidden"),
     UnknownEnv: (404, "unknown_env"),
     NotRegistered: (409, "not_registered"),
     Fenced: (409, "fenced"),
     KeyConflict: (409, "key_conflict"),
     InvalidGroup: (422, "invalid"),
     ConfigError: (422, "invalid"),
-    CorruptPayload: (500, "corrupt_payload"),
+    RunChanged: (503, "run_changed"),
+    CorruptPayload: (503, "corrupt_payload"),  # its batch is dissolved: claim again
     StoreFull: (503, "store_full"),
     StoreError: (503, "store_failed"),
 }
 RETRY_AFTER_S = 5
-_MOST_DETAIL_CHARACTERS = 900
+_MOST_DETAIL_BYTES = 900  # a refusal stays below 1 kB
 _WORTH_GZIP = range(1000, 2**20)  # below it costs more than it saves, above it costs time
 
 
@@ -62,21 +67,18 @@ def of_bytes(body: bytes, request: Request) -> Response:
     return Response(body, headers=headers, media_type="application/json")
 
 
-def joined(payloads: Sequence[bytes]) -> bytes:
-    """A JSON list of stored groups, without decoding one."""
-    return b"[" + b",".join(payloads) + b"]"
-
-
-async def on_error(_: Request, error: Exception) -> Response:
+async def on_error(_: Request | None, error: Exception) -> Response:
     """An error of this package, by the table above."""
     kind = next(kind for kind in type(error).__mro__ if kind in STATUS_OF)
     status_code, word = STATUS_OF[kind]
-    body: dict[str, str] = {"detail": str(error)[:_MOST_DETAIL_CHARACTERS]}
+    body: dict[str, str] = {"detail": _cut(str(error))}
     if status_code != 422:
         body["status"] = word
     response = of_json(body, status_code)
     if status_code == 503:
         response.headers["retry-after"] = str(RETRY_AFTER_S)
+    if status_code == 401:
+        response.headers["www-authenticate"] = "Bearer"
     return response
 
 
@@ -87,4 +89,11 @@ async def on_invalid_request(_: Request, error: Exception) -> Response:
         f"{'.'.join(str(part)[:100] for part in one['loc'])}: {one['msg'][:200]}"
         for one in error.errors()[:3]
     ]
-    return of_json({"detail": "; ".join(problems)[:_MOST_DETAIL_CHARACTERS]}, 422)
+    return of_json({"detail": _cut("; ".join(problems))}, 422)
+
+
+def _cut(text: str) -> str:
+    """Counted as it is sent: keys of the sender's choice may be all escapes."""
+    while len(msgspec.json.encode(text)) > _MOST_DETAIL_BYTES:
+        text = text[: len(text) * 3 // 4]
+    return text

@@ -1,0 +1,71 @@
+"""Which groups make the next batch. Pure: summaries in, a selection out.
+
+    queue -> staleness (drop) -> mix (order by weights) -> exact fill (minima kept)
+
+The order of the mix says who comes first; the exact fill takes the first choice in that
+order that has exactly the size of a batch and honours every minimum. So a batch is formed
+whenever one exists, and its groups are trained on oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from atroposlib.api.decisions import mix
+from atroposlib.api.decisions.blocked import no_batch
+from atroposlib.api.decisions.exact_fill import first_exact
+from atroposlib.api.decisions.staleness import StalenessRule
+from atroposlib.api.records import GroupSummary, Selection
+
+KEEP_ALL = StalenessRule()
+
+
+def choose(
+    queue: Sequence[GroupSummary],
+    mix_bytes: bytes | None = None,
+    *,
+    batch_size: int,
+    needs: Mapping[int, int] | None = None,
+    weights: mix.Weights | None = None,
+    names: Mapping[int, str] | None = None,
+    policy: StalenessRule = KEEP_ALL,
+) -> Selection:
+    """Choose groups with exactly ``batch_size`` sequences, none split.
+
+    Args:
+        queue: the pending groups, oldest first.
+        mix_bytes: what the last selection with a batch left in ``Selection.mix``.
+        needs: sequences that each batch holds at least, by env (see ``allocation``).
+        weights: share of each env in the trained tokens; 1 for those not named.
+        names: what to call an env in ``blocked_reason``.
+        policy: what happens to groups that are too stale.
+
+    Raises:
+        StoreError: ``mix_bytes`` is no document of a mix.
+    """
+    needs, weights = needs or {}, weights or {}
+    fresh, dropped = policy.split(queue)
+    state = mix.decode(mix_bytes)
+    ordered = mix.order(fresh, weights, state)
+    places = first_exact([(group.env, group.n_seq) for group in ordered], batch_size, needs)
+    if places is None:
+        counts = Counter((group.env, group.n_seq) for group in fresh)
+        reason = no_batch(counts, batch_size, needs, names or {})
+        return Selection(blocked_reason=reason, dropped=dropped)
+    chosen = [ordered[place] for place in places]
+    return Selection(
+        gids=tuple(sorted(group.gid for group in chosen)),
+        dropped=dropped,
+        min_version=policy.mask_below,
+        mix=mix.encode(mix.after(state, fresh, chosen, weights)),
+    )
+
+
+def whole(buffer: Sequence[tuple[int, int]], expected: int) -> list[int]:
+    """The gids of the earliest groups of a buffer that add up to ``expected`` sequences.
+
+    ``buffer`` lists (gid, n_seq), oldest first. Empty if nothing adds up.
+    """
+    places = first_exact([(None, n_seq) for _, n_seq in buffer], expected) or []
+    return [buffer[place][0] for place in places]

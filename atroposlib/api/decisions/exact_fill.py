@@ -1,0 +1,201 @@
+"""Groups that add up to exactly one batch: the first such choice in a given order. Pure.
+
+One rule decides everything: walk the candidates in their order and take each one, unless
+no exact batch that honours every minimum contains it together with what was taken
+before. So a batch is found whenever one exists, and the order alone says who comes first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from math import gcd
+
+# An env with a minimum is a class of its own; everybody else shares the class None.
+Key = tuple[int | None, int]  # (class, size): groups with the same key are interchangeable
+
+
+def first_exact(
+    keys: Sequence[Key], target: int, needs: Mapping[int, int] | None = None
+) -> list[int] | None:
+    """Indices of the lexicographically first subset that sums to ``target``, or None.
+
+    ``keys`` are (env, size) in order of preference, ``needs`` what the sizes of an env add
+    up to at least.
+
+    Two facts keep it cheap. Feasibility of a prefix is monotone, so its length is found
+    by search; and once a key is refused, each later group with that key is refused too
+    (it could have stood in for the refused one). So there is one search per key.
+    """
+    needs = _positive(needs)
+    keys = _classed(keys, needs)
+    unit = gcd(*(size for _, size in keys)) if keys else 1
+    if target <= 0 or unit == 0 or target % unit:
+        return None
+    problem = _Problem(target // unit, {env: -(-need // unit) for env, need in needs.items()})
+    scaled = [(env, size // unit) for env, size in keys]
+    candidates = _usable(scaled, problem.room)
+    if not problem.feasible_after([scaled[i] for i in candidates], 0):
+        return None
+    chosen: list[int] = []
+    refused: set[Key] = set()
+    while not problem.solved:
+        row = [scaled[i] for i in candidates]
+        taken = problem.longest_feasible_prefix(row, hopeful=not chosen)
+        chosen += candidates[:taken]
+        problem.take(row[:taken])
+        refused.update(row[taken : taken + 1])
+        candidates = [
+            i
+            for i in candidates[taken + 1 :]
+            if scaled[i] not in refused and problem.has_room_for(scaled[i])
+        ]
+    return chosen
+
+
+def exists(
+    counts: Mapping[Key, int], target: int, needs: Mapping[int, int] | None = None
+) -> bool:
+    """Whether so many groups of each (env, size) contain an exact choice."""
+    needs = _positive(needs)
+    merged: defaultdict[int | None, Counter[int]] = defaultdict(Counter)
+    for (env, size), count in counts.items():
+        if 0 < size <= target and count > 0:
+            merged[env if env in needs else None][size] += min(count, target // size)
+    return target > 0 and _reaches(merged, target, needs)
+
+
+def least_sum(sizes: Iterable[int], need: int, limit: int) -> int | None:
+    """The least sum, ``need`` or more, of any number of these sizes. None: above ``limit``."""
+    sums = _subset_sums({size: limit // size for size in sizes}, limit) >> need << need
+    return (sums & -sums).bit_length() - 1 if sums else None
+
+
+def _positive(needs: Mapping[int, int] | None) -> dict[int, int]:
+    return {env: need for env, need in (needs or {}).items() if need > 0}
+
+
+def _classed(keys: Sequence[Key], needs: Mapping[int, int]) -> list[Key]:
+    return [(env if env in needs else None, size) for env, size in keys]
+
+
+def _usable(keys: Sequence[Key], target: int) -> list[int]:
+    """The first groups of each key, no more than could fit: the rest cannot matter."""
+    seen: Counter[Key] = Counter()
+    usable = []
+    for i, key in enumerate(keys):
+        if key[1] > 0 and seen[key] < target // key[1]:
+            seen[key] += 1
+            usable.append(i)
+    return usable
+
+
+class _Problem:
+    """What is still to be filled: a total, and a rest of each minimum."""
+
+    def __init__(self, room: int, needs: dict[int, int]) -> None:
+        self.room = room
+        self.needs = needs
+
+    @property
+    def solved(self) -> bool:
+        return self.room == 0 and all(need <= 0 for need in self.needs.values())
+
+    def take(self, row: Sequence[Key]) -> None:
+        for env, size in row:
+            self.room -= size
+            if env is not None and env in self.needs:
+                self.needs[env] -= size
+
+    def has_room_for(self, key: Key) -> bool:
+        """Whether a group still fits beside the minima of the others."""
+        env, size = key
+        own = max(0, self.needs.get(env, 0)) if env is not None else 0
+        return size <= self.room - self._needed() + own
+
+    def _needed(self) -> int:
+        return sum(need for need in self.needs.values() if need > 0)
+
+    def longest_feasible_prefix(self, row: Sequence[Key], hopeful: bool) -> int:
+        """Length of the longest prefix that some exact batch contains whole.
+
+        The empty one is known to be. ``hopeful``: look for a long one first, as groups
+        usually just add up; later on most prefixes are short.
+        """
+        filled = list(accumulate((size for _, size in row), initial=0))
+        high = bisect_right(filled, self.room) - 1
+        low, step = 0, 1
+        if hopeful and self.feasible_after(row, high):
+            return high
+        while not hopeful and low < high:
+            reach = min(low + step, high)
+            if not self.feasible_after(row, reach):
+                high = reach - 1
+                break
+            low, step = reach, 2 * step
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.feasible_after(row, middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def feasible_after(self, row: Sequence[Key], taken: int) -> bool:
+        """Whether an exact batch contains the first ``taken`` whole, and no group twice."""
+        rest = _Problem(self.room, dict(self.needs))
+        rest.take(row[:taken])
+        if rest.room < rest._needed():
+            return False
+        counts: defaultdict[int | None, Counter[int]] = defaultdict(Counter)
+        for (env, size), count in Counter(row[taken:]).items():
+            counts[env][size] = count
+        return _reaches(counts, rest.room, rest.needs)
+
+
+def _reaches(
+    counts: Mapping[int | None, Mapping[int, int]], room: int, needs: Mapping[int, int]
+) -> bool:
+    """Whether groups sum to ``room`` with each need kept; ``counts``: class, size, number."""
+    if room < 0:
+        return False
+    free: Counter[int] = Counter(counts.get(None, {}))
+    reach = 1
+    for env, need in needs.items():
+        if need <= 0:  # met already: its groups fill like any other
+            free.update(counts.get(env, {}))
+            continue
+        sums = _subset_sums(counts.get(env, {}), room) >> need << need
+        reach = _pairwise_sums(reach, sums, room)
+        if not reach:
+            return False
+    return bool(_subset_sums(free, room, reach) >> room & 1)
+
+
+def _subset_sums(counts: Mapping[int, int], limit: int, sums: int = 1) -> int:
+    """Bit s is set where a set bit of ``sums`` and some of the groups add up to s."""
+    window = (1 << (limit + 1)) - 1
+    for size, count in counts.items():
+        chunk = 1
+        while count > 0:  # chunks of 1, 2, 4, ... groups reach every number of groups
+            some = min(chunk, count)
+            if some * size <= limit:
+                sums |= (sums << (some * size)) & window
+            count -= some
+            chunk *= 2
+    return sums
+
+
+def _pairwise_sums(a: int, b: int, limit: int) -> int:
+    """Bit s is set where s = i + j with bit i set in ``a`` and bit j set in ``b``."""
+    window = (1 << (limit + 1)) - 1
+    if a.bit_count() < b.bit_count():
+        a, b = b, a
+    sums = 0
+    while b:
+        lowest = b & -b
+        sums |= a << (lowest.bit_length() - 1)
+        b ^= lowest
+    return sums & window

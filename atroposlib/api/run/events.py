@@ -1,0 +1,171 @@
+"""What just happened, for whoever watches: one ring of recent events, any number of readers.
+
+A reader is a position in the ring, so a slow one costs nothing and holds nobody up: when
+the ring has moved past it, it is told how many events it missed and goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+RING_EVENTS = 1000
+MOST_SUBSCRIBERS = 64
+HEARTBEAT_S = 15.0  # proxies close what is silent for longer
+_RECONNECT_MS = 2000
+MISSED = "missed"  # the kind that tells a reader how many events it lost
+
+Field = int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened. ``id`` orders the events of one process."""
+
+    id: str
+    kind: str
+    at: float  # s, clock of the API
+    fields: Mapping[str, Field]
+
+    def frame(self) -> bytes:
+        """As text/event-stream."""
+        data = msgspec.json.encode({"at": self.at, **self.fields}).decode()
+        return f"id: {self.id}\nevent: {self.kind}\ndata: {data}\n\n".encode()
+
+
+class Events:
+    """Publish and subscribe in one process. All methods belong to the event loop's thread.
+
+    Args:
+        instance: sets the ids of this process apart from those of its predecessor.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        instance: str | None = None,
+        most_subscribers: int = MOST_SUBSCRIBERS,
+    ) -> None:
+        self._clock = clock
+        self._instance = instance if instance is not None else f"{time.time_ns():x}"
+        self._most_subscribers = most_subscribers
+        self._ring: deque[Event] = deque(maxlen=RING_EVENTS)
+        self._next_no = 1
+        self._subscribers = 0
+        self._news: asyncio.Event | None = None  # made where a loop runs, set once, replaced
+        self._closed = False
+
+    @property
+    def full(self) -> bool:
+        """Whether one more subscriber would be too many."""
+        return self._subscribers >= self._most_subscribers
+
+    def publish(self, kind: str, **fields: Field) -> None:
+        """Tell everybody. Never blocks and never fails; ``kind`` is a word of ours."""
+        event = Event(f"{self._instance}-{self._next_no}", kind, self._clock(), fields)
+        self._next_no += 1
+        self._ring.append(event)
+        self._wake()
+
+    def subscribe(self, after: str | None = None) -> Subscription:
+        """Events from now on, or those after the id ``after``, as far as the ring goes back.
+
+        An id of another process means that this one restarted: all of the ring follows.
+        """
+        self._subscribers += 1
+        return Subscription(self, self._position_after(after))
+
+    def close(self) -> None:
+        """End every subscription, now and later: the process is about to stop."""
+        self._closed = True
+        self._wake()
+
+    def _position_after(self, after: str | None) -> int:
+        if after is None:
+            return self._next_no
+        instance, _, no = after.rpartition("-")
+        if instance != self._instance or not (no.isascii() and no.isdecimal()):
+            return self._oldest_no()
+        return min(int(no[:18]) + 1, self._next_no)
+
+    def _oldest_no(self) -> int:
+        return self._next_no - len(self._ring)
+
+    def _wake(self) -> None:
+        if self._news is not None:
+            self._news.set()
+            self._news = None
+
+    def _armed(self) -> asyncio.Event:
+        if self._news is None:
+            self._news = asyncio.Event()
+        return self._news
+
+
+class Subscription(AsyncIterator[Event]):
+    """One reader. Close it, or the place it takes is never free again."""
+
+    def __init__(self, events: Events, position: int) -> None:
+        self._events = events
+        self._position = position  # number of the next event to read
+        self._open = True
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will come."""
+        events = self._events
+        return not self._open or (events._closed and self._position >= events._next_no)
+
+    async def next_within(self, timeout_s: float) -> Event | None:
+        """The next event; None if none came in time, or if this ``ended``."""
+        news = self._events._armed()
+        if (event := self._take()) is not None or self.ended:
+            return event
+        try:
+            await asyncio.wait_for(news.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return None
+        return self._take()
+
+    async def __anext__(self) -> Event:
+        while not self.ended:
+            event = await self.next_within(3600.0)
+            if event is not None:
+                return event
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Give the place back. Idempotent."""
+        if self._open:
+            self._open = False
+            self._events._subscribers -= 1
+
+    def _take(self) -> Event | None:
+        events = self._events
+        oldest = events._oldest_no()
+        if self._position < oldest:
+            missed, self._position = oldest - self._position, oldest
+            last = f"{events._instance}-{oldest - 1}"
+            return Event(last, MISSED, events._ring[0].at, {"events": missed})
+        if self._position < events._next_no:
+            self._position += 1
+            return events._ring[self._position - 1 - oldest]
+        return None
+
+
+async def frames(
+    reader: Subscription, heartbeat_s: float = HEARTBEAT_S
+) -> AsyncIterator[bytes]:
+    """One frame an event, and a comment whenever there was none for ``heartbeat_s``."""
+    yield f"retry: {_RECONNECT_MS}\n\n".encode()
+    while not reader.ended:
+        event = await reader.next_within(heartbeat_s)
+        if event is not None:
+            yield event.frame()
+        elif not reader.ended:
+            yield b": still here\n\n"

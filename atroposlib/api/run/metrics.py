@@ -1,0 +1,301 @@
+"""Numbers for Prometheus: what came in, what went out, how old it was, how long calls took.
+
+Counters belong to this process and add up over replicas; gauges are read from the store at
+each scrape and are the same on every replica. An environment is labelled by its name, the
+first ``MOST_ENVS`` of them: a label value costs memory for as long as the process lives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
+from time import monotonic
+from typing import ParamSpec, TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.process_collector import ProcessCollector
+
+from atroposlib.api.records import Batch, NewGroup, Stored
+from atroposlib.wire import Lag, RunStatus, StalenessReport
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_ENVS = 200
+OTHER = "other"  # every environment beyond them
+NO_ENV = "none"  # groups that name no environment
+STALENESS_WINDOW = 1000  # groups
+_VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60)
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
+
+# A date beside every number: twice the page, and nobody reads it.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Metrics:
+    """One per app, with a registry of its own: two apps in one process never mix.
+
+    Args:
+        name_of: the ``wandb_name`` of an env id of the current run; None if it has none.
+    """
+
+    def __init__(self, name_of: Callable[[int], str | None] = str) -> None:
+        self._name_of = name_of
+        self._labels: set[str] = set()
+        self._lags: deque[tuple[int, int]] = deque(maxlen=STALENESS_WINDOW)
+        self._scrape = Lock()
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._make_counters()
+        self._make_histograms()
+        self._gauges = _Gauges(self._registry)
+
+    def _make_counters(self) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"atropos_{name}", text, labels, registry=self._registry)
+
+        self._groups = counter("groups_in", "groups accepted", "env", "media")
+        self._bytes = counter("bytes_in", "payload bytes accepted", "env", "media")
+        self._sequences = counter("sequences_in", "sequences accepted", "env")
+        self._tokens = counter("tokens_in", "trained tokens accepted", "env")
+        self._duplicates = counter("groups_duplicate", "repeated groups absorbed", "env")
+        self._marks = counter("groups_marked", "groups let pass with an oddity", "mark")
+        self._refusals = counter("requests_refused", "refusals, by their word", "reason")
+        self._delivered = counter("batches_delivered", "batches handed over first")
+        self._redelivered = counter("batches_redelivered", "batches handed over again")
+        self._stale = counter("groups_stale", "groups freed as too old by a claim")
+        self._acked = counter("batches_acked", "batches that were trained on")
+        self._committed = counter("batches_committed", "batches freed by a checkpoint")
+        self._requests = counter("http_requests", "answers", "method", "route", "status")
+
+    def _make_histograms(self) -> None:
+        def histogram(
+            name: str, text: str, buckets: Sequence[float], *labels: str
+        ) -> Histogram:
+            return Histogram(
+                f"atropos_{name}", text, labels, registry=self._registry, buckets=buckets
+            )
+
+        self._in_flight = histogram(
+            "staleness_in_flight", "policy versions between sampling and arrival", _VERSIONS
+        )
+        self._in_queue = histogram(
+            "staleness_in_queue", "policy versions between arrival and claim", _VERSIONS
+        )
+        self._latency = histogram(
+            "http_seconds", "from the first byte in to the last out", _SECONDS, "route"
+        )
+        self._store = histogram("store_seconds", "calls of the store", _SECONDS, "call")
+        self.requests_in_flight = Gauge(
+            "atropos_http_in_flight", "requests being answered", registry=self._registry
+        )
+
+    # --- what happened --------------------------------------------------------------
+
+    def accepted(self, groups: Sequence[NewGroup], stored: Sequence[Stored]) -> None:
+        """A put went through; the answers are in the order of the groups."""
+        for group, answer in zip(groups, stored):
+            env = self._env_label(group.env)
+            if answer.duplicate:
+                self._duplicates.labels(env).inc()
+                continue
+            self._groups.labels(env, group.media.value).inc()
+            self._bytes.labels(env, group.media.value).inc(len(group.payload))
+            self._sequences.labels(env).inc(group.n_seq)
+            self._tokens.labels(env).inc(group.n_tokens)
+
+    def marked(self, mark: str) -> None:
+        """A group was let pass with an oddity; ``mark`` is one of a fixed few."""
+        self._marks.labels(mark).inc()
+
+    def refused(self, word: str) -> None:
+        """A request was refused; ``word`` is one of ``replies.STATUS_OF``."""
+        self._refusals.labels(word).inc()
+
+    def delivered(self, batch: Batch, policy_version: int) -> None:
+        """A claim handed ``batch`` over. Its age is measured the first time only."""
+        if batch.epoch > 1:
+            self._redelivered.inc()
+            return
+        self._delivered.inc()
+        self._stale.inc(batch.dropped)
+        for member in batch.members:
+            if member.version is None or member.arrived_version is None:
+                continue
+            # A trainer that went back to a checkpoint makes these negative: not stale.
+            in_flight = max(0, member.arrived_version - member.version)
+            in_queue = max(0, policy_version - member.arrived_version)
+            self._in_flight.observe(in_flight)
+            self._in_queue.observe(in_queue)
+            self._lags.append((in_flight, in_queue))
+
+    def acked(self, batch_no: int) -> None:
+        """A batch was acked for the first time."""
+        self._acked.inc()
+
+    def committed(self, batches: int) -> None:
+        """A checkpoint freed so many batches."""
+        self._committed.inc(batches)
+
+    def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """One answer; ``route`` is a template such as ``/batches/{no}/ack``."""
+        method = method if method in _METHODS else "OTHER"  # clients may invent methods
+        self._requests.labels(method, route, status).inc()
+        self._latency.labels(route).observe(seconds)
+
+    def timed(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+        """Run a call of the store, in whatever thread, and measure it under its name."""
+        begun = monotonic()
+        try:
+            return call(*args, **more)
+        finally:
+            self._store.labels(call.__name__).observe(monotonic() - begun)
+
+    # --- what to show -----------------------------------------------------------------
+
+    def staleness(self) -> StalenessReport | None:
+        """Over the last ``STALENESS_WINDOW`` delivered groups with versions; None: no such."""
+        lags = list(self._lags)
+        if not lags:
+            return None
+        return StalenessReport(
+            groups=len(lags),
+            in_flight=lag_of([in_flight for in_flight, _ in lags]),
+            in_queue=lag_of([in_queue for _, in_queue in lags]),
+        )
+
+    def exposition(self, status: RunStatus) -> bytes:
+        """Everything in the text format of Prometheus. Takes milliseconds; any thread."""
+        with self._scrape:  # gauges are set and read in one piece
+            self._gauges.show(status, self._known_label)
+            return generate_latest(self._registry)
+
+    def _env_label(self, env: int | None) -> str:
+        if env is None:
+            return NO_ENV
+        name = self._name_of(env)
+        return self._known_label(name if name is not None else f"env {env}")
+
+    def _known_label(self, name: str) -> str:
+        name = name[:100]
+        if name not in self._labels:
+            if len(self._labels) >= MOST_ENVS:
+                return OTHER
+            self._labels.add(name)
+        return name
+
+
+class _Gauges:
+    """What ``/status`` says, as numbers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"atropos_{name}", text, labels, registry=registry)
+
+        self._state = gauge("run_state", "1 for the state the run is in", "state")
+        self._sequences = gauge("sequences", "sequences held", "state")
+        self._batches = gauge("batches", "batches of this run", "state")
+        self._lag = gauge(
+            "staleness", "of the last groups, in policy versions", "stat", "where"
+        )
+        self._asked = gauge("env_share_asked", "of the trained tokens, 0..1", "env")
+        self._realised = gauge("env_share_realised", "of the trained tokens, 0..1", "env")
+        self._waiting = gauge("participants_waiting", "processes that wait", "role")
+        self._participants = gauge("participants", "processes heard of", "role")
+        self._blocked = gauge("blocked", "1 while no batch can be formed")
+        self._plain = {
+            "queue_groups": gauge("queue_groups", "groups queued, leased or buffered"),
+            "groups_dropped": gauge("groups_dropped", "groups of this run freed as stale"),
+            "groups_dead": gauge("groups_dead", "groups kept for inspection"),
+            "retained_bytes": gauge("retained_bytes", "payload bytes on hand"),
+            "max_bytes": gauge("max_bytes", "bound on the payload bytes on hand"),
+            "policy_version": gauge("policy_version", "latest announced version"),
+            "step": gauge("step", "batches delivered, from the starting step on"),
+        }
+
+    def show(self, status: RunStatus, label: Callable[[str], str]) -> None:
+        """Take over ``status``; shares of environments with one label are added up."""
+        for name, value in _plain_values(status).items():
+            self._plain[name].set(value)
+        self._blocked.set(status.blocked_reason is not None)
+        _refill(self._state, {(status.state,): 1.0})
+        _refill(self._sequences, _sequences_by_state(status))
+        _refill(self._batches, _batches_by_state(status))
+        _refill(self._lag, _lags(status.staleness))
+        shares = [(NO_ENV if s.env_id is None else label(s.name), s) for s in status.shares]
+        _refill(self._asked, _summed(((env,), share.asked) for env, share in shares))
+        _refill(self._realised, _summed(((env,), share.realised) for env, share in shares))
+        roles = [(one.role, one.waiting_on is not None) for one in status.participants]
+        _refill(self._participants, _summed(((role,), 1.0) for role, _ in roles))
+        _refill(self._waiting, _summed(((role,), float(waits)) for role, waits in roles))
+
+
+def _refill(gauge: Gauge, values: dict[tuple[str, ...], float]) -> None:
+    gauge.clear()  # an environment that left does not stay at its last value
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)
+
+
+def _plain_values(status: RunStatus) -> dict[str, int]:
+    return {
+        "queue_groups": status.queue_size,
+        "groups_dropped": status.dropped_groups,
+        "groups_dead": status.dead_groups,
+        "retained_bytes": status.retained_bytes,
+        "max_bytes": status.max_bytes,
+        "policy_version": status.policy_version,
+        "step": status.current_step,
+    }
+
+
+def _sequences_by_state(status: RunStatus) -> dict[tuple[str, ...], float]:
+    return {
+        ("queued",): status.queued_sequences,
+        ("leased",): status.leased_sequences,
+        ("buffered",): status.buffered_sequences,
+    }
+
+
+def _batches_by_state(status: RunStatus) -> dict[tuple[str, ...], float]:
+    return {
+        ("open",): status.batches_open,
+        ("acked",): status.batches_acked,
+        ("dead",): status.batches_dead,
+    }
+
+
+def _lags(report: StalenessReport | None) -> dict[tuple[str, ...], float]:
+    if report is None:
+        return {}
+    return {
+        (stat, where): getattr(lag, stat)
+        for where, lag in (("in_flight", report.in_flight), ("in_queue", report.in_queue))
+        if lag is not None
+        for stat in ("mean", "p95", "max")
+    }
+
+
+def _summed(
+    pairs: Iterable[tuple[tuple[str, ...], float]],
+) -> dict[tuple[str, ...], float]:
+    total: dict[tuple[str, ...], float] = {}
+    for labels, value in pairs:
+        total[labels] = total.get(labels, 0.0) + value
+    return total
+
+
+def lag_of(values: Sequence[int]) -> Lag:
+    """Mean, 95th percentile (the smallest value that 95 % do not exceed) and maximum."""
+    ranked = sorted(values)
+    p95 = ranked[(95 * len(ranked) + 99) // 100 - 1]
+    return Lag(mean=sum(ranked) / len(ranked), p95=p95, max=ranked[-1])

@@ -1,0 +1,1 @@
+"""HTTP: routes, replies, and how each error looks on the wire."""

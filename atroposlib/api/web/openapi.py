@@ -1,0 +1,100 @@
+"""What the OpenAPI document says about bodies that FastAPI does not read itself.
+
+Scored groups are parsed without pydantic, so their schema is written here from the record
+(:class:`atroposlib.wire.ScoredData`), and refusals have one shape everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from atroposlib.api.codec.intake import GROUP_MEDIA, GROUPS_MEDIA
+from atroposlib.wire import ClaimedBatch, ScoredData
+
+_REF = "#/components/schemas/{name}"
+_GROUP: dict[str, Any] = {"$ref": _REF.format(name="ScoredData")}
+_BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+
+
+class Problem(BaseModel):
+    """A refusal: ``status`` is a word for programs, ``detail`` a sentence for people."""
+
+    detail: str
+    status: str | None = None
+
+
+class Full(Problem):
+    """429 of POST /groups: how many payload bytes would still be taken."""
+
+    credit_bytes: int
+
+
+def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """``responses=`` of a route that may refuse with these codes, beside the usual ones."""
+    usual = (400, 401, 403, 413, 421, 422, 500, 503)
+    return {code: {"model": Problem} for code in sorted({*usual, *codes} - {500})}
+
+
+def _raw(content: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
+ONE_GROUP = _raw(
+    {"application/json": {"schema": _GROUP}, GROUP_MEDIA: _BINARY},
+    "One scored group, as JSON or as a safetensors file (plain, or in one zstd frame).",
+)
+MANY_GROUPS = _raw(
+    {
+        "application/json": {"schema": {"type": "array", "items": _GROUP}},
+        GROUPS_MEDIA: _BINARY,
+    },
+    "Scored groups, as a JSON list or as frames: u64 little-endian length, then a group.",
+)
+ENV_IDENTIFIER_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": False,
+        "description": "Who asks; the query may say it as well.",
+        "content": {
+            "application/json": {"schema": {"$ref": _REF.format(name="EnvIdentifier")}}
+        },
+    },
+}
+
+
+def delivered(name: str | None = None) -> dict[int | str, dict[str, Any]]:
+    """``responses=`` of a route that streams groups; ``name`` is the schema of its JSON."""
+    schema = {"$ref": _REF.format(name=name)} if name else _LIST_OF_GROUPS
+    content = {"application/json": {"schema": schema}, GROUPS_MEDIA: _BINARY}
+    return {200: {"description": "The groups, as the Accept header asks.", "content": content}}
+
+
+_LIST_OF_GROUPS: dict[str, Any] = {
+    "type": "object",
+    "required": ["batch"],
+    "properties": {
+        "batch": {"anyOf": [{"type": "array", "items": _GROUP}, {"type": "null"}]},
+        "status": {"type": "string"},
+        "message": {"type": "string"},
+    },
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Add the schemas of the record to the document of ``app``."""
+    build = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = build()
+            _, components = msgspec.json.schema_components(
+                [ScoredData, ClaimedBatch], ref_template=_REF
+            )
+            document["components"]["schemas"].update(components)
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,107 @@
+"""HTTP of the batches: claim, ack, extend, commit, rewind, and shards for ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from atroposlib.api.records import Delivery
+from atroposlib.api.run.service import RolloutService
+from atroposlib.api.web.deliveries import DeliveryReply
+from atroposlib.api.web.openapi import delivered, refusals
+from atroposlib.api.web.replies import of_json
+from atroposlib.api.web.requests import ControlRoute, client_gone
+from atroposlib.wire import (
+    AckRequest,
+    CheckpointRequest,
+    ClaimRequest,
+    Committed,
+    ExtendRequest,
+    Rewound,
+)
+
+
+def batch_routes(service: RolloutService) -> APIRouter:
+    """Routes of trainers that claim and ack."""
+    router = APIRouter(prefix="/batches", tags=["batches"], route_class=ControlRoute)
+    _claim_routes(router, service)
+    _lease_routes(router, service)
+    _checkpoint_routes(router, service)
+    return router
+
+
+def _claim_routes(router: APIRouter, service: RolloutService) -> None:
+    @router.post("/claim", responses=refusals(409) | delivered("ClaimedBatch"))
+    async def claim(body: ClaimRequest, request: Request) -> Response:
+        got = await service.claims.claim(body, client_gone(request))
+        if isinstance(got, str):
+            empty = {"batch_no": None, "epoch": None, "batch": None, "blocked_reason": got}
+            return of_json(empty)
+        return _ClaimReply(service, got, request, named=body.claim_id is not None)
+
+    @router.get("/{no}/shards/{rank}", responses=refusals(409) | delivered("ClaimedBatch"))
+    async def shard(
+        no: int, rank: int, generation: int, epoch: int, request: Request
+    ) -> Response:
+        got = await service.claims.shard_of(no, generation, epoch, rank)
+        return _ClaimReply(service, got, request, named=True)
+
+
+def _lease_routes(router: APIRouter, service: RolloutService) -> None:
+    @router.post("/{no}/ack", responses=refusals(409))
+    async def ack(no: int, body: AckRequest) -> Response:
+        first = await service.claims.ack(no, body.generation, body.epoch, body.rank)
+        return of_json({"status": "acked", "first": first})
+
+    @router.post("/{no}/extend", responses=refusals(409))
+    async def extend(no: int, body: ExtendRequest) -> Response:
+        await service.claims.extend(no, body.generation, body.epoch, body.lease_s)
+        return of_json({"status": "extended"})
+
+
+def _checkpoint_routes(router: APIRouter, service: RolloutService) -> None:
+    @router.post("/{no}/commit", response_model=Committed, responses=refusals(409))
+    async def commit(no: int, body: CheckpointRequest) -> Response:
+        freed = await service.claims.commit(no, body.generation)
+        return of_json(Committed(committed=freed))
+
+    @router.post("/{no}/rewind", response_model=Rewound, responses=refusals(409))
+    async def rewind(no: int, body: CheckpointRequest) -> Response:
+        rewound = await service.claims.rewind(no, body.generation)
+        return of_json(Rewound(replayed=rewound.replayed, gone=rewound.gone))
+
+
+class _ClaimReply(DeliveryReply):
+    """The groups of a claim. One that did not get through ends its lease, unless the
+    claim has a name, by which its repetition finds the batch anyway."""
+
+    def __init__(
+        self, service: RolloutService, delivery: Delivery, request: Request, *, named: bool
+    ) -> None:
+        self._service = service
+        self._claimed = delivery.batch
+        self._settled = named
+        no, epoch = delivery.batch.no, delivery.batch.epoch
+        super().__init__(
+            service.store,
+            delivery,
+            accept=request.headers.get("accept", ""),
+            head=f'{{"batch_no":{no},"epoch":{epoch},"batch":['.encode(),
+            tail=b'],"blocked_reason":null}',
+            on_sent=self._arrived,
+            on_corrupt=partial(service.claims.discard, delivery.batch),
+        )
+
+    async def _arrived(self) -> None:
+        self._settled = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if not self._settled:
+                await self._service.claims.give_up(self._claimed)

@@ -1,0 +1,89 @@
+"""HTTP of operations: is it alive, what are its numbers, what just happened."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import anyio
+from anyio.to_thread import run_sync as in_thread
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from atroposlib.api.run.events import Subscription, frames
+from atroposlib.api.run.metrics import CONTENT_TYPE
+from atroposlib.api.run.service import RolloutService
+from atroposlib.api.web.openapi import refusals
+from atroposlib.api.web.replies import of_json
+
+STORE_ANSWERS_WITHIN_S = 2.0
+HEALTH_REMEMBERED_S = 1.0  # /health is open to all, and must not become a load on the disk
+
+
+def ops_routes(service: RolloutService) -> APIRouter:
+    """Routes for operators, scrapers and dashboards."""
+    router = APIRouter(tags=["operations"])
+    health_of = Health(service)
+
+    @router.get("/health", responses=refusals())
+    async def health() -> Response:
+        problem = await health_of.problem()
+        if problem is None:
+            return of_json({"status": "ok"})
+        return of_json({"status": "store_silent", "detail": problem}, 503)
+
+    @router.get("/metrics", response_class=PlainTextResponse, responses=refusals())
+    async def metrics() -> Response:
+        status = await service.status()
+        page = await in_thread(service.metrics.exposition, status)
+        return Response(page, headers={"content-type": CONTENT_TYPE})
+
+    @router.get("/events", response_class=StreamingResponse, responses=refusals())
+    async def events(request: Request) -> Response:
+        if service.events.full:
+            detail = "too many readers of /events: close one, or raise the bound"
+            return of_json({"status": "too_many_readers", "detail": detail}, 503)
+        reader = service.events.subscribe(request.headers.get("last-event-id"))
+        return EventStream(reader)
+
+    return router
+
+
+class Health:
+    """Whether the store answers. A good answer is remembered for a moment."""
+
+    def __init__(self, service: RolloutService) -> None:
+        self._service = service
+        self._good_until = float("-inf")
+
+    async def problem(self) -> str | None:
+        """None if all is well.
+
+        Raises:
+            StoreError: the store says itself what is wrong.
+        """
+        if monotonic() < self._good_until:
+            return None
+        with anyio.move_on_after(STORE_ANSWERS_WITHIN_S):
+            await in_thread(self._service.store.load, abandon_on_cancel=True)
+            self._good_until = monotonic() + HEALTH_REMEMBERED_S
+            return None
+        return f"the store did not answer within {STORE_ANSWERS_WITHIN_S:g} s"
+
+
+class EventStream(StreamingResponse):
+    """The events of ``reader`` as text/event-stream, until it ends or the client goes."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, reader: Subscription) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(frames(reader), headers=headers)
+        self._reader = reader
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:  # also where the client went before the first frame
+            self._reader.close()

@@ -1,0 +1,179 @@
+"""HTTP of the run: who takes part, what is being waited for."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from atroposlib.api.guards.access import caller_of
+from atroposlib.api.run.service import RolloutService
+from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
+from atroposlib.api.web.replies import of_json
+from atroposlib.api.web.requests import ControlRoute, RawRoute, require_small
+from atroposlib.errors import ConfigError, UnknownEnv
+from atroposlib.wire import (
+    EnvIdentifier,
+    EnvRegistered,
+    EnvStatus,
+    Heartbeat,
+    PolicyVersion,
+    Registered,
+    RegisterEnv,
+    Registration,
+    RunStatus,
+)
+
+
+class Wait(BaseModel):
+    """Reply to /register-env before the trainer has asked for its first batch."""
+
+    status: str = "wait for trainer to start"
+
+
+class Info(BaseModel):
+    """Reply to /info; -1 before a trainer registers."""
+
+    batch_size: int
+    max_token_len: int
+
+
+class WandbInfo(BaseModel):
+    """Reply to /wandb_info; null before a trainer registers."""
+
+    group: str | None
+    project: str | None
+
+
+def run_routes(service: RolloutService) -> APIRouter:
+    """Routes that trainers, environments and tools use to find each other."""
+    router = APIRouter(tags=["run"], route_class=ControlRoute)
+    _trainer_routes(router, service)
+    _env_routes(router, service)
+    _info_routes(router, service)
+    _status_routes(router, service)
+    return router
+
+
+def _trainer_routes(router: APIRouter, service: RolloutService) -> None:
+    @router.post("/register", response_model=Registered, responses=refusals())
+    async def register(body: Registration) -> Response:
+        view = await service.register(body)
+        return of_json(
+            Registered(
+                uuid=uuid.uuid4().int, generation=view.generation, run_id=view.run.run_id
+            )
+        )
+
+    @router.post("/policy_version", responses=refusals(409))
+    async def policy_version(body: PolicyVersion) -> Response:
+        return of_json({"policy_version": await service.announce_version(body.version)})
+
+    # The original wipes on GET, and its tools call it so.
+    @router.get("/reset_data", response_class=PlainTextResponse, responses=refusals())
+    @router.post("/reset_data", response_class=PlainTextResponse, responses=refusals())
+    async def reset_data() -> Response:
+        await service.reset()
+        return PlainTextResponse("Reset successful")
+
+
+def _env_routes(router: APIRouter, service: RolloutService) -> None:
+    @router.post("/register-env", response_model=EnvRegistered | Wait, responses=refusals())
+    async def register_env(body: RegisterEnv, request: Request) -> Response:
+        joined = await service.register_env(body, caller_of(request))
+        if joined is None:
+            return of_json(Wait())
+        entry, view = joined
+        trainer = view.run.registration
+        return of_json(
+            EnvRegistered(
+                env_id=entry.env_id,
+                run_id=view.run.run_id,
+                wandb_name=entry.wandb_name,
+                checkpoint_dir=trainer.checkpoint_dir,
+                starting_step=await service.current_step(),
+                checkpoint_interval=trainer.save_checkpoint_interval,
+                num_steps=trainer.num_steps,
+            )
+        )
+
+    @router.post("/disconnect-env", responses=refusals())
+    async def disconnect_env(body: EnvIdentifier, request: Request) -> Response:
+        try:
+            await service.disconnect_env(body, caller_of(request))
+        except UnknownEnv as error:  # old clients read the status, not the code
+            return of_json({"status": "failure", "error": str(error)})
+        return of_json({"status": "success"})
+
+
+def poll_routes(service: RolloutService) -> APIRouter:
+    """What every environment asks many times a minute."""
+    router = APIRouter(tags=["run"], route_class=RawRoute)
+    # A JSON body on a GET is the original's form; not every client can send one.
+    described: dict[str, Any] = {
+        "response_model": EnvStatus,
+        "openapi_extra": ENV_IDENTIFIER_BODY,
+        "responses": refusals(404, 409),
+    }
+
+    @router.get("/status-env", **described)
+    @router.post("/status-env", **described)
+    async def status_env(request: Request) -> Response:
+        who = await _who(request)
+        return of_json(await service.env_status(who, caller_of(request)))
+
+    return router
+
+
+async def _who(request: Request) -> EnvIdentifier:
+    body = await request.body()
+    require_small(body)
+    try:
+        if body:
+            return EnvIdentifier.model_validate_json(body)
+        return EnvIdentifier.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise ConfigError("env_id: an integer, in a JSON body or in the query") from error
+
+
+def _info_routes(router: APIRouter, service: RolloutService) -> None:
+    @router.get("/", responses=refusals())
+    async def root() -> Response:
+        return of_json({"message": "AtroposLib API"})
+
+    @router.get("/wandb_info", response_model=WandbInfo, responses=refusals())
+    async def wandb_info() -> Response:
+        await service.core.keeper.refresh_if_old()
+        trainer = service.run.trainer
+        return of_json(
+            WandbInfo(
+                group=trainer.wandb_group if trainer else None,
+                project=trainer.wandb_project if trainer else None,
+            )
+        )
+
+    @router.get("/info", response_model=Info, responses=refusals())
+    async def info() -> Response:
+        await service.core.keeper.refresh_if_old()
+        trainer = service.run.trainer
+        return of_json(
+            Info(
+                batch_size=trainer.batch_size if trainer else -1,
+                max_token_len=trainer.max_token_len if trainer else -1,
+            )
+        )
+
+
+def _status_routes(router: APIRouter, service: RolloutService) -> None:
+    @router.get("/status", response_model=RunStatus, responses=refusals())
+    async def status() -> Response:
+        return of_json(await service.status())
+
+    @router.post("/heartbeat", responses=refusals())
+    async def heartbeat(body: Heartbeat) -> Response:
+        service.heartbeat(body)
+        return of_json({"status": "ok"})

@@ -1,0 +1,342 @@
+"""Batches out: the right bytes in the form asked for, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import httpx
+import msgspec
+import pytest
+
+from atroposlib.api.codec.intake import read_group
+from atroposlib.api.codec.json_columns import KEYS
+from atroposlib.api.codec.transcode import Form, form_of
+from atroposlib.api.records import Batch, Delivery, Media, Member, Payload
+from atroposlib.api.web.deliveries import (
+    ABORT_EXTENSION,
+    CHUNK_BYTES,
+    WINDOW_BYTES,
+    DeliveryReply,
+)
+from atroposlib.errors import CorruptPayload
+from atroposlib.wire import ClaimedBatch
+from atroposlib.wire_binary import pack_group, split_frames, unpack_group
+from tests.api.test_slow_clients import serving
+
+FRAMES = "application/x-atropos-groups"
+HEAD, TAIL = b'{"batch_no":7,"epoch":2,"batch":[', b'],"blocked_reason":null}'
+TYPES = {Media.JSON: "application/json"}
+
+
+def group(mark=1, **more):
+    return {
+        "tokens": [[mark, 5, 9], [2, 7]],
+        "masks": [[-100, 5, 9], [-100, 7]],
+        "scores": [0.1, -1],
+        "inference_logprobs": [[1.0, -0.5, -0.25], [1.0, -2]],
+        "messages": [[], [{"role": "user", "content": "é"}]],
+    } | more
+
+
+class Shelf:
+    """Payloads by gid, as a store would read them."""
+
+    def __init__(self, *groups, media=None):
+        self.payloads, self.members, self.damaged, self.reads = {}, [], set(), []
+        for gid, one in enumerate(groups):
+            self.keep(gid, one, (media or [Media.JSON] * len(groups))[gid])
+
+    def keep(self, gid, one, media):
+        body = json.dumps(one).encode()
+        if media is not Media.JSON:
+            body = pack_group(one, compress=media is Media.SAFETENSORS_ZSTD)
+        got = read_group(body, TYPES.get(media, "application/x-safetensors"))
+        assert got.media is media
+        self.payloads[gid] = Payload(got.payload, media)
+        self.members.append(
+            Member(gid, got.n_seq, got.n_tokens, len(got.payload), media, version=got.version)
+        )
+
+    def read(self, gids):
+        self.reads.append(list(gids))
+        if bad := [gid for gid in gids if gid in self.damaged]:
+            raise CorruptPayload(bad)
+        return [self.payloads[gid] for gid in gids]
+
+    def delivery(self, **more):
+        batch = Batch(no=7, epoch=2, generation=1, members=tuple(self.members), **more)
+        return Delivery(batch, batch.members)
+
+
+class Client:
+    """The other end: takes what is sent, and may hang up or stop reading."""
+
+    def __init__(self, hangs_up_after=None, stops_after=None):
+        self.sent, self.told, self.aborted = [], [], False
+        self.hangs_up_after, self.stops_after = hangs_up_after, stops_after
+        self.hung_up, self.finished = asyncio.Event(), asyncio.Event()
+
+    async def receive(self):
+        await self.hung_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        if len(self.sent) == self.stops_after:
+            await asyncio.Event().wait()
+        self.sent.append(message)
+        if len(self.sent) == self.hangs_up_after or self.whole:
+            self.hung_up.set()
+
+    def abort(self):
+        self.aborted = True
+
+    async def note(self, *what):
+        self.told.append(what)
+
+    async def get(self, shelf, accept="*/*", delivery=None, **more):
+        reply = DeliveryReply(
+            shelf,
+            delivery or shelf.delivery(),
+            accept=accept,
+            head=HEAD,
+            tail=TAIL,
+            on_sent=lambda: self.note("sent"),
+            on_corrupt=lambda error: self.note("corrupt", error.gids),
+            finished=self.finished,
+            **more,
+        )
+        extensions = {ABORT_EXTENSION: {"now": self.abort}}
+        scope = {"type": "http", "method": "POST", "extensions": extensions}
+        await reply(scope, self.receive, self.send)
+        assert self.finished.is_set()
+        return self
+
+    @property
+    def whole(self):
+        return self.sent[-1].get("more_body") is False
+
+    @property
+    def headers(self):
+        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+
+    @property
+    def body(self):
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    @property
+    def batch(self):
+        assert self.whole and self.told == [("sent",)]
+        if self.headers["content-type"] == FRAMES:
+            return [unpack_group(one) for one in split_frames(self.body)]
+        for one in json.loads(self.body)["batch"]:
+            assert set(one) == set(KEYS)
+        return msgspec.json.decode(self.body, type=ClaimedBatch).batch
+
+
+MEDIA = [Media.JSON, Media.SAFETENSORS, Media.SAFETENSORS_ZSTD]
+
+
+async def test_stored_json_goes_out_as_it_is_with_its_length():
+    shelf = Shelf(group(1), group(2))
+    got = await Client().get(shelf)
+    stored = b",".join(one.data for one in shelf.payloads.values())
+    assert got.body == HEAD + stored + TAIL
+    assert got.headers["content-length"] == str(len(got.body))
+    assert (got.headers["x-atropos-batch"], got.headers["x-atropos-epoch"]) == ("7", "2")
+    assert [one.tokens[0][0] for one in got.batch] == [1, 2]
+
+
+async def test_stored_files_go_out_as_they_are_with_their_length():
+    shelf = Shelf(group(1), group(2), media=MEDIA[1:])
+    got = await Client().get(shelf, f"application/json;q=0.5, {FRAMES}")
+    assert [bytes(one) for one in split_frames(got.body)] == [
+        one.data for one in shelf.payloads.values()
+    ]
+    assert got.headers["content-length"] == str(len(got.body))
+    assert got.headers["x-atropos-batch"] == "7" and len(got.batch) == 2
+
+
+@pytest.mark.parametrize("accept", ["*/*", FRAMES])
+async def test_each_group_is_written_in_the_form_asked_for(accept):
+    shelf = Shelf(*[group(i, env_id=i, group_id="g") for i in range(3)], media=MEDIA)
+    got = await Client().get(shelf, accept)
+    assert "content-length" not in got.headers
+    plain = await Client().get(Shelf(*[group(i, env_id=i, group_id="g") for i in range(3)]))
+    assert got.batch == plain.batch
+
+
+@pytest.mark.parametrize("accept", ["*/*", FRAMES])
+@pytest.mark.parametrize("media", MEDIA)
+async def test_tokens_older_than_the_batch_allows_are_masked(accept, media):
+    old = group(versions=[[-1, 3, 4], [-1, -1]])  # of the last token it says nothing
+    shelf = Shelf(old, group(versions=[[-1, 4, 4], [-1, 5]]), media=[media] * 2)
+    got = await Client().get(shelf, accept, shelf.delivery(min_version=4))
+    masked, kept = got.batch
+    assert masked.masks == [[-100, -100, 9], [-100, 7]]
+    assert masked.versions == [[-1, -1, 4], [-1, -1]]
+    assert masked.inference_logprobs == [[1.0, 1.0, -0.25], [1.0, -2.0]]
+    assert (masked.scores, masked.tokens) == ([0.1, -1.0], [[1, 5, 9], [2, 7]])
+    assert kept.versions == [[-1, 4, 4], [-1, 5]] and kept.masks[0] == [-100, 5, 9]
+
+
+async def test_of_a_group_without_versions_the_arrival_counts():
+    shelf = Shelf(group(), group())
+    for i, arrived in enumerate([3, 4]):
+        member = shelf.members[i]
+        shelf.members[i] = Member(
+            member.gid, 2, 3, member.n_bytes, Media.JSON, arrived_version=arrived
+        )
+    masked, kept = (await Client().get(shelf, "*/*", shelf.delivery(min_version=4))).batch
+    assert masked.masks == [[-100] * 3, [-100] * 2] and masked.inference_logprobs[1] == [1, 1]
+    assert kept.masks == [[-100, 5, 9], [-100, 7]]
+
+
+@pytest.mark.parametrize("accept", ["*/*", FRAMES])
+async def test_a_shard_may_be_empty(accept):
+    assert (await Client().get(Shelf(), accept)).batch == []
+
+
+def large(gid):
+    return group(gid, metadata={"text": "x" * WINDOW_BYTES})
+
+
+async def test_large_groups_leave_in_chunks_and_one_is_read_ahead():
+    shelf = Shelf(*[large(i) for i in range(4)])
+    got = await Client().get(shelf)
+    assert max(len(message["body"]) for message in got.sent[1:]) == CHUNK_BYTES
+    assert shelf.reads == [[0], [1], [2], [3]] and len(got.batch) == 4
+    stuck = await Client(stops_after=3).get(shelf, send_timeout_s=0.01)
+    assert shelf.reads[4:] == [[0], [1]] and not stuck.whole
+
+
+async def test_small_groups_are_read_together():
+    shelf = Shelf(*[group(i) for i in range(50)])
+    await Client().get(shelf)
+    assert len(shelf.reads) == 1
+
+
+async def test_reading_happens_beside_the_event_loop():
+    shelf = Shelf(group())
+    threads = []
+    read = shelf.read
+    shelf.read = lambda gids: (threads.append(threading.current_thread()), read(gids))[1]
+    await Client().get(shelf)
+    assert threads and threads[0] is not threading.main_thread()
+
+
+# --- what goes wrong ----------------------------------------------------------------------
+
+
+async def test_a_damaged_group_ends_the_reply_before_it_is_whole():
+    shelf = Shelf(*[large(i) for i in range(3)])
+    shelf.damaged = {2}
+    got = await Client().get(shelf)
+    assert got.told == [("corrupt", (2,))] and got.aborted and not got.whole
+
+
+async def test_damage_that_is_found_before_the_reply_began_is_a_503():
+    shelf = Shelf(group(), group(), group())
+    shelf.damaged = {0, 1}
+    got = await Client().get(shelf)
+    assert got.told == [("corrupt", (0, 1))] and not got.aborted
+    assert got.sent[0]["status"] == 503 and json.loads(got.body)["status"] == "corrupt_payload"
+
+
+@pytest.mark.parametrize("accept", ["*/*", FRAMES])
+async def test_bytes_that_are_no_group_count_as_damaged(accept):
+    shelf = Shelf(group(), media=[Media.SAFETENSORS if accept == "*/*" else Media.JSON])
+    shelf.payloads[0] = Payload(b'{"tokens":', shelf.payloads[0].media)
+    assert (await Client().get(shelf, accept)).told == [("corrupt", (0,))]
+
+
+@pytest.mark.parametrize("after", [1, 2, 5])
+async def test_a_client_that_hangs_up_did_not_get_the_batch(after):
+    shelf = Shelf(*[large(i) for i in range(3)])
+    got = await Client(hangs_up_after=after).get(shelf)
+    assert got.told == [] and not got.whole and len(got.sent) <= after + 1
+
+
+async def test_a_client_that_hangs_up_after_the_last_group_did_not_get_it_either():
+    shelf = Shelf(group())
+    assert (await Client(hangs_up_after=2).get(shelf)).told == []
+
+
+async def test_a_client_that_stops_reading_is_cut_off():
+    got = await Client(stops_after=2).get(Shelf(group(), group()), send_timeout_s=0.01)
+    assert got.aborted and got.told == []
+
+
+async def test_a_server_that_says_so_itself_is_understood():
+    client = Client()
+
+    async def lost(message):
+        raise OSError
+
+    client.send = lost
+    assert (await client.get(Shelf(group()))).told == []
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", Form.JSON),
+        ("*/*", Form.JSON),
+        ("application/X-Atropos-Groups", Form.FRAMES),
+        ("application/json, application/x-atropos-groups; q=0.9", Form.FRAMES),
+        ("application/x-atropos-groups;q=0", Form.JSON),
+    ],
+)
+def test_frames_are_for_those_who_name_them(accept, form):
+    assert form_of(accept) is form
+
+
+# --- over real sockets --------------------------------------------------------------------
+
+
+class App:
+    """Answers every request with a delivery of three large groups."""
+
+    def __init__(self, damaged=(), send_timeout_s=60.0):
+        self.shelf = Shelf(*[large(i) for i in range(3)])
+        self.shelf.damaged = set(damaged)
+        self.told, self.finished = Client(), asyncio.Event()
+        self.send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope, receive, send):
+        await DeliveryReply(
+            self.shelf,
+            self.shelf.delivery(),
+            accept="",
+            on_sent=lambda: self.told.note("sent"),
+            on_corrupt=lambda error: self.told.note("corrupt"),
+            send_timeout_s=self.send_timeout_s,
+            finished=self.finished,
+        )(scope, receive, send)
+
+
+async def test_a_client_never_takes_a_part_for_the_whole(caplog):
+    for app in (App(), App(damaged=[2])):
+        async with serving(app) as (_, port), httpx.AsyncClient() as client:
+            if app.shelf.damaged:
+                with pytest.raises(httpx.RemoteProtocolError):
+                    await client.get(f"http://127.0.0.1:{port}/")
+            else:
+                reply = await client.get(f"http://127.0.0.1:{port}/")
+                assert len(reply.json()["batch"]) == 3
+            await asyncio.wait_for(app.finished.wait(), 10)
+        assert app.told.told == [("corrupt",) if app.shelf.damaged else ("sent",)]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_connection_that_is_not_read_does_not_stay():
+    app = App(send_timeout_s=0.05)
+    async with serving(app) as (server, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(app.finished.wait(), 10)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not server.server_state.connections and app.told.told == []
+        writer.close()

@@ -1,0 +1,118 @@
+"""The ring of events: who reads what, who missed how much, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from atroposlib.api.run.events import RING_EVENTS, Events, frames
+
+
+def made(instance="i", **more):
+    return Events(lambda: 5.0, instance, **more)
+
+
+async def read(reader, count):
+    return [await reader.next_within(5.0) for _ in range(count)]
+
+
+async def test_a_reader_gets_what_happens_after_it_came():
+    events = made()
+    events.publish("register", generation=1)
+    reader = events.subscribe()
+    events.publish("ack", batch_no=1)
+    [event] = await read(reader, 1)
+    assert (event.id, event.kind, dict(event.fields)) == ("i-2", "ack", {"batch_no": 1})
+
+
+async def test_a_reader_that_waits_is_woken():
+    events = made()
+    readers = [events.subscribe() for _ in range(3)]
+    waiting = [asyncio.ensure_future(reader.next_within(5.0)) for reader in readers]
+    await asyncio.sleep(0)
+    events.publish("ack")
+    assert [event.kind for event in await asyncio.gather(*waiting)] == ["ack"] * 3
+
+
+async def test_nothing_within_the_time_is_none_and_not_the_end():
+    reader = made().subscribe()
+    assert await reader.next_within(0.001) is None
+    assert not reader.ended
+
+
+async def test_after_a_broken_connection_a_reader_goes_on_where_it_was():
+    events = made()
+    for no in range(5):
+        events.publish("ack", batch_no=no)
+    again = events.subscribe(after="i-3")
+    assert [event.id for event in await read(again, 2)] == ["i-4", "i-5"]
+
+
+@pytest.mark.parametrize("after", ["other-3", "", "i-", "i-x", "-", "\x00"])
+async def test_an_id_of_another_process_brings_all_there_is(after):
+    events = made()
+    events.publish("a")
+    events.publish("b")
+    assert [one.kind for one in await read(events.subscribe(after), 2)] == ["a", "b"]
+
+
+async def test_an_id_from_the_future_waits_for_the_next_event():
+    events = made()
+    events.publish("a")
+    reader = events.subscribe(after="i-" + "9" * 5000)
+    events.publish("b")
+    assert [one.kind for one in await read(reader, 1)] == ["b"]
+
+
+async def test_a_slow_reader_loses_the_oldest_and_is_told_how_many():
+    events = made()
+    reader = events.subscribe()
+    for no in range(RING_EVENTS + 7):
+        events.publish("ack", batch_no=no)
+    missed, first = await read(reader, 2)
+    assert (missed.kind, dict(missed.fields)) == ("missed", {"events": 7})
+    assert first.fields["batch_no"] == 7
+    # Resuming from what was said to be missed brings what follows, once.
+    assert (await read(events.subscribe(missed.id), 1))[0].id == first.id
+
+
+async def test_a_shutdown_ends_readers_after_what_they_had_not_read():
+    events = made()
+    reader = events.subscribe()
+    events.publish("ack")
+    waiting = events.subscribe()
+    task = asyncio.ensure_future(waiting.next_within(60.0))
+    await asyncio.sleep(0)
+    events.close()
+    assert await task is None and waiting.ended
+    assert [event.kind async for event in reader] == ["ack"]
+
+
+async def test_the_number_of_readers_is_bounded_and_a_closed_one_frees_its_place():
+    events = made(most_subscribers=1)
+    reader = events.subscribe()
+    assert events.full
+    reader.close()
+    reader.close()
+    assert not events.full
+
+
+async def test_frames_are_text_of_an_event_stream_and_silence_is_a_comment():
+    events = made()
+    reader = events.subscribe()
+    stream = frames(reader, heartbeat_s=0.001)
+    assert await anext_of(stream) == b"retry: 2000\n\n"
+    assert await anext_of(stream) == b": still here\n\n"
+    events.publish("note", text="two\nlines", batch_no=None)
+    lines = (await anext_of(stream)).decode().split("\n")
+    assert lines[:2] == ["id: i-1", "event: note"] and lines[3:] == ["", ""]
+    data = msgspec.json.decode(lines[2].removeprefix("data: "))
+    assert data == {"at": 5.0, "text": "two\nlines", "batch_no": None}
+    events.close()
+    assert [frame async for frame in stream] == []
+
+
+async def anext_of(stream):
+    return await stream.__anext__()

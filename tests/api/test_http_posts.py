@@ -1,0 +1,201 @@
+"""What becomes of a post when there is no room, or when its answer is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from atroposlib.api.run.unheard import UNHEARD_S
+from tests.api.harness import ENV, Api, group, marks
+
+
+@pytest.fixture
+async def small(tmp_path):
+    """An API with room for two groups, at which old posts wait for at most 0.2 s."""
+    api = Api(tmp_path, max_bytes=2 * await size_of_group(tmp_path) + 50, hold_s=0.2)
+    yield api
+    await api.end()
+
+
+async def size_of_group(folder):
+    api = Api(folder)
+    await api.post("/scored_data", group(4))
+    size = (await api.get("/status"))["retained_bytes"]
+    await api.end()
+    return size
+
+
+async def fill(api):
+    for mark in (1, 2):
+        reply = await api.post("/scored_data", group(4, mark=mark, idempotency_key=f"k{mark}"))
+        assert reply == {"status": "received"}
+
+
+# --- no room ------------------------------------------------------------------------
+
+
+async def test_an_old_post_waits_for_room_and_then_is_told_to_come_back(small):
+    await fill(small)
+    reply = await small.http.post("/scored_data", json=group(4, mark=3))
+    assert (reply.status_code, reply.json()["status"]) == (503, "store_full")
+    assert int(reply.headers["retry-after"]) > 0
+    assert (await small.get("/status"))["queue_size"] == 2
+
+
+async def test_an_old_post_goes_through_as_soon_as_the_trainer_makes_room(tmp_path):
+    api = Api(tmp_path, max_bytes=2 * await size_of_group(tmp_path) + 50, hold_s=60.0)
+    generation = await api.registered()
+    await fill(api)
+    held = asyncio.create_task(api.post("/scored_data", group(4, mark=3)))
+    await asyncio.sleep(0)
+    assert await api.trained(generation) == [1]
+    assert await held == {"status": "received"}
+    assert [await api.trained(generation) for _ in range(2)] == [[2], [3]]
+    await api.end()
+
+
+async def test_a_new_post_is_told_at_once_how_much_would_fit(small):
+    first = await small.post("/groups", [group(4, mark=1)])
+    assert (first["accepted"], first["duplicates"], first["buffered"]) == (1, 0, 0)
+    await small.post("/groups", [group(4, mark=2)])
+    reply = await small.http.post("/groups", json=[group(4, mark=3)])
+    assert (reply.status_code, reply.json()["status"]) == (429, "store_full")
+    assert int(reply.headers["retry-after"]) > 0
+    assert 0 <= reply.json()["credit_bytes"] < first["credit_bytes"]
+
+
+async def test_a_duplicate_passes_where_nothing_else_fits(small):
+    await fill(small)
+    again = await small.post("/scored_data", group(4, mark=1, idempotency_key="k1"))
+    assert again == {"status": "received", "duplicate": True}
+
+
+async def test_a_group_that_never_fits_is_refused_and_not_held(small):
+    big = group(4, mark=3, metadata={"text": "x" * 10_000})
+    reply = await small.http.post("/scored_data", json=big)
+    assert reply.status_code == 422 and "bytes" in reply.json()["detail"]
+
+
+async def test_no_environment_fills_the_store_while_another_lives(tmp_path):
+    room = 6 * (await size_of_group(tmp_path) + 4)
+    api = Api(tmp_path, max_bytes=room, hold_s=0.0)
+    greedy, modest = await api.started(envs=(ENV | {"group_size": 4},) * 2)
+    codes = [
+        (await api.http.post("/scored_data", json=group(4, mark=mark, env_id=greedy)))
+        for mark in range(5)
+    ]
+    assert [reply.status_code for reply in codes] == [200, 200, 200, 503, 503]
+    for mark in (7, 8, 9):
+        reply = await api.post("/scored_data", group(4, mark=mark, env_id=modest))
+        assert reply == {"status": "received"}
+    await api.post("/disconnect-env", {"env_id": modest})
+    await api.get("/batch")
+    await api.get("/batch")
+    reply = await api.post("/scored_data", group(4, mark=6, env_id=greedy))
+    assert reply == {"status": "received"}
+    await api.end()
+
+
+async def test_a_full_disk_is_a_503_with_a_time_to_come_back(tmp_path):
+    api = Api(tmp_path, "sqlite", hold_s=0.0)
+    api.service.store._spare_bytes = lambda: 0
+    reply = await api.http.post("/scored_data", json=group())
+    assert (reply.status_code, reply.json()["status"]) == (503, "store_full")
+    await api.end()
+
+
+# --- lost answers -------------------------------------------------------------------
+
+
+async def test_equal_groups_on_purpose_all_count(api):
+    for _ in range(3):
+        assert await api.post("/scored_data", group()) == {"status": "received"}
+    assert (await api.get("/status"))["queue_size"] == 3
+
+
+async def test_a_keyless_group_whose_client_hung_up_is_absorbed_once(api):
+    await api.hang_up_after("POST", "/scored_data", group())
+    assert (await api.get("/status"))["queue_size"] == 1
+    again = await api.post("/scored_data", group())
+    assert again == {"status": "received", "duplicate": True}
+    assert await api.post("/scored_data", group()) == {"status": "received"}
+    assert (await api.get("/status"))["queue_size"] == 2
+
+
+async def test_a_repeat_that_comes_much_later_is_a_new_group(api):
+    await api.hang_up_after("POST", "/scored_data", group())
+    api.now += UNHEARD_S + 1
+    assert await api.post("/scored_data", group()) == {"status": "received"}
+
+
+async def test_a_list_whose_client_hung_up_is_absorbed_group_by_group(api):
+    await api.hang_up_after("POST", "/scored_data_list", [group(mark=1), group(mark=2)])
+    reply = await api.post("/scored_data_list", [group(mark=mark) for mark in (1, 2, 3)])
+    assert reply == {"status": "received", "groups_processed": 3, "duplicates": 2}
+    assert (await api.get("/status"))["queue_size"] == 3
+
+
+async def test_groups_that_came_shortly_before_a_restart_are_absorbed_once(durable):
+    await durable.post("/scored_data", group(mark=1))
+    durable.now += UNHEARD_S + 1
+    await durable.post("/scored_data", group(mark=2))
+    await durable.restart()
+    assert "duplicate" not in await durable.post("/scored_data", group(mark=1))
+    assert "duplicate" in await durable.post("/scored_data", group(mark=2))
+    assert "duplicate" not in await durable.post("/scored_data", group(mark=2))
+
+
+async def test_a_repeat_waits_for_the_post_whose_client_hung_up(tmp_path):
+    api = Api(tmp_path)
+    release = asyncio.Event()
+    put = api.service.core.threads.puts.run
+
+    async def slow(call):
+        await release.wait()
+        return await put(call)
+
+    api.service.core.threads.puts.run = slow
+    first = asyncio.create_task(api.hang_up_after("POST", "/scored_data", group()))
+    while not api.service.posts._unheard._under_way:
+        await asyncio.sleep(0)
+    second = asyncio.create_task(api.post("/scored_data", group()))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    release.set()
+    await first
+    assert await second == {"status": "received", "duplicate": True}
+    await api.end()
+
+
+async def test_a_held_post_whose_client_hung_up_keeps_nothing(tmp_path):
+    api = Api(tmp_path, max_bytes=2 * await size_of_group(tmp_path) + 50, hold_s=60.0)
+    generation = await api.registered()
+    await fill(api)
+    await api.hang_up_after("POST", "/scored_data", group(4, mark=3))
+    assert await api.trained(generation) == [1]
+    assert await api.post("/scored_data", group(4, mark=3)) == {"status": "received"}
+    assert (await api.get("/status"))["queue_size"] == 2
+    await api.end()
+
+
+# --- the latest example ---------------------------------------------------------------
+
+
+async def test_a_large_example_is_read_from_the_store_and_gone_with_it(api):
+    large = group(4, metadata={"text": "x" * 400_000})
+    generation = await api.registered()
+    await api.post("/scored_data", large)
+    assert len((await api.get("/latest_example"))["metadata"]["text"]) == 400_000
+    await api.trained(generation)
+    assert (await api.get("/latest_example"))["tokens"] == []
+
+
+async def test_an_idempotency_key_with_a_nul_is_refused(api):
+    reply = await api.http.post("/scored_data", json=group(idempotency_key="a\0b"))
+    assert reply.status_code == 422 and "idempotency_key" in reply.json()["detail"]
+    bad = json.dumps([group(), group(idempotency_key="k" * 300)])
+    reply = await api.http.post("/groups", content=bad)
+    assert reply.status_code == 422
+    assert marks(await api.get("/batch")) == []

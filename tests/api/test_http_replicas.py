@@ -1,0 +1,103 @@
+"""Two API processes on one store serve one run: each sees what the other did."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from atroposlib.api.decisions.run_state import SILENT_AFTER_S
+from atroposlib.api.store import open_store
+from tests.api import harness
+from tests.api.harness import ENV, TRAINER, Api, group, marks
+
+
+@pytest.fixture
+async def replicas(tmp_path, monkeypatch):
+    """Two APIs over one store, as two processes on one database would be."""
+    store = open_store("memory")
+    store.shared = True
+    monkeypatch.setattr(harness, "open_store", lambda *_: store)
+    monkeypatch.setattr("atroposlib.api.run.run_keeper.SHARED_STORE_LAG_S", 0.0)
+    monkeypatch.setattr("atroposlib.api.run.holdings.SHARED_STORE_LAG_S", 0.0)
+    pair = Api(tmp_path), Api(tmp_path)
+    yield pair
+    for api in pair:
+        await api.end()
+
+
+async def test_what_one_replica_is_told_the_other_acts_on(replicas):
+    one, two = replicas
+    generation = (await one.post("/register", TRAINER))["generation"]
+    assert await two.get("/info") == {"batch_size": 4, "max_token_len": 64}
+    await two.claim(generation)
+    env_id = (await one.post("/register-env", ENV))["env_id"]
+    for api, mark in ((two, 1), (one, 2)):
+        reply = await api.post("/scored_data", group(mark=mark, env_id=env_id))
+        assert reply == {"status": "received"}
+    await two.post("/policy_version", {"version": 3})
+    assert (await one.post("/status-env", {"env_id": env_id}))["policy_version"] == 3
+    claimed = await one.claim(generation)
+    assert marks(claimed) == [1, 2]
+    assert (await two.ack(claimed, generation))["first"] is True
+    assert (await one.get("/status"))["batches_acked"] == 1
+
+
+async def test_a_claim_that_waits_at_one_replica_gets_what_came_to_the_other(replicas):
+    one, two = replicas
+    generation = (await one.post("/register", TRAINER))["generation"]
+    waiting = asyncio.create_task(one.claim(generation, wait_s=20))
+    await two.post("/scored_data", group(4, mark=1))
+    assert marks(await waiting) == [1]
+
+
+async def test_two_trainers_at_two_replicas_fence_each_other(replicas):
+    one, two = replicas
+    await one.post("/scored_data_list", [group(4, mark=1), group(4, mark=2)])
+    old = (await one.post("/register", TRAINER))["generation"]
+    claimed = await one.claim(old)
+    new = (await two.post("/register", TRAINER))["generation"]
+    assert new > old
+    late = await one.http.post(
+        "/batches/1/ack", json={"generation": old, "epoch": claimed["epoch"]}
+    )
+    assert late.status_code == 409
+    assert (await one.http.post("/batches/claim", json={"generation": old})).status_code == 409
+    assert marks(await one.claim(new)) == [1]
+
+
+async def test_transitions_at_two_replicas_all_count(replicas):
+    one, two = replicas
+    generation = (await one.post("/register", TRAINER))["generation"]
+    await one.claim(generation)
+    joined = await asyncio.gather(
+        *(api.post("/register-env", ENV) for api in replicas for _ in range(8))
+    )
+    assert sorted(entry["env_id"] for entry in joined) == list(range(16))
+    await two.http.post("/reset_data")
+    reply = await one.http.post("/scored_data", json=group(env_id=3))
+    assert (reply.status_code, reply.json()["status"]) == (404, "unknown_env")
+
+
+async def test_an_env_that_calls_one_replica_is_alive_at_the_other(replicas):
+    one, two = replicas
+    generation = (await one.post("/register", TRAINER))["generation"]
+    await one.claim(generation)
+    env_id = (await one.post("/register-env", ENV | {"min_batch_allocation": 0.5}))["env_id"]
+    await one.post("/scored_data_list", [group(2)] * 2)
+    for _ in range(4):
+        for api in replicas:
+            api.now += SILENT_AFTER_S / 2
+        await one.post("/status-env", {"env_id": env_id})
+    assert (await two.claim(generation))["batch"] is None  # its minimum is kept
+    for api in replicas:
+        api.now += SILENT_AFTER_S + 1
+    assert len((await two.claim(generation))["batch"]) == 2
+
+
+async def test_old_trainers_may_alternate_between_replicas(replicas):
+    one, two = replicas
+    await one.post("/register", TRAINER)
+    await one.post("/scored_data_list", [group(4, mark=mark) for mark in (1, 2, 3)])
+    taken = [marks(await api.get("/batch")) for api in (one, two, one)]
+    assert taken == [[1], [2], [3]]

@@ -1,0 +1,208 @@
+"""Counters, gauges and ages: what a scrape shows after what happened."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from atroposlib.api.records import Batch, GroupState, Media, Member, NewGroup, Stored
+from atroposlib.api.run.metrics import MOST_ENVS, Metrics, lag_of
+from atroposlib.api.web.timing import RequestTimes
+from atroposlib.wire import EnvShare, Participant, RunStatus
+
+STATUS = RunStatus(
+    current_step=3,
+    queue_size=5,
+    state="started",
+    run_id="r",
+    policy_version=7,
+    queued_sequences=8,
+    leased_sequences=4,
+    buffered_sequences=1,
+    batches_acked=2,
+    blocked_reason=None,
+    participants=[],
+)
+
+
+def status(**more):
+    return STATUS.model_copy(update=more)
+
+
+def scrape(metrics, **more):
+    """{(sample name, label values ...): value} of one scrape."""
+    page = metrics.exposition(status(**more)).decode()
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def new(env=0, n_seq=2, media=Media.JSON, payload=b"12345"):
+    return NewGroup(payload=payload, n_seq=n_seq, n_tokens=10, media=media, env=env)
+
+
+def stored(gid=1, duplicate=False):
+    return Stored(gid, duplicate, GroupState.PENDING)
+
+
+def batch(*members, epoch=1, dropped=0):
+    return Batch(1, epoch, 1, tuple(members), dropped=dropped)
+
+
+def member(version, arrived_version):
+    return Member(1, 2, 10, 100, Media.JSON, 0, version, arrived_version)
+
+
+def test_groups_count_by_environment_and_media_and_a_duplicate_counts_once():
+    metrics = Metrics({0: "gsm8k_0", 1: "chess_0"}.get)
+    metrics.accepted(
+        [new(), new(1, 4, Media.SAFETENSORS), new(None), new()],
+        [stored(), stored(), stored(), stored(duplicate=True)],
+    )
+    shown = scrape(metrics)
+    assert shown["atropos_groups_in_total", "gsm8k_0", "json"] == 1
+    assert shown["atropos_groups_in_total", "chess_0", "safetensors"] == 1
+    assert shown["atropos_groups_in_total", "none", "json"] == 1
+    assert shown["atropos_groups_duplicate_total", "gsm8k_0"] == 1
+    assert shown["atropos_sequences_in_total", "chess_0"] == 4
+    assert shown["atropos_tokens_in_total", "gsm8k_0"] == 10
+    assert shown["atropos_bytes_in_total", "gsm8k_0", "json"] == 5
+
+
+def test_more_environments_than_labels_share_one():
+    metrics = Metrics()
+    groups = [new(env) for env in range(MOST_ENVS + 50)]
+    metrics.accepted(groups, [stored()] * len(groups))
+    shown = scrape(metrics)
+    assert shown["atropos_groups_in_total", "other", "json"] == 50
+    assert sum(1 for key in shown if key[0] == "atropos_groups_in_total") == MOST_ENVS + 1
+
+
+def test_ages_are_those_at_the_first_delivery():
+    metrics = Metrics()
+    assert metrics.staleness() is None
+    metrics.delivered(batch(member(3, 5), member(5, 5), member(None, 5), dropped=2), 6)
+    metrics.delivered(batch(member(3, 5), epoch=2), 9)  # the same batch again
+    report = metrics.staleness()
+    assert report is not None and report.groups == 2
+    assert report.in_flight is not None and report.in_queue is not None
+    assert (report.in_flight.mean, report.in_flight.max) == (1.0, 2.0)
+    assert (report.in_queue.mean, report.in_queue.p95) == (1.0, 1.0)
+    shown = scrape(metrics, staleness=report)
+    assert shown["atropos_batches_delivered_total",] == 1
+    assert shown["atropos_batches_redelivered_total",] == 1
+    assert shown["atropos_groups_stale_total",] == 2
+    assert shown["atropos_staleness_in_flight_sum",] == 2
+    assert shown["atropos_staleness", "max", "in_flight"] == 2
+
+
+def test_a_group_newer_than_a_policy_that_went_back_is_not_stale():
+    metrics = Metrics()
+    metrics.delivered(batch(member(9, 5)), 2)
+    report = metrics.staleness()
+    assert report is not None and report.in_flight is not None
+    assert report.in_flight.max == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "p95"), [([4], 4), ([1, 2], 2), (range(1, 101), 95), ([0] * 19 + [7], 0)]
+)
+def test_the_95th_percentile_is_a_value_that_was_measured(values, p95):
+    assert lag_of(list(values)).p95 == p95
+
+
+def test_gauges_say_what_the_status_says_and_forget_who_left():
+    metrics = Metrics()
+    here = EnvShare(env_id=0, name="a_0", weight=1.0, asked=0.25, realised=0.5)
+    waiting = Participant(
+        role="env", name="a_0", phase="rollout", waiting_on="a server", age_s=0.0
+    )
+    shown = scrape(metrics, shares=[here], participants=[waiting], blocked_reason="few")
+    assert shown["atropos_env_share_asked", "a_0"] == 0.25
+    assert shown["atropos_env_share_realised", "a_0"] == 0.5
+    assert shown["atropos_sequences", "queued"] == 8
+    assert shown["atropos_batches", "acked"] == 2
+    assert shown["atropos_policy_version",] == 7
+    assert shown["atropos_blocked",] == 1
+    assert shown["atropos_participants_waiting", "env"] == 1
+    later = scrape(metrics)
+    assert ("atropos_env_share_asked", "a_0") not in later
+    assert later["atropos_blocked",] == 0
+
+
+def test_two_apps_in_one_process_keep_their_numbers_apart():
+    one, other = Metrics(), Metrics()
+    one.marked("advantages_length")
+    one.refused("unknown_env")
+    one.acked(1)
+    one.committed(3)
+    shown = scrape(one)
+    assert shown["atropos_groups_marked_total", "advantages_length"] == 1
+    assert shown["atropos_requests_refused_total", "unknown_env"] == 1
+    assert shown["atropos_batches_acked_total",] == 1
+    assert shown["atropos_batches_committed_total",] == 3
+    assert ("atropos_groups_marked_total", "advantages_length") not in scrape(other)
+
+
+def test_a_call_of_the_store_is_measured_under_its_name_also_when_it_fails():
+    def claim(no):
+        raise KeyError(no)
+
+    metrics = Metrics()
+    with pytest.raises(KeyError):
+        metrics.timed(claim, 3)
+    assert scrape(metrics)["atropos_store_seconds_count", "claim"] == 1
+
+
+async def through(metrics, app, path="/batches/17/ack", method="POST"):
+    async def send(message):
+        pass
+
+    async def receive():
+        return {"type": "http.request"}
+
+    timed = RequestTimes(app, metrics)
+    await timed({"type": "http", "path": path, "method": method}, receive, send)
+
+
+async def test_requests_count_by_route_method_and_status():
+    async def app(scope, receive, send):
+        assert scrape(metrics)["atropos_http_in_flight",] == 1
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body"})
+
+    metrics = Metrics()
+    await through(metrics, app)
+    await through(metrics, app, "/b", "BREW")
+    shown = scrape(metrics)
+    assert shown["atropos_http_requests_total", "POST", "/batches/{no}/ack", "401"] == 1
+    assert shown["atropos_http_requests_total", "OTHER", "unknown", "401"] == 1
+    assert shown["atropos_http_seconds_count", "/batches/{no}/ack"] == 1
+    assert shown["atropos_http_in_flight",] == 0
+
+
+async def test_a_client_that_hung_up_before_the_answer_counts_as_499():
+    async def app(scope, receive, send):
+        raise ConnectionResetError
+
+    metrics = Metrics()
+    with pytest.raises(ConnectionResetError):
+        await through(metrics, app)
+    assert (
+        scrape(metrics)["atropos_http_requests_total", "POST", "/batches/{no}/ack", "499"] == 1
+    )
+
+
+async def test_what_is_no_request_passes_unmeasured():
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append(scope["type"])
+
+    timed = RequestTimes(app, SimpleNamespace())
+    await timed({"type": "lifespan"}, None, None)
+    assert seen == ["lifespan"]
