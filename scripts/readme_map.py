@@ -18,10 +18,20 @@ BLOCK = re.compile(r"(<!-- map -->\n```\n).*?(```\n<!-- /map -->)", re.DOTALL)
 NAME_WIDTH = 30
 # Where the order of the alphabet would hide the order of the flow.
 FIRST = {
-    "atroposlib": ("wire.py", "errors.py", "client.py", "envs", "inference", "api"),
+    "atroposlib": ("wire.py", "errors.py", "client", "envs", "inference", "api"),
     "atroposlib/envs": ("base.py", "groups.py", "pacing.py", "workers.py", "delivery.py"),
-    "atroposlib/api": ("run_state.py", "batching.py", "allocation.py", "service.py"),
-    "atroposlib/api/store": ("base.py", "memory.py", "sqlite.py"),
+    "atroposlib/api": (
+        "server.py",
+        "records.py",
+        "web",
+        "guards",
+        "codec",
+        "run",
+        "decisions",
+    ),
+    "atroposlib/api/run": ("service.py", "core.py", "posts.py", "claims.py"),
+    "atroposlib/api/decisions": ("run_state.py", "batching.py", "exact_fill.py", "mix.py"),
+    "atroposlib/api/store": ("base.py", "sql.py", "memory.py", "sqlite.py", "postgres.py"),
     "atroposlib/inference": ("server.py", "engine.py", "scheduler.py"),
     "atroposlib/quickstart": ("launch.py", "plan.py", "commands.py"),
     "example_trainer": ("grpo.py", "config.py", "data.py", "advantages.py", "packing.py"),

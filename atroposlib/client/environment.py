@@ -1,0 +1,212 @@
+"""The client of environments; asynchronous."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+
+from atroposlib.client import calls
+from atroposlib.client.calls import Call
+from atroposlib.client.groups import (
+    RUN_ID_HEADER,
+    Group,
+    Sent,
+    as_frames,
+    as_json,
+    read_processed,
+    read_received,
+)
+from atroposlib.client.patience import Postponed, Settings, problem_of
+from atroposlib.errors import RolloutApiRefused
+from atroposlib.wire import (
+    EnvIdentifier,
+    EnvRegistered,
+    EnvStatus,
+    Heartbeat,
+    LeaseReply,
+    LeaseRequest,
+    RegisterEnv,
+)
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_NO_SUCH_ROUTE = (404, 405)
+
+
+class AsyncRolloutClient:
+    """For environments.
+
+    Every call may raise RolloutApiUnavailable, RolloutApiRefused, and, where the API asks
+    for tokens, Unauthorized and Forbidden. UnknownEnv means that the run is another one:
+    register again.
+
+    Args:
+        binary: send groups as arrays instead of JSON: a small part of the work for the
+            API, and of the bytes. The trainer gets the same either way.
+        token: of scope env; ATROPOS_API_TOKEN if None.
+        transport: what carries the requests, if not a socket.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        timeout_s: float = 60.0,
+        give_up_after_s: float = 600.0,
+        on_wait: Callable[[str], None] | None = None,
+        binary: bool = False,
+        token: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._settings = Settings(base_url, timeout_s, give_up_after_s, on_wait, token)
+        self._http = httpx.AsyncClient(
+            trust_env=False, transport=transport, verify=self._settings.verify()
+        )
+        self._binary = binary
+        self._takes_groups = True  # False once the API turned out to have no POST /groups
+        self._instance = uuid.uuid4().hex
+        self._sent = 0
+
+    # --- the run ------------------------------------------------------------------
+
+    async def wandb_info(self) -> dict[str, Any]:
+        """{"group", "project"}; both None until a trainer has registered."""
+        return await self._send(calls.wandb_info())
+
+    async def info(self) -> dict[str, Any]:
+        """{"batch_size", "max_token_len"}; both -1 until a trainer has registered."""
+        return await self._send(calls.info())
+
+    async def register_env(self, body: RegisterEnv) -> EnvRegistered | None:
+        """Join the run. None: the trainer has not started; ask again later."""
+        return await self._send(calls.register_env(body))
+
+    async def status_env(self, who: EnvIdentifier) -> EnvStatus:
+        """What this environment needs to pace itself.
+
+        Raises:
+            UnknownEnv: the id is of another run; register again.
+        """
+        return await self._send(calls.status_env(who))
+
+    async def disconnect_env(self, who: EnvIdentifier) -> None:
+        """Say goodbye. Best effort: never waits, never raises."""
+        await self._try(calls.disconnect_env(who))
+
+    async def heartbeat(self, beat: Heartbeat) -> None:
+        """Say what this process does. Best effort: never waits, never raises."""
+        await self._try(calls.heartbeat(beat))
+
+    # --- groups -------------------------------------------------------------------
+
+    async def send_groups(self, groups: Sequence[Group], *, run_id: str | None = None) -> Sent:
+        """Hand over groups; they are durable on return, all or none.
+
+        Each is kept once however often it had to be sent, thanks to its
+        ``idempotency_key``, which is made up here where it is missing. While the queue is
+        full this waits as the API asks, visibly, within the bound of every wait.
+
+        Raises:
+            UnknownEnv: the run is over; register again.
+            KeyConflict: a key was used for another group.
+            RolloutApiRefused: a group breaks the record; the detail names the field.
+        """
+        keys = [f"{self._instance}-{self._sent + i}" for i in range(len(groups))]
+        self._sent += len(groups)
+        headers = {} if run_id is None else {RUN_ID_HEADER: run_id}
+        compress = not self._settings.local
+        if self._takes_groups:
+            pack = as_frames if self._binary else as_json
+            body = await asyncio.to_thread(partial(pack, groups, keys, compress=compress))
+            call = Call("POST", "/groups", read_received, body.content, headers | body.headers)
+            try:
+                return await self._send(call)
+            except RolloutApiRefused as refusal:
+                if refusal.status_code not in _NO_SUCH_ROUTE:
+                    raise
+                log.info("%s has no POST /groups: using its older form", self._settings.url)
+                self._takes_groups = False
+        body = await asyncio.to_thread(partial(as_json, groups, keys, compress=compress))
+        more = headers | body.headers
+        old = Call("POST", "/scored_data_list", read_processed, body.content, more)
+        return await self._send(old)
+
+    async def lease(
+        self,
+        who: EnvIdentifier,
+        sequences: int,
+        *,
+        ttl_s: float = 600.0,
+        lease_id: str | None = None,
+    ) -> LeaseReply:
+        """Ask how many of ``sequences`` may begin without becoming too stale to train on.
+
+        Args:
+            ttl_s: after so long the lease ends by itself.
+            lease_id: of an earlier lease, to extend it.
+
+        Raises:
+            UnknownEnv: the run is over; register again.
+            RolloutApiRefused: with status code 404 by an API that does not pace.
+        """
+        request = LeaseRequest(
+            env_id=who.env_id,
+            run_id=who.run_id,
+            sequences=sequences,
+            ttl_s=ttl_s,
+            lease_id=lease_id or uuid.uuid4().hex,  # a repeated request is one lease
+        )
+        return await self._send(calls.lease(request))
+
+    async def release(self, lease_id: str) -> None:
+        """Give a lease back. Best effort: what does not arrive ends by itself."""
+        await self._try(calls.release(lease_id))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncRolloutClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- sending --------------------------------------------------------------------
+
+    async def _try(self, call: Call[None]) -> bool:
+        try:
+            return (await self._request(call)).is_success
+        except httpx.RequestError as error:
+            log.debug("%s not delivered: %s", call.path, problem_of(error))
+            return False
+
+    async def _send(self, call: Call[T]) -> T:
+        patience = self._settings.patience()
+        while True:
+            settled: T | Postponed
+            try:
+                settled = calls.settle(call, await self._request(call))
+            except httpx.RequestError as error:
+                settled = Postponed(problem_of(error))
+            if not isinstance(settled, Postponed):
+                return settled
+            await asyncio.sleep(patience.pause_after(settled))
+
+    async def _request(self, call: Call[T]) -> httpx.Response:
+        return await self._http.request(
+            **self._settings.arguments(
+                call.method, call.path, call.body, call.headers, call.timeout_s
+            )
+        )

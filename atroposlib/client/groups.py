@@ -1,0 +1,131 @@
+"""Scored groups as bodies, on their way in and out: JSON, or frames of safetensors."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from atroposlib.errors import InvalidGroup, RolloutApiRefused
+from atroposlib.wire import ClaimedBatch, GroupsReceived, ScoredData
+
+FRAMES = "application/x-atropos-groups"  # frames: u64 little-endian length | one group
+ACCEPT_FRAMES = {"accept": FRAMES}
+RUN_ID_HEADER = "x-atropos-run-id"
+_WORTH_GZIP_BYTES = 1024
+
+Group = ScoredData | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of groups that were handed over; all of them are durable."""
+
+    accepted: int  # groups, duplicates included
+    duplicates: int = 0  # absorbed: they had arrived before
+    buffered: int = 0  # wait for others of their environment
+    credit_bytes: int | None = None  # what the queue would still take; None: not said
+    policy_version: int | None = None  # None: not said
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Bytes and the headers that describe them."""
+
+    content: bytes
+    headers: dict[str, str]
+
+
+def as_json(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -> Body:
+    """The groups as one JSON list. Each keeps its own key, or gets one of ``keys``."""
+    items = [_with_key(group, key) for group, key in zip(groups, keys)]
+    content = msgspec.json.encode(items, enc_hook=_plain)
+    headers = {"content-type": "application/json"}
+    if compress and len(content) >= _WORTH_GZIP_BYTES:
+        packer = zlib.compressobj(level=1, wbits=31)
+        packed = packer.compress(content) + packer.flush()
+        if len(packed) < len(content):
+            return Body(packed, headers | {"content-encoding": "gzip"})
+    return Body(content, headers)
+
+
+def as_frames(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -> Body:
+    """The groups as frames, each a safetensors file, in a zstd frame if ``compress``.
+
+    Raises:
+        RolloutApiRefused: a group breaks the record, as the API would have said.
+    """
+    from atroposlib.wire_binary import frames  # loads only where it is used
+
+    packed: list[bytes] = []
+    for group, key in zip(groups, keys):
+        try:
+            packed.append(_packed(group, key, compress))
+        except InvalidGroup as error:
+            raise RolloutApiRefused(422, f"[{len(packed)}].{error}") from error
+    return Body(frames(packed), {"content-type": FRAMES})
+
+
+def _packed(group: Group, key: str, compress: bool) -> bytes:
+    from atroposlib.wire_binary import pack_group
+
+    if isinstance(group, ScoredData):
+        named = msgspec.structs.replace(
+            group,
+            idempotency_key=key if group.idempotency_key is None else group.idempotency_key,
+        )
+        try:
+            return pack_group(named, compress=compress)
+        except (TypeError, InvalidGroup):
+            pass  # it may hold arrays: only a copy in lists can tell
+    fields = msgspec.to_builtins(_with_key(group, key), enc_hook=_plain)
+    return pack_group(fields, compress=compress)
+
+
+def read_claimed(response: httpx.Response) -> ClaimedBatch:
+    """A batch, or a shard of one, in either form."""
+    if response.headers.get("content-type", "").partition(";")[0].strip() != FRAMES:
+        return msgspec.json.decode(response.content, type=ClaimedBatch)
+    from atroposlib.wire_binary import split_frames, unpack_group
+
+    return ClaimedBatch(
+        batch_no=int(response.headers.get("x-atropos-batch", "")),
+        epoch=int(response.headers.get("x-atropos-epoch", "")),
+        batch=[unpack_group(frame) for frame in split_frames(response.content)],
+    )
+
+
+def read_received(response: httpx.Response) -> Sent:
+    """The answer to POST /groups."""
+    received = GroupsReceived.model_validate_json(response.content)
+    return Sent(**received.model_dump())
+
+
+def read_processed(response: httpx.Response) -> Sent:
+    """The answer to POST /scored_data_list, which says less."""
+    body = msgspec.json.decode(response.content, type=dict[str, Any])
+    return Sent(
+        accepted=int(body["groups_processed"]),
+        duplicates=int(body.get("duplicates", 0)),
+        buffered=int(body.get("buffered", 0)),
+    )
+
+
+def _with_key(group: Group, key: str) -> dict[str, Any]:
+    """A copy: the caller's group stays as it is."""
+    fields = dict(group) if isinstance(group, dict) else msgspec.structs.asdict(group)
+    if fields.get("idempotency_key") is None:
+        fields["idempotency_key"] = key
+    return fields
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numbers of numpy or torch, without importing either."""
+    to_list = getattr(value, "tolist", None)
+    if to_list is None:
+        raise TypeError(f"{type(value).__name__} has no place in a scored group")
+    return to_list()

@@ -1,0 +1,139 @@
+"""How long a client waits for the API, how it says so, and what it sends along. No I/O."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from atroposlib.errors import ConfigError, RolloutApiUnavailable
+
+log = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "ATROPOS_API_TOKEN"
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0  # an API that came back waits no longer than this for its clients
+LONGEST_ASKED_S = 60.0  # longer pauses are not taken, whatever Retry-After says
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """No usable answer yet: send the same again, ``at_least_s`` from now."""
+
+    problem: str
+    at_least_s: float = 0.0
+
+
+class Patience:
+    """The pauses of one call: growing, jittered, bounded, announced."""
+
+    def __init__(self, url: str, give_up_after_s: float, on_wait: Callable[[str], None]):
+        self._url = url
+        self._limit_s = give_up_after_s
+        self._on_wait = on_wait
+        self._since = time.monotonic()
+        self._pause_s = FIRST_PAUSE_S
+
+    def pause_after(self, postponed: Postponed) -> float:
+        """Seconds to wait before the next try.
+
+        Raises:
+            RolloutApiUnavailable: the bound of the wait is reached.
+        """
+        waited = time.monotonic() - self._since
+        if waited >= self._limit_s:
+            raise RolloutApiUnavailable(
+                f"rollout API at {self._url}: {postponed.problem}; "
+                f"gave up after {waited:.0f} s"
+            )
+        self._on_wait(
+            f"waiting for rollout API at {self._url}: {postponed.problem}, "
+            f"{waited:.0f} s of at most {self._limit_s:.0f} s"
+        )
+        wanted = max(self._pause_s, min(postponed.at_least_s, LONGEST_ASKED_S))
+        pause = min(wanted, self._limit_s - waited)
+        if wanted > postponed.at_least_s:  # the API named no time, so clients spread out
+            pause *= random.uniform(0.5, 1.0)
+        self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
+        return pause
+
+
+def problem_of(error: httpx.RequestError) -> str:
+    if isinstance(error, httpx.ConnectError):
+        return "connection refused" if "refused" in str(error).lower() else str(error)
+    if isinstance(error, httpx.TimeoutException):
+        return "no answer in time"
+    return str(error) or type(error).__name__
+
+
+class Settings:
+    """What both clients keep. Proxies of the environment are not used: with one set, a
+    call to localhost would leave the machine."""
+
+    def __init__(
+        self,
+        base_url: str,
+        timeout_s: float,
+        give_up_after_s: float,
+        on_wait: Callable[[str], None] | None,
+        token: str | None,
+    ) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"{base_url!r} is no URL of a rollout API, such as http://host:8000"
+            )
+        self.url = base_url.rstrip("/")
+        self.local = parts.hostname in _LOCAL
+        self.timeout_s = timeout_s
+        self.give_up_after_s = give_up_after_s
+        self.on_wait = on_wait or log.warning
+        self.token = _checked(os.environ.get(TOKEN_VARIABLE) if token is None else token)
+
+    def patience(self) -> Patience:
+        return Patience(self.url, self.give_up_after_s, self.on_wait)
+
+    def arguments(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        timeout_s: float | None,
+    ) -> dict[str, Any]:
+        """For ``httpx.Client.request``. The token goes to this API only: redirects, which
+        could carry it elsewhere, are not followed."""
+        if self.token is not None:
+            headers = {**headers, "authorization": f"Bearer {self.token}"}
+        return {
+            "method": method,
+            "url": self.url + path,
+            "content": body,
+            "headers": headers,
+            "timeout": self.timeout_s if timeout_s is None else timeout_s,
+            "follow_redirects": False,
+        }
+
+    def verify(self) -> ssl.SSLContext | bool:
+        """The usual authorities, or those of SSL_CERT_FILE, for an API with a private one."""
+        private = os.environ.get("SSL_CERT_FILE")
+        if private and self.url.startswith("https:"):
+            return ssl.create_default_context(cafile=private)
+        return True
+
+
+def _checked(token: str | None) -> str | None:
+    """The token, or None for an empty one. A refusal never shows it."""
+    token = (token or "").strip()
+    if not all("!" <= character <= "~" for character in token):
+        raise ConfigError(f"the token ({TOKEN_VARIABLE}) has characters that no token has")
+    return token or None

@@ -1,0 +1,292 @@
+"""One scripted conversation with the running rollout API, recorded for docs/wire.md.
+
+The app is the real one over ASGI with a clock that stands still; the few values that
+chance decides (run id, uuid, event ids) are replaced, so that every run records the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from atroposlib.api.run.events import frames
+from atroposlib.api.server import create_app
+from atroposlib.api.store import open_store
+from atroposlib.wire import ScoredData
+from atroposlib.wire_binary import frames as in_frames
+from atroposlib.wire_binary import pack_group
+
+RUN_ID = "8d0f6c1e5b7a4c0f9e2d3b4a59687f01"
+FRAMES = "application/x-atropos-groups"
+SHOWN_HEADERS = ("content-type", "retry-after", "x-atropos-batch", "x-atropos-epoch")
+NOT_SHOWN = ("application/json", "text/plain; charset=utf-8")  # the usual content types
+METRICS_SHOWN = re.compile(
+    r"^atropos_(groups_in|tokens_in|batches_delivered|env_share|sequences|policy_version)\S* .*",
+    re.M,
+)
+
+TRAINER = {
+    "wandb_group": "demo",
+    "wandb_project": "gsm8k",
+    "batch_size": 4,
+    "max_token_len": 512,
+    "checkpoint_dir": "runs/demo",
+    "save_checkpoint_interval": 10,
+    "starting_step": 0,
+    "num_steps": 40,
+    "commits": True,
+    "max_staleness": 2,
+    "staleness_policy": "drop",
+}
+ENV = {
+    "max_token_length": 512,
+    "desired_name": "gsm8k",
+    "weight": 1.0,
+    "group_size": 2,
+    "min_batch_allocation": None,
+}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and its answer, as text."""
+
+    request: str
+    reply: str
+
+
+def group(mark: int, **more: Any) -> dict[str, Any]:
+    """Two answers to one prompt of two tokens; the answers are trained on."""
+    return {
+        "tokens": [[1, 5, mark, 2], [1, 5, mark + 1, 2]],
+        "masks": [[-100, -100, mark, 2], [-100, -100, mark + 1, 2]],
+        "scores": [1.0, 0.0],
+        "inference_logprobs": [[1.0, 1.0, -0.5, -0.25], [1.0, 1.0, -1.5, -0.75]],
+        "versions": [[-1, -1, 0, 0], [-1, -1, 0, 0]],
+        **more,
+    }
+
+
+class Session:
+    """Talks, and keeps what was said under a name."""
+
+    def __init__(self, **options: Any) -> None:
+        self.said: dict[str, Exchange] = {}
+        store = open_store("memory", **options)
+        self.app = create_app(store, clock=lambda: 1_700_000_000.0)
+        transport = httpx.ASGITransport(self.app)
+        self._http = httpx.AsyncClient(transport=transport, base_url="http://api")
+        self.run_id = ""
+
+    async def say(
+        self,
+        name: str | None,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        shown: str | None = None,
+    ) -> Any:
+        """Send; the answer, decoded if it is JSON. ``shown`` stands for a long body."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = dict(headers or {})
+        if body is not None:
+            headers.setdefault("content-type", "application/json")
+        response = await self._http.request(
+            method, path, content=content if body is not None else None, headers=headers
+        )
+        answer = _decoded(response)
+        if name is not None:
+            request = self._text(f"{method} {path}", headers, shown or body)
+            kept = {k: v for k, v in response.headers.items() if k in SHOWN_HEADERS}
+            self.said[name] = Exchange(
+                request, self._text(str(response.status_code), kept, answer)
+            )
+        return answer
+
+    def _text(self, first: str, headers: dict[str, str], body: Any) -> str:
+        named = [f"{k}: {v}" for k, v in headers.items() if v not in NOT_SHOWN]
+        text = "\n".join([first, *named])
+        if body is not None and body != "":
+            shown = "(frames)" if isinstance(body, bytes) else body
+            text += "\n\n" + (shown if isinstance(shown, str) else pretty(_settled(shown)))
+        return text.replace(self.run_id, RUN_ID) if self.run_id else text
+
+    async def events(self) -> str:
+        """Everything that /events would have said."""
+        events = self.app.state.service.events
+        reader = events.subscribe(after="")
+        events.close()
+        text = b"".join([frame async for frame in frames(reader)]).decode()
+        return re.sub(r"id: [0-9a-f]+-", "id: 18f3c2-", text)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+        self.app.state.service.close()
+
+
+def _decoded(response: httpx.Response) -> Any:
+    kind = response.headers.get("content-type", "")
+    if kind.startswith("application/json"):
+        return json.loads(response.content)
+    return response.content if kind.startswith("application/x-") else response.text
+
+
+def _settled(value: Any) -> Any:
+    """The same, without what chance decided and without the empty fields of groups."""
+    if isinstance(value, dict):
+        group = "tokens" in value  # every key of the record is there; most say nothing
+        fixed = {"uuid": 271828182845904523536028747135266249775}
+        return {
+            k: fixed[k] if k in fixed else _settled(v)
+            for k, v in value.items()
+            if not (group and v is None)
+        }
+    if isinstance(value, list):
+        return [_settled(one) for one in value]
+    return value
+
+
+def pretty(value: Any, indent: int = 0, width: int = 92) -> str:
+    """JSON that breaks lines only where one would not fit."""
+    flat = json.dumps(value)
+    if len(flat) + indent <= width or not isinstance(value, (dict, list)) or not value:
+        return flat
+    pad = " " * (indent + 2)
+    if isinstance(value, dict):
+        inner = [
+            (
+                f"{pad}{json.dumps(k)}: {pretty(v, indent + len(k) + 6, width)}"
+                if len(json.dumps(v)) + indent + len(k) + 6 <= width
+                else f"{pad}{json.dumps(k)}: {pretty(v, indent + 2, width)}"
+            )
+            for k, v in value.items()
+        ]
+        return "{\n" + ",\n".join(inner) + "\n" + " " * indent + "}"
+    inner = [pad + pretty(one, indent + 2, width) for one in value]
+    return "[\n" + ",\n".join(inner) + "\n" + " " * indent + "]"
+
+
+# --- the conversation ----------------------------------------------------------------------
+
+
+async def record() -> dict[str, Exchange]:
+    """Everything docs/wire.md shows."""
+    session = Session()
+    steps: tuple[Callable[[Session], Awaitable[None]], ...] = (
+        _begin,
+        _groups,
+        _batches,
+        _checkpoints,
+        _watching,
+        _old_clients,
+        _end,
+    )
+    for step in steps:
+        await step(session)
+    await session.close()
+    full = await _full_queue()
+    return {**session.said, **full}
+
+
+async def _begin(s: Session) -> None:
+    await s.say("claim not registered", "POST", "/batches/claim", {"generation": 1})
+    await s.say("register-env waiting", "POST", "/register-env", ENV)
+    registered = await s.say(None, "POST", "/register", TRAINER)
+    s.run_id = registered["run_id"]
+    await s.say("register", "POST", "/register", TRAINER)
+    await s.say("claim empty", "POST", "/batches/claim", {"generation": 2, "wait_s": 0})
+    await s.say("register-env", "POST", "/register-env", ENV)
+    await s.say("info", "GET", "/info")
+    await s.say("wandb_info", "GET", "/wandb_info")
+
+
+async def _groups(s: Session) -> None:
+    run = {"x-atropos-run-id": s.run_id}
+    asked = {"env_id": 0, "run_id": s.run_id, "sequences": 16, "lease_id": "env-a-17"}
+    await s.say("lease", "POST", "/lease", asked)
+    first = group(7, env_id=0, group_id="gsm8k/17", idempotency_key="env-a-1")
+    await s.say("groups", "POST", "/groups", [first], run)
+    await s.say("groups again", "POST", "/groups", [first], run, "(the same body)")
+    await s.say("release", "POST", "/release", {"lease_id": "env-a-17"})
+    second = ScoredData(**group(9, env_id=0, group_id="gsm8k/18", idempotency_key="env-a-2"))
+    # Not compressed: the credit in the answer must not depend on the version of zstd.
+    body = in_frames([pack_group(second, compress=False)])
+    await s.say("groups binary", "POST", "/groups", body, run | {"content-type": FRAMES})
+    await s.say("status-env", "POST", "/status-env", {"env_id": 0, "run_id": s.run_id})
+    wrong = group(7, env_id=0) | {"masks": [[-100, -100, 7, 2], [-100]]}
+    await s.say("invalid", "POST", "/groups", [wrong], run)
+    gone = {"x-atropos-run-id": "another"}
+    await s.say("unknown env", "POST", "/groups", [first], gone, "(the same body)")
+    other = first | {"scores": [0.0, 1.0]}
+    await s.say("key conflict", "POST", "/groups", [other], run, "(other scores, same key)")
+
+
+async def _batches(s: Session) -> None:
+    claim = {"generation": 2, "lease_s": 600, "wait_s": 5, "claim_id": "trainer-a-1"}
+    claim |= {"world_size": 2}
+    await s.say("claim", "POST", "/batches/claim", claim)
+    await s.say("claim binary", "POST", "/batches/claim", claim, {"accept": FRAMES})
+    await s.say("shard", "GET", "/batches/1/shards/1?generation=2&epoch=2")
+    held = {"generation": 2, "epoch": 2}
+    await s.say("extend", "POST", "/batches/1/extend", held | {"lease_s": 900})
+    await s.say("ack rank", "POST", "/batches/1/ack", held | {"rank": 0})
+    await s.say("ack", "POST", "/batches/1/ack", held)
+    await s.say("ack again", "POST", "/batches/1/ack", held)
+    await s.say("fenced", "POST", "/batches/1/ack", {"generation": 1, "epoch": 1})
+    await s.say("policy_version", "POST", "/policy_version", {"version": 1})
+
+
+async def _checkpoints(s: Session) -> None:
+    await s.say("rewind", "POST", "/batches/0/rewind", {"generation": 2})
+    again = await s.say(None, "POST", "/batches/claim", {"generation": 2})
+    held = {"generation": 2, "epoch": again["epoch"]}
+    await s.say(None, "POST", "/batches/1/ack", held)
+    await s.say("commit", "POST", "/batches/1/commit", {"generation": 2})
+
+
+async def _watching(s: Session) -> None:
+    beat = {"role": "trainer", "name": "trainer-a", "phase": "training"}
+    beat |= {"waiting_on": None, "details": {"step": 1}}
+    await s.say("heartbeat", "POST", "/heartbeat", beat)
+    await s.say("status", "GET", "/status")
+    await s.say("health", "GET", "/health")
+    page = await s.say(None, "GET", "/metrics")
+    lines = "\n".join(match[0] for match in METRICS_SHOWN.finditer(page))
+    s.said["metrics"] = Exchange("GET /metrics", f"200\n\n...\n{lines}\n...")
+
+
+async def _old_clients(s: Session) -> None:
+    old = {k: v for k, v in group(11, env_id=0).items() if k != "versions"}
+    await s.say("scored_data", "POST", "/scored_data", old)
+    half = {k: v[:1] if isinstance(v, list) else v for k, v in old.items()}
+    await s.say("scored_data buffered", "POST", "/scored_data", half)
+    await s.say(
+        "scored_data_list", "POST", "/scored_data_list", [old | {"scores": [1.0, 1.0]}]
+    )
+    await s.say("latest_example", "GET", "/latest_example")
+    await s.say("batch", "GET", "/batch")
+    await s.say("batch none", "GET", "/batch")
+    await s.say("status-env get", "GET", "/status-env?env_id=0")
+    await s.say("root", "GET", "/")
+
+
+async def _end(s: Session) -> None:
+    await s.say("disconnect-env", "POST", "/disconnect-env", {"env_id": 0})
+    await s.say("reset_data", "POST", "/reset_data")
+    s.said["events"] = Exchange(
+        "GET /events\nlast-event-id: 18f3c2-0", f"200\n\n{await s.events()}"
+    )
+
+
+async def _full_queue() -> dict[str, Exchange]:
+    session = Session(max_bytes=1000)
+    await session.say(None, "POST", "/groups", [group(7)])
+    await session.say("groups full", "POST", "/groups", [group(9)])
+    await session.close()
+    return session.said

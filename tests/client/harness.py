@@ -1,0 +1,134 @@
+"""The real application behind transports that lose replies or hide routes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import uvicorn
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from atroposlib.api.server import create_app
+from atroposlib.api.store import open_store
+from atroposlib.wire import Registration, ScoredData
+
+URL = "http://127.0.0.1:9"  # nothing listens on the discard port
+
+
+class InProcess(httpx.BaseTransport):
+    """Carries the requests of a blocking client to an app on a loop in another thread."""
+
+    def __init__(self, app, portal: BlockingPortal) -> None:
+        self._app = app
+        self._portal = portal
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        return self._portal.call(self._answer, request)
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        transport = httpx.ASGITransport(self._app)
+        response = await transport.handle_async_request(request)
+        body = await response.aread()
+        return httpx.Response(response.status_code, headers=response.headers, content=body)
+
+
+class Lossy(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """Delivers the request, and loses the reply of the first ``times`` to ``path``."""
+
+    def __init__(self, inner, path: str, times: int = 1) -> None:
+        self._inner = inner
+        self._path = path
+        self.left = times
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._inner.handle_request(request)
+        self._lose(request)
+        return response
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await self._inner.handle_async_request(request)
+        self._lose(request)
+        return response
+
+    def _lose(self, request: httpx.Request) -> None:
+        if self.left and request.url.path == self._path:
+            self.left -= 1
+            raise httpx.RemoteProtocolError("peer closed connection", request=request)
+
+
+class Older(httpx.AsyncBaseTransport):
+    """An API that has never heard of ``paths``; ``asked`` are the paths it was asked for."""
+
+    def __init__(self, inner, *paths: str) -> None:
+        self._inner = inner
+        self._paths = paths
+        self.asked: list[str] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.url.path)
+        if request.url.path in self._paths:
+            return httpx.Response(404, json={"detail": "Not Found"})
+        return await self._inner.handle_async_request(request)
+
+
+class Clock:
+    """Of the API; it moves when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def in_process(**options) -> Iterator[InProcess]:
+    app = create_app(open_store("memory"), **options)
+    with start_blocking_portal() as portal:
+        yield InProcess(app, portal)
+        app.state.service.close()
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The address of an API behind a real socket."""
+    app = create_app(open_store("memory"))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        settings = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(settings)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(15)
+
+
+def registration(batch_size: int = 2, **more) -> Registration:
+    fields = {
+        "wandb_group": "g",
+        "wandb_project": "p",
+        "batch_size": batch_size,
+        "max_token_len": 64,
+        "checkpoint_dir": "",
+        "save_checkpoint_interval": 1,
+        "starting_step": 0,
+        "num_steps": 4,
+    }
+    return Registration(**fields | more)
+
+
+def group(mark: int = 1, rows: int = 2, **more) -> ScoredData:
+    fields = {
+        "tokens": [[mark, 7]] * rows,
+        "masks": [[-100, 7]] * rows,
+        "scores": [0.5, 1.0][:rows],
+    }
+    return ScoredData(**fields | more)

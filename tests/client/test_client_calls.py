@@ -1,0 +1,240 @@
+"""What requests carry, what answers mean, and how long a client waits."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import httpx
+import pytest
+
+from atroposlib.client import RolloutClient, calls, patience
+from atroposlib.client.groups import as_frames, as_json, read_claimed
+from atroposlib.client.patience import Patience, Postponed, Settings
+from atroposlib.errors import (
+    ConfigError,
+    Fenced,
+    Forbidden,
+    KeyConflict,
+    NotRegistered,
+    RolloutApiRefused,
+    RolloutApiUnavailable,
+    Unauthorized,
+    UnknownEnv,
+)
+from atroposlib.wire import ClaimedBatch, Heartbeat
+from tests.client.harness import URL, group
+
+BEAT = Heartbeat(role="env", name="e_0", phase="rollout")
+TOKEN = "s3cret-of-the-trainer"
+
+
+def settled(code, **answer):
+    return calls.settle(calls.status(), httpx.Response(code, **answer))
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [
+        (401, "unauthorized", Unauthorized),
+        (403, "forbidden", Forbidden),
+        (404, "unknown_env", UnknownEnv),
+        (409, "fenced", Fenced),
+        (409, "not_registered", NotRegistered),
+        (409, "key_conflict", KeyConflict),
+        (422, "", RolloutApiRefused),
+    ],
+)
+def test_a_refusal_is_raised_as_what_it_is_with_the_words_of_the_api(code, status, error):
+    with pytest.raises(error, match="because"):
+        settled(code, json={"status": status, "detail": "because"})
+
+
+def test_a_404_that_names_no_env_is_a_refusal_and_not_a_reason_to_register_again():
+    with pytest.raises(RolloutApiRefused, match="404.*Not Found"):
+        settled(404, json={"detail": "Not Found"})
+
+
+def test_what_is_no_json_is_quoted():
+    with pytest.raises(RolloutApiRefused, match="418.*teapot"):
+        settled(418, text="teapot")
+
+
+def test_a_success_that_no_rollout_api_gives_is_refused():
+    with pytest.raises(RolloutApiRefused, match="not one of a rollout API"):
+        settled(200, text="<html>welcome</html>")
+
+
+def test_a_redirect_is_named_and_not_followed():
+    with pytest.raises(RolloutApiRefused, match="use the final URL"):
+        settled(307, headers={"location": "http://elsewhere/status"})
+
+
+def test_what_the_api_cannot_do_now_is_postponed():
+    assert settled(503, json={"detail": "no room"}) == Postponed("HTTP 503 no room")
+    assert settled(408, json={"detail": "slow"}) == Postponed("HTTP 408 slow")
+    full = settled(429, json={"detail": "full"}, headers={"retry-after": "7"})
+    assert full == Postponed("HTTP 429 full", 7.0)
+    odd = settled(429, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"})
+    assert odd == Postponed("HTTP 429")
+
+
+def test_a_large_body_is_compressed_only_for_another_machine():
+    big = [group(tokens=[[1] * 900] * 2)]
+    assert "content-encoding" not in as_json(big, ["k"], compress=False).headers
+    far = as_json(big, ["k"], compress=True)
+    assert far.headers["content-encoding"] == "gzip" and len(far.content) < 900
+
+
+def test_frames_say_what_json_says():
+    groups = [group(3), group(4, versions=[[-1, 2], [-1, 2]])]
+    body = as_frames(groups, ["a", "b"], compress=True)
+    headers = body.headers | {"x-atropos-batch": "5", "x-atropos-epoch": "1"}
+    claimed = read_claimed(httpx.Response(200, headers=headers, content=body.content))
+    assert (claimed.batch_no, claimed.epoch) == (5, 1)
+    assert [one.idempotency_key for one in claimed.batch or []] == ["a", "b"]
+    assert [one.tokens for one in claimed.batch or []] == [[[3, 7]] * 2, [[4, 7]] * 2]
+
+
+def test_frames_cut_short_are_no_batch():
+    body = as_frames([group()], ["a"], compress=False)
+    headers = body.headers | {"x-atropos-batch": "5", "x-atropos-epoch": "1"}
+    short = httpx.Response(200, headers=headers, content=body.content[:-1])
+    with pytest.raises(ValueError, match="cut short"):
+        read_claimed(short)
+
+
+def test_a_group_that_breaks_the_record_is_refused_before_it_is_sent_as_frames():
+    with pytest.raises(RolloutApiRefused, match=r"422.*\[1\]\.masks"):
+        as_frames([group(), group(masks=[[-100, 7], [7]])], ["a", "b"], compress=False)
+
+
+# --- patience --------------------------------------------------------------------------
+
+
+def test_an_absent_api_is_waited_for_within_the_bound_and_visibly(monkeypatch):
+    now, waits = [0.0], []
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    waiting = Patience(URL, 60.0, waits.append)
+    pauses = []
+    with pytest.raises(RolloutApiUnavailable, match="gave up after 60 s"):
+        while True:
+            pauses.append(waiting.pause_after(Postponed("connection refused")))
+            now[0] += pauses[-1]
+    assert max(pauses) <= 5.0 and abs(sum(pauses) - 60.0) < 1e-6
+    assert waits[0] == (
+        f"waiting for rollout API at {URL}: connection refused, 0 s of at most 60 s"
+    )
+
+
+def test_a_named_pause_is_kept_as_far_as_the_bound_goes(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(random, "uniform", lambda low, high: low)
+    waiting = Patience(URL, 60.0, lambda _: None)
+    assert waiting.pause_after(Postponed("full", 7.0)) == 7.0
+    now[0] = 57.0
+    assert waiting.pause_after(Postponed("full", 7.0)) == 3.0
+    assert Patience(URL, 1e6, lambda _: None).pause_after(Postponed("full", 1e5)) == 60.0
+
+
+def test_without_an_api_best_effort_calls_return_and_the_others_give_up():
+    with RolloutClient(URL, give_up_after_s=0) as client:
+        client.heartbeat(BEAT)
+        assert client.health() is False
+        with pytest.raises(RolloutApiUnavailable, match="connection refused"):
+            client.status()
+
+
+def test_a_client_that_never_registered_is_told_to():
+    with RolloutClient(URL) as client:
+        with pytest.raises(NotRegistered):
+            client.claim()
+        with pytest.raises(ValueError, match="no batch"):
+            client.ack(ClaimedBatch())
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", ""])
+def test_a_url_that_is_none_is_named(url):
+    with pytest.raises(ConfigError, match="no URL"):
+        RolloutClient(url)
+
+
+# --- tokens ------------------------------------------------------------------------------
+
+
+def authorization_of(client: RolloutClient, sent: list[httpx.Request]) -> str | None:
+    client.health()
+    return sent[-1].headers.get("authorization")
+
+
+def test_the_token_is_an_argument_or_the_variable_and_none_is_none(monkeypatch):
+    sent: list[httpx.Request] = []
+
+    def answer(request):
+        sent.append(request)
+        return httpx.Response(200)
+
+    transport = httpx.MockTransport(answer)
+    assert authorization_of(RolloutClient(URL, transport=transport), sent) is None
+    monkeypatch.setenv("ATROPOS_API_TOKEN", TOKEN)
+    assert authorization_of(RolloutClient(URL, transport=transport), sent) == f"Bearer {TOKEN}"
+    other = RolloutClient(URL, transport=transport, token="other")
+    assert authorization_of(other, sent) == "Bearer other"
+    assert authorization_of(RolloutClient(URL, transport=transport, token=""), sent) is None
+
+
+def test_a_token_goes_to_no_other_address(monkeypatch):
+    sent: list[httpx.Request] = []
+
+    def answer(request):
+        sent.append(request)
+        return httpx.Response(302, headers={"location": "http://elsewhere/status"})
+
+    client = RolloutClient(URL, token=TOKEN, transport=httpx.MockTransport(answer))
+    with pytest.raises(RolloutApiRefused, match="final URL"):
+        client.status()
+    assert [request.url.host for request in sent] == ["127.0.0.1"]
+
+
+def test_a_token_appears_in_no_log_and_no_error(caplog):
+    caplog.set_level(logging.DEBUG)
+
+    def answer(request):
+        return httpx.Response(401, json={"status": "unauthorized", "detail": "no"})
+
+    client = RolloutClient(URL, token=TOKEN, transport=httpx.MockTransport(answer))
+    with pytest.raises(Unauthorized, match="ATROPOS_API_TOKEN") as refused:
+        client.status()
+    assert TOKEN not in caplog.text + str(refused.value) + repr(client)
+
+
+def test_a_token_with_characters_that_no_token_has_is_refused_without_showing_it():
+    with pytest.raises(ConfigError, match="ATROPOS_API_TOKEN") as refused:
+        RolloutClient(URL, token="line\nbreak")
+    assert "break" not in str(refused.value)
+
+
+def test_a_private_authority_is_used_for_https_only(monkeypatch):
+    def settings(url):
+        return Settings(url, 1.0, 1.0, None, None)
+
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    assert settings("https://api").verify() is True
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
+    assert settings("http://api").verify() is True
+    with pytest.raises(FileNotFoundError):
+        settings("https://api").verify()
+
+
+def test_arrays_in_a_group_are_sent_as_frames_too():
+    numpy = pytest.importorskip("numpy")
+    tokens = numpy.array([[3, 7], [3, 7]])
+    for made in (
+        group(tokens=tokens, masks=tokens, metadata={"speed": numpy.float32(0.5)}),
+        {"tokens": tokens, "masks": tokens, "scores": [numpy.float64(1.0), 0.5]},
+    ):
+        body = as_frames([made], ["a"], compress=False)
+        headers = body.headers | {"x-atropos-batch": "5", "x-atropos-epoch": "1"}
+        claimed = read_claimed(httpx.Response(200, headers=headers, content=body.content))
+        assert [one.tokens for one in claimed.batch or []] == [[[3, 7]] * 2]

@@ -1,0 +1,72 @@
+"""A lease that is kept alive from another thread, and what happens when it is lost."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from atroposlib.client import LeaseKeeper, RolloutClient
+from atroposlib.errors import Fenced
+from atroposlib.wire import ClaimedBatch
+from tests.client.harness import URL, Clock, group, in_process, registration, served
+from tests.client.test_client_trainer import post
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def transport(clock):
+    with in_process(clock=clock) as transport:
+        yield transport
+
+
+def claimed_by(transport):
+    trainer = RolloutClient(URL, transport=transport)
+    generation = trainer.register(registration()).generation
+    post(transport, group())
+    helper = RolloutClient(URL, transport=transport)
+    helper.speak_for(generation)
+    return trainer, helper, trainer.claim(wait_s=0, lease_s=10)
+
+
+def test_a_held_lease_outlives_its_first_end(transport, clock):
+    trainer, helper, claimed = claimed_by(transport)
+    with LeaseKeeper(helper, claimed, lease_s=100) as held:
+        pass
+    held.check()
+    clock.now += 50
+    assert trainer.claim(wait_s=0).batch is None
+    assert trainer.ack(claimed) is True
+
+
+def test_a_lost_lease_is_told_when_asked_and_does_not_interrupt_the_step(transport):
+    _, helper, claimed = claimed_by(transport)
+    RolloutClient(URL, transport=transport).register(registration())
+    with LeaseKeeper(helper, claimed, lease_s=100) as held:
+        pass
+    with pytest.raises(Fenced):
+        held.check()
+
+
+def test_an_api_that_is_away_does_not_take_the_lease():
+    away = RolloutClient(URL, give_up_after_s=0)
+    away.speak_for(1)
+    with LeaseKeeper(away, ClaimedBatch(batch_no=1, epoch=1), lease_s=100) as held:
+        pass
+    held.check()
+
+
+def test_holding_speaks_through_a_connection_of_its_own():
+    with served() as url, RolloutClient(url) as trainer:
+        trainer.register(registration())
+        body = {"tokens": [[1, 7]] * 2, "masks": [[-100, 7]] * 2, "scores": [0.5, 1.0]}
+        assert httpx.post(f"{url}/scored_data", json=body).status_code == 200
+        claimed = trainer.claim(wait_s=0, lease_s=10)
+        with trainer.holding(claimed, lease_s=60) as held:
+            held.check()
+        assert trainer.ack(claimed) is True
+        with pytest.raises(ValueError, match="no batch"):
+            trainer.holding(ClaimedBatch())

@@ -1,0 +1,27 @@
+"""docs/wire.md says what the running API says, and says something about every call."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from atroposlib.api.guards.access import SCOPES_OF
+
+
+def test_wire_md_is_current(root):
+    command = [sys.executable, "scripts/generate_wire_doc.py", "--check"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+OF_FASTAPI = {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+
+
+@pytest.mark.parametrize("path", sorted({path for _, path in SCOPES_OF} - OF_FASTAPI))
+def test_every_call_has_an_example(root, path):
+    pattern = re.escape(path).replace(r"\{no\}", r"\d+").replace(r"\{rank\}", r"\d+")
+    page = (root / "docs/wire.md").read_text(encoding="utf-8")
+    assert re.search(rf"```http\n(GET|POST) {pattern}[?\n]", page)
