@@ -1,0 +1,247 @@
+"""HTTP clients that cost little, so that what is measured is the server."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from apibench.payloads import Body
+
+TIMEOUT_S = 300.0
+_READ = 1 << 20
+_PROBE_S = 60.0  # a call takes so long at most, even on the naive server
+
+
+class Refused(RuntimeError):
+    """The server answered with a status that makes the measurement void."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes | memoryview
+    seconds: float  # from before the request was sent until the last byte was here
+
+    def json(self) -> Any:
+        return json.loads(bytes(self.body))
+
+    def ok(self) -> Reply:
+        """Itself, if the status is 200.
+
+        Raises:
+            Refused: it is not.
+        """
+        if self.status != 200:
+            raise Refused(f"{self.status}: {bytes(self.body[:300])!r}")
+        return self
+
+
+class Client:
+    """One blocking keep-alive connection. Not for several threads at once."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        room: bytearray | None = None,
+    ) -> Reply:
+        """``room`` takes the body instead of new memory, which would have to be paged in.
+
+        Raises:
+            Refused: the reply is larger than ``room``.
+            OSError: the connection broke.
+        """
+        began = time.perf_counter()
+        self._connection.request(
+            method, path, data, {"accept-encoding": "identity", **(headers or {})}
+        )
+        got = self._connection.getresponse()
+        body = got.read() if room is None else _into(room, got)
+        seconds = time.perf_counter() - began
+        names = {name.lower(): value for name, value in got.getheaders()}
+        return Reply(got.status, names, body, seconds)
+
+    def post(self, path: str, value: object) -> Any:
+        """Send JSON, get JSON."""
+        data = json.dumps(value).encode()
+        return self.call("POST", path, data, {"content-type": "application/json"}).ok().json()
+
+    def send(self, path: str, body: Body) -> Reply:
+        return self.call("POST", path, body.data, body.headers).ok()
+
+    def get(self, path: str) -> Any:
+        return self.call("GET", path).ok().json()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _into(room: bytearray, got: http.client.HTTPResponse) -> memoryview:
+    view, filled = memoryview(room), 0
+    while count := got.readinto(view[filled : filled + _READ]):
+        filled += count
+        if filled == len(room):
+            raise Refused("the reply is larger than the room made for it")
+    return view[:filled]
+
+
+def send_all(port: int, path: str, bodies: Sequence[Body], count: int, clients: int) -> None:
+    """``count`` posts, ``clients`` of them at a time, the bodies in turn.
+
+    Raises:
+        Refused: one of them was refused; the others are sent all the same.
+    """
+    turns = iter(range(count))
+    failures: list[Exception] = []
+
+    def work() -> None:
+        client = Client(port)
+        try:
+            for turn in turns:
+                client.send(path, bodies[turn % len(bodies)])
+        except (Refused, OSError, http.client.HTTPException) as error:
+            failures.append(error)
+        finally:
+            client.close()
+
+    threads = [threading.Thread(target=work) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise Refused(str(failures[0]))
+
+
+class AsyncClient:
+    """One keep-alive connection on the event loop; replies need a length or chunks."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def call(
+        self, method: str, path: str, data: bytes = b"", content_type: str = "application/json"
+    ) -> Reply:
+        """Connects when needed; a broken connection is not used again.
+
+        Raises:
+            OSError, asyncio.IncompleteReadError: the connection broke.
+        """
+        began = time.perf_counter()
+        head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{self._port}\r\n"
+        if data:
+            head += f"content-type: {content_type}\r\ncontent-length: {len(data)}\r\n"
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
+        reader, writer = self._streams
+        try:
+            writer.write(head.encode() + b"\r\n" + data)
+            lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = dict(_header(line) for line in lines[1:] if line)
+            body = await _body(reader, headers)
+        except (OSError, asyncio.IncompleteReadError):
+            self.close()
+            raise
+        if headers.get("connection") == "close":
+            self.close()
+        return Reply(int(lines[0].split()[1]), headers, body, time.perf_counter() - began)
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    return name.lower(), value.strip()
+
+
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if "content-length" in headers:
+        return await reader.readexactly(int(headers["content-length"]))
+    pieces = []
+    while size := int(await reader.readline(), 16):
+        pieces.append(await reader.readexactly(size))
+        await reader.readline()
+    await reader.readline()
+    return b"".join(pieces)
+
+
+class Prober:
+    """A process that asks GET /status all the time, so that a busy client here is not
+    mistaken for a blocked server."""
+
+    def __init__(self, port: int, pause_s: float = 0.002) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_probe, args=(port, pause_s, theirs), daemon=True
+        )
+        self.samples: list[tuple[float, float]] = []  # (begin, seconds)
+
+    def __enter__(self) -> Prober:
+        self._process.start()
+        self._hear()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pipe.send("stop")
+        self.samples = self._hear()
+        self._process.join(10)
+
+    def _hear(self) -> Any:
+        """What the process says next.
+
+        Raises:
+            Refused: it says nothing, for its calls fail or it never came up.
+        """
+        if not self._pipe.poll(_PROBE_S):
+            self._process.kill()
+            raise Refused("the process that asks GET /status fell silent")
+        return self._pipe.recv()
+
+    def during(self, begin: float, end: float) -> list[float]:
+        """Seconds of each call that was under way at any time between the two."""
+        return list(_overlapping(self.samples, begin, end))
+
+
+def _overlapping(
+    samples: Sequence[tuple[float, float]], begin: float, end: float
+) -> Iterator[float]:
+    for at, seconds in samples:
+        if at + seconds >= begin and at <= end:
+            yield seconds
+
+
+def _probe(port: int, pause_s: float, pipe: Any) -> None:
+    client = Client(port)
+    client.call("GET", "/status").ok()
+    pipe.send("ready")
+    samples = []
+    while not pipe.poll():
+        began = time.perf_counter()
+        samples.append((began, client.call("GET", "/status").ok().seconds))
+        time.sleep(pause_s)
+    client.close()
+    pipe.send(samples)

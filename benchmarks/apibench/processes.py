@@ -1,0 +1,76 @@
+"""CPU and memory of another process, as the kernel counts them (Linux)."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of a process and its children; CPU is user and system time of all threads."""
+
+    cpu_s: float
+    rss_bytes: int
+
+
+def usage(pid: int) -> Usage:
+    """What ``pid`` has used so far.
+
+    Raises:
+        OSError: there is no such process, or no /proc.
+    """
+    used = [_one(each) for each in _family(pid)]
+    return Usage(sum(u.cpu_s for u in used), sum(u.rss_bytes for u in used))
+
+
+def _one(pid: int) -> Usage:
+    """Ticks count threads that are gone, nanoseconds do not: the larger one is nearer."""
+    fields = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
+    ticks = (int(fields[11]) + int(fields[12])) * _TICK_S
+    pages = int(fields[21])
+    return Usage(max(ticks, _threads_s(pid)), pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _threads_s(pid: int) -> float:
+    total = 0.0
+    for thread in (_PROC / str(pid) / "task").iterdir():
+        try:
+            total += int((thread / "schedstat").read_text().split()[0]) / 1e9
+        except OSError:  # the thread ended meanwhile, or the kernel keeps no such count
+            continue
+    return total
+
+
+def _family(pid: int) -> list[int]:
+    found = [pid]
+    for thread in (_PROC / str(pid) / "task").iterdir():
+        try:
+            children = (thread / "children").read_text().split()
+        except OSError:
+            continue
+        for child in children:
+            found += _family(int(child))
+    return found
+
+
+def machine() -> str:
+    """One line about this machine, without its name."""
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    model = "unknown CPU"
+    for line in (_PROC / "cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    system = f"{platform.system()} {platform.release().split('-')[0]}"
+    return f"{cores} cores ({model}), {memory:.0f} GiB, {system}, {_python()}"
+
+
+def _python() -> str:
+    return f"Python {platform.python_version()}"

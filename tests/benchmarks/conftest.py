@@ -1,0 +1,8 @@
+"""Makes the code of benchmarks/ importable, as running a file there does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
