@@ -1,0 +1,83 @@
+"""Bits that flip in the file: what is delivered is right, or it is not delivered.
+
+Each flip hits the closed database of a small run. Then it is opened and all payloads are
+read; a damaged one must be refused by its digest, or SQLite must refuse the file.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+
+from atroposlib.api.decisions.batching import choose, whole
+from atroposlib.api.records import Claim, NewGroup
+from atroposlib.api.store.sqlite import DATABASE, SqliteStore
+from atroposlib.errors import ConfigError, CorruptPayload, StoreError
+from tests.torture.figures import Figures, fast_folder
+
+GROUPS = 16
+PAYLOAD_BYTES = 64_000  # so that nearly all of the file is payload
+REFUSED = "refused by digest"
+UNREADABLE = "refused by SQLite"
+
+
+def filled(folder: Path, rng: random.Random) -> list[bytes]:
+    payloads = [rng.randbytes(PAYLOAD_BYTES) for _ in range(GROUPS)]
+    store = SqliteStore(folder)
+    run = store.save(b"run", 0, fence=True)
+    store.put([NewGroup(payload, 4) for payload in payloads], run.revision, whole)
+    claim = Claim(generation=run.generation, size=16, now=0.0, lease_s=9.0)
+    store.claim(claim, lambda queue, mix: choose(queue, mix, batch_size=16))
+    store.close()  # the log is in the file now
+    return payloads
+
+
+def flip(file: Path, bit: int) -> None:
+    with open(file, "r+b") as handle:
+        handle.seek(bit // 8)
+        [old] = handle.read(1)
+        handle.seek(bit // 8)
+        handle.write(bytes([old ^ 1 << bit % 8]))
+
+
+def read_after_a_flip(folder: Path, payloads: list[bytes]) -> tuple[str, int]:
+    """What happened, and how many payloads came back wrong."""
+    try:
+        store = SqliteStore(folder)
+    except (StoreError, ConfigError):
+        return UNREADABLE, 0
+    try:
+        got = {}
+        for gid in range(1, GROUPS + 1):
+            try:
+                got[gid] = store.read([gid])[0].data
+            except CorruptPayload:
+                pass
+        wrong = sum(data != payloads[gid - 1] for gid, data in got.items())
+        return (REFUSED if len(got) < GROUPS else "in unused bytes"), wrong
+    except StoreError:
+        return UNREADABLE, 0
+    finally:
+        store.close()
+
+
+def bit_rot_campaign(flips: int, seed: int = 0) -> Figures:
+    """Raises AssertionError if one wrong byte is delivered."""
+    rng, seen, wrong = random.Random(seed), Counter[str](), 0
+    with fast_folder() as place:
+        payloads = filled(place / "good", rng)
+        good = (place / "good" / DATABASE).read_bytes()
+        for i in range(flips):
+            folder = place / str(i)
+            folder.mkdir()
+            (folder / DATABASE).write_bytes(good)
+            flip(folder / DATABASE, rng.randrange(8 * len(good)))
+            what, delivered_wrong = read_after_a_flip(folder, payloads)
+            seen[what] += 1
+            wrong += delivered_wrong
+            shutil.rmtree(folder)
+    figures = Figures({"flips": flips, "wrong payloads delivered": wrong, **seen})
+    assert wrong == 0, figures.line("bit rot")
+    return figures

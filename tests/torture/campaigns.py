@@ -1,0 +1,94 @@
+"""All campaigns by name, with the size that CI runs and the size of `make torture`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atroposlib.api.store import open_store
+from tests.postgres_server import running_server
+from tests.torture.bit_rot import bit_rot_campaign
+from tests.torture.bombs import bomb_campaign
+from tests.torture.figures import Figures, fast_folder, in_own_process
+from tests.torture.full_disk import full_disk_campaign
+from tests.torture.fuzz import fuzz_campaign
+from tests.torture.killed_run import kill_campaign
+from tests.torture.mutants import MUTANTS
+from tests.torture.mutation_job import mutation_campaign
+from tests.torture.power_cuts import power_cut_campaign
+from tests.torture.queue_actions import MAX_BYTES
+from tests.torture.queue_machine import (
+    PostgresMachine,
+    QueueMachine,
+    SqliteMachine,
+    run_machine,
+)
+from tests.torture.schema_fuzz import schema_campaign
+from tests.torture.slow_readers import slow_reader_campaign
+from tests.torture.soak import soak_campaign
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """``run(size, seed)`` raises AssertionError at a broken promise."""
+
+    run: Callable[[int, int], Figures]
+    unit: str
+    in_ci: int
+    long: int
+
+
+def model_on_memory(examples: int, _: int) -> Figures:
+    return counted(run_machine(QueueMachine, examples))
+
+
+def model_on_sqlite(examples: int, _: int) -> Figures:
+    with fast_folder() as SqliteMachine.place:
+        return counted(run_machine(SqliteMachine, examples))
+
+
+def model_on_postgres(examples: int, _: int) -> Figures:
+    with running_server() as server:
+        PostgresMachine.server = server
+        store = open_store(server.fresh_url(), max_bytes=MAX_BYTES)
+        PostgresMachine.shared_store = store
+        try:
+            return counted(run_machine(PostgresMachine, examples, steps=30))
+        finally:
+            store.close()
+
+
+def counted(seen: Counter[str]) -> Figures:
+    return Figures({"differences": 0, **seen})
+
+
+def power_without_fsync(cuts: int, seed: int) -> Figures:
+    """The control: if nothing breaks here, the cuts above prove nothing."""
+    figures = power_cut_campaign(cuts, "NORMAL", seed)
+    assert figures["with a broken promise"] > 0, figures.line("synchronous=NORMAL")
+    return figures
+
+
+CAMPAIGNS: dict[str, Campaign] = {
+    "model-memory": Campaign(model_on_memory, "examples", 300, 5_000),
+    "model-sqlite": Campaign(model_on_sqlite, "examples", 2_000, 20_000),
+    "model-postgres": Campaign(model_on_postgres, "examples", 150, 1_000),
+    "mutants": Campaign(
+        lambda n, _: mutation_campaign(MUTANTS, n), "examples each", 300, 2_000
+    ),
+    "power": Campaign(lambda n, seed: power_cut_campaign(n, seed=seed), "cuts", 2_000, 50_000),
+    "power-without-fsync": Campaign(power_without_fsync, "cuts", 200, 2_000),
+    "bit-rot": Campaign(bit_rot_campaign, "flips", 2_000, 20_000),
+    "full-disk": Campaign(full_disk_campaign, "rounds", 4, 100),
+    "kills": Campaign(kill_campaign, "kills", 100, 1_000),
+    "fuzz": Campaign(
+        lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 100_000, 10**6
+    ),
+    "schemathesis": Campaign(schema_campaign, "s", 60, 900),
+    "bombs": Campaign(lambda n, seed: bomb_campaign(), "times", 1, 1),
+    "slow-readers": Campaign(lambda n, seed: slow_reader_campaign(n), "s", 5, 90),
+    "soak": Campaign(
+        lambda n, seed: in_own_process(soak_campaign, n, seed), "batches", 120, 1_440
+    ),
+}

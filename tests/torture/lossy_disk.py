@@ -1,0 +1,182 @@
+"""A disk that loses what nobody synced: an SQLite VFS with power cuts.
+
+folder   what the running program reads back: real files, best on a RAM disk
+durable  what was synced, by file: no cut touches it
+changes  what happened to a file since, which a cut may keep, drop or tear
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import apsw
+
+SECTOR = 512  # bytes a drive writes whole or not at all
+
+
+class Fate(Enum):
+    """What a power cut does to the changes of one file that were not synced."""
+
+    DROPPED = "dropped"
+    KEPT = "kept"
+    TORN = "torn"  # each sector of each write for itself
+    MIXED = "mixed"  # each write whole or not at all, in any combination
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Bytes written at ``offset``; without bytes the file was cut to ``offset``."""
+
+    offset: int
+    data: bytes | None
+
+    def apply(self, to: bytearray) -> None:
+        if self.data is None:
+            del to[self.offset :]
+            return
+        if len(to) < self.offset:
+            to.extend(bytes(self.offset - len(to)))
+        to[self.offset : self.offset + len(self.data)] = self.data
+
+    def sectors(self) -> list[Change]:
+        if self.data is None:
+            return [self]
+        steps = range(0, len(self.data), SECTOR)
+        return [Change(self.offset + i, self.data[i : i + SECTOR]) for i in steps]
+
+
+@dataclass(slots=True)
+class File:
+    durable: bytes | None = None  # None: not even its name was synced
+    changes: list[Change] = field(default_factory=list)
+
+    def sync(self) -> None:
+        self.durable = bytes(self._with(self.changes))
+        self.changes = []
+
+    def _with(self, changes: Iterable[Change]) -> bytearray:
+        content = bytearray(self.durable or b"")
+        for change in changes:
+            change.apply(content)
+        return content
+
+    def survivor(self, fate: Fate, rng: random.Random) -> bytes | None:
+        if fate is Fate.DROPPED:
+            return self.durable
+        changes = self.changes
+        if fate is Fate.TORN:
+            changes = [part for change in changes for part in change.sectors()]
+        if fate is not Fate.KEPT:
+            changes = [change for change in changes if rng.random() < 0.5]
+        return bytes(self._with(changes))
+
+
+class Disk:
+    """The files of one folder, and a fuse: after so many writes and syncs the power is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.steps_left: int | None = None  # None: no cut is planned
+        self.has_power = True
+        self._files: dict[str, File] = {}
+        self._deleted: dict[str, bytes] = {}  # names whose end was not synced
+
+    def opened(self, path: str) -> File:
+        return self._files.setdefault(Path(path).name, File())
+
+    def step(self) -> None:
+        """Count a write or sync; at the planned one the power goes."""
+        self.require_power()
+        if self.steps_left is not None:
+            self.steps_left -= 1
+            self.has_power = self.steps_left > 0
+
+    def require_power(self) -> None:
+        if not self.has_power:
+            raise apsw.IOError("no power")
+
+    def delete(self, path: str, synced: bool) -> None:
+        name = Path(path).name
+        gone = self._files.pop(name, None)
+        if gone is not None and gone.durable is not None and not synced:
+            self._deleted[name] = gone.durable
+
+    def sync(self, file: File) -> None:
+        if file.durable is None:  # as SQLite does for new logs: their folder is synced too
+            self._deleted.clear()
+        file.sync()
+
+    def after_cut(self, folder: Path, rng: random.Random) -> Disk:
+        """The disk as the next start finds it."""
+        after = Disk(folder)
+        fates = list(Fate)
+        together = rng.choice([None, *fates])  # all files alike, or each its own fate
+        for name, file in self._files.items():
+            after._put(name, file.survivor(together or rng.choice(fates), rng))
+        for name, old in self._deleted.items():
+            if name not in self._files and rng.random() < 0.5:
+                after._put(name, old)
+        return after
+
+    def _put(self, name: str, content: bytes | None) -> None:
+        if content is not None:
+            self._files[name] = File(content)
+            (self.folder / name).write_bytes(content)
+
+
+class OpenFile(apsw.VFSFile):
+    """One open file; what is not here goes straight to the real one."""
+
+    def __init__(
+        self, disk: Disk, name: str | apsw.URIFilename | None, flags: list[int]
+    ) -> None:
+        super().__init__("", name, flags)  # type: ignore[arg-type]
+        self._disk = disk
+        if name is None:
+            self._file = File()  # a temporary file: nobody else ever sees it
+        else:
+            self._file = disk.opened(name if isinstance(name, str) else name.filename())
+
+    def xRead(self, amount: int, offset: int) -> bytes:
+        self._disk.require_power()
+        return super().xRead(amount, offset)
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        self._disk.step()
+        self._file.changes.append(Change(offset, bytes(data)))
+        self._disk.require_power()  # the write that the cut interrupted may be torn
+        super().xWrite(data, offset)
+
+    def xTruncate(self, newsize: int) -> None:
+        self._disk.step()
+        self._file.changes.append(Change(newsize, None))
+        self._disk.require_power()
+        super().xTruncate(newsize)
+
+    def xSync(self, flags: int) -> None:
+        self._disk.step()
+        self._disk.require_power()  # an interrupted sync promised nothing
+        self._disk.sync(self._file)
+
+
+class LossyVfs(apsw.VFS):
+    """SQLite on whichever :class:`Disk` is put in."""
+
+    def __init__(self, name: str, disk: Disk) -> None:
+        self.name, self.disk = name, disk
+        super().__init__(name, "")
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:
+        self.disk.step()
+        self.disk.require_power()
+        self.disk.delete(filename, bool(syncdir))
+        super().xDelete(filename, syncdir)
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> OpenFile:
+        self.disk.require_power()
+        return OpenFile(self.disk, name, flags)

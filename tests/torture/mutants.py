@@ -1,0 +1,389 @@
+"""Bugs a queue could have, each a small patch; a test that none of them passes is a test.
+
+A mutant is applied in a process of its own, before any store is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from atroposlib.api.decisions import batching
+from atroposlib.api.decisions.staleness import StalenessRule
+from atroposlib.api.records import GroupState, Selection
+from atroposlib.api.store import (
+    batch_queries,
+    claim_queries,
+    put_queries,
+    queries,
+    run_queries,
+    sql,
+    writer,
+)
+from atroposlib.errors import KeyConflict
+from tests.torture.mutation import MUTANTS, Judge, mutant, noticed_by, rewrite, wrap
+
+__all__ = ["MUTANTS"]
+
+# --- leases -------------------------------------------------------------------------
+
+
+@mutant
+def ack_ignores_the_epoch() -> None:
+    def around(
+        original: Any, no: Any, owner: Any, generation: int, epoch: int, now: int
+    ) -> None:
+        original(no, owner and (owner[0], epoch, epoch), generation, epoch, now)
+
+    wrap(batch_queries, "require_owner", around)
+
+
+@mutant
+def ack_ignores_the_generation() -> None:
+    def around(
+        original: Any, no: Any, owner: Any, generation: int, epoch: int, now: int
+    ) -> None:
+        original(no, owner, generation, epoch, generation)
+
+    wrap(batch_queries, "require_owner", around)
+
+
+@mutant
+def a_live_lease_is_given_to_anybody() -> None:
+    wrap(claim_queries, "_due", lambda original, opened, claim: list(opened))
+
+
+@mutant
+def an_ended_lease_is_never_given_on() -> None:
+    wrap(
+        claim_queries,
+        "_due",
+        lambda original, opened, claim: original(
+            [row for row in opened if row.generation != claim.generation], claim
+        ),
+    )
+
+
+@mutant
+def a_repeated_claim_brings_another_batch() -> None:
+    wrap(
+        claim_queries,
+        "_due",
+        lambda original, opened, claim: original(opened, replace(claim, claim_id=None)),
+    )
+
+
+@mutant
+def redelivery_begins_with_the_newest() -> None:
+    wrap(claim_queries, "_due", lambda original, *args: original(*args)[::-1])
+
+
+@mutant
+def redelivery_keeps_the_epoch() -> None:
+    wrap(
+        claim_queries,
+        "_deliver_again",
+        lambda original, ledger, row, claim: original(
+            ledger, replace(row, epoch=row.epoch - 1), claim
+        ),
+    )
+
+
+@mutant
+def a_batch_is_delivered_for_ever() -> None:
+    wrap(
+        claim_queries,
+        "_deliver_again",
+        lambda original, ledger, row, claim: original(ledger, replace(row, tries=0), claim),
+    )
+
+
+@mutant
+def one_rank_acks_for_all() -> None:
+    def around(original: Any, connection: Any, *args: Any) -> Any:
+        *who, rank, commit = args
+        done = original(connection, *who, rank, commit)
+        return done or (rank is not None and original(connection, *who, None, commit))
+
+    wrap(batch_queries, "ack", around)
+
+
+@mutant
+def ranks_of_an_older_delivery_count() -> None:
+    rewrite(
+        claim_queries, "_deliver_again", ", ranks = ?", ", ranks = ranks || substr(?, 1, 0)"
+    )
+
+
+@mutant
+def extend_does_nothing() -> None:
+    wrap(
+        batch_queries,
+        "extend",
+        lambda original, c, no, generation, epoch, until: batch_queries.lookup(
+            c, no, generation, epoch
+        ),
+    )
+
+
+# --- checkpoints --------------------------------------------------------------------
+
+
+@mutant
+def commit_frees_one_too_many() -> None:
+    rewrite(
+        batch_queries,
+        "commit",
+        "state = 'acked' AND no <= ?",
+        "state = 'acked' AND no <= ? + 1",
+    )
+
+
+@mutant
+def commit_forgets_open_batches() -> None:
+    rewrite(
+        batch_queries,
+        "_count_as_acked",
+        "state = 'open' AND no <= ?",
+        "state = 'open' AND no < ?",
+    )
+
+
+@mutant
+def rewind_leaves_one_out() -> None:
+    rewrite(batch_queries, "rewind", "no > ?", "no > ? + 1")
+
+
+@mutant
+def rewind_leaves_the_old_owner_in_charge() -> None:
+    rewrite(batch_queries, "rewind", "generation = ?,", "generation = max(?, generation),")
+
+
+@mutant
+def a_registration_fences_nobody() -> None:
+    wrap(
+        run_queries,
+        "save",
+        lambda original, c, body, revision, fence: original(c, body, revision, False),
+    )
+
+
+@mutant
+def a_reset_counts_batches_from_one() -> None:
+    def around(original: Any, connection: Any) -> Any:
+        done = original(connection)
+        connection.execute("UPDATE head SET last_batch = 0")
+        return done
+
+    wrap(run_queries, "reset", around)
+
+
+# --- groups -------------------------------------------------------------------------
+
+
+@mutant
+def keys_are_not_unique() -> None:
+    queries._TABLES = queries._TABLES.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
+    wrap(put_queries, "_known", lambda original, *args: {})
+
+
+@mutant
+def a_key_with_other_content_is_absorbed() -> None:
+    def around(original: Any, arrivals: Any, known: Any) -> Any:
+        alike = {key: replace(old, digest=b"") for key, old in known.items()}
+        return original([replace(arrival, digest=b"") for arrival in arrivals], alike)
+
+    wrap(put_queries, "_fresh", around)
+
+
+@mutant
+def a_conflicting_post_is_taken_in_part() -> None:
+    def around(original: Any, c: Any, arrivals: Any, *more: Any) -> Any:
+        try:
+            return original(c, arrivals, *more)
+        except KeyConflict:
+            return original(c, arrivals[:1], *more)
+
+    wrap(put_queries, "put", around)
+
+
+@mutant
+def a_late_post_joins_the_changed_run() -> None:
+    def around(original: Any, c: Any, arrivals: Any, revision: int, *more: Any) -> Any:
+        return original(c, arrivals, queries.head_of(c).revision, *more)
+
+    wrap(put_queries, "put", around)
+
+
+@mutant
+def two_saves_of_one_revision() -> None:
+    def around(original: Any, c: Any, body: bytes, revision: int, fence: bool) -> Any:
+        return original(c, body, queries.head_of(c).revision, fence)
+
+    wrap(run_queries, "save", around)
+
+
+@mutant
+def the_bound_counts_until_the_ack_only() -> None:
+    kept = (GroupState.BUFFERED, GroupState.PENDING, GroupState.LEASED)
+    wrap(queries, "keeps_payload", lambda original, state: state in kept)
+
+
+@mutant
+def a_buffer_completes_once_per_post() -> None:
+    def around(original: Any, ledger: Any, env: Any, expected: int, complete: Any) -> Any:
+        answers = [complete]
+        return original(
+            ledger,
+            env,
+            expected,
+            lambda buffer, size: answers.pop()(buffer, size) if answers else [],
+        )
+
+    wrap(put_queries, "_complete", around)
+
+
+@mutant
+def a_buffer_mixes_environments() -> None:
+    rewrite(
+        put_queries,
+        "_buffer",
+        "state = 'buffered' AND env = ?",
+        "state = 'buffered' AND ? >= 0",
+    )
+
+
+@mutant
+def dissolving_loses_a_group() -> None:
+    def around(original: Any, ledger: Any, row: Any, *more: Any) -> None:
+        gid = min(one.gid for one in batch_queries.members_of(ledger.connection, row.no))
+        original(ledger, row, *more)
+        ledger.connection.execute("UPDATE grp SET state = 'dropped' WHERE gid = ?", (gid,))
+
+    wrap(batch_queries, "dissolve", around)
+    wrap(claim_queries, "dissolve", around)
+
+
+@mutant
+def dropped_groups_are_not_counted() -> None:
+    wrap(
+        claim_queries,
+        "_form_of",
+        lambda original, ledger, claim, selection, dropped: original(
+            ledger, claim, selection, 0
+        ),
+    )
+
+
+@mutant
+def dropped_payloads_stay() -> None:
+    rewrite(claim_queries, "_drop", "FROM payload WHERE", "FROM payload WHERE 1 = 0 AND")
+
+
+@mutant
+def a_choice_is_made_once() -> None:
+    def around(original: Any, ledger: Any, claim: Any, choose: Any) -> Any:
+        answers: list[Selection] = []
+
+        def once(queue: Any, mix: Any) -> Selection:
+            if answers:
+                return Selection(blocked_reason=answers[0].blocked_reason)
+            answers.append(choose(queue, mix))
+            return answers[0]
+
+        return original(ledger, claim, once)
+
+    wrap(claim_queries, "_form", around)
+
+
+@mutant
+def the_queue_is_shown_short() -> None:
+    wrap(claim_queries, "_queue", lambda original, c, size: original(c, size)[:3])
+
+
+@mutant
+def the_mix_is_forgotten() -> None:
+    wrap(claim_queries, "keep_document", lambda original, *args: None)
+
+
+@mutant
+def unanswered_groups_are_forgotten_at_the_claim() -> None:
+    rewrite(run_queries, "unanswered", "key IS NULL", "key IS NULL AND state = 'pending'")
+
+
+# --- choices and admission ----------------------------------------------------------
+
+
+@mutant
+def minima_are_a_wish() -> None:
+    wrap(batching, "first_exact", lambda original, keys, size, *needs: original(keys, size))
+
+
+@mutant
+def staleness_is_one_off() -> None:
+    wrap(
+        StalenessRule,
+        "drops",
+        lambda original, rule, group: original(
+            replace(rule, policy_version=rule.policy_version - 1), group
+        ),
+    )
+
+
+@mutant
+def a_lease_asked_for_again_is_granted_again() -> None:
+    def around(original: Any, connection: Any, asked: Any, budget: int, now: float) -> Any:
+        connection.execute("DELETE FROM admission WHERE lease_id = ?", (asked.lease_id,))
+        return original(connection, asked, budget, now)
+
+    wrap(run_queries, "admit", around)
+
+
+@mutant
+def admission_forgets_what_was_committed() -> None:
+    rewrite(run_queries, "_accepted", "FROM ended", "FROM ended WHERE state <> 'committed'")
+
+
+# --- what a crash or a disk can show only -------------------------------------------
+
+
+@noticed_by(Judge.POWER)
+def answers_come_before_the_commit() -> None:
+    def around(original: Any, self: Any, operation: Any) -> Any:
+        value, error = original(self, operation)
+        if error is None:
+            operation.reply.set_result(value)
+        else:
+            operation.reply.set_exception(error)
+        return value, error
+
+    def commit(original: Any, self: Any, operations: Any) -> None:
+        try:
+            self._database.begin()
+            for operation in operations:
+                self._attempt(operation)
+            self._database.commit()
+        except self._database.faults as cause:
+            self._database.rollback()
+            writer._refuse(operations, self._database.fault(cause))
+
+    wrap(writer.Writer, "_attempt", around)
+    wrap(writer.Writer, "_commit", commit)
+
+
+@noticed_by(Judge.POWER)
+def the_log_is_not_synced() -> None:
+    from atroposlib.api.store import sqlite_database
+
+    wrap(sqlite_database, "_settings", lambda original, synchronous: original("NORMAL"))
+
+
+@noticed_by(Judge.ROT)
+def digests_are_not_checked() -> None:
+    class Alike(bytes):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = bytes.__hash__
+
+    wrap(sql, "digest_of", lambda original, payload: Alike(original(payload)))

@@ -1,0 +1,62 @@
+"""How a seeded bug is written down: a patch, and who has to notice it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+from atroposlib.api.store import queries
+
+Patch = Callable[[], None]
+
+
+class Judge(Enum):
+    """Who has to notice."""
+
+    MACHINE = "machine"  # the state machine
+    POWER = "power"  # the power cuts
+    ROT = "rot"  # the bit rot
+
+
+MUTANTS: dict[str, tuple[Judge, Patch]] = {}
+
+
+def mutant(patch: Patch, judge: Judge = Judge.MACHINE) -> Patch:
+    MUTANTS[patch.__name__] = (judge, patch)
+    return patch
+
+
+def noticed_by(judge: Judge) -> Callable[[Patch], Patch]:
+    return lambda patch: mutant(patch, judge)
+
+
+def wrap(module: Any, name: str, around: Callable[..., Any]) -> None:
+    """``around(original, *args, **kwargs)`` takes the place of a function."""
+    original = getattr(module, name)
+    setattr(module, name, lambda *args, **kwargs: around(original, *args, **kwargs))
+
+
+def rewrite(module: Any, name: str, old: str, new: str) -> None:
+    """Change the SQL that a function of a module sends, wherever ``old`` stands in it."""
+
+    class Rewriting:
+        def __init__(self, connection: Any) -> None:
+            self._connection = connection
+
+        def execute(self, statement: str, values: Sequence[Any] = ()) -> Any:
+            return self._connection.execute(statement.replace(old, new), values)
+
+        def execute_many(self, statement: str, rows: Sequence[Any]) -> None:
+            self._connection.execute_many(statement.replace(old, new), rows)
+
+    def rewritten(original: Callable[..., Any], first: Any, *args: Any) -> Any:
+        if not isinstance(first, queries.Books):
+            return original(Rewriting(first), *args)
+        plain, first.connection = first.connection, Rewriting(first.connection)
+        try:
+            return original(first, *args)
+        finally:
+            first.connection = plain
+
+    wrap(module, name, rewritten)

@@ -1,0 +1,374 @@
+"""The queue as a few dictionaries: what every store has to be indistinguishable from.
+
+Plain loops over everything, no index, no counter: slow, and short enough to believe.
+Group ids and batch numbers are the store's to choose, so calls that make some are told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from atroposlib.api.records import (
+    HELD,
+    Admission,
+    Batch,
+    Chooser,
+    Claim,
+    Completer,
+    GroupState,
+    GroupSummary,
+    Member,
+    NewGroup,
+    Rewound,
+    RunDocument,
+    Stored,
+    Tally,
+    Totals,
+)
+from atroposlib.errors import ConfigError, Fenced, KeyConflict, RunChanged, StoreFull
+
+S = GroupState
+KEEPS_PAYLOAD = HELD | {S.ACKED, S.DEAD}
+NOBODY = -1  # generation of a batch that a rewind reopened
+
+
+@dataclass
+class ModelGroup:
+    gid: int
+    new: NewGroup
+    state: GroupState
+
+    def summary(self) -> GroupSummary:
+        new = self.new
+        facts = (new.env, new.n_seq, new.n_tokens, new.version, new.arrived_version)
+        return GroupSummary(self.gid, *facts)
+
+
+@dataclass
+class ModelBatch:
+    no: int
+    gids: tuple[int, ...]
+    min_version: int | None
+    dropped: int
+    state: GroupState = S.LEASED  # PENDING: dissolved, its groups went back
+    epoch: int = 0
+    since: int = 1  # first epoch of the claim that holds it
+    tries: int = 0  # deliveries since it was last acked
+    generation: int = 0
+    lease_until: float = 0.0
+    claim_id: str | None = None
+    world_size: int = 1
+    ranks: set[int] = field(default_factory=set)
+
+
+class Model:
+    """Method by method the seam of ``atroposlib.api.store.base``."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.groups: dict[int, ModelGroup] = {}
+        self.batches: dict[int, ModelBatch] = {}
+        self.admissions: dict[str, Admission] = {}
+        self.run = RunDocument(0, 0, None)
+        self.mix: bytes | None = None
+        self.last_gid = 0
+        self.last_no = 0
+
+    # --- groups in ----------------------------------------------------------------
+
+    def put(
+        self, groups: Sequence[NewGroup], revision: int, complete: Completer, gids: list[int]
+    ) -> list[Stored]:
+        """``gids`` is where the store put each of them."""
+        if revision != self.run.revision:
+            raise RunChanged
+        gid_of = {one.new.key: gid for gid, one in self.groups.items()}
+        content = {one.new.key: one.new.payload for one in self.groups.values()}
+        fresh = []
+        for group in groups:
+            fresh.append(group.key is None or group.key not in content)
+            if content.setdefault(group.key, group.payload) != group.payload and group.key:
+                raise KeyConflict
+        adds = sum(len(group.payload) for group, new in zip(groups, fresh) if new)
+        if adds and self.retained_bytes() + adds > self.max_bytes:
+            raise StoreFull
+        for gid, group, new in zip(gids, groups, fresh):
+            if not new:
+                assert (
+                    gid == gid_of[group.key]
+                ), f"{group.key} is {gid_of[group.key]}, not {gid}"
+                continue
+            assert gid > self.last_gid, f"group {gid} is not newer than {self.last_gid}"
+            self.last_gid = gid_of[group.key] = gid
+            state = S.PENDING if group.expected is None else S.BUFFERED
+            self.groups[gid] = ModelGroup(gid, group, state)
+            if group.expected is not None:
+                self._complete(group.env, group.expected, complete)
+        return [
+            Stored(gid, not new, self.groups[gid].state, self.buffered(group.env))
+            for gid, new, group in zip(gids, fresh, groups)
+        ]
+
+    def _complete(self, env: int | None, expected: int, complete: Completer) -> None:
+        while True:
+            buffer: list[tuple[int, int]] = []
+            shown: Counter[int] = Counter()
+            for one in self._in(S.BUFFERED):
+                n_seq = one.new.n_seq
+                if one.new.env == env and shown[n_seq] < expected // n_seq:
+                    shown[n_seq] += 1
+                    buffer.append((one.gid, n_seq))
+            whole = complete(buffer, expected)
+            if not whole:
+                return
+            self._move(whole, S.PENDING)
+
+    # --- batches out --------------------------------------------------------------
+
+    def claim(self, claim: Claim, choose: Chooser, no: int) -> ModelBatch | str:
+        """``no`` is the number of the batch, should this make a new one."""
+        self._require(claim.generation)
+        while (again := self._to_deliver_again(claim)) is not None:
+            if self.sequences(again.gids) != claim.size:
+                self._move(again.gids, S.PENDING)
+                again.state = S.PENDING
+            elif again.tries >= claim.max_deliveries:
+                self._end(again, S.DEAD)
+            else:
+                return self._deliver(again, claim)
+        dropped = 0
+        while True:
+            selection = choose(self.shown(claim.size), self.mix)
+            self._move(selection.dropped, S.DROPPED)
+            dropped += len(selection.dropped)
+            if selection.gids:
+                break
+            if not selection.dropped:
+                assert selection.blocked_reason is not None
+                return selection.blocked_reason
+        assert no > self.last_no, f"batch {no} is not newer than {self.last_no}"
+        self.last_no, self.mix = no, selection.mix
+        self.batches[no] = ModelBatch(no, selection.gids, selection.min_version, dropped)
+        self._move(selection.gids, S.LEASED)
+        return self._deliver(self.batches[no], claim)
+
+    def _to_deliver_again(self, claim: Claim) -> ModelBatch | None:
+        open_ones = self._open()
+        if claim.claim_id is not None:
+            for batch in open_ones:
+                if batch.claim_id == claim.claim_id:
+                    return batch
+        for batch in open_ones:
+            if batch.lease_until <= claim.now or batch.generation != claim.generation:
+                return batch
+        return None
+
+    def _deliver(self, batch: ModelBatch, claim: Claim) -> ModelBatch:
+        batch.epoch += 1
+        batch.tries += 1
+        holder = (batch.generation, batch.claim_id, batch.world_size)
+        repeated = claim.claim_id is not None and holder[:2] == (
+            claim.generation,
+            claim.claim_id,
+        )
+        if not repeated:
+            batch.since = batch.epoch
+        if not repeated or holder[2] != claim.world_size:
+            batch.ranks = set()
+        batch.generation, batch.lease_until = claim.generation, claim.now + claim.lease_s
+        batch.claim_id, batch.world_size = claim.claim_id, claim.world_size
+        return batch
+
+    def shown(self, size: int) -> list[GroupSummary]:
+        """What a chooser sees: of each kind the oldest that could be part of one batch."""
+        kinds: Counter[tuple[int | None, int]] = Counter()
+        queue = []
+        for one in self._in(S.PENDING):
+            kinds[one.new.env, one.new.n_seq] += 1
+            if kinds[one.new.env, one.new.n_seq] <= size // one.new.n_seq:
+                queue.append(one.summary())
+        return queue
+
+    def discard(self, no: int, gids: Sequence[int]) -> None:
+        batch = self.batches.get(no)
+        if batch is None or batch.state is not S.LEASED:
+            return
+        damaged = [gid for gid in batch.gids if gid in gids]
+        if damaged:
+            self._move(batch.gids, S.PENDING)
+            self._move(damaged, S.DEAD)
+            batch.state = S.PENDING
+
+    def lookup(self, no: int, generation: int, epoch: int) -> ModelBatch:
+        batch = self._owned(no, generation, epoch)
+        if batch.state is S.COMMITTED:
+            raise Fenced
+        return batch
+
+    def _owned(self, no: int, generation: int, epoch: int) -> ModelBatch:
+        self._require(generation)
+        batch = self.batches.get(no)
+        if batch is None or batch.state in (S.PENDING, S.DEAD):
+            raise Fenced
+        if batch.generation != generation or not batch.since <= epoch <= batch.epoch:
+            raise Fenced
+        return batch
+
+    def extend(self, no: int, generation: int, epoch: int, lease_until: float) -> None:
+        self._owned(no, generation, epoch).lease_until = lease_until
+
+    def ack(
+        self, no: int, generation: int, epoch: int, rank: int | None, commit: bool
+    ) -> bool:
+        batch = self._owned(no, generation, epoch)
+        if rank is not None and not 0 <= rank < batch.world_size:
+            raise ConfigError
+        if batch.state is not S.LEASED:
+            return False
+        batch.ranks |= set(range(batch.world_size)) if rank is None else {rank}
+        if len(batch.ranks) < batch.world_size:
+            return False
+        self._end(batch, S.COMMITTED if commit else S.ACKED)
+        return True
+
+    def commit(self, no: int, generation: int) -> int:
+        self._require(generation, no)
+        done = [b for b in self._upto(no) if b.state in (S.LEASED, S.ACKED)]
+        for batch in done:
+            self._end(batch, S.COMMITTED)
+        return len(done)
+
+    def rewind(self, no: int, generation: int) -> Rewound:
+        self._require(generation, no)
+        for batch in self._upto(no):
+            if batch.state is S.LEASED:
+                self._end(batch, S.ACKED)
+        later = [batch for batch in self.batches.values() if batch.no > no]
+        replayed = [batch for batch in later if batch.state is S.ACKED]
+        for batch in replayed:
+            self._end(batch, S.LEASED)
+        for batch in later:
+            if batch.state is S.LEASED:
+                batch.generation, batch.claim_id, batch.ranks = NOBODY, None, set()
+        return Rewound(len(replayed), sum(b.state is S.COMMITTED for b in later))
+
+    # --- admission ----------------------------------------------------------------
+
+    def admit(self, asked: Admission, budget: int, now: float) -> int:
+        self.admissions = {k: one for k, one in self.admissions.items() if one.until > now}
+        if (known := self.admissions.get(asked.lease_id)) is not None:
+            until = max(known.until, asked.until)
+            self.admissions[asked.lease_id] = replace(known, until=until)
+            return known.n_seq
+        room = budget - self.accepted() - self.admitted(now)
+        granted = max(0, min(asked.n_seq, room))
+        if granted:
+            self.admissions[asked.lease_id] = replace(asked, n_seq=granted)
+        return granted
+
+    def release(self, lease_id: str) -> bool:
+        return self.admissions.pop(lease_id, None) is not None
+
+    def admitted(self, now: float) -> int:
+        return sum(one.n_seq for one in self.admissions.values() if one.until > now)
+
+    # --- the run ------------------------------------------------------------------
+
+    def save(self, body: bytes, revision: int, fence: bool) -> RunDocument:
+        if revision != self.run.revision:
+            raise RunChanged
+        self.run = RunDocument(revision + 1, self.run.generation + fence, body)
+        return self.run
+
+    def reset(self) -> RunDocument:
+        run, gid, no = self.run, self.last_gid, self.last_no
+        self.__init__(self.max_bytes)  # type: ignore[misc]
+        self.run = RunDocument(run.revision + 1, run.generation + 1, None)
+        self.last_gid, self.last_no = gid, no
+        return self.run
+
+    # --- what it comes to ---------------------------------------------------------
+
+    def tallies(self) -> set[Tally]:
+        kinds = Counter[tuple[S, int | None, int]]()
+        n_bytes = Counter[tuple[S, int | None, int]]()
+        for one in self.groups.values():
+            kind = (one.state, one.new.env, one.new.n_seq)
+            if one.state in HELD:
+                kinds[kind] += 1
+                n_bytes[kind] += len(one.new.payload)
+        return {Tally(*kind, n, n_bytes[kind]) for kind, n in kinds.items()}
+
+    def ends(self) -> dict[GroupState, Totals]:
+        ended = [one for one in self.groups.values() if one.state not in HELD]
+        return {
+            state: Totals(len(of_it), sum(one.new.n_seq for one in of_it))
+            for state in GroupState
+            if (of_it := [one for one in ended if one.state is state])
+        }
+
+    def batches_in(self, *states: GroupState) -> int:
+        return sum(batch.state in states for batch in self.batches.values())
+
+    def delivered(self) -> int:
+        """Batches that the current generation holds or held."""
+        own = [b for b in self.batches.values() if b.generation == self.run.generation]
+        return sum(batch.state is not S.PENDING for batch in own)
+
+    def accepted(self) -> int:
+        """Sequences that count against the staleness budget."""
+        counted = HELD | {S.ACKED, S.COMMITTED}
+        return sum(one.new.n_seq for one in self.groups.values() if one.state in counted)
+
+    def retained_bytes(self) -> int:
+        kept = [one for one in self.groups.values() if one.state in KEEPS_PAYLOAD]
+        return sum(len(one.new.payload) for one in kept)
+
+    def buffered(self, env: int | None) -> int:
+        return sum(one.new.n_seq for one in self._in(S.BUFFERED) if one.new.env == env)
+
+    def sequences(self, gids: Iterable[int]) -> int:
+        return sum(self.groups[gid].new.n_seq for gid in gids)
+
+    # --- helpers ------------------------------------------------------------------
+
+    def _in(self, state: GroupState) -> list[ModelGroup]:
+        return [one for _, one in sorted(self.groups.items()) if one.state is state]
+
+    def _open(self) -> list[ModelBatch]:
+        return [b for _, b in sorted(self.batches.items()) if b.state is S.LEASED]
+
+    def _upto(self, no: int) -> list[ModelBatch]:
+        return [batch for batch in self.batches.values() if batch.no <= no]
+
+    def _move(self, gids: Iterable[int], state: GroupState) -> None:
+        for gid in gids:
+            self.groups[gid].state = state
+
+    def _end(self, batch: ModelBatch, state: GroupState) -> None:
+        batch.state, batch.tries = state, 0
+        self._move(batch.gids, state)
+
+    def _require(self, generation: int, no: int = 0) -> None:
+        if generation != self.run.generation or not 0 <= no <= self.last_no:
+            raise Fenced
+
+
+def as_batch(model: Model, batch: ModelBatch | str) -> Batch | str:
+    """The batch as a store hands it over."""
+    if isinstance(batch, str):
+        return batch
+    held = [(gid, model.groups[gid].new) for gid in batch.gids]
+    members = tuple(
+        Member(
+            *(gid, new.n_seq, new.n_tokens, len(new.payload), new.media),
+            *(new.env, new.version, new.arrived_version),
+        )
+        for gid, new in held
+    )
+    return Batch(
+        *(batch.no, batch.epoch, batch.generation, members),
+        *(batch.world_size, batch.min_version, batch.dropped),
+    )

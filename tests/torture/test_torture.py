@@ -1,0 +1,80 @@
+"""The promises of the rollout API, put to the test; sizes of CI. See docs/reliability.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.torture.campaigns import CAMPAIGNS
+from tests.torture.mutants import MUTANTS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def torture(capsys):
+    """Runs a campaign and shows its line, so that the log of CI holds the figures."""
+
+    def run(name):
+        campaign = CAMPAIGNS[name]
+        figures = campaign.run(campaign.in_ci, 0)
+        with capsys.disabled():
+            print(f"\n    {figures.line(name)}")
+        return figures
+
+    return run
+
+
+def test_no_calls_in_any_order_tell_the_memory_store_from_its_model(torture):
+    torture("model-memory")
+
+
+def test_no_calls_and_crashes_tell_the_sqlite_store_from_its_model(torture):
+    assert torture("model-sqlite")["examples"] >= 2_000
+
+
+def test_no_calls_and_cut_lines_tell_the_postgres_store_from_its_model(torture):
+    assert torture("model-postgres")["examples"] >= 150
+
+
+def test_every_seeded_bug_is_noticed(torture):
+    assert torture("mutants")["noticed"] == len(MUTANTS)
+
+
+def test_power_cuts_break_no_promise(torture):
+    torture("power")
+
+
+def test_power_cuts_without_fsync_do_break_promises(torture):
+    torture("power-without-fsync")
+
+
+def test_no_flipped_bit_is_delivered(torture):
+    torture("bit-rot")
+
+
+def test_a_full_disk_keeps_what_it_has_drains_and_works_again(torture):
+    torture("full-disk")
+
+
+def test_kill_9_of_the_api_loses_nothing_and_trains_nothing_twice(torture):
+    torture("kills")
+
+
+def test_no_hostile_request_is_answered_5xx(torture):
+    torture("fuzz")
+
+
+def test_no_operation_of_the_openapi_document_fails(torture):
+    torture("schemathesis")
+
+
+def test_bombs_are_refused_and_cost_little_memory(torture):
+    torture("bombs")
+
+
+def test_slow_readers_cost_little_memory_and_lose_nothing(torture):
+    torture("slow-readers")
+
+
+def test_memory_and_disk_stay_flat(torture):
+    torture("soak")
