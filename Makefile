@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 LINTED := atroposlib environments example_trainer scripts tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart lint check test format config map bench lock clean
+.PHONY: help install quickstart lint check test format config wire map bench torture lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,11 +47,17 @@ format: $(STAMP)  ## Let black and isort rewrite the sources
 config: $(STAMP)  ## Regenerate CONFIG.md from the models
 	$(PY) scripts/generate_config.py
 
+wire: $(STAMP)  ## Refresh docs/wire.md from the running API
+	$(PY) scripts/generate_wire_doc.py
+
 map: $(STAMP)  ## Rewrite the README's map from the docstrings
 	$(PY) scripts/readme_map.py
 
 bench: $(STAMP)  ## Run benchmarks/*.py one after another, with their defaults
 	@set -e; for file in $(wildcard benchmarks/*.py); do $(PY) $$file; done
+
+torture: $(STAMP)  ## Kills, power cuts, fuzzing, soak: the long campaigns (hours; TORTURE="kills=50")
+	$(PY) scripts/torture.py $(TORTURE)
 
 lock: $(STAMP)  ## Rewrite constraints.txt with the newest versions (needs uv)
 	$(PY) scripts/lock.py
