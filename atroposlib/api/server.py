@@ -35,6 +35,7 @@ from atroposlib.api.web.timing import RequestTimes
 STORE_VARIABLE = "ATROPOS_STORE"
 DATA_DIR_VARIABLE = "ATROPOS_DATA_DIR"
 TOKENS_VARIABLE = "ATROPOS_TOKENS"
+HOSTS_VARIABLE = "ATROPOS_ALLOW_HOST"
 HOLD_S = 30.0  # how long a post of an old environment waits for room
 
 
@@ -131,14 +132,19 @@ def _add_error_handlers(app: FastAPI, service: RolloutService) -> Refuse:
 def create_app_from_environment() -> FastAPI:
     """The app as the ATROPOS_* variables describe it; in memory if they say nothing.
 
-    Only its store and its tokens: host, limits and logs belong to run-api.
+    Store, tokens and the names it answers to: limits and logs belong to run-api.
     """
     data_dir = os.environ.get(DATA_DIR_VARIABLE)
     tokens = os.environ.get(TOKENS_VARIABLE)
     store = open_store(
         os.environ.get(STORE_VARIABLE, "memory"), Path(data_dir) if data_dir else None
     )
-    return create_app(store, tokens=Tokens(Path(tokens)) if tokens else None)
+    names = [name.strip() for name in os.environ.get(HOSTS_VARIABLE, "").split(",")]
+    return create_app(
+        store,
+        tokens=Tokens(Path(tokens)) if tokens else None,
+        allowed_hosts=[name for name in names if name],
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -17,15 +17,15 @@ async def ask(host, allowed=LOOPBACK_HOSTS):
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:1", "[::1]:8000", "10.2.3.4"],
+    ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:1", "[::1]:8000", "node7:80"],
 )
-async def test_our_names_and_every_address_pass(host):
+async def test_our_names_addresses_and_names_without_a_dot_pass(host):
     assert (await ask(host)).text == "in"
 
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io:8000", "xlocalhost", "api"],
+    ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io:8000"],
 )
 async def test_another_name_is_refused_with_the_option_that_allows_it(host):
     refused = await ask(host)

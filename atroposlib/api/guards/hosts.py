@@ -2,7 +2,8 @@
 
 A page of anybody may give its own name the address 127.0.0.1 (DNS rebinding) and then talk
 to an API on this machine as if it were its own server. The Host header gives it away: it
-holds the name of the page. An address cannot be rebound, so addresses always pass.
+holds the name of the page. An address cannot be rebound and a name without a dot cannot be
+bought (``node017``, the service of a compose file), so those always pass.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# testserver: what test clients of ASGI send; nobody can own such a name on the internet.
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]", "testserver")
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 ANY_HOST = "*"
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::\d{0,5})?")
 
 
 class Hosts:
-    """Passes on what names an address or an allowed host; everything if ``allowed`` is None."""
+    """Passes on what names no public host, or an allowed one; all if ``allowed`` is None."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str] | None) -> None:
         self.app = app
@@ -37,7 +37,7 @@ class Hosts:
         name = host_name(given[0]) if len(given) == 1 else None
         if name is None:
             refused = _refusal(400, "one well-formed Host header is expected")
-        elif name in self._allowed or is_address(name):
+        elif name in self._allowed or "." not in name or is_address(name):
             await self.app(scope, receive, send)
             return
         else:
