@@ -277,3 +277,20 @@ def test_an_unforeseen_error_in_the_writer_leaves_nobody_waiting(store):
         claim(store, register(store), choose=broken)
     assert put(store, group("b", 8))[0].gid == 2
     assert claim(store, register(store)).gids == (1,)
+
+
+def test_a_damaged_kind_of_payload_is_discarded_and_wedges_nobody(tmp_path):
+    store = SqliteStore(tmp_path)
+    put(store, group("a" * 8, 8), group("b" * 8, 8))
+    generation = register(store)
+    store.close()
+    connection = apsw.Connection(str(tmp_path / DATABASE))
+    connection.execute("UPDATE grp SET media = 'jsom' WHERE gid = 1")
+    connection.close()
+    store = SqliteStore(tmp_path)
+    batch = claim(store, generation)
+    with pytest.raises(CorruptPayload) as refused:
+        store.read(batch.gids)
+    store.discard(batch.no, refused.value.gids)
+    assert claim(store, generation).gids == (2,)
+    store.close()

@@ -17,6 +17,7 @@ from atroposlib.api.records import (
 )
 from atroposlib.api.store.queries import (
     LARGEST,
+    MEDIA,
     Connection,
     DamagedRow,
     books,
@@ -115,7 +116,8 @@ def payloads(
         except DamagedRow:
             continue
         for digest, media, body in rows:
-            found[gid] = bytes(digest), Media(media), bytes(body)
+            if media in MEDIA and isinstance(digest, bytes) and isinstance(body, bytes):
+                found[gid] = digest, MEDIA[media], body
     return found
 
 
