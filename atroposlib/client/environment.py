@@ -7,7 +7,6 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 import httpx
@@ -175,12 +174,7 @@ class AsyncRolloutClient:
     async def __aenter__(self) -> AsyncRolloutClient:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
     # --- sending --------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from types import TracebackType
 from typing import Protocol
 
 from atroposlib.errors import AtroposError, RolloutApiUnavailable
@@ -50,12 +49,7 @@ class LeaseKeeper:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Stop extending. A call under way is not waited for longer than a lease lasts."""
         self._stop.set()
         self._thread.join(timeout=self._lease_s)

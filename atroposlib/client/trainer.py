@@ -6,7 +6,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 import httpx
@@ -208,12 +207,7 @@ class RolloutClient:
     def __enter__(self) -> RolloutClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # --- sending --------------------------------------------------------------------

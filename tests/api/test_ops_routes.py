@@ -12,7 +12,7 @@ from atroposlib.api.run.events import MOST_SUBSCRIBERS
 from atroposlib.api.web import routes_ops
 from atroposlib.errors import StoreError
 from tests.api.harness import group
-from tests.client.harness import registration, served
+from tests.client.harness import registration, served_api
 
 
 async def test_health_asks_the_store_once_a_moment(api, monkeypatch):
@@ -72,7 +72,7 @@ async def test_events_tell_what_happens_until_the_process_stops(api):
 
 
 def test_events_reach_a_reader_over_a_real_socket_while_they_happen():
-    with served() as url, httpx.stream("GET", f"{url}/events", timeout=30) as stream:
+    with served_api() as url, httpx.stream("GET", f"{url}/events", timeout=30) as stream:
         lines = stream.iter_lines()
         assert next(lines) == "retry: 2000"
         body = registration().model_dump()

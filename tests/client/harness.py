@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
-import uvicorn
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.wire import Registration, ScoredData
+from tests.serving import served
 
 URL = "http://127.0.0.1:9"  # nothing listens on the discard port
 
@@ -94,21 +92,16 @@ def in_process(**options) -> Iterator[InProcess]:
 
 
 @contextmanager
-def served() -> Iterator[str]:
+def served_api() -> Iterator[str]:
     """The address of an API behind a real socket."""
-    app = create_app(open_store("memory"))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        settings = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(settings)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(15)
+    with served(create_app(open_store("memory"))) as url:
+        yield url
+
+
+def post(transport: httpx.BaseTransport, *groups: ScoredData) -> None:
+    with httpx.Client(transport=transport, base_url=URL) as http:
+        body = [{"tokens": g.tokens, "masks": g.masks, "scores": g.scores} for g in groups]
+        assert http.post("/scored_data_list", json=body).status_code == 200
 
 
 def registration(batch_size: int = 2, **more) -> Registration:

@@ -8,19 +8,7 @@ import pytest
 from atroposlib.client import LeaseKeeper, RolloutClient
 from atroposlib.errors import Fenced
 from atroposlib.wire import ClaimedBatch
-from tests.client.harness import URL, Clock, group, in_process, registration, served
-from tests.client.test_client_trainer import post
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def transport(clock):
-    with in_process(clock=clock) as transport:
-        yield transport
+from tests.client.harness import URL, group, post, registration, served_api
 
 
 def claimed_by(transport):
@@ -60,7 +48,7 @@ def test_an_api_that_is_away_does_not_take_the_lease():
 
 
 def test_holding_speaks_through_a_connection_of_its_own():
-    with served() as url, RolloutClient(url) as trainer:
+    with served_api() as url, RolloutClient(url) as trainer:
         trainer.register(registration())
         body = {"tokens": [[1, 7]] * 2, "masks": [[-100, 7]] * 2, "scores": [0.5, 1.0]}
         assert httpx.post(f"{url}/scored_data", json=body).status_code == 200

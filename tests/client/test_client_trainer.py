@@ -7,30 +7,13 @@ import pytest
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import Fenced, NotRegistered, RolloutApiUnavailable
-from tests.client.harness import URL, Clock, Lossy, group, in_process, registration
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def transport(clock):
-    with in_process(clock=clock) as transport:
-        yield transport
+from tests.client.harness import URL, Lossy, group, post, registration
 
 
 @pytest.fixture
 def trainer(transport):
     with RolloutClient(URL, transport=transport) as client:
         yield client
-
-
-def post(transport, *groups):
-    with httpx.Client(transport=transport, base_url=URL) as http:
-        body = [{"tokens": g.tokens, "masks": g.masks, "scores": g.scores} for g in groups]
-        assert http.post("/scored_data_list", json=body).status_code == 200
 
 
 def losing(transport, path, times=1):

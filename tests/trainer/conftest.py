@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import uvicorn
 
 from atroposlib.testing.tiny import write_tiny_model
 from example_trainer import model
 from example_trainer.config import TrainingConfig
 from example_trainer.model import Policy
-
-WAIT_S = 60.0  # far beyond what anything here takes: only a hang reaches it
+from tests.serving import served
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,23 +52,6 @@ def config(model_dir: Path, tmp_path: Path) -> Callable[..., TrainingConfig]:
 def policy(config: Callable[..., TrainingConfig]) -> Policy:
     """A policy of its own: a test may change its weights."""
     return model.load(config())
-
-
-@contextmanager
-def served(app: Any) -> Iterator[str]:
-    """The app on a free port of the loopback interface; yields its URL."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    settings = uvicorn.Config(app, log_level="error", access_log=False, ws="none")
-    server = uvicorn.Server(settings)
-    # The listener takes connections before the server runs, so nobody has to wait for it.
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(WAIT_S)
-        listener.close()
 
 
 @pytest.fixture

@@ -175,10 +175,7 @@ class RolloutService:
             UnknownEnv: no such env in this run.
             Forbidden: the token is bound to another environment.
         """
-        await self.core.keeper.refresh_if_old()
-        entry = await self.core.find_env(who.env_id, who.run_id)
-        require_env(caller, entry.desired_name)
-        await self.core.heard_of(entry.env_id)
+        entry = await self._calling_env(who, caller)
         return await status.status_of_env(self.core, entry)
 
     async def lease(self, asked: LeaseRequest, caller: Caller | None = None) -> LeaseReply:
@@ -188,10 +185,7 @@ class RolloutService:
             UnknownEnv: no such env in this run.
             Forbidden: the token is bound to another environment.
         """
-        await self.core.keeper.refresh_if_old()
-        entry = await self.core.find_env(asked.env_id, asked.run_id)
-        require_env(caller, entry.desired_name)
-        await self.core.heard_of(entry.env_id)
+        entry = await self._calling_env(asked, caller)
         lease_id, granted, reason = await self.leases.lease(asked, entry)
         return LeaseReply(
             lease_id=lease_id,
@@ -199,6 +193,16 @@ class RolloutService:
             blocked_reason=reason,
             credit_bytes=await self.posts.credit_bytes(),
         )
+
+    async def _calling_env(
+        self, who: EnvIdentifier | LeaseRequest, caller: Caller | None
+    ) -> EnvEntry:
+        """The environment that calls, which thereby shows that it is there."""
+        await self.core.keeper.refresh_if_old()
+        entry = await self.core.find_env(who.env_id, who.run_id)
+        require_env(caller, entry.desired_name)
+        await self.core.heard_of(entry.env_id)
+        return entry
 
     # --- what everybody may know ------------------------------------------------------
 
