@@ -8,7 +8,6 @@ wrong sentence in CONFIG.md is corrected in the model's Field.
 
 from __future__ import annotations
 
-import argparse
 import enum
 import sys
 from dataclasses import dataclass
@@ -21,7 +20,9 @@ from pydantic.fields import FieldInfo
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "CONFIG.md"
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from generated import refresh  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -133,22 +134,6 @@ def default_text(field: FieldInfo) -> str:
     return f"`{value!r}`"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--check", action="store_true", help="compare only; exit 1 if different"
-    )
-    wanted, check = page(), parser.parse_args().check
-    current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
-    if wanted == current:
-        return 0
-    if check:
-        print("CONFIG.md is not what the models say; run: make config", file=sys.stderr)
-        return 1
-    TARGET.write_text(wanted, encoding="utf-8")
-    print(f"wrote {TARGET.name}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    stale = "CONFIG.md is not what the models say; run: make config"
+    sys.exit(refresh(__doc__ or "", TARGET, lambda _: page(), stale))

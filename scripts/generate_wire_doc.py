@@ -9,7 +9,6 @@ tables of endpoints and errors from the code that answers, the record from `wire
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import inspect
 import json
@@ -24,6 +23,7 @@ TARGET = ROOT / "docs" / "wire.md"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import wire_session  # noqa: E402
+from generated import refresh  # noqa: E402
 from wire_session import Exchange  # noqa: E402
 
 from atroposlib.api.guards.access import SCOPES_OF  # noqa: E402
@@ -131,23 +131,6 @@ def row(at: int, data: bytes, note: str) -> str:
     return f"{at:06x}  {data.hex(' '):<47}  {note}".rstrip()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--check", action="store_true", help="compare only; exit 1 if different"
-    )
-    check = parser.parse_args().check
-    current = TARGET.read_text(encoding="utf-8")
-    wanted = page(current)
-    if wanted == current:
-        return 0
-    if check:
-        print("docs/wire.md is not what the API says; run: make wire", file=sys.stderr)
-        return 1
-    TARGET.write_text(wanted, encoding="utf-8")
-    print(f"wrote docs/{TARGET.name}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    stale = "docs/wire.md is not what the API says; run: make wire"
+    sys.exit(refresh(__doc__ or "", TARGET, page, stale))
