@@ -31,6 +31,11 @@ ENVIRONMENTS = (
     ("atroposlib.envs.workers",),
     ("atroposlib.envs",),  # serve, process, evaluation, cli ...: what base puts together
     ("atroposlib.envs.base",),
+    (
+        "atroposlib.envs.eval",
+        "atroposlib.envs.function_env",
+        "atroposlib.envs.teacher_distillation_env",
+    ),
     ("environments",),
 )
 ROLLOUT_API = (
