@@ -1,7 +1,8 @@
 """Scored groups as a page: ``python -m atroposlib.frontend.jsonl2html groups.jsonl``.
 
-What a model wrote is shown as text, never run: everything is escaped, and the page's own
-policy forbids it to load or execute anything but the few lines of this template.
+What a model wrote is shown, never run: Markdown is rendered (paragraphs, code, tables,
+emphasis), HTML in it is shown as text, links and images stay what was typed, and the page's
+own policy forbids it to load or execute anything but the few lines of this template.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ import hashlib
 import html
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +29,8 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 details { border: 1px solid #ccc; border-radius: 6px; margin: .5rem 0; padding: .5rem 1rem }
 summary { cursor: pointer; font-weight: 600 }
 .item { border-left: 4px solid #999; margin: 1rem 0; padding-left: 1rem }
-.text { white-space: pre-wrap; overflow-wrap: anywhere }
+.text { overflow-wrap: anywhere } pre { overflow-x: auto; background: #f4f4f4; padding: .5rem }
+table { border-collapse: collapse } th, td { border: 1px solid #ccc; padding: .2rem .5rem }
 .reward-positive { border-color: #2a7d2a } .reward-negative { border-color: #b03030 }
 .reward-zero { border-color: #999 }
 """
@@ -42,11 +49,11 @@ document.addEventListener('keydown', function (event) {
 """
 
 
-def get_score_class(score: float) -> str:
-    """The CSS class of a reward by its sign."""
-    if score > 0:
+def get_score_class(score: float | None) -> str:
+    """The CSS class of a reward by its sign; no reward looks like zero."""
+    if score is not None and score > 0:
         return "reward-positive"
-    return "reward-negative" if score < 0 else "reward-zero"
+    return "reward-negative" if score is not None and score < 0 else "reward-zero"
 
 
 def create_html_for_group(group: Mapping[str, Any], index: int) -> str:
@@ -60,28 +67,55 @@ def create_html_for_group(group: Mapping[str, Any], index: int) -> str:
             len(scores),
         )
     items = [
-        f'<div class="item {get_score_class(float(score))}"><h4>Content {i}: '
-        f"reward {float(score):g}</h4>{_conversation(content)}</div>"
-        for i, (content, score) in enumerate(zip(messages, scores))
+        f'<div class="item {get_score_class(number)}"><h4>Content {i}: '
+        f"reward {_shown(number)}</h4>{_conversation(content)}</div>"
+        for i, (content, number) in enumerate(zip(messages, map(_number, scores)))
     ]
     if not items:
         return ""
     return f"<details><summary>Group {index}</summary>{''.join(items)}</details>\n"
 
 
-def _conversation(content: str | Sequence[Mapping[str, Any]]) -> str:
-    if isinstance(content, str):
+def _number(score: Any) -> float | None:
+    """A file may hold scores of any kind; what is no number is shown as none."""
+    known = isinstance(score, (int, float)) and not math.isnan(score)
+    return float(score) if known else None
+
+
+def _shown(number: float | None) -> str:
+    return "none" if number is None else f"{number:g}"
+
+
+def _conversation(content: Any) -> str:
+    if isinstance(content, Mapping):
+        content = [content]
+    if not isinstance(content, list):
         return _text(content)
-    return "".join(
-        f"<p><strong>{html.escape(str(message.get('role', '')))}</strong></p>"
-        + _text(message.get("content"))
-        for message in content
-    )
+    return "".join(map(_message, content))
+
+
+def _message(message: Any) -> str:
+    if not isinstance(message, Mapping):
+        return _text(message)
+    role = html.escape(str(message.get("role", "")))
+    return f"<p><strong>{role}</strong></p>{_text(message.get('content'))}"
 
 
 def _text(content: Any) -> str:
+    if content is None:
+        return '<div class="text"></div>'
     shown = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    return f'<div class="text">{html.escape(shown)}</div>'
+    return f'<div class="text">{_markdown().render(shown)}</div>'
+
+
+@lru_cache(maxsize=1)
+def _markdown() -> MarkdownIt:
+    """Markdown without HTML, links and images: nothing of it leads out of the page."""
+    from markdown_it import MarkdownIt
+
+    known = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table")
+    known.disable(["html_block", "html_inline", "link", "image", "autolink", "reference"])
+    return known.disable(["escape", "entity"])  # a backslash is LaTeX here, and stays
 
 
 def _hash(source: str) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, create_model
 from pydantic.fields import FieldInfo
+
+from atroposlib.errors import ConfigError
+
+_OPTION = re.compile(r"--|-[A-Za-z]$")
 
 
 def get_prefixed_pydantic_model(model: type[BaseModel], prefix: str) -> type[BaseModel]:
@@ -47,10 +52,17 @@ def extract_namespace(source: BaseModel | Mapping[str, Any], prefix: str) -> dic
 def adjust_model_defaults(
     model_class: type[BaseModel], defaults: Mapping[str, Any] | BaseModel
 ) -> type[BaseModel]:
-    """A subclass ``<Name>WithDefaults`` whose defaults are those given."""
-    values = defaults.model_dump() if isinstance(defaults, BaseModel) else defaults
+    """A subclass ``<Name>WithDefaults`` whose defaults are those given.
+
+    Raises:
+        ConfigError: a default for a field that the model does not have.
+    """
+    # dict() of a model keeps the models inside it, which model_dump() would take apart.
+    values = dict(defaults)
     fields: dict[str, Any] = {}
     for name, value in values.items():
+        if name not in model_class.model_fields:
+            raise ConfigError(f"{model_class.__name__} has no field {name!r} to adjust")
         field = _copied(model_class.model_fields[name])
         field.default, field.default_factory = value, None
         fields[name] = (field.annotation, field)
@@ -60,7 +72,8 @@ def adjust_model_defaults(
 def get_double_dash_flags(argv: Sequence[str] | None = None) -> dict[str, str | None | bool]:
     """The flags of a command line: text, None for the word ``None``, True without a value.
 
-    A value may begin with one dash, as in ``--env.total_steps -1``; only ``--`` begins a flag.
+    A value may begin with one dash, as in ``--env.total_steps -1``; only ``--`` and one dash
+    with one letter begin an option.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     flags: dict[str, str | None | bool] = {}
@@ -71,7 +84,7 @@ def get_double_dash_flags(argv: Sequence[str] | None = None) -> dict[str, str | 
         if not word.startswith("--") or word == "--":
             continue
         name, has_value, value = word[2:].partition("=")
-        if not has_value and i < len(words) and not words[i].startswith("--"):
+        if not has_value and i < len(words) and not _OPTION.match(words[i]):
             has_value, value = "=", words[i]
             i += 1
         flags[name] = True if not has_value else None if value == "None" else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def get_std_min_max_avg(
@@ -14,7 +14,8 @@ def get_std_min_max_avg(
 
     Returns ``metrics``; an empty ``data`` adds nothing.
     """
-    if data:
+    if len(data):  # also an array, whose truth is not its length
+        data = [float(value) for value in data]
         metrics[f"{name}_mean"] = statistics.fmean(data)
         metrics[f"{name}_std"] = statistics.pstdev(data)
         metrics[f"{name}_max"] = max(data)
@@ -22,7 +23,7 @@ def get_std_min_max_avg(
     return metrics
 
 
-def percentile(data: Sequence[float], share: float) -> float:
+def percentile(data: Iterable[float], share: float) -> float:
     """The smallest value that at least ``share`` (0..1) of ``data`` does not exceed."""
     ordered = sorted(data)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

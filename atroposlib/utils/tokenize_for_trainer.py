@@ -2,6 +2,10 @@
 
 For text whose tokens were not kept. Where the sampler returns them, a managed server is
 exact and this is not: a template may render what the model wrote differently.
+
+A turn is found by rendering the messages before it. Two liberties that templates take are
+understood: a generation prompt that opens a reasoning block which the finished turn lacks,
+and reasoning that only the last turn keeps. Any other rewriting of earlier turns is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import Any
 from atroposlib.errors import AtroposError
 from atroposlib.wire import MASKED
 
-UNMASKED_ROLES = ("assistant", "agent")
+UNMASKED_ROLES = ["assistant", "agent"]
 
 
 class TemplateNotPrefixStable(AtroposError, ValueError):
@@ -30,7 +34,7 @@ def tokenize_for_trainer(
 
     Trained is the last message, or with ``train_on_all_assistant_turns`` every message
     whose role is in ``UNMASKED_ROLES``. ``finish_reason`` "length": the model never wrote
-    the end token that the template adds, so what follows its text is cut.
+    the end token that the template adds, so it is cut, with the white space that follows.
 
     Raises:
         TemplateNotPrefixStable: the template does not render earlier turns as a prefix.
@@ -40,17 +44,13 @@ def tokenize_for_trainer(
     masks = [MASKED] * len(tokens)
     for i, message in enumerate(messages):
         last = i == len(messages) - 1
-        if train_on_all_assistant_turns:
-            if message["role"] not in UNMASKED_ROLES:
-                continue
-        elif not last:
+        trained = message["role"] in UNMASKED_ROLES if train_on_all_assistant_turns else last
+        if not trained:
             continue
-        start = len(_prefix(tokenizer, messages[:i], tokens, add_generation_prompt=True))
-        end = len(tokens)
-        if not last:
-            end = len(
-                _prefix(tokenizer, messages[: i + 1], tokens, add_generation_prompt=False)
-            )
+        start = _start_of_turn(tokenizer, messages[:i], tokens)
+        end = (
+            len(tokens) if last else _end_of_turn(tokenizer, messages[: i + 1], tokens, start)
+        )
         masks[start:end] = tokens[start:end]
     if finish_reason == "length":
         kept = _length_without_end(tokenizer, tokens)
@@ -64,37 +64,85 @@ def tokenize_for_trainer(
 def _render(
     tokenizer: Any, messages: list[dict[str, Any]], add_generation_prompt: bool = False
 ) -> list[int]:
-    # return_dict=False: transformers 5 returns a mapping otherwise, whose length is 2.
-    ids = tokenizer.apply_chat_template(
-        messages, tokenize=True, add_generation_prompt=add_generation_prompt, return_dict=False
-    )
+    options = {"tokenize": True, "add_generation_prompt": add_generation_prompt}
+    try:
+        # transformers 5 answers with a mapping of two entries unless told otherwise.
+        rendered = tokenizer.apply_chat_template(messages, return_dict=False, **options)
+    except TypeError as error:  # what only looks like a tokenizer need not know the word
+        if "return_dict" not in str(error):
+            raise
+        rendered = tokenizer.apply_chat_template(messages, **options)
+    ids = rendered["input_ids"] if isinstance(rendered, Mapping) else rendered
     return [int(token) for token in ids]
 
 
-def _prefix(
-    tokenizer: Any,
-    messages: list[dict[str, Any]],
-    tokens: list[int],
-    add_generation_prompt: bool,
-) -> list[int]:
-    if not messages:
+def _start_of_turn(tokenizer: Any, before: list[dict[str, Any]], tokens: list[int]) -> int:
+    """How many tokens the model was given, not asked for, before its turn."""
+    given = _render_prompt(tokenizer, before)
+    shared = shared_length(given, tokens)
+    if shared == len(given):
+        return shared
+    # The prompt may end in more than the turn begins with, but the turns before it stand.
+    earlier = _render(tokenizer, before) if before else []
+    if shared_length(earlier, tokens) < len(earlier):
+        raise _rewritten(len(before), shared)
+    return max(shared, len(earlier))
+
+
+def _render_prompt(tokenizer: Any, before: list[dict[str, Any]]) -> list[int]:
+    if before:
+        return _render(tokenizer, before, add_generation_prompt=True)
+    from jinja2 import TemplateError
+
+    try:
+        return _render(tokenizer, [], add_generation_prompt=True)
+    except (IndexError, ValueError, TemplateError):  # most take no empty chat
         return []
-    prefix = _render(tokenizer, messages, add_generation_prompt)
-    if tokens[: len(prefix)] != prefix:
-        at = next((i for i, (a, b) in enumerate(zip(prefix, tokens)) if a != b), len(tokens))
-        raise TemplateNotPrefixStable(
-            f"the chat template renders the first {len(messages)} messages differently when "
-            f"more follow (token {at}): collect the turns with a managed server instead"
-        )
-    return prefix
+
+
+def _end_of_turn(
+    tokenizer: Any, messages: list[dict[str, Any]], tokens: list[int], start: int
+) -> int:
+    """Where the last of ``messages`` ends in ``tokens``, in which others follow it."""
+    alone = _render(tokenizer, messages)
+    shared = shared_length(alone, tokens)
+    if shared == len(alone):
+        return shared
+    # As the last turn it may have kept the reasoning that it loses when others follow: then
+    # what is left of it stands at ``start``.
+    for i in range(start, len(alone)):
+        left = alone[i:]
+        if tokens[start : start + len(left)] == left and _text(
+            tokenizer, alone[start:i]
+        ).rstrip().endswith("</think>"):
+            return start + len(left)
+    raise _rewritten(len(messages), shared)
+
+
+def shared_length(given: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(given, tokens))
+    return next((i for i, (a, b) in pairs if a != b), min(len(given), len(tokens)))
+
+
+def _rewritten(count: int, at: int) -> TemplateNotPrefixStable:
+    return TemplateNotPrefixStable(
+        f"the chat template renders the first {count} messages differently when more follow "
+        f"(token {at}): collect the turns with a managed server instead"
+    )
 
 
 def _length_without_end(tokenizer: Any, tokens: list[int]) -> int:
     """Length up to the last end token, if only white space follows it."""
-    end = tokenizer.eos_token_id
     for i in range(len(tokens) - 1, max(-1, len(tokens) - 4), -1):
-        if tokens[i] == end:
+        if tokens[i] == tokenizer.eos_token_id:
             return i
-        if tokenizer.decode([tokens[i]]).strip():
+        if _text(tokenizer, [tokens[i]]).strip():
             break
     return len(tokens)
+
+
+def _text(tokenizer: Any, ids: list[int]) -> str:
+    """The text of ``ids``; of a tokenizer that cannot tell, something that is never blank."""
+    decode = getattr(tokenizer, "decode", None)
+    return "?" if decode is None else str(decode(ids))

@@ -79,15 +79,15 @@ def test_plain_numbers_are_read_without_a_parser(text, number):
 )
 async def test_numbers_are_judged_without_another_process(verifier, text, gold, verdict):
     assert await verifier.judge(text, gold) is verdict
-    assert verifier._process is None
+    assert not verifier.process.started
 
 
 async def test_expressions_are_judged_by_math_verify_also_after_a_hanging_one(verifier):
     assert await verifier.judge(r"\boxed{\frac{144}{2}}", "72") is Verdict.CORRECT
     assert await verifier.judge(r"\boxed{x+1}", "72") is Verdict.WRONG
     assert await verifier.judge(r"\boxed{}{", "72") is Verdict.WRONG
-    verifier.timeout_s = 0.5
+    verifier.process.timeout_s = 0.5
     with pytest.raises(NoVerdict, match="within 0.5 s"):
         await verifier.judge("\\boxed{9^{9^{9}}}", "72")
-    verifier.timeout_s = 20.0
+    verifier.process.timeout_s = 20.0
     assert await verifier.judge(r"\boxed{2 \cdot 36}", "72") is Verdict.CORRECT

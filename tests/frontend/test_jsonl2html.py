@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -17,7 +19,12 @@ from atroposlib.frontend.jsonl2html import (
 
 @pytest.mark.parametrize(
     ("score", "name"),
-    [(0.5, "reward-positive"), (0, "reward-zero"), (-1.0, "reward-negative")],
+    [
+        (0.5, "reward-positive"),
+        (0, "reward-zero"),
+        (-1.0, "reward-negative"),
+        (None, "reward-zero"),
+    ],
 )
 def test_a_reward_has_the_class_of_its_sign(score, name):
     assert get_score_class(score) == name
@@ -65,3 +72,41 @@ def test_no_data_and_no_file_are_said_plainly(tmp_path):
     with pytest.raises(SystemExit) as exit_:
         main([str(tmp_path / "absent.jsonl")])
     assert "absent.jsonl" in str(exit_.value.code)
+
+
+def test_markdown_is_rendered_and_nothing_in_it_leads_out_of_the_page():
+    text = "| a | b |\n|---|---|\n| 1 | 2 |\n\n```py\nx < 1\n```\nline\nline\n\n\\boxed\\{1\\} &lt;"
+    shown = create_html_for_group({"messages": [text], "scores": [1]}, 0)
+    assert "<td>1</td>" in shown and "<pre><code" in shown and "x &lt; 1" in shown
+    assert "line<br />\nline" in shown
+    assert "\\boxed\\{1\\} &amp;lt;" in shown
+    for evil in (
+        "[x](javascript:alert(1))",
+        "![x](http://example.org/x.png)",
+        "<http://example.org>",
+        "[x][r]\n\n[r]: http://example.org",
+        '<img src=x onerror="alert(1)">',
+        "<svg/onload=alert(1)>",
+    ):
+        shown = create_html_for_group({"messages": [evil], "scores": [0]}, 0)
+        assert re.search(r"<(a|img|svg|script)\b", shown) is None
+        assert "example.org" in shown or "alert(1)" in shown
+
+
+def test_odd_groups_are_shown_as_far_as_they_go():
+    group = {
+        "messages": [None, {"role": "user", "content": None}, ["a", {"content": [1]}], "x"],
+        "scores": [None, float("nan"), "high", 2],
+    }
+    shown = create_html_for_group(group, 7)
+    assert "Group 7" in shown and shown.count("reward none") == 3
+    assert "Content 3: reward 2" in shown and "[1]" in shown
+    assert create_html_for_group({"messages": None, "scores": None}, 0) == ""
+
+
+def test_it_runs_as_a_module_without_further_packages(tmp_path):
+    path = tmp_path / "g.jsonl"
+    path.write_text(json.dumps({"messages": ["a"], "scores": [1.0]}) + "\n")
+    command = [sys.executable, "-m", "atroposlib.frontend.jsonl2html", str(path)]
+    subprocess.run([*command, str(tmp_path / "page.html")], check=True, capture_output=True)
+    assert "Content 0" in (tmp_path / "page.html").read_text()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import string
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atroposlib.testing.tiny import char_tokenizer
 from atroposlib.utils.tokenize_for_trainer import (
@@ -17,6 +21,29 @@ CHAT = [
     {"role": "user", "content": "2?"},
     {"role": "assistant", "content": "4"},
 ]
+
+
+# As families write it: what the last turn keeps or begins with, and what follows a turn.
+TURN = "<|{{ m['role'] }}|>"
+CHATML = (
+    "{% for m in messages %}" + TURN + "{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+DROPS_REASONING = (
+    "{% for m in messages %}" + TURN + "{% set parts = m['content'].split('</think>') %}"
+    "{% if loop.last and m['role'] == 'assistant' and parts | length == 1 %}"
+    "<think>\n\n</think>\n\n{% endif %}"
+    "{{ m['content'] if loop.last else parts[-1].lstrip('\n') }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+OPENS_REASONING = CHATML.replace("<|assistant|>{% endif", "<|assistant|><think>\n{% endif")
+SYSTEM_FIRST = "{{ messages[0]['role'] and '' }}<|system|>be brief<|end|>" + CHATML
+
+
+def family(template):
+    tokenizer = char_tokenizer(alphabet=string.printable)
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +70,7 @@ def test_all_assistant_turns_can_be_trained(tokenizer):
     result = tokenize_for_trainer(tokenizer, CHAT, True, train_on_all_assistant_turns=True)
     assert trained(tokenizer, result) == "yo<|end|>4<|end|>"
     assert result["messages"] == CHAT
-    assert UNMASKED_ROLES == ("assistant", "agent")
+    assert UNMASKED_ROLES == ["assistant", "agent"]
 
 
 def test_an_end_token_that_the_model_never_wrote_is_cut(tokenizer):
@@ -82,3 +109,92 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer):
 
     with pytest.raises(TemplateNotPrefixStable, match="first 1 messages"):
         tokenize_for_trainer(DropsThinking(), CHAT[:2])
+
+
+REASONED = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "<think>\na\n</think>\n\nyo"},
+    {"role": "user", "content": "2?"},
+    {"role": "assistant", "content": "<think>\nb\n</think>\n\n4"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "last", "all_turns"),
+    [
+        (CHATML, "4<|end|>\n", "yo<|end|>\n4<|end|>\n"),
+        (SYSTEM_FIRST, "4<|end|>\n", "yo<|end|>\n4<|end|>\n"),
+        (OPENS_REASONING, "4<|end|>\n", "yo<|end|>\n4<|end|>\n"),
+        (
+            DROPS_REASONING,
+            "<think>\n\n</think>\n\n4<|end|>\n",
+            "yo<|end|>\n<think>\n\n</think>\n\n4<|end|>\n",
+        ),
+    ],
+    ids=["chatml", "system-first", "opens-reasoning", "drops-reasoning"],
+)
+def test_families_of_templates_give_the_turns_as_they_stand(template, last, all_turns):
+    tokenizer = family(template)
+    assert trained(tokenizer, tokenize_for_trainer(tokenizer, CHAT)) == last
+    result = tokenize_for_trainer(tokenizer, CHAT, train_on_all_assistant_turns=True)
+    assert trained(tokenizer, result) == all_turns
+
+
+def test_reasoning_that_only_the_last_turn_keeps_is_trained_only_there():
+    tokenizer = family(DROPS_REASONING)
+    result = tokenize_for_trainer(tokenizer, REASONED, train_on_all_assistant_turns=True)
+    assert "<think>\na" not in tokenizer.decode(result["tokens"])
+    last = "<think>\nb\n</think>\n\n4<|end|>\n"
+    assert trained(tokenizer, result) == "yo<|end|>\n" + last
+
+
+def test_what_the_generation_prompt_opened_was_not_sampled():
+    tokenizer = family(OPENS_REASONING)
+    result = tokenize_for_trainer(tokenizer, REASONED)
+    assert trained(tokenizer, result) == "b\n</think>\n\n4<|end|>\n"
+
+
+def test_a_chat_of_one_message_has_no_prompt_to_render(tokenizer):
+    result = tokenize_for_trainer(tokenizer, CHAT[1:2])
+    assert trained(tokenizer, result) == "<|assistant|>yo<|end|>"
+
+
+def test_an_answer_of_one_number_is_no_mapping_of_two_entries():
+    class Mapping5:
+        """The shape that transformers 5 answers with."""
+
+        eos_token_id = 9
+
+        def apply_chat_template(self, messages, tokenize=True, add_generation_prompt=False):
+            ids = [len(messages) and 1] * (2 * len(messages)) + [1] * add_generation_prompt
+            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+    result = tokenize_for_trainer(Mapping5(), CHAT[:2])
+    assert result == {"tokens": [1, 1, 1, 1], "masks": [-100, -100, -100, 1]}
+
+
+roles = st.sampled_from(["user", "assistant", "agent", "tool"])
+chats = st.lists(
+    st.fixed_dictionaries({"role": roles, "content": st.text("ab <>\n", max_size=6)}),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(chats, st.booleans(), st.sampled_from(["", "stop", "length"]))
+def test_every_mask_is_the_token_or_minus_100_and_turns_are_whole(chat, all_turns, reason):
+    tokenizer = HYPOTHESIS_TOKENIZER
+    result = tokenize_for_trainer(
+        tokenizer, chat, train_on_all_assistant_turns=all_turns, finish_reason=reason
+    )
+    tokens, masks = result["tokens"], result["masks"]
+    assert len(tokens) == len(masks)
+    assert all(mask in (-100, token) for token, mask in zip(tokens, masks))
+    if all_turns and reason != "length":
+        spoken = [m["content"] + "<|end|>\n" for m in chat[1:] if m["role"] == "assistant"]
+        assert all(turn in trained(tokenizer, result) for turn in spoken)
+    if not all_turns and not reason and len(chat) > 1 and chat[-1]["role"] == "assistant":
+        assert trained(tokenizer, result) == chat[-1]["content"] + "<|end|>\n"
+
+
+HYPOTHESIS_TOKENIZER = family(CHATML)

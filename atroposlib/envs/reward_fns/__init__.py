@@ -1,1 +1,7 @@
 """Rewards: a typed verdict on what a model wrote. A verdict that failed is an exception."""
+
+from atroposlib.envs.reward_fns.combined_reward import CombinedReward
+from atroposlib.envs.reward_fns.registry import registry
+from atroposlib.envs.reward_fns.reward_function import RewardFunction
+
+__all__ = ["CombinedReward", "RewardFunction", "registry"]

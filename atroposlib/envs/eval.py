@@ -1,0 +1,244 @@
+"""Evaluations as scripts: a class with data and ``run_item``, and one call to run it.
+
+    class Arithmetic(EvalBase):
+        def setup_data(self): return [{"question": "2 + 2 = ?", "answer": "4"}]
+        async def run_item(self, server_manager, item): ...  # -> metrics, samples
+
+    asyncio.run(eval_runner(Arithmetic(pass_at_n=1, temperature=0.6, eval_dir="results")))
+
+An item that fails is counted apart, in ``failed_items``; the averages are over the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atroposlib.envs.evaluation import show_results, write_results
+from atroposlib.envs.groups import mean_metrics
+from atroposlib.envs.server_handling.configs import APIServerConfig
+from atroposlib.envs.server_handling.discovery import LOCAL_URLS
+from atroposlib.envs.server_handling.http_path import HttpPath, server_root
+from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.errors import AtroposError, ConfigError, InferenceUnavailable, boundary
+from atroposlib.utils.gathering import gather_or_cancel
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CONCURRENCY = 64  # items at once: as many as one server takes for evaluation
+MODELS_TIMEOUT_S = 30.0
+
+
+def pass_at_k(m: int, c: int, k: int) -> float:
+    """Chance that ``k`` of ``m`` samples, drawn without replacement, hold one of ``c`` right.
+
+    Raises:
+        ValueError: not 0 <= c <= m and 1 <= k <= m.
+    """
+    if not (0 <= c <= m and 1 <= k <= m):
+        raise ValueError(f"pass_at_k: {c} right of {m} samples, {k} drawn, cannot be")
+    if m - c < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / j for j in range(m - c + 1, m + 1))
+
+
+def evaluate_log(
+    metrics: Mapping[str, Any],
+    eval_dir: str | Path | None = None,
+    task_name: str | None = None,
+    model_name: str | None = None,
+    start_time: float | None = None,
+    end_time: float | None = None,
+    generation_parameters: Mapping[str, Any] | None = None,
+    samples: Sequence[Mapping[str, Any]] | None = None,
+    verbose: bool = True,
+) -> None:
+    """Write ``metrics.json`` and ``samples.jsonl`` into ``eval_dir``, then print the table.
+
+    Times are seconds since the epoch. Without ``eval_dir`` nothing is written.
+    """
+    now = time.time()
+    started, ended = start_time or now, end_time or now
+    task = task_name or "evaluation"
+    if eval_dir is None:
+        logger.warning("%s: no eval_dir, so the results go to no file", task)
+    else:
+        write_results(
+            Path(eval_dir),
+            metrics,
+            task=task,
+            model_name=model_name,
+            seconds=ended - started,
+            generation_parameters=generation_parameters or {},
+            samples=samples,
+        )
+    if verbose:
+        show_results(task, metrics, started, ended)
+
+
+class EvalBase(ABC):
+    """One evaluation; every further keyword becomes an attribute.
+
+    Known attributes: temperature, top_p, max_tokens (see :meth:`get_generation_params`),
+    eval_dir (where results go), model_name (for the results, else the server's),
+    max_concurrency (items at once) and verbose.
+
+    Args:
+        pass_at_n: how many samples of an item count as one attempt.
+        pass_at_n_samples: how many are drawn to estimate that.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int | None = None
+    eval_dir: str | Path | None = None
+    model_name: str | None = None
+    max_concurrency: int = DEFAULT_CONCURRENCY
+    verbose: bool = True
+
+    def __init__(self, pass_at_n: int = 1, pass_at_n_samples: int = 1, **kwargs: Any) -> None:
+        self.pass_at_n = pass_at_n
+        self.pass_at_n_samples = pass_at_n_samples
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        if self.max_concurrency < 1:
+            raise ConfigError("max_concurrency: at least 1")
+        given = self.setup_data()
+        if given is not None:  # some set ``self.data`` themselves
+            self.data: Iterable[Any] = given
+
+    @abstractmethod
+    def setup_data(self) -> Iterable[Any] | None:
+        """The items; called once, by the constructor."""
+
+    @abstractmethod
+    async def run_item(
+        self, server_manager: ServerManager, item: Any
+    ) -> tuple[Mapping[str, float], Sequence[Mapping[str, Any]]]:
+        """Metrics of one item, and its samples for ``samples.jsonl``."""
+
+    def get_generation_params(self) -> dict[str, Any]:
+        """Arguments for a completion: temperature, n, top_p and, where set, max_tokens.
+
+        A ``max_tokens`` that is not positive means as many as the server allows: servers
+        have no number for that, so it is left out.
+        """
+        params: dict[str, Any] = {
+            "temperature": self.temperature,
+            "n": max(self.pass_at_n_samples, self.pass_at_n),
+            "top_p": self.top_p,
+        }
+        if self.max_tokens is not None and self.max_tokens > 0:
+            params["max_tokens"] = self.max_tokens
+        return params
+
+    @property
+    def task_name(self) -> str:
+        """``<Class>@<n>``, and ``:<samples>`` where more are drawn than count."""
+        samples = self.pass_at_n_samples
+        drawn = f":{samples}" if samples > self.pass_at_n else ""
+        return f"{type(self).__name__}@{self.pass_at_n}{drawn}"
+
+    async def eval(self, server_manager: ServerManager) -> dict[str, float]:
+        """Run every item, write the results and return the average of each metric.
+
+        Raises:
+            ConfigError: there are no items.
+            AtroposError: every item failed; the first failure.
+        """
+        started = time.time()
+        outcomes = await self._run_items(server_manager)
+        done = [outcome for outcome in outcomes if not isinstance(outcome, AtroposError)]
+        failures = [outcome for outcome in outcomes if isinstance(outcome, AtroposError)]
+        if not done:
+            raise failures[0] if failures else ConfigError(f"{self.task_name}: no items")
+        metrics = mean_metrics(values for values, _ in done)
+        if failures:
+            metrics["failed_items"] = len(failures)
+        evaluate_log(
+            metrics,
+            eval_dir=self.eval_dir,
+            task_name=self.task_name,
+            model_name=self.model_name or _served_name(server_manager),
+            start_time=started,
+            end_time=time.time(),
+            generation_parameters=self.get_generation_params(),
+            samples=[sample for _, samples in done for sample in samples],
+            verbose=self.verbose,
+        )
+        return metrics
+
+    async def _run_items(
+        self, server_manager: ServerManager
+    ) -> list[tuple[dict[str, float], list[Mapping[str, Any]]] | AtroposError]:
+        room = asyncio.Semaphore(self.max_concurrency)
+
+        async def one(
+            item: Any,
+        ) -> tuple[dict[str, float], list[Mapping[str, Any]]] | AtroposError:
+            try:
+                async with room:
+                    with boundary(self.task_name, item, "run_item"):
+                        metrics, samples = await self.run_item(server_manager, item)
+                        return _finite(metrics), list(samples or [])
+            except AtroposError as failure:
+                logger.warning("an item failed: %s", failure)
+                return failure
+
+        return await gather_or_cancel(map(one, self.data))
+
+
+def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+    values = {name: float(value) for name, value in metrics.items()}
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ValueError(f"metric {name} is {value}")
+    return values
+
+
+def _served_name(server_manager: ServerManager) -> str | None:
+    servers = getattr(server_manager, "servers", None)
+    return servers[0].config.model_name if servers else None
+
+
+async def eval_runner(eval: EvalBase, argv: Sequence[str] | None = None) -> dict[str, float]:
+    """Run ``eval`` against the server of the command line: ``--server-url --model-name``.
+
+    Without a model name the server is asked which one it has.
+    """
+    parser = argparse.ArgumentParser(description=f"evaluate {eval.task_name}")
+    parser.add_argument("--server-url", default=LOCAL_URLS[0], help="[%(default)s]")
+    parser.add_argument("--model-name", help="as the server knows it; asked if not given")
+    args = parser.parse_args(argv)
+    url = f"{server_root(args.server_url)}/v1"
+    name = args.model_name or eval.model_name or await first_model(url)
+    manager = ServerManager([APIServerConfig(base_url=url, model_name=name)])
+    try:
+        return await eval.eval(manager)
+    finally:
+        await manager.close()
+
+
+async def first_model(base_url: str) -> str:
+    """The first model of an OpenAI-compatible server.
+
+    Raises:
+        InferenceUnavailable: the server does not answer, or names no model.
+        InferenceRefused: it wants a key; give the model's name instead.
+    """
+    http = HttpPath(timeout_s=MODELS_TIMEOUT_S, max_connections=1, api_key=None)
+    try:
+        payload = (await http.get(f"{base_url}/models")).payload
+    finally:
+        await http.aclose()
+    models = payload.get("data") if isinstance(payload, dict) else None
+    if not models:
+        raise InferenceUnavailable(f"{base_url}/models names no model; give --model-name")
+    return str(models[0]["id"])

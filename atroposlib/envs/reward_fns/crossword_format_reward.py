@@ -1,0 +1,53 @@
+"""Whether a crossword is answered as asked: ``1-Across: WORD``, letters only."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from atroposlib.envs.reward_fns.registry import registry
+from atroposlib.envs.reward_fns.reward_function import RewardFunction
+
+DEFAULT_PATTERNS = (r"\b\d+-(?:Across|Down):[ \t]*(\S+)",)
+
+
+@registry.register("crossword_format")
+class CrosswordFormatReward(RewardFunction):
+    """``reward_value`` if an answer is there and all answers are of valid letters, else 0.0.
+
+    Args:
+        format_patterns: regular expressions; the last group of each is the answer.
+        penalize_invalid_chars: False asks only that an answer is there.
+        valid_chars: A to Z unless given; case matters.
+    """
+
+    def __init__(
+        self,
+        format_patterns: Sequence[str] | None = None,
+        reward_value: float = 1.0,
+        penalize_invalid_chars: bool = True,
+        valid_chars: Iterable[str] = string.ascii_uppercase,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.format_patterns = [re.compile(p) for p in format_patterns or DEFAULT_PATTERNS]
+        self.reward_value = reward_value
+        self.penalize_invalid_chars = penalize_invalid_chars
+        self.valid_chars = frozenset(valid_chars)
+
+    def compute(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        """``reward_value`` or 0.0 for each."""
+        texts = map(self.get_content, completions)
+        return [self.reward_value if self._is_right(text) else 0.0 for text in texts]
+
+    def _is_right(self, text: str) -> bool:
+        answers = [
+            match.group(match.lastindex or 0)
+            for pattern in self.format_patterns
+            for match in pattern.finditer(text)
+        ]
+        if self.penalize_invalid_chars:
+            return bool(answers) and all(self.valid_chars.issuperset(a) for a in answers)
+        return bool(answers)

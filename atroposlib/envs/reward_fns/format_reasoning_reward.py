@@ -1,0 +1,54 @@
+"""Whether there is one block of reasoning, and a response beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from atroposlib.envs.reward_fns.registry import registry
+from atroposlib.envs.reward_fns.reward_function import RewardFunction
+
+_BLOCK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+
+
+@registry.register("format_reasoning")
+class FormatReasoningReward(RewardFunction):
+    """``reward_value`` for exactly one ``<think>`` block with content and a response.
+
+    Args:
+        require_thinking: without it a text that has no block is fine too.
+        require_response: without it nothing need stand beside the block.
+        allow_multiple_thinking: several blocks, each with content, are fine.
+    """
+
+    def __init__(
+        self,
+        reward_value: float = 0.5,
+        require_thinking: bool = True,
+        require_response: bool = True,
+        allow_multiple_thinking: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.reward_value = reward_value
+        self.require_thinking = require_thinking
+        self.require_response = require_response
+        self.allow_multiple_thinking = allow_multiple_thinking
+
+    def compute(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        """``reward_value`` or 0.0 for each."""
+        texts = map(self.get_content, completions)
+        return [self.reward_value if self._is_right(text) else 0.0 for text in texts]
+
+    def _is_right(self, text: str) -> bool:
+        blocks, rest = _BLOCK.findall(text), _BLOCK.sub("", text)
+        if "<think>" in rest or "</think>" in rest:
+            return False  # a block that never began or never ended
+        if not blocks:
+            return not self.require_thinking and bool(rest.strip())
+        if len(blocks) > 1 and not self.allow_multiple_thinking:
+            return False
+        if not all(block.strip() for block in blocks):
+            return False
+        return bool(rest.strip()) or not self.require_response

@@ -1,0 +1,38 @@
+"""Whether tagged blocks are there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from atroposlib.envs.reward_fns.registry import registry
+from atroposlib.envs.reward_fns.reward_function import RewardFunction
+
+
+@registry.register("format")
+class FormatReward(RewardFunction):
+    """1.0 if any of ``preferred_tags`` encloses something (or all of them do), else 0.0."""
+
+    def __init__(
+        self,
+        preferred_tags: Sequence[str] | None = None,
+        require_all_tags: bool = False,
+        case_sensitive: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.preferred_tags = list(preferred_tags or ("think", "answer"))
+        self.require_all_tags = require_all_tags
+        self.case_sensitive = case_sensitive
+
+    def compute(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        """1.0 or 0.0 for each."""
+        wanted = all if self.require_all_tags else any
+        flags = re.DOTALL if self.case_sensitive else re.DOTALL | re.IGNORECASE
+        blocks = [
+            re.compile(f"<{re.escape(tag)}>.*?</{re.escape(tag)}>", flags)
+            for tag in self.preferred_tags
+        ]
+        texts = map(self.get_content, completions)
+        return [float(wanted(block.search(text) for block in blocks)) for text in texts]

@@ -1,0 +1,186 @@
+"""Rewards by name: ``registry.create("accuracy")``, or a configuration with parameters.
+
+A name that is not registered yet is looked up among the modules of this package, by exact
+comparison with what the folder holds, and only such a module is imported: ``<name>.py`` or
+``<name>_reward.py``, which registers itself under that name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Union, overload
+
+from atroposlib.envs.reward_fns.reward_function import RewardFunction
+from atroposlib.errors import ConfigError
+
+PlainReward = Callable[..., Sequence[Union[float, None]]]
+RewardClass = type[RewardFunction]
+Entry = TypeVar("Entry", bound=Union[RewardClass, PlainReward])
+PACKAGE = __name__.rpartition(".")[0]
+
+
+class UnknownReward(ConfigError, ImportError):
+    """No reward of this name; the message lists those that there are."""
+
+
+class LegacyFunctionWrapper(RewardFunction):
+    """A plain function ``(completions, **columns) -> scores`` as a reward.
+
+    ``kwargs`` go to every call; what the call itself is given beats them.
+    """
+
+    def __init__(
+        self,
+        function: PlainReward,
+        weight: float = 1.0,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(weight, name or getattr(function, "__name__", None), **kwargs)
+        self.function = function
+
+    def compute(self, completions: Sequence[Any], **kwargs: Any) -> Sequence[float | None]:
+        """What the function says."""
+        return self.function(completions, **{**self.config, **kwargs})
+
+
+class RewardRegistry:
+    """Names and what they stand for; ``reasoning_steps`` and ``reasoningsteps`` are one."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, RewardClass | PlainReward] = {}
+
+    @overload
+    def register(self, entry: Entry) -> Entry: ...
+
+    @overload
+    def register(
+        self, entry: str | None = None, *, name: str | None = None
+    ) -> Callable[[Entry], Entry]: ...
+
+    def register(self, entry: Any = None, *, name: str | None = None) -> Any:
+        """Decorator, plain or with a name; without one the class name is cut of "Reward"."""
+        if entry is not None and not isinstance(entry, str):
+            self._add(name or _default_name(entry), entry)
+            return entry
+        chosen = name or entry
+
+        def decorate(decorated: Entry) -> Entry:
+            self._add(chosen or _default_name(decorated), decorated)
+            return decorated
+
+        return decorate
+
+    def register_function(self, name: str, function: PlainReward) -> None:
+        """Register a plain function; :meth:`create` wraps it."""
+        self._add(name, function)
+
+    def get(self, name: str) -> RewardClass | PlainReward:
+        """The class or function of ``name``.
+
+        Raises:
+            UnknownReward: there is none.
+        """
+        entry = self._find(name)
+        if entry is None:
+            self._load(name)
+            entry = self._find(name)
+        if entry is None:
+            known = ", ".join(sorted({*self._entries, *_offered()}))
+            raise UnknownReward(f"no reward {name!r}; there are {known}")
+        return entry
+
+    def create(self, config: str | Mapping[str, Any], **defaults: Any) -> RewardFunction:
+        """A reward from its name, or from ``{"type": name, "params": {...}, ...}``.
+
+        What stands in ``params`` and beside it are arguments of the reward; both beat
+        ``defaults``.
+
+        Raises:
+            UnknownReward: there is no reward of this name.
+            ConfigError: the configuration has no type, or arguments the reward does not take.
+        """
+        given: dict[str, Any] = {"type": config} if isinstance(config, str) else dict(config)
+        name = given.pop("type", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"reward {config!r}: needs a 'type', the name of the reward")
+        arguments = {**defaults, **given.pop("params", {}), **given}
+        entry = self.get(name)
+        try:
+            if isinstance(entry, type):
+                reward: RewardFunction = entry(**arguments)
+                return reward
+            arguments.setdefault("name", name)
+            return LegacyFunctionWrapper(entry, **arguments)
+        except TypeError as error:
+            raise ConfigError(f"reward {name!r}: {error}") from error
+
+    def list_registered(self) -> list[str]:
+        """Names registered so far; rewards of the package come in when first asked for."""
+        return sorted(self._entries)
+
+    def load_required_functions(self, config: Any) -> None:
+        """Load every reward that ``config`` names, so that a wrong name fails at the start.
+
+        Args:
+            config: a name, a reward's configuration, a list of those, or a mapping or object
+                with such a list in ``reward_functions``. Rewards inside ``combined`` count.
+        """
+        if isinstance(config, str):
+            self.get(config)
+        elif isinstance(config, (list, tuple)):
+            for entry in config:
+                self.load_required_functions(entry)
+        elif isinstance(config, Mapping):
+            if "type" in config:
+                self.get(config["type"])
+            inner = config.get("params") or {}
+            for found in (config.get("reward_functions"), config.get("rewards"), inner):
+                if found:
+                    self.load_required_functions(found)
+        elif not isinstance(config, RewardFunction):
+            self.load_required_functions(getattr(config, "reward_functions", []))
+
+    def _add(self, name: str, entry: RewardClass | PlainReward) -> None:
+        # A module of this package may be imported after a caller took its name; the caller's
+        # stays. Between callers the later registration wins.
+        ours = str(getattr(entry, "__module__", "")).startswith(f"{PACKAGE}.")
+        if not (ours and name in self._entries):
+            self._entries[name] = entry
+
+    def _find(self, name: str) -> RewardClass | PlainReward | None:
+        if name in self._entries:
+            return self._entries[name]
+        squashed = {_squashed(known): entry for known, entry in self._entries.items()}
+        return squashed.get(_squashed(name))
+
+    def _load(self, name: str) -> None:
+        for module, offered in _modules().items():
+            if _squashed(name) in (_squashed(module), _squashed(offered)):
+                importlib.import_module(f"{PACKAGE}.{module}")
+
+
+def _default_name(entry: Any) -> str:
+    name = str(entry.__name__).lower()
+    return (name.removesuffix("reward") or name) if isinstance(entry, type) else name
+
+
+def _squashed(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _modules() -> dict[str, str]:
+    """Modules of this package, and the name of the reward that each would hold."""
+    folder = str(Path(__file__).parent)
+    found = (module.name for module in pkgutil.iter_modules([folder]))
+    return {name: name.removesuffix("_reward") for name in found}
+
+
+def _offered() -> list[str]:
+    return [name for module, name in _modules().items() if module != name]
+
+
+registry = RewardRegistry()

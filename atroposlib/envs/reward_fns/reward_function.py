@@ -1,0 +1,136 @@
+"""What a reward is: completions in, one score each out.
+
+    compute(completions, **columns of the item) -> [score or None, ...]
+    calling it: compute, check, times ``weight``, log
+
+A score of None means that there is none: it stays None, and a sample without a score is not
+trained on. A failure is never a score: whatever ``compute`` raises, and any result that is
+not one finite number (or None) per completion, becomes a ``RolloutError`` that names the
+reward, and the rollout that asked for it fails with its reason counted.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atroposlib.errors import boundary
+
+Scores = list[float | None]
+
+
+class RewardFunction(ABC):
+    """Base of every reward.
+
+    Args:
+        weight: factor of the scores that a call returns.
+        name: what metrics are logged under; the class name in lower case if not given.
+        kwargs: kept in ``config``.
+    """
+
+    def __init__(self, weight: float = 1.0, name: str | None = None, **kwargs: Any) -> None:
+        self.weight = weight
+        self._name = name
+        self.config = kwargs
+        self.wandb_logger: Any = None
+
+    @property
+    def name(self) -> str:
+        """What metrics and errors call this reward."""
+        return self._name or type(self).__name__.lower()
+
+    @abstractmethod
+    def compute(self, completions: Sequence[Any], **kwargs: Any) -> Sequence[float | None]:
+        """One score per completion, without the weight; None where there is no score.
+
+        Args:
+            completions: each a text or messages, see :meth:`get_content`.
+            kwargs: what the item knows, such as ``solution`` and ``ground_truth``: one value
+                for all completions, or a list with one for each.
+        """
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Scores:
+        """Weighted scores, one per completion; None passes through.
+
+        Raises:
+            RolloutError: computing failed, or gave something other than a score for each.
+        """
+        with boundary(self.name, f"{len(completions)} completions", "reward"):
+            scores = _checked(self.compute(completions, **kwargs), len(completions))
+        weighted = [None if score is None else score * self.weight for score in scores]
+        self.log_metrics(scores, weighted)
+        return weighted
+
+    def set_wandb_logger(self, logger: Any) -> None:
+        """Log to ``logger.log(metrics)`` from now on; None stops it."""
+        self.wandb_logger = logger
+
+    def log_metrics(
+        self, raw: Sequence[float | None], weighted: Sequence[float | None]
+    ) -> None:
+        """Log ``reward/<name>/{mean_raw,mean_weighted,min,max}``; min and max are raw."""
+        known = [score for score in raw if score is not None]
+        if self.wandb_logger is None or not known:
+            return
+        products = [score for score in weighted if score is not None]
+        prefix = f"reward/{self.name}"
+        self.wandb_logger.log(
+            {
+                f"{prefix}/mean_raw": math.fsum(known) / len(known),
+                f"{prefix}/mean_weighted": math.fsum(products) / len(products),
+                f"{prefix}/min": min(known),
+                f"{prefix}/max": max(known),
+            }
+        )
+
+    @staticmethod
+    def get_content(completion: Any) -> str:
+        """The assistant's text: of a text, a message, a choice or a list of messages.
+
+        A list gives its first assistant message; what holds no such text gives "".
+        """
+        if isinstance(completion, str):
+            return completion
+        if isinstance(completion, Mapping):
+            if completion.get("role") == "assistant" and "content" in completion:
+                return completion["content"] or ""
+            message = completion.get("message")
+            return RewardFunction.get_content(message) if isinstance(message, Mapping) else ""
+        if isinstance(completion, (list, tuple)):
+            for message in completion:
+                if isinstance(message, Mapping) and message.get("role") == "assistant":
+                    return RewardFunction.get_content(message)
+        return ""
+
+
+def _checked(scores: Sequence[float | None], count: int) -> Scores:
+    checked = [None if score is None else float(score) for score in scores]
+    if len(checked) != count:
+        raise ValueError(f"{len(checked)} scores for {count} completions")
+    wrong = [score for score in checked if score is not None and not math.isfinite(score)]
+    if wrong:
+        raise ValueError(f"a score is {wrong[0]}; give None where there is no score")
+    return checked
+
+
+def per_completion(value: Any, count: int) -> list[Any]:
+    """``value`` for each of ``count`` completions: a list as it is, anything else repeated.
+
+    Raises:
+        ValueError: a list of another length (a list of one is repeated).
+    """
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) == 1:
+        return list(value) * count
+    if len(value) != count:
+        raise ValueError(f"{len(value)} reference answers for {count} completions")
+    return list(value)
+
+
+def reference_answers(count: int, *given: Any) -> list[str | None]:
+    """The first of ``given`` that is not None, as text for each of ``count`` completions."""
+    first = next((value for value in given if value is not None), None)
+    return [None if gold is None else str(gold) for gold in per_completion(first, count)]

@@ -1,0 +1,159 @@
+"""Long histories made to fit: reasoning shortened, middle turns left out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atroposlib.errors import AtroposError, boundary
+from atroposlib.utils.tokenize_for_trainer import (
+    UNMASKED_ROLES,
+    shared_length,
+    tokenize_for_trainer,
+)
+
+logger = logging.getLogger(__name__)
+
+OPEN, CLOSE = "<think>", "</think>"
+STEP_FIELDS = ("messages", "tokens", "masks", "seed", "parsed_actions")
+KEPT_AT_THE_END = 2  # the last observation and the answer to it
+# One value per token, of the sequence as it was sampled.
+REALIGNED = ("advantages", "versions")
+# True only of the whole history: the policy never saw the shortened one.
+OF_THE_WHOLE_HISTORY = (
+    "inference_logprobs",
+    "ref_logprobs",
+    "distill_token_ids",
+    "distill_logprobs",
+)
+
+
+def strip_thinking(text: str) -> str:
+    """``text`` without its first reasoning block; unchanged if there is no whole one."""
+    before, _, rest = text.partition(OPEN)
+    _, closed, after = rest.partition(CLOSE)
+    return before + after if closed else text
+
+
+def truncate_thinking(text: str, tokenizer: Any, max_think_tokens: int) -> str:
+    """The first reasoning block with at most ``max_think_tokens`` of its end.
+
+    A longer block becomes "... " and its last paragraph, or if that is too long itself, its
+    last tokens. Text without a whole block, or that the tokenizer fails on, is unchanged.
+    """
+    before, _, rest = text.partition(OPEN)
+    thinking, closed, after = rest.partition(CLOSE)
+    if not closed:
+        return text
+    try:
+        with boundary("truncate_thinking", text, "tokenization"):
+            kept = _last_part(thinking.strip(), tokenizer, max_think_tokens)
+    except AtroposError as error:
+        logger.warning("reasoning stays as long as it is: %s", error)
+        return text
+    inside = f"\n{kept}\n" if kept else ""
+    return f"{before}{OPEN}{inside}{CLOSE}{after}"
+
+
+def _last_part(thinking: str, tokenizer: Any, max_tokens: int) -> str:
+    tokens = _encode(tokenizer, thinking)
+    if not thinking or len(tokens) <= max_tokens:
+        return thinking
+    paragraph = thinking.rpartition("\n\n")[2].strip()
+    if len(_encode(tokenizer, paragraph)) <= max_tokens:
+        return f"... {paragraph}"
+    end = tokens[-max_tokens:] if max_tokens > 0 else []  # [-0:] would be all of them
+    kept = str(tokenizer.decode(end)).strip()
+    return f"... {kept}" if kept else ""
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def ensure_trajectory_token_limit(
+    trajectory: Sequence[Mapping[str, Any]], tokenizer: Any, max_trajectory_tokens: int
+) -> list[dict[str, Any]]:
+    """The steps of ``trajectory`` with no sequence over ``max_trajectory_tokens`` tokens.
+
+    A step is a group of alternatives. From one that is too long, turns after the first
+    message go, oldest first and as many from each alternative, until all fit; its first
+    message and its last two stay. A step that still does not fit, or that lacks one of
+    messages, tokens, masks, seed and parsed_actions, is left out.
+
+    Every other field of a step stays. Where turns went, per-token advantages and versions
+    are realigned, and logprobs, which belong to the whole history, become None.
+
+    Raises:
+        TemplateNotPrefixStable: a shortened history cannot be tokenized.
+    """
+    fitting = []
+    for i, step in enumerate(trajectory):
+        missing = [name for name in STEP_FIELDS if step.get(name) is None]
+        if missing:
+            logger.warning("step %d is left out: it has no %s", i, ", ".join(missing))
+            continue
+        shortened = _shortened(step, tokenizer, max_trajectory_tokens)
+        if shortened is None:
+            logger.warning(
+                "step %d is left out: over %d tokens even without its middle turns",
+                i,
+                max_trajectory_tokens,
+            )
+            continue
+        fitting.append(shortened)
+    return fitting
+
+
+def _shortened(
+    step: Mapping[str, Any], tokenizer: Any, max_tokens: int
+) -> dict[str, Any] | None:
+    """``step`` with as few turns removed as make it fit; None if no number does."""
+    messages = [list(alternative) for alternative in step["messages"]]
+    tokens, masks = step["tokens"], step["masks"]
+    while max(map(len, tokens), default=0) > max_tokens:
+        count = min(map(_next_turns, messages))
+        if count == 0:
+            return None
+        for alternative in messages:
+            del alternative[1 : 1 + count]
+        rows = [tokenize_for_trainer(tokenizer, alternative) for alternative in messages]
+        tokens, masks = [row["tokens"] for row in rows], [row["masks"] for row in rows]
+    result = dict(step)
+    if tokens is step["tokens"]:
+        return result
+    spans = [_removed_span(old, new) for old, new in zip(step["tokens"], tokens)]
+    result.update(messages=messages, tokens=tokens, masks=masks)
+    for name in REALIGNED:
+        if step.get(name) is not None:
+            result[name] = _without(step[name], spans)
+    # What the step trained on stays so, whatever the template alone would suggest.
+    result["masks"] = _without(step["masks"], spans) or masks
+    result.update({name: None for name in OF_THE_WHOLE_HISTORY if name in step})
+    return result
+
+
+def _next_turns(messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many messages to remove at index 1: an observation with its answer, or one."""
+    removable = len(messages) - 1 - KEPT_AT_THE_END
+    if removable >= 2:
+        observed, answered = messages[1]["role"], messages[2]["role"]
+        if observed not in UNMASKED_ROLES and answered in UNMASKED_ROLES:
+            return 2
+    return min(1, max(0, removable))
+
+
+def _removed_span(old: Sequence[int], new: Sequence[int]) -> tuple[int, int] | None:
+    """The one stretch of ``old`` whose removal gives ``new``; None if there is none."""
+    start, removed = shared_length(old, new), len(old) - len(new)
+    rest = list(old[start + removed :]) if removed >= 0 else None
+    return (start, start + removed) if rest == list(new[start:]) else None
+
+
+def _without(
+    rows: Sequence[Sequence[Any]], spans: Sequence[tuple[int, int] | None]
+) -> list[list[Any]] | None:
+    """Each row without its stretch; None where a sequence did not simply lose one."""
+    kept = [[*row[: span[0]], *row[span[1] :]] for row, span in zip(rows, spans) if span]
+    return kept if len(kept) == len(spans) else None

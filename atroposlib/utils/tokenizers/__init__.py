@@ -1,0 +1,1 @@
+"""Tokenizers whose chat template does not fit training, with one that does."""

@@ -1,0 +1,35 @@
+"""A Qwen tokenizer whose chat template keeps earlier reasoning and never rewrites a turn."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+TEMPLATE = "qwen_fixed.jinja"
+
+
+class QwenFixedTokenizer:
+    """The tokenizer of ``name`` with the bundled chat template; all else is the tokenizer's.
+
+    Args:
+        name: model directory or hub name, as for ``AutoTokenizer.from_pretrained``.
+        kwargs: passed on to it.
+    """
+
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        from transformers import AutoTokenizer
+
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(name, **kwargs)
+        template = files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
+        self.tokenizer.chat_template = template
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "tokenizer":  # not there yet: a copy or an unpickled object asks first
+            raise AttributeError(name)
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tokenizer(*args, **kwargs)
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)

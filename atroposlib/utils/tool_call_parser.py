@@ -1,0 +1,62 @@
+"""A tool call in what a model wrote: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+
+The text between the tags has to be JSON as it stands; nothing is repaired, so what earns a
+reward here is also what a strict parser accepts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+ERROR_NAME = "-ERROR-"
+DEFAULT_TAGS = ("tool_call",)
+
+
+def extract_tool_call(text: str, preferred_tags: Sequence[str] | None = None) -> str | None:
+    """What the first of ``preferred_tags`` that occurs encloses, stripped; else None."""
+    for tag in preferred_tags or DEFAULT_TAGS:
+        name = re.escape(tag)
+        match = re.search(f"<{name}>(.*?)</{name}>", text, re.DOTALL)
+        if match is not None:
+            return match.group(1).strip()
+    return None
+
+
+def parse_tool_call(
+    response: str,
+    available_tools: Iterable[Mapping[str, Any]] | None = None,
+    preferred_tags: Sequence[str] | None = None,
+) -> tuple[str, dict[str, Any], bool]:
+    """Name, arguments and whether the call is wrong.
+
+    A missing or unreadable call is ``("-ERROR-", {}, True)``, a call of a tool that is not
+    among ``available_tools`` (``{"name"}`` or ``{"function": {"name"}}``) is
+    ``("-ERROR-", arguments, True)``.
+    """
+    text = extract_tool_call(response, preferred_tags)
+    call = None if text is None else _json_object(text)
+    if call is None or not isinstance(call.get("name"), str):
+        return ERROR_NAME, {}, True
+    arguments = call.get("arguments", {})
+    if isinstance(arguments, str):  # some templates write the arguments as JSON in JSON
+        arguments = _json_object(arguments)
+    if not isinstance(arguments, dict):
+        return ERROR_NAME, {}, True
+    if available_tools is not None and call["name"] not in map(_tool_name, available_tools):
+        return ERROR_NAME, arguments, True
+    return call["name"], arguments, False
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # a model may well nest brackets without end
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _tool_name(tool: Mapping[str, Any]) -> Any:
+    return tool["name"] if "name" in tool else tool.get("function", {}).get("name")

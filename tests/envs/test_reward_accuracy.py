@@ -1,0 +1,100 @@
+"""Accuracy: by number, by math-verify, and None where no verdict could be reached."""
+
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.envs.reward_fns import accuracy_reward
+from atroposlib.envs.reward_fns.accuracy_reward import AccuracyReward
+from atroposlib.envs.reward_fns.cascading_r1_math_reward import cascading_r1_math_reward
+from atroposlib.envs.reward_fns.math_process import MathProcess, NoVerdict
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch):
+    """A process of its own for each test that needs one."""
+    own = MathProcess(timeout_s=30.0)
+    monkeypatch.setattr(accuracy_reward, "shared_process", lambda: own)
+    yield own
+    own.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "score"),
+    [
+        (r"\boxed{72}", "72", 1.0),
+        (r"\boxed{72.0000005}", "72", 1.0),
+        (r"\boxed{72.1}", "72", 0.0),
+        (r"\boxed{1,000}", "so 10 * 100 = 1000\n#### 1000", 1.0),
+        ("#### 72", "72", 1.0),
+        ("#### 72", 72, 1.0),
+        (r"<think>\boxed{1}</think>\boxed{2}", "2", 1.0),
+        (r"<think>\boxed{2}</think>", "2", 0.0),
+        (r"\boxed{2}" * 6, "2", 1.0),
+        (r"\boxed{2}" * 7, "2", 0.0),
+        (r"\boxed{2}", r"\boxed{2}", 1.0),
+        (r"\boxed{2}", None, 0.0),
+        ([{"role": "user"}, {"role": "assistant", "content": r"\boxed{5}"}], "5", 1.0),
+    ],
+)
+def test_numbers_are_judged_without_another_process(process, text, gold, score):
+    assert AccuracyReward()([text], solution=gold) == [score]
+    assert not process.started
+
+
+def test_ground_truth_is_preferred_and_may_be_one_for_each():
+    texts = [r"\boxed{1}", r"\boxed{2}"]
+    reward = AccuracyReward(tolerance=0.5, weight=2.0)
+    assert reward(texts, solution="1", ground_truth="2") == [0.0, 2.0]
+    assert reward(texts, ground_truth=["1.4", None]) == [2.0, 0.0]
+    assert reward(texts) == [0.0, 0.0]
+    whole = AccuracyReward(split_on_think_tag=False, max_boxed_threshold=1)
+    assert whole([r"\boxed{2}</think>", r"\boxed{2}\boxed{2}"], solution="2") == [1.0, 0.0]
+
+
+def test_expressions_are_judged_by_math_verify(process):
+    texts = [
+        r"\boxed{\frac{144}{2}}",
+        r"\boxed{x+1}",
+        "the final answer is $72$.",
+        "72",
+        "",
+        r"\boxed{}",
+    ]
+    assert AccuracyReward()(texts, solution="72") == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+    assert AccuracyReward()([r"\boxed{\frac{2}{4}}"], solution=r"\frac12") == [1.0]
+    assert process.started
+
+
+def test_an_answer_that_never_ends_has_no_score_and_harms_no_other(process, caplog):
+    hangs = r"\boxed{9^{9^{9}}}"
+    assert AccuracyReward()([r"\boxed{2 \cdot 36}"], solution="72") == [1.0]
+    process.timeout_s = 0.5
+    assert AccuracyReward()([hangs], solution="72") == [None]
+    assert "no verdict" in caplog.text
+    process.timeout_s = 30.0
+    assert AccuracyReward()([r"\boxed{2 \cdot 36}"], solution="72") == [1.0]
+    process.kill()  # what the system does when memory runs out
+    with pytest.raises(NoVerdict):
+        process.equal("1", "1")
+    assert process.equal(r"\boxed{1}", r"\boxed{1}")
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        (r"<think>a</think>\boxed{4}", 1.5),
+        (r"<think>1 < 2 and <b></think>\boxed{4} < 5", 1.5),
+        (r"\boxed{4}", 1.0),
+        (r"so <think>a</think>\boxed{4}", 1.0),
+        (r"<think>a</think><think>b</think>\boxed{4}", 1.0),
+        (r"<think>a</think>\boxed{5}", 0.0),
+    ],
+)
+def test_only_a_right_answer_earns_the_bonus_for_its_format(text, score):
+    assert cascading_r1_math_reward([text], solution="4") == [score]
+
+
+def test_no_score_stays_none_in_the_cascade(monkeypatch):
+    monkeypatch.setattr(AccuracyReward, "_judge", lambda self, text, gold: None)
+    assert cascading_r1_math_reward(["<think>a</think>b"], solution="4") == [None]

@@ -1,0 +1,252 @@
+"""Rewards by name, their weights, their metrics, and what happens when they fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from atroposlib.envs.reward_fns import CombinedReward, RewardFunction, registry
+from atroposlib.envs.reward_fns.registry import (
+    LegacyFunctionWrapper,
+    RewardRegistry,
+    UnknownReward,
+)
+from atroposlib.errors import ConfigError, RolloutError
+
+NAMES = {
+    "accuracy": "AccuracyReward",
+    "format": "FormatReward",
+    "reasoning_steps": "ReasoningStepsReward",
+    "repetition_penalty": "RepetitionPenaltyReward",
+    "cosine_scaled": "CosineScaledReward",
+    "crossword_format": "CrosswordFormatReward",
+    "r1": "R1Reward",
+    "cascading_r1_math": "LegacyFunctionWrapper",
+    "chandas_meter": "ChandasMeterReward",
+}
+
+
+class Length(RewardFunction):
+    def compute(self, completions, **kwargs):
+        return [len(text) or None for text in completions]
+
+
+class Fixed(RewardFunction):
+    """Gives what it was made with, whatever was written."""
+
+    def compute(self, completions, **kwargs):
+        return self.config["scores"]
+
+
+class Log:
+    def __init__(self):
+        self.logged = []
+
+    def log(self, metrics):
+        self.logged.append(metrics)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_loads_the_reward_it_names(name):
+    assert type(registry.create(name)).__name__ == NAMES[name]
+    assert type(registry.create(name.replace("_", ""))).__name__ == NAMES[name]
+    assert name in registry.list_registered()
+    assert name.replace("_", "") in ("accuracy", "format", "r1", "combined") or (
+        name.replace("_", "") not in registry.list_registered()
+    )
+
+
+def test_every_name_loads_in_an_interpreter_that_has_loaded_none():
+    program = (
+        "import sys\n"
+        "from atroposlib.envs.reward_fns import registry\n"
+        "assert not {'torch', 'transformers', 'wandb', 'math_verify'} & set(sys.modules)\n"
+        "print(type(registry.create(sys.argv[1])).__name__)\n"
+    )
+    for name in ("r1", "reasoning_steps"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, name], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == NAMES[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["../registry", "/etc/passwd", "os", "nothing", "registry", "math_worker", ""]
+)
+def test_only_rewards_of_the_package_are_loaded(name):
+    for kind in (UnknownReward, ImportError, ConfigError):
+        with pytest.raises(kind, match="there are accuracy"):
+            registry.create(name)
+
+
+def test_names_come_from_the_class_or_from_the_decorator():
+    own = RewardRegistry()
+    own.register(Length)
+    own.register("other")(Length)
+    own.register(name="third")(Length)
+
+    @own.register
+    class TinyReward(Length):
+        pass
+
+    own.register_function("plain", lambda completions: [1.0])
+    assert own.list_registered() == ["length", "other", "plain", "third", "tiny"]
+    assert own.get("tiny") is TinyReward
+
+
+def test_a_configuration_beats_the_defaults_and_its_params_are_arguments():
+    config = {"type": "accuracy", "weight": 2.0, "params": {"tolerance": 0.5}}
+    reward = registry.create(config, weight=9.0, max_boxed_threshold=3)
+    assert (reward.weight, reward.tolerance, reward.max_boxed_threshold) == (2.0, 0.5, 3)
+    assert config == {"type": "accuracy", "weight": 2.0, "params": {"tolerance": 0.5}}
+    for wrong in ({"weight": 1.0}, {"type": None}, {"type": "combined"}):
+        with pytest.raises(ConfigError):
+            registry.create(wrong)
+
+
+def test_a_plain_function_becomes_a_reward():
+    own = RewardRegistry()
+    own.register_function(
+        "longer",
+        lambda completions, than=1, **kwargs: [
+            float(len(text) > than) for text in completions
+        ],
+    )
+    reward = own.create({"type": "longer", "params": {"than": 2}}, weight=3.0)
+    assert isinstance(reward, LegacyFunctionWrapper)
+    assert reward.name == "longer"
+    assert reward(["ab", "abc"]) == [0.0, 3.0]
+    assert reward(["ab"], than=1) == [3.0]
+
+
+def test_a_caller_s_reward_stays_when_a_module_with_its_name_is_loaded():
+    own = RewardRegistry()
+    own.register("format")(Length)
+    own.register(registry.get("format"))
+    own.register("format")(registry.get("format"))
+    assert own.get("format") is Length
+    own.register("format")(Fixed)
+    assert own.get("format") is Fixed
+
+
+def test_what_a_configuration_needs_is_loaded_or_named_at_once():
+    registry.load_required_functions(["format", {"type": "r1"}])
+    registry.load_required_functions(SimpleNamespace(reward_functions=["accuracy"]))
+    registry.load_required_functions({"reward_functions": ["format"]})
+    nested = {"type": "combined", "params": {"rewards": ["format", "nothing"]}}
+    for config in ("nothing", ["nothing"], {"type": "nothing"}, nested):
+        with pytest.raises(UnknownReward, match="nothing"):
+            registry.load_required_functions(config)
+
+
+def test_scores_are_weighted_logged_and_none_stays_none():
+    log = Log()
+    reward = Length(weight=0.5)
+    reward.set_wandb_logger(log)
+    assert reward(["ab", "", "abcd"]) == [1.0, None, 2.0]
+    assert log.logged == [
+        {
+            "reward/length/mean_raw": 3.0,
+            "reward/length/mean_weighted": 1.5,
+            "reward/length/min": 2.0,
+            "reward/length/max": 4.0,
+        }
+    ]
+    assert reward([""]) == [None] and len(log.logged) == 1
+    assert Length(name="other").name == "other"
+    assert Length(anything=1).config == {"anything": 1}
+
+
+@pytest.mark.parametrize(
+    ("scores", "problem"),
+    [
+        ([1.0], "1 scores for 2"),
+        ([1.0, float("nan")], "nan"),
+        ([1.0, float("inf")], "inf"),
+        ([1.0, "x"], "ValueError"),
+        (None, "TypeError"),
+    ],
+)
+def test_a_reward_that_fails_raises_by_its_name_and_is_no_zero(scores, problem):
+    with pytest.raises(RolloutError, match=f"fixed: reward failed.*{problem}"):
+        Fixed(scores=scores)(["a", "b"])
+
+
+def test_the_base_cannot_be_made():
+    with pytest.raises(TypeError):
+        RewardFunction()
+
+
+ASSISTANT = {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("completion", "text"),
+    [
+        ("a", "a"),
+        (ASSISTANT, "a"),
+        ({"message": ASSISTANT}, "a"),
+        ([{"role": "user", "content": "u"}, ASSISTANT, {**ASSISTANT, "content": "b"}], "a"),
+        ({"role": "user", "content": "u"}, ""),
+        ({"role": "assistant", "content": None}, ""),
+        ({"message": "a"}, ""),
+        ([], ""),
+        (None, ""),
+        (3, ""),
+    ],
+)
+def test_the_assistant_s_text_is_found_in_every_shape(completion, text):
+    assert RewardFunction.get_content(completion) == text
+
+
+PARTS = [Fixed(scores=[1.0, 0.0, 2.0], weight=2.0), Fixed(scores=[0.0, 1.0, 1.0], weight=3.0)]
+
+
+@pytest.mark.parametrize(
+    ("normalization", "scores"),
+    [
+        ("none", [2.0, 3.0, 7.0]),
+        ("sum", [2 / 5, 3 / 5, 7 / 5]),
+        ("minmax", [0.0, 0.2, 1.0]),
+    ],
+)
+def test_a_combination_is_the_weighted_sum(normalization, scores):
+    combined = CombinedReward(PARTS, normalization=normalization)
+    assert combined(["a", "b", "c"]) == pytest.approx(scores)
+    combined.weight = 10.0
+    assert combined(["a", "b", "c"]) == pytest.approx([10 * score for score in scores])
+
+
+def test_a_combination_without_all_its_parts_has_no_score():
+    parts = [Length(), Fixed(scores=[1.0, 1.0, 1.0])]
+    assert CombinedReward(parts)(["", "ab", "abc"]) == [None, 3.0, 4.0]
+    assert CombinedReward(parts, "minmax")(["", "ab", "abc"]) == [None, 0.0, 1.0]
+    assert CombinedReward(parts, "minmax")(["ab", "ab", "ab"]) == [0.0, 0.0, 0.0]
+
+
+def test_a_combination_is_made_from_names_and_logs_its_parts():
+    log = Log()
+    config = {
+        "type": "combined",
+        "params": {"rewards": ["format", {"type": "r1", "weight": 2.0}]},
+    }
+    combined = registry.create(config)
+    combined.set_wandb_logger(log)
+    assert combined(["<think>a</think>42"], solution="42") == [3.5]
+    assert [next(iter(metrics)).split("/")[1] for metrics in log.logged] == [
+        "formatreward",
+        "r1reward",
+        "combinedreward",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "normalization"),
+    [([], "none"), (["format"], "softmax"), ([Length(weight=0.0)], "sum")],
+)
+def test_a_combination_that_means_nothing_is_refused(parts, normalization):
+    with pytest.raises(ConfigError):
+        CombinedReward(parts, normalization)
