@@ -22,35 +22,33 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from atroposlib.testing.tiny import ALPHABET, ROLE_TOKENS
+from atroposlib.testing import fake_shapes as shapes
+from atroposlib.testing.fake_shapes import (
+    END,
+    Answer,
+    Json,
+    Sampled,
+    decode,
+    encode,
+    fake_logprob,
+    visible,
+)
 
-VOCABULARY = (*ROLE_TOKENS, *ALPHABET)
-END = ROLE_TOKENS.index("<|end|>")
-_ID_OF = {token: i for i, token in enumerate(VOCABULARY)}
+__all__ = [
+    "END",
+    "FakeInference",
+    "decode",
+    "encode",
+    "fake_logprob",
+    "rendered",
+    "spelled_out",
+    "visible",
+]
+
 DEFAULT_SHAPES = frozenset({"generate", "scale_out", "completions"})
 JOIN_TIMEOUT_S = 10.0
 
 Reply = Callable[[str, int], str]
-Json = dict[str, Any]
-
-
-def fake_logprob(token: int) -> float:
-    """Negative, different for neighbouring ids, exact in binary: -1/8 to -7/8."""
-    return -(1 + token % 7) / 8
-
-
-def encode(text: str) -> list[int]:
-    """Ids of text; role markers are one token each."""
-    ids: list[int] = []
-    while text:
-        marker = next((m for m in ROLE_TOKENS if text.startswith(m)), text[0])
-        ids.append(_ID_OF.get(marker, _ID_OF["<|pad|>"]))
-        text = text[len(marker) :]
-    return ids
-
-
-def decode(ids: Iterable[int]) -> str:
-    return "".join(VOCABULARY[i] for i in ids)
 
 
 def spelled_out(prompt: str, index: int) -> str:
@@ -64,7 +62,8 @@ class FakeInference:
 
     Args:
         reply: text sampled for ``(prompt text, choice index)``; the end token follows it.
-        shapes: which token routes exist: generate, scale_out, completions.
+        shapes: which token routes exist: generate, scale_out, completions, sglang, trl,
+            trl_text (a TRL server of before it returned logprobs).
     """
 
     def __init__(
@@ -79,16 +78,19 @@ class FakeInference:
         self.ignores_n = False
         self.healthy = True
         self.fail_next: deque[int] = deque()  # statuses to answer the next generations with
+        self.abort_next: deque[int] = deque()  # after so many tokens the next ones are aborted
         self.health_next: deque[bool] = deque()  # answers of the next /health calls
         self.on_request: Callable[[str, Json], None] = lambda path, body: None
         self.hold: threading.Event | None = None  # generations wait until it is set
         self.requests: list[tuple[str, Json]] = []  # (path, body) of every generation
+        self.headers: list[Mapping[str, str]] = []  # of every generation
         self.health_checks = 0
         self.running_now = 0
         self.most_at_once = 0
         self.app = Starlette(
             routes=[
                 Route("/health", self._health),
+                Route("/health/", self._health),
                 Route("/v1/models", self._models),
                 Route("/weight_info", self._weight_info),
                 Route("/{path:path}", self._generate, methods=["POST"]),
@@ -151,6 +153,7 @@ class FakeInference:
         if not body:
             return self._json({"detail": "a body is required"}, status=422)
         self.requests.append((path, body))
+        self.headers.append(request.headers)
         self.on_request(path, body)
         if self.fail_next:
             return self._json({"detail": "as scripted"}, status=self.fail_next.popleft())
@@ -174,6 +177,8 @@ class FakeInference:
             answers["/generate"] = self._sglang_generate
         if "scale_out" in self.shapes:
             answers["/inference/v1/generate"] = self._scale_out_generate
+        if self.shapes & {"trl", "trl_text"}:
+            answers["/generate/"] = self._trl_generate
         return answers
 
     def _json(self, payload: Any, status: int = 200) -> Response:
@@ -184,133 +189,78 @@ class FakeInference:
 
     # --- answers ----------------------------------------------------------------------
 
-    def _sample(self, ids: Sequence[int], params: Json) -> list[tuple[list[int], str]]:
-        """(tokens, finish reason) of each choice; ``max_tokens`` cuts the reply short."""
+    def _answer(self, prompt: str | Sequence[int], params: Json, default: int = 16) -> Answer:
+        """``max_tokens`` and stop strings cut the replies short."""
+        ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
         n = 1 if self.ignores_n else int(params.get("n") or 1)
-        limit = int(params.get("max_tokens") or params.get("max_new_tokens") or 16)
-        outputs = []
-        for i in range(n):
-            tokens = [*encode(self.reply(decode(ids), i)), END]
-            outputs.append((tokens[:limit], "stop" if len(tokens) <= limit else "length"))
-        return outputs
-
-    def _spans(self, tokens: Sequence[int]) -> list[Json] | None:
-        if not self.reports_spans:
-            return None
-        return [{"version": self.weight_version, "start": 0, "end": len(tokens)}]
-
-    def _prompt_logprobs(self, ids: Sequence[int], k: int | None) -> list[Any] | None:
-        if k is None:
-            return None
-        others = range(k)  # ids 0..k-1 stand for the most likely ones
-        return [None] + [
-            {str(t): {"logprob": fake_logprob(t)} for t in dict.fromkeys([token, *others])}
-            for token in ids[1:]
-        ]
+        limit = _limit(params, default)
+        stop = params.get("stop") or []
+        stops = [stop] if isinstance(stop, str) else stop
+        abort_at = self.abort_next.popleft() if self.abort_next else None
+        return Answer(
+            prompt=ids,
+            choices=[
+                _sampled(
+                    [*encode(self.reply(decode(ids), i)), END],
+                    limit,
+                    stops,
+                    abort_at,
+                    self.weight_version,
+                )
+                for i in range(n)
+            ],
+            has_logprobs=self.returns_logprobs,
+            has_spans=self.reports_spans,
+        )
 
     def _demo_generate(self, body: Json) -> Json:
         prompt = body["prompt"]
-        ids = encode(prompt) if isinstance(prompt, str) else prompt["prompt_token_ids"]
-        outputs = self._sample(ids, body)
-        answer: Json = {
-            "text": [visible(tokens) for tokens, _ in outputs],
-            "finish_reasons": [reason for _, reason in outputs],
-            "prompt_token_ids": ids,
-            "token_ids": [tokens for tokens, _ in outputs],
-            "prompt_logprobs": self._prompt_logprobs(ids, body.get("prompt_logprobs")),
-        }
-        if self.returns_logprobs:
-            answer["logprobs"] = [
-                [[{str(t): fake_logprob(t)}] for t in tokens] for tokens, _ in outputs
-            ]
-        if self.reports_spans:
-            answer["weight_versions"] = [self._spans(tokens) for tokens, _ in outputs]
-        return answer
+        text_or_ids = prompt if isinstance(prompt, str) else prompt["prompt_token_ids"]
+        return shapes.demo(self._answer(text_or_ids, body), body)
 
     def _scale_out_generate(self, body: Json) -> Json:
-        ids, params = body["token_ids"], body["sampling_params"]
-        return {
-            "request_id": "fake",
-            "prompt_logprobs": self._prompt_logprobs(ids, params.get("prompt_logprobs")),
-            "choices": [
-                {
-                    "index": i,
-                    "token_ids": tokens,
-                    "finish_reason": reason,
-                    "weight_versions": self._spans(tokens),
-                    "logprobs": self._chat_logprobs(tokens),
-                }
-                for i, (tokens, reason) in enumerate(self._sample(ids, params))
-            ],
-        }
+        params = body["sampling_params"]
+        return shapes.scale_out(self._answer(body["token_ids"], params), params)
 
     def _sglang_generate(self, body: Json) -> Any:
-        ids = body["input_ids"]
-        outputs = []
-        for tokens, reason in self._sample(ids, body["sampling_params"]):
-            triples = [[fake_logprob(t), t, None] for t in tokens]
-            meta = {
-                "finish_reason": {"type": reason},
-                "completion_tokens": len(tokens),
-                "output_token_logprobs": triples if self.returns_logprobs else None,
-                "weight_version": str(self.weight_version),
-            }
-            outputs.append({"text": visible(tokens), "output_ids": tokens, "meta_info": meta})
-        return outputs[0] if len(outputs) == 1 else outputs
+        return shapes.sglang(self._answer(body["input_ids"], body["sampling_params"]), body)
+
+    def _trl_generate(self, body: Json) -> Json:
+        params = {**body, **body.get("generation_kwargs", {})}
+        (prompt,) = body["prompts"]
+        return shapes.trl(self._answer(prompt, params), body, "trl" in self.shapes)
 
     def _completions(self, body: Json) -> Json:
-        prompt = body["prompt"]
-        ids = encode(prompt) if isinstance(prompt, str) else prompt
-        choices = []
-        for i, (tokens, reason) in enumerate(self._sample(ids, body)):
-            choice: Json = {"index": i, "text": visible(tokens), "finish_reason": reason}
-            if body.get("logprobs") is not None and self.returns_logprobs:
-                choice["logprobs"] = {"token_logprobs": [fake_logprob(t) for t in tokens]}
-            if body.get("return_token_ids"):
-                choice |= {"token_ids": tokens, "prompt_token_ids": ids}
-            choice["prompt_logprobs"] = self._prompt_logprobs(ids, body.get("prompt_logprobs"))
-            choices.append(choice)
-        return self._envelope("text_completion", ids, choices)
+        return shapes.completions(self._answer(body["prompt"], body), body)
 
     def _chat(self, body: Json) -> Json:
-        ids = encode(rendered(body["messages"]))
-        choices = [
-            {
-                "index": i,
-                "finish_reason": reason,
-                "message": {"role": "assistant", "content": visible(tokens)},
-            }
-            for i, (tokens, reason) in enumerate(
-                self._sample(ids, {"max_tokens": 256, **body})
-            )
-        ]
-        return self._envelope("chat.completion", ids, choices)
-
-    def _chat_logprobs(self, tokens: Sequence[int]) -> Json | None:
-        if not self.returns_logprobs:
-            return None
-        entries = [{"token": f"token_id:{t}", "logprob": fake_logprob(t)} for t in tokens]
-        return {"content": entries}
-
-    def _envelope(self, kind: str, ids: Sequence[int], choices: list[Json]) -> Json:
-        usage = {
-            "prompt_tokens": len(ids),
-            "completion_tokens": 1,
-            "total_tokens": len(ids) + 1,
-        }
-        return {
-            "id": f"fake-{len(self.requests)}",
-            "object": kind,
-            "created": 0,
-            "model": "fake",
-            "choices": choices,
-            "usage": usage,
-        }
+        return shapes.chat(self._answer(rendered(body["messages"]), body, default=256))
 
 
-def visible(tokens: Iterable[int]) -> str:
-    """Text without role markers, as servers return it."""
-    return "".join(VOCABULARY[t] for t in tokens if VOCABULARY[t] not in ROLE_TOKENS)
+def _limit(params: Json, default: int) -> int:
+    names = ("max_tokens", "max_new_tokens", "max_completion_tokens")
+    given = [int(params[name]) for name in names if params.get(name) is not None]
+    return given[0] if given else default
+
+
+def _sampled(
+    whole: list[int],
+    limit: int,
+    stops: Sequence[str],
+    abort_at: int | None,
+    version: int | None,
+) -> Sampled:
+    tokens: list[int] = []
+    for token in whole[:limit]:
+        if len(tokens) == abort_at:
+            return Sampled(tokens, "abort", visible(tokens), version)
+        tokens.append(token)
+        text = visible(tokens)
+        ends = [text.index(stop) for stop in stops if stop in text]
+        if ends:
+            return Sampled(tokens, "stop", text[: min(ends)], version)
+    reason = "stop" if len(tokens) == len(whole) else "length"
+    return Sampled(tokens, reason, visible(tokens), version)
 
 
 def rendered(messages: Sequence[Mapping[str, Any]]) -> str:

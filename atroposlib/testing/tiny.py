@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .,:?+-=\n"
+# The rest of printable ASCII behind it: for texts with tags, JSON or TeX.
+ASCII_ALPHABET = ALPHABET + "".join(c for c in map(chr, range(32, 127)) if c not in ALPHABET)
 ROLE_TOKENS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>")
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"

@@ -9,6 +9,7 @@ from atroposlib.envs.server_handling.openai_server import OpenAIServer
 from atroposlib.envs.server_handling.reasoning import ReasoningConfig
 from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.sglang_server import SGLangServer
+from atroposlib.envs.server_handling.trl_vllm_server import TrlVllmServer
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 from atroposlib.errors import ConfigError
 
@@ -18,6 +19,7 @@ BACKENDS: dict[str, ServerFactory] = {
     "openai": OpenAIServer,
     "vllm": VLLMServer,
     "sglang": SGLangServer,
+    "trl": TrlVllmServer,
 }
 
 

@@ -19,11 +19,21 @@ GENERATED_API_KEY = "x"  # local servers ask for none, some clients insist on on
 def node_urls(hostnames: Sequence[str], training_nodes: int, infer_tp: int) -> list[str]:
     """Servers on the nodes after the training ones: 8 // ``infer_tp`` each, from port 9000.
 
-    Fewer than two nodes leave none for inference: an empty list.
+    With fewer than two nodes nothing is said about inference: an empty list.
+
+    Raises:
+        ConfigError: two nodes or more, and none of them left to serve.
     """
     if len(hostnames) < 2:
         return []
     servers_per_node = GPUS_PER_NODE // infer_tp
+    if servers_per_node == 0:
+        raise ConfigError(f"INFER_TP: a node has {GPUS_PER_NODE} GPUs, fewer than {infer_tp}")
+    if training_nodes >= len(hostnames):
+        raise ConfigError(
+            f"NUM_TRAINING_NODES: {training_nodes} of {len(hostnames)} nodes train, "
+            "which leaves none for inference"
+        )
     return [
         f"http://{host}:{FIRST_NODE_PORT + i}/v1"
         for host in hostnames[training_nodes:]
@@ -32,14 +42,17 @@ def node_urls(hostnames: Sequence[str], training_nodes: int, infer_tp: int) -> l
 
 
 def slurm_urls(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Addresses from SLURM_JOB_NODELIST, NUM_TRAINING_NODES (1) and INFER_TP (1)."""
+    """Addresses from SLURM_JOB_NODELIST, NUM_TRAINING_NODES (1) and INFER_TP (1).
+
+    Outside a job, or in one of a single node, there are none.
+    """
     nodelist = environ.get("SLURM_JOB_NODELIST")
     if not nodelist:
         return []
     return node_urls(
         _hostnames(nodelist),
-        training_nodes=_positive("NUM_TRAINING_NODES", environ),
-        infer_tp=_positive("INFER_TP", environ),
+        training_nodes=_whole_number("NUM_TRAINING_NODES", environ, least=0),
+        infer_tp=_whole_number("INFER_TP", environ, least=1),
     )
 
 
@@ -65,8 +78,8 @@ def _hostnames(nodelist: str) -> list[str]:
     return shown.stdout.split()
 
 
-def _positive(name: str, environ: Mapping[str, str]) -> int:
-    text = environ.get(name, "1")
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"{name}: a whole number from 1, not {text!r}")
+def _whole_number(name: str, environ: Mapping[str, str], least: int) -> int:
+    text = environ.get(name) or "1"
+    if not text.isdigit() or int(text) < least:
+        raise ConfigError(f"{name}: a whole number from {least}, not {text!r}")
     return int(text)

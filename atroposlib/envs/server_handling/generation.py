@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atroposlib.errors import TokensMissing
@@ -15,10 +14,6 @@ UNKNOWN_VERSION = -1
 
 # Engines default to 16 new tokens, which truncates nearly everything without a word.
 DEFAULT_MAX_TOKENS = 1024
-
-# An engine that is paused for new weights may cut its requests short many times over.
-MAX_RESUMES = 64
-RESUME_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,28 +100,13 @@ def token_versions(num_tokens: int, spans: Any, label: Any) -> list[int]:
     return versions
 
 
-async def resume_aborted(
-    output: Generation,
-    max_tokens: int,
-    generate: Callable[[list[int], int], Awaitable[Generation]],
-) -> Generation:
-    """Go on where an engine that was paused for new weights cut ``output`` short.
+def stamped(output: Generation, version: int | None) -> Generation:
+    """``output`` with ``version`` on the tokens whose version the server did not report.
 
-    ``generate(input_ids, max_tokens)`` continues a prompt. Tokens keep the version that
-    sampled each of them. After :data:`MAX_RESUMES` the abort stands as finish reason.
+    ``version`` is what was announced before the request was sent: where weights change while
+    it runs, the label is too old rather than too new, and staleness is never understated.
     """
-    for _ in range(MAX_RESUMES):
-        left = max_tokens - len(output.tokens)
-        if output.finish_reason != "abort" or left <= 0:
-            break
-        more = await generate(output.prompt_ids + output.tokens, left)
-        if not more.tokens:
-            await asyncio.sleep(RESUME_PAUSE_S)  # still paused, and not holding requests
-        output = Generation(
-            prompt_ids=output.prompt_ids,
-            tokens=output.tokens + more.tokens,
-            logprobs=output.logprobs + more.logprobs,
-            versions=output.versions + more.versions,
-            finish_reason=more.finish_reason,
-        )
-    return output
+    if version is None or UNKNOWN_VERSION not in output.versions:
+        return output
+    known = [version if v == UNKNOWN_VERSION else v for v in output.versions]
+    return replace(output, versions=known)

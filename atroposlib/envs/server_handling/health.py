@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from atroposlib.envs.server_handling.call_context import current_call
 from atroposlib.envs.server_handling.http_path import HttpPath
 from atroposlib.errors import InferenceUnavailable
 
@@ -23,6 +24,10 @@ logger = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
 PROBE_EVERY_S = 1.0
 SAY_EVERY_S = 30.0
+
+
+class ServerLeft(InferenceUnavailable):
+    """The server is down and another one answers, so the caller need not wait for it."""
 
 
 class HealthState(enum.Enum):
@@ -66,6 +71,7 @@ class HealthWatch:
 
         Raises:
             InferenceUnavailable: it did not within ``bound_s`` seconds.
+            ServerLeft: it is down, and the call may go to another server that is not.
         """
         if not self.enabled or self.state is HealthState.HEALTHY:
             return
@@ -73,6 +79,8 @@ class HealthWatch:
         while True:
             if await self._ask():
                 return
+            if current_call().others_answer():
+                raise ServerLeft(f"inference server {self.name} is down and others are not")
             waited = time.monotonic() - started
             if waited >= self.bound_s:
                 raise InferenceUnavailable(
@@ -99,14 +107,11 @@ class HealthWatch:
             await asyncio.gather(self._recheck, return_exceptions=True)
             self._recheck = None
 
-    async def answers(self, http: HttpPath, url: str) -> bool:
-        """GET ``url`` and call any status under 500 an answer."""
-        try:
-            response = await http.send("GET", url, timeout_s=PROBE_TIMEOUT_S)
-        except InferenceUnavailable as absent:
-            logger.debug("%s: %s", self.name, absent)
-            return False
-        return response.status_code < 500
+    def report(self, healthy: bool) -> None:
+        """What somebody else found out."""
+        self.state = HealthState.HEALTHY if healthy else HealthState.DOWN
+        if healthy:
+            self.waiting_on = None
 
     async def _ask(self) -> bool:
         """Probe, unless somebody did within the last second: 500 waiters ask as one."""
@@ -118,11 +123,9 @@ class HealthWatch:
             was = self.state
             healthy = await self.probe()
             self._asked_at = time.monotonic()
-            self.state = HealthState.HEALTHY if healthy else HealthState.DOWN
-            if healthy:
-                self.waiting_on = None
-                if was is HealthState.DOWN:
-                    logger.info("inference server %s answers again", self.name)
+            self.report(healthy)
+            if healthy and was is HealthState.DOWN:
+                logger.info("inference server %s answers again", self.name)
             return healthy
 
     def _say(self, waited_s: float) -> None:
@@ -133,3 +136,39 @@ class HealthWatch:
         if time.monotonic() - self._said_at >= SAY_EVERY_S:
             self._said_at = time.monotonic()
             logger.warning("waiting for %s", self.waiting_on)
+
+
+async def answers(http: HttpPath, url: str) -> bool:
+    """GET ``url`` and call any status under 500 an answer."""
+    try:
+        response = await http.send("GET", url, timeout_s=PROBE_TIMEOUT_S)
+    except InferenceUnavailable as absent:
+        logger.debug("%s: %s", url, absent)
+        return False
+    return response.status_code < 500
+
+
+class OwnCheck:
+    """The check of a backend that overrides ``check_server_status_task``.
+
+    It may return whether the server answers, or set ``server_healthy``, once or for ever as
+    the original's did; then it goes on in a task of its own.
+    """
+
+    def __init__(self, check: Callable[[], Awaitable[bool | None]]) -> None:
+        self._check = check
+        self.task: asyncio.Future[bool | None] | None = None
+        self.reported = True  # a server counts as healthy until its check says otherwise
+
+    async def probe(self) -> bool:
+        if self.task is None or self.task.done():
+            self.task = asyncio.ensure_future(self._check())
+        await asyncio.wait({self.task}, timeout=PROBE_EVERY_S)
+        answer = self.task.result() if self.task.done() else None
+        return self.reported if answer is None else bool(answer)
+
+    async def close(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self.task = None

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
-
+from atroposlib.envs.server_handling.call_context import current_call
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
+
+if TYPE_CHECKING:
+    import httpx
 
 CONNECT_TIMEOUT_S = 10.0
 DETAIL_CHARS = 500
 TRY_AGAIN_STATUS = frozenset({408, 429})
+ROUTING_HEADER = "X-SMG-Routing-Key"  # SGLang's gateway keeps equal keys on one engine
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class HttpPath:
     @property
     def client(self) -> httpx.AsyncClient:
         if self._client is None:
+            import httpx  # not above: it takes as long as all else an environment imports
+
             self._client = httpx.AsyncClient(
                 timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S),
                 limits=httpx.Limits(
@@ -67,9 +72,15 @@ class HttpPath:
             await client.aclose()
 
     async def post(
-        self, url: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> Reply:
-        return read_reply(await self.send("POST", url, json=body, headers=headers))
+        return read_reply(
+            await self.send("POST", url, json=body, headers=headers, timeout_s=timeout_s)
+        )
 
     async def get(self, url: str, timeout_s: float | None = None) -> Reply:
         return read_reply(await self.send("GET", url, timeout_s=timeout_s))
@@ -89,10 +100,12 @@ class HttpPath:
             InferenceUnavailable: nothing came back.
             ConfigError: the address is not a URL.
         """
+        import httpx
+
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
         try:
             return await self.client.request(
-                method, url, json=json, headers=dict(headers or {}), timeout=timeout
+                method, url, json=json, headers=_with_routing_key(headers), timeout=timeout
             )
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as cause:
             raise ConfigError(f"base_url: {url} is not an http address: {cause}") from cause
@@ -102,6 +115,11 @@ class HttpPath:
         except httpx.TransportError as cause:
             reason = str(cause) or type(cause).__name__
             raise InferenceUnavailable(f"{method} {url}: {reason}") from cause
+
+
+def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:
+    key = current_call().routing_key
+    return {**({ROUTING_HEADER: key} if key else {}), **(headers or {})}
 
 
 def read_reply(response: httpx.Response) -> Reply:

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.server_handling.configs import APIServerConfig
 from atroposlib.envs.server_handling.reasoning import ReasoningConfig
+from atroposlib.envs.server_handling.sampling import request_options, with_choice_seed
 from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.errors import ConfigError, InferenceUnavailable
+from atroposlib.utils.gathering import gather_or_cancel
 
 if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 Payload = dict[str, Any]
-
-
-async def gather_or_cancel(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """Results in order; when one call fails the others are cancelled, not left running."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def request_body(kwargs: Mapping[str, Any]) -> Payload:
@@ -87,12 +75,12 @@ class OpenAICompatibleServer(APIServer):
         body = request_body(kwargs)
         n = int(body.get("n") or 1)
 
-        async def ask(count: int) -> Payload:
-            sent = {**body, "n": count} if "n" in body else body
-            return await self._ask_choices(path, sent, kwargs.get("extra_headers"))
+        async def ask(count: int, first: int = 0) -> Payload:
+            sent = {**with_choice_seed(body, first), "n": count} if "n" in body else body
+            return await self._ask_choices(path, sent, kwargs)
 
         if n > 1 and self.n_is_ignored:
-            return merge_choices(await gather_or_cancel(ask(1) for _ in range(n)))
+            return merge_choices(await gather_or_cancel(ask(1, i) for i in range(n)))
         first = await ask(n)
         returned = len(first["choices"])
         if returned == n:
@@ -104,20 +92,24 @@ class OpenAICompatibleServer(APIServer):
             )
         logger.warning("%s ignores n: sending one request per choice from now", self.root_url)
         self.n_is_ignored = True
-        rest = await gather_or_cancel(ask(1) for _ in range(n - 1))
+        rest = await gather_or_cancel(ask(1, i) for i in range(1, n))
         return merge_choices([first, *rest])
 
     async def _ask_choices(
-        self, path: str, body: Payload, headers: Mapping[str, str] | None
+        self, path: str, body: Payload, kwargs: Mapping[str, Any]
     ) -> Payload:
         if self.is_official_openai and not self.http.headers:
             raise ConfigError(
                 "api_key: the official OpenAI API needs one; set it or OPENAI_API_KEY, "
                 "or set base_url to the server that is meant"
             )
-        reply = await self.http.post(f"{self.base_url}/{path}", body, headers)
+        url = f"{self.base_url}/{path}"
+        reply = await self.http.post(url, body, **request_options(kwargs))
         if not isinstance(reply.payload, dict) or not reply.payload.get("choices"):
-            raise InferenceUnavailable(f"{self.base_url}/{path}: the answer has no choices")
+            raise InferenceUnavailable(f"{url}: the answer has no choices")
+        if any(choice.get("finish_reason") == "abort" for choice in reply.payload["choices"]):
+            # Text cannot be gone on with token by token; a torso must not pass for an answer.
+            raise InferenceUnavailable(f"{url}: aborted, as when the server gets new weights")
         return reply.payload
 
 

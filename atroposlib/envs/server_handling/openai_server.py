@@ -27,5 +27,5 @@ class OpenAIServer(OpenAICompatibleServer):
     ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
         raise NotImplementedError(
             "OpenAIServer returns no token ids or logprobs; "
-            "use server_type vllm or sglang for rows that are trained on"
+            "use server_type vllm, sglang or trl for rows that are trained on"
         )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
+
+from atroposlib.errors import ConfigError
 
 VALID_REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 EFFORT_TOKENS = {
@@ -24,7 +28,7 @@ class ReasoningConfig:
     """How hard to think. Naming an effort or a token budget switches it on.
 
     Raises:
-        ValueError: ``effort`` is not one of :data:`VALID_REASONING_EFFORTS`.
+        ConfigError: ``effort`` is not one of :data:`VALID_REASONING_EFFORTS`.
     """
 
     enabled: bool = False
@@ -33,7 +37,7 @@ class ReasoningConfig:
 
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in VALID_REASONING_EFFORTS:
-            raise ValueError(
+            raise ConfigError(
                 f"Invalid reasoning_effort: {self.effort!r}; "
                 f"one of {', '.join(VALID_REASONING_EFFORTS)}"
             )
@@ -73,3 +77,21 @@ class ReasoningConfig:
         elif self.max_tokens is not None:
             reasoning["max_tokens"] = self.max_tokens
         return {"reasoning": reasoning}
+
+
+def is_official_openai(base_url: str) -> bool:
+    """By the host alone: a look-alike address must not get the key of the official API."""
+    return urlsplit(base_url).hostname == OFFICIAL_OPENAI_HOST
+
+
+def with_extra_body(kwargs: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``kwargs`` of a chat with ``fields`` in its extra body, where they win."""
+    return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **fields}}
+
+
+def in_official_form(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The official API refuses ``max_tokens`` and any other temperature when it thinks."""
+    form = {**kwargs, "temperature": 1.0}
+    if "max_tokens" in form:
+        form["max_completion_tokens"] = form.pop("max_tokens")
+    return form

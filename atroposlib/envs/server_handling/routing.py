@@ -30,13 +30,61 @@ def pick_index(headrooms: Sequence[int], healthy: Sequence[bool]) -> int:
     return max(range(len(headrooms)), key=lambda i: (healthy[i], headrooms[i], -i))
 
 
+def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
+    """The one with most room, after asking those that are down once more."""
+    recheck(servers)
+    index = pick_index(
+        [room(server, split) for server in servers],
+        [is_up(server) for server in servers],
+    )
+    return servers[index]
+
+
+def any_answers(servers: Sequence[APIServer]) -> bool:
+    """Whether one of them is not known to be down; those that are get asked once more."""
+    recheck(servers)
+    return any(is_up(server) for server in servers)
+
+
+def recheck(servers: Sequence[APIServer]) -> None:
+    for server in servers:
+        if isinstance(server, APIServer):
+            server.health.recheck()
+
+
+def is_up(server: APIServer) -> bool:
+    """Not known to be down."""
+    return bool(getattr(server, "server_healthy", True))
+
+
+def room(server: APIServer, split: str) -> int:
+    """Free slots, less one for each open session.
+
+    Tests put objects of their own in place of servers, which only have the original's
+    attributes; nothing is known about the room there.
+    """
+    return server.headroom(split) - server.sessions if isinstance(server, APIServer) else 0
+
+
+def returns_tokens(server: APIServer) -> bool:
+    return bool(getattr(server, "returns_tokens", True))
+
+
+def token_servers(servers: Sequence[APIServer]) -> Sequence[APIServer]:
+    """Those that return token ids, where there are such."""
+    return [one for one in servers if returns_tokens(one)] or servers
+
+
 def split_of(kwargs: Mapping[str, Any]) -> str:
     return str(kwargs.get("split") or "train")
 
 
 @contextmanager
-def session_on(server: APIServer) -> Iterator[APIServer]:
+def session_on(server: Any) -> Iterator[Any]:
     """Count a session, so that the next one opens elsewhere."""
+    if not isinstance(server, APIServer):
+        yield server
+        return
     server.sessions += 1
     try:
         yield server

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.envs.server_handling.configs import APIServerConfig
 from atroposlib.envs.server_handling.server_baseline import APIServer
-from atroposlib.errors import InferenceRefused
+from atroposlib.errors import ConfigError, InferenceRefused
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -90,9 +90,10 @@ class ServerHarness(APIServer):
         self, **kwargs: Any
     ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
         self.calls.append(kwargs)
-        return _prepared(
-            self.token_outputs, kwargs["prompt"], "set_tokens_and_logprobs_response"
-        )
+        prompt = kwargs.get("prompt")
+        if prompt is None:
+            raise ConfigError("the harness answers by prompt text: pass prompt, not ids alone")
+        return _prepared(self.token_outputs, prompt, "set_tokens_and_logprobs_response")
 
 
 def chat_key(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -1,14 +1,12 @@
-"""Many servers as one: each call goes to the healthy server with the most room.
-
-call -> split n into chunks -> pick a server per chunk -> one completion, renumbered
-"""
+"""Many servers as one: each call goes to the healthy server with the most room."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.server_handling.backends import ServerFactory, backend_for
 from atroposlib.envs.server_handling.configs import (
@@ -27,24 +25,24 @@ from atroposlib.envs.server_handling.dummy_managed_server import (
     DummyManagedServer,
     require_dummy_allowed,
 )
-from atroposlib.envs.server_handling.generation import DEFAULT_MAX_TOKENS, Generation
 from atroposlib.envs.server_handling.managed_server import ManagedServer
-from atroposlib.envs.server_handling.openai_path import gather_or_cancel
 from atroposlib.envs.server_handling.reasoning import ReasoningConfig
+from atroposlib.envs.server_handling.route import Route
+from atroposlib.envs.server_handling.routed_calls import RoutedCalls
 from atroposlib.envs.server_handling.routing import (
-    chunk_sizes,
-    join_choices,
-    pick_index,
+    pick_server,
+    returns_tokens,
     session_on,
-    split_of,
+    token_servers,
 )
 from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_harness import ServerHarness
+from atroposlib.envs.server_handling.session import session_on_route
+from atroposlib.envs.server_handling.token_server import TokenServer
 from atroposlib.errors import ConfigError
 
 if TYPE_CHECKING:
-    from openai.types import Completion
-    from openai.types.chat import ChatCompletion
+    from atroposlib.envs.server_handling.proxy_client import ProxyManagedServer
 
 __all__ = [
     "APIServer",
@@ -54,11 +52,11 @@ __all__ = [
     "ServerManagerConfig",
 ]
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
 PROXY_VARIABLE = "ATROPOS_PROXY_URL"
 
 
-class ServerManager:
+class ServerManager(RoutedCalls):
     """Routes calls to servers.
 
     Args:
@@ -68,6 +66,9 @@ class ServerManager:
         slurm: take addresses from SLURM's variables, with ``configs[0]`` as template.
         testing: one :class:`ServerHarness` at ``servers[0]``.
         max_n_completions: larger n is split into concurrent requests.
+        proxy_url: managed sessions are kept by the proxy there; ATROPOS_PROXY_URL when not
+            given. ``use_proxy`` is true with either and may be switched off later.
+        tool_parser: name of the parser of tool calls in managed sessions, such as hermes.
 
     Raises:
         ConfigError: a config that cannot be used.
@@ -85,10 +86,12 @@ class ServerManager:
         use_proxy: bool = False,
         tool_parser: str | None = None,
     ) -> None:
-        _refuse_unavailable(proxy_url=proxy_url, use_proxy=use_proxy, tool_parser=tool_parser)
         if max_n_completions < 1:
             raise ConfigError("max_n_completions: at least 1")
         self.max_n_completions = max_n_completions
+        self.proxy_url = proxy_url or _proxy_from_environment()
+        self.use_proxy = use_proxy or self.proxy_url is not None
+        self.tool_parser = tool_parser
         self.reasoning_config = reasoning_config or ReasoningConfig()
         self.servers: list[APIServer]
         if testing:
@@ -104,48 +107,14 @@ class ServerManager:
             factory = backend_for(config.server_type)
         return factory(config, self.reasoning_config)
 
-    # --- calls ----------------------------------------------------------------------
+    def announce_version(self, version: int | None) -> None:
+        """The policy version that servers serve now, as the rollout API says.
 
-    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """As :meth:`APIServer.chat_completion`, with any n."""
-        parts = await self._in_chunks(kwargs, lambda server, kw: server.chat_completion(**kw))
-        return join_choices(parts)
-
-    async def completion(self, **kwargs: Any) -> Completion:
-        """As :meth:`APIServer.completion`, with any n."""
-        parts = await self._in_chunks(kwargs, lambda server, kw: server.completion(**kw))
-        return join_choices(parts)
-
-    async def tokens_and_logprobs_completion(
-        self, **kwargs: Any
-    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
-        """As :meth:`APIServer.tokens_and_logprobs_completion`, with any n."""
-        parts = await self._in_chunks(
-            kwargs, lambda server, kw: server.tokens_and_logprobs_completion(**kw)
-        )
-        return (
-            parts[0][0],
-            [row for _, tokens, _, _ in parts for row in tokens],
-            [row for _, _, logprobs, _ in parts for row in logprobs],
-            [reason for _, _, _, reasons in parts for reason in reasons],
-        )
-
-    async def generate(
-        self,
-        input_ids: list[int],
-        n: int = 1,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 1.0,
-        **kwargs: Any,
-    ) -> list[Generation]:
-        """As :meth:`APIServer.generate`, with any n."""
-        kwargs.update(input_ids=input_ids, n=n, max_tokens=max_tokens, temperature=temperature)
-        parts = await self._in_chunks(kwargs, lambda server, kw: server.generate(**kw))
-        return [generation for part in parts for generation in part]
-
-    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
-        """As :meth:`APIServer.get_logprobs`."""
-        return await self._pick(split_of(kwargs)).get_logprobs(**kwargs)
+        It is stamped on tokens whose version the server does not report, as it was when
+        their request was sent.
+        """
+        for server in self.servers:
+            server.announced_version = version
 
     # --- sessions on one server -------------------------------------------------------
 
@@ -156,7 +125,7 @@ class ServerManager:
         No slot is held in between: each call takes its own, so as many sessions as slots
         cannot lock one another out.
         """
-        with session_on(self._pick("train")) as server:
+        with session_on(pick_server(self.servers, "train")) as server:
             yield server
 
     @asynccontextmanager
@@ -166,31 +135,66 @@ class ServerManager:
         base_url: str | None = None,
         preserve_think_blocks: bool = False,
         track_tree: bool = False,
-    ) -> AsyncIterator[ManagedServer | DummyManagedServer]:
+    ) -> AsyncIterator[ManagedServer | DummyManagedServer | ProxyManagedServer]:
         """A session that keeps the tokens, masks, logprobs and versions of what it samples.
+
+        It stays on one server, for the sake of its cache, and goes on with another one when
+        that fails.
 
         Args:
             tokenizer: that of the model; loaded by name when not given.
-            base_url: a particular server of this manager.
+            base_url: a particular server of this manager, and no other.
 
         Raises:
             NotImplementedError: the server returns text only, and
                 ATROPOS_ALLOW_DUMMY_MANAGED_SERVER does not allow made-up tokens.
         """
-        chosen = self._pick("train") if base_url is None else self._at(base_url)
-        managed: ManagedServer | DummyManagedServer
-        if chosen.returns_tokens:
-            managed = ManagedServer(
-                chosen, tokenizer, track_tree, preserve_think_blocks=preserve_think_blocks
-            )
-        else:
+        if self.use_proxy:
+            async with self._proxy_session(
+                base_url, track_tree, preserve_think_blocks
+            ) as remote:
+                yield remote
+            return
+        servers = token_servers(self.servers) if base_url is None else [self._at(base_url)]
+        chosen = pick_server(servers, "train")
+        if not returns_tokens(chosen):
             require_dummy_allowed(chosen.config.server_type)
-            managed = DummyManagedServer(chosen, tokenizer, track_tree)
-        with session_on(chosen):
+        if tokenizer is not None and isinstance(chosen, TokenServer):
+            chosen.offer_tokenizer(tokenizer)
+        with session_on_route(servers, chosen, self.max_n_completions) as server:
+            managed: ManagedServer | DummyManagedServer
+            if returns_tokens(chosen):
+                managed = ManagedServer(
+                    server, tokenizer, track_tree, self.tool_parser, preserve_think_blocks
+                )
+            else:
+                managed = DummyManagedServer(server, tokenizer, track_tree)
             try:
                 yield managed
             finally:
                 managed.reset()
+
+    @asynccontextmanager
+    async def _proxy_session(
+        self, base_url: str | None, track_tree: bool, preserve_think_blocks: bool
+    ) -> AsyncIterator[ProxyManagedServer]:
+        """A session kept by a proxy process; deleted there at the end."""
+        from atroposlib.envs.server_handling.proxy_client import create_proxy_session
+
+        if not self.proxy_url:
+            raise ConfigError("use_proxy: there is no proxy_url; set it, or use_proxy false")
+        remote = await create_proxy_session(
+            self.proxy_url,
+            base_url=base_url,
+            tool_parser=self.tool_parser or "hermes",
+            track_tree=track_tree,
+            model_name=self.servers[0].config.model_name,
+            preserve_think_blocks=preserve_think_blocks,
+        )
+        try:
+            yield remote
+        finally:
+            await remote.cleanup()
 
     # --- upkeep -----------------------------------------------------------------------
 
@@ -221,14 +225,8 @@ class ServerManager:
 
     # --- routing ----------------------------------------------------------------------
 
-    def _pick(self, split: str) -> APIServer:
-        for server in self.servers:
-            server.health.recheck()
-        index = pick_index(
-            [server.headroom(split) - server.sessions for server in self.servers],
-            [server.server_healthy for server in self.servers],
-        )
-        return self.servers[index]
+    def _route(self, tokens: bool = False) -> Route:
+        return Route(token_servers(self.servers) if tokens else self.servers)
 
     def _at(self, base_url: str) -> APIServer:
         for server in self.servers:
@@ -237,37 +235,28 @@ class ServerManager:
         known = ", ".join(server.base_url for server in self.servers)
         raise ConfigError(f"base_url: no server at {base_url}; there is {known}")
 
-    async def _in_chunks(
-        self, kwargs: dict[str, Any], call: Callable[[APIServer, dict[str, Any]], Awaitable[T]]
-    ) -> list[T]:
-        split = split_of(kwargs)
-        n = kwargs.get("n")
-        sizes = chunk_sizes(int(n or 1), self.max_n_completions)
-        if len(sizes) == 1:
-            return [await call(self._pick(split), dict(kwargs))]
-
-        async def one(size: int) -> T:
-            return await call(self._pick(split), {**kwargs, "n": size})
-
-        return await gather_or_cancel(one(size) for size in sizes)
-
 
 def _server_list(configs: ServerConfigs, slurm: bool) -> list[APIServerConfig]:
     servers = as_server_list(configs)
-    if servers is not None:
-        urls = slurm_urls() if slurm else []
-        return generated_configs(servers[0], urls) if urls else servers
-    if not isinstance(configs, ServerBaseline):
-        raise ConfigError("server configs: a list of APIServerConfig or one ServerBaseline")
-    return generated_configs(configs, slurm_urls() or LOCAL_URLS)
-
-
-def _refuse_unavailable(**options: object) -> None:
-    if os.environ.get(PROXY_VARIABLE):
-        options[f"{PROXY_VARIABLE} (environment variable)"] = True
-    for name, value in options.items():
-        if value:
+    if servers is None:
+        if not isinstance(configs, ServerBaseline):
             raise ConfigError(
-                f"{name}: managed-server proxies and tool calling are not part of this "
-                "version; leave it unset"
+                "server configs: a list of APIServerConfig or one ServerBaseline"
             )
+        return generated_configs(configs, slurm_urls() or LOCAL_URLS)
+    if not slurm:
+        return servers
+    urls = slurm_urls()
+    if not urls:
+        logger.warning("slurm: not in a job of several nodes; using the servers as given")
+    return generated_configs(servers[0], urls) if urls else servers
+
+
+def _proxy_from_environment() -> str | None:
+    """One variable sends every environment of a shell elsewhere, so it is said aloud."""
+    url = os.environ.get(PROXY_VARIABLE)
+    if url:
+        logger.warning(
+            "%s is set: managed sessions go to the proxy at %s", PROXY_VARIABLE, url
+        )
+    return url or None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atroposlib.envs.server_handling.generation import (
@@ -10,12 +10,21 @@ from atroposlib.envs.server_handling.generation import (
     finish_reason_text,
     token_versions,
 )
-from atroposlib.envs.server_handling.sampling import sampling_params
-from atroposlib.envs.server_handling.token_server import TokenServer, expect_outputs
+from atroposlib.envs.server_handling.sampling import request_options, sampling_params
+from atroposlib.envs.server_handling.token_server import (
+    TokenServer,
+    expect_outputs,
+    take_top_k,
+)
 from atroposlib.envs.server_handling.vllm_routes import require
+from atroposlib.errors import TokensMissing
 
 GENERATE_PATH = "/generate"
-SGLANG_NAMES = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
+SGLANG_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+}
 
 
 class SGLangServer(TokenServer):
@@ -25,8 +34,23 @@ class SGLangServer(TokenServer):
         ids = list(kwargs["input_ids"])
         params = sampling_params(kwargs)
         url = f"{self.root_url}{GENERATE_PATH}"
-        reply = await self.http.post(url, generate_body(ids, params))
+        reply = await self.http.post(
+            url, generate_body(ids, params), **request_options(kwargs)
+        )
         return expect_outputs(read_generations(reply.payload, ids), int(params["n"]), url)
+
+    async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
+        ids = await self._prompt_ids(kwargs)
+        body = logprobs_body(ids, take_top_k(kwargs))
+        reply = await self.http.post(
+            f"{self.root_url}{GENERATE_PATH}", body, **request_options(kwargs)
+        )
+        topk_ids, topk_logprobs = read_prompt_logprobs(reply.payload, ids)
+        return {
+            "prompt_tokens": ids,
+            "prompt_topk_token_ids": topk_ids,
+            "prompt_topk_logprobs": topk_logprobs,
+        }
 
 
 def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,6 +58,18 @@ def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
         "input_ids": ids,
         "sampling_params": {SGLANG_NAMES.get(k, k): v for k, v in params.items()},
         "return_logprob": True,
+        "return_text_in_logprobs": False,
+    }
+
+
+def logprobs_body(ids: list[int], top_k: int) -> dict[str, Any]:
+    """Only the prompt is computed; ``logprob_start_len`` 0 is its first token."""
+    return {
+        "input_ids": ids,
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": top_k,
         "return_text_in_logprobs": False,
     }
 
@@ -60,3 +96,26 @@ def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
             )
         )
     return generations
+
+
+def read_prompt_logprobs(
+    payload: Any, ids: Sequence[int]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Ids and logprobs per position: its own token first, then the most likely others.
+
+    Nothing predicts the token at position 0, so its lists are empty.
+    """
+    output = payload[0] if isinstance(payload, list) else payload
+    meta = require(output.get("meta_info"), "meta_info", GENERATE_PATH)
+    own = require(meta.get("input_token_logprobs"), "input_token_logprobs", GENERATE_PATH)
+    if [int(token) for _, token, *_ in own] != list(ids):
+        raise TokensMissing(f"{GENERATE_PATH}: logprobs of other tokens than were sent")
+    tops = meta.get("input_top_logprobs") or [None] * len(own)
+    rows: list[dict[int, float]] = []
+    for triple, others in zip(own, tops):
+        entries = [] if triple[0] is None else [triple, *(others or [])]
+        row: dict[int, float] = {}
+        for logprob, token, *_ in entries:
+            row.setdefault(int(token), float(logprob))
+        rows.append(row)
+    return [list(row) for row in rows], [list(row.values()) for row in rows]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from atroposlib.envs.server_handling.slots import AsyncSemWithAdaptiveWeight
+from atroposlib.utils.metrics import percentile
 
 
 class Lane:
@@ -52,9 +52,3 @@ class Lane:
             f"{prefix}average_num_attempts": statistics.fmean(self.attempts),
             f"{prefix}retry_rate": statistics.fmean(a > 1 for a in self.attempts),
         }
-
-
-def percentile(values: Sequence[float] | deque[float], share: float) -> float:
-    """The smallest value that at least ``share`` (0..1) of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

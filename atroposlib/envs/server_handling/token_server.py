@@ -10,7 +10,11 @@ from atroposlib.envs.server_handling.generation import Generation, four_tuple
 from atroposlib.envs.server_handling.openai_path import OpenAICompatibleServer
 from atroposlib.envs.server_handling.reasoning import ReasoningConfig
 from atroposlib.envs.server_handling.sampling import prompt_ids
+from atroposlib.envs.server_handling.segments import Decode
+from atroposlib.envs.server_handling.tokenizer_loading import load_tokenizer
 from atroposlib.errors import ConfigError, TokensMissing
+
+__all__ = ["TokenServer", "expect_outputs", "load_tokenizer", "take_top_k"]
 
 
 class TokenServer(OpenAICompatibleServer):
@@ -40,9 +44,31 @@ class TokenServer(OpenAICompatibleServer):
     def tokenizer(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    async def _prompt_ids(self, kwargs: dict[str, Any]) -> list[int]:
-        if kwargs.get("input_ids") is None and self._tokenizer is None:
+    def offer_tokenizer(self, tokenizer: Any) -> None:
+        """Use this one unless there is one already, so that none has to be loaded."""
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer
+
+    async def tokens_and_logprobs_completion(
+        self, **kwargs: Any
+    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+        """As the base class; a continuation cut short for new weights is resumed."""
+        ids = await self._prompt_ids(kwargs)
+        return four_tuple(await self.generate(**{**kwargs, "input_ids": ids}))
+
+    async def decoder(self) -> Decode:
+        await self._load_tokenizer()
+        return lambda ids: str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    async def _load_tokenizer(self) -> None:
+        if self._tokenizer is None:
             await asyncio.to_thread(lambda: self.tokenizer)  # seconds: not on the event loop
+
+    async def _prompt_ids(self, kwargs: dict[str, Any]) -> list[int]:
+        """The ids to send; a tokenizer is loaded only where one is needed to tell."""
+        given = kwargs.get("input_ids")
+        if given is None or (len(given) > 1 and given[0] == given[1]):
+            await self._load_tokenizer()
         return prompt_ids(kwargs, self._tokenizer)
 
     async def _tokens_and_logprobs_completion_wrapper(
@@ -52,22 +78,16 @@ class TokenServer(OpenAICompatibleServer):
         return four_tuple(await self._generate_wrapper(**{**kwargs, "input_ids": ids}))
 
 
-def load_tokenizer(config: APIServerConfig) -> Any:
-    """AutoTokenizer of the config; ConfigError names the setting that would help."""
-    from transformers import AutoTokenizer
-
-    named = config.tokenizer_name not in ("", "none")
-    name = config.tokenizer_name if named else config.model_name
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as cause:
-        raise ConfigError(
-            f"tokenizer_name: no tokenizer can be loaded from {name!r}; "
-            "name a model or a directory that has one"
-        ) from cause
-
-
 def expect_outputs(outputs: list[Generation], n: int, where: str) -> list[Generation]:
     if len(outputs) != n:
         raise TokensMissing(f"{where}: {len(outputs)} outputs where n={n} was asked")
     return outputs
+
+
+def take_top_k(kwargs: dict[str, Any]) -> int:
+    """How many alternatives per position ``get_logprobs`` is asked for; 0: only its own.
+
+    ``top_k`` is not the sampling parameter here, so it is taken out.
+    """
+    asked = (kwargs.pop("top_k", None), kwargs.pop("top_logprobs", None))
+    return max(0, int(next((k for k in asked if k is not None), 1)))

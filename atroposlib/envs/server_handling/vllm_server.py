@@ -10,8 +10,12 @@ from atroposlib.envs.server_handling.configs import APIServerConfig
 from atroposlib.envs.server_handling.generation import Generation
 from atroposlib.envs.server_handling.http_path import read_reply
 from atroposlib.envs.server_handling.reasoning import ReasoningConfig
-from atroposlib.envs.server_handling.sampling import sampling_params
-from atroposlib.envs.server_handling.token_server import TokenServer, expect_outputs
+from atroposlib.envs.server_handling.sampling import request_options, sampling_params
+from atroposlib.envs.server_handling.token_server import (
+    TokenServer,
+    expect_outputs,
+    take_top_k,
+)
 from atroposlib.envs.server_handling.vllm_routes import TOKEN_ROUTES, TokenRoute, topk_lists
 from atroposlib.errors import InferenceRefused, InferenceUnavailable
 
@@ -46,20 +50,19 @@ class VLLMServer(TokenServer):
         # Asked before sampling: when weights change in between, the label is too old rather
         # than too new, and staleness is never understated. Spans and header say it better.
         label = await self._weight_label()
-        reply = await self.http.post(f"{self.root_url}{route.path}", body)
+        url = f"{self.root_url}{route.path}"
+        reply = await self.http.post(url, body, **request_options(kwargs))
         label = reply.headers.get(VERSION_HEADER, label)
         outputs = route.read_generations(reply.payload, ids, label)
-        return expect_outputs(outputs, int(params["n"]), f"{self.root_url}{route.path}")
+        return expect_outputs(outputs, int(params["n"]), url)
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
         ids = await self._prompt_ids(kwargs)
-        top_k = kwargs.pop("top_k", None)
-        top_logprobs = kwargs.pop("top_logprobs", None)
-        wanted = next((k for k in (top_k, top_logprobs) if k is not None), 1)
+        wanted = take_top_k(kwargs)
         kwargs.setdefault("max_tokens", 1)
         params = {**sampling_params(kwargs), "n": 1, "temperature": 0.0, "top_p": 1.0}
         route = await self._token_route()
-        body = route.logprobs_body(self.config.model_name, ids, max(0, int(wanted)), params)
+        body = route.logprobs_body(self.config.model_name, ids, wanted, params)
         reply = await self.http.post(f"{self.root_url}{route.path}", body)
         topk_ids, topk_logprobs = topk_lists(route.read_prompt_logprobs(reply.payload))
         return {

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ import pytest
 from atroposlib.envs.server_handling.backends import backend_for
 from atroposlib.envs.server_handling.configs import APIServerConfig
 from atroposlib.envs.server_handling.server_baseline import APIServer
+from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.testing.fake_inference import FakeInference
 
 Connect = Callable[..., APIServer]
+Manage = Callable[..., tuple[ServerManager, list[FakeInference]]]
 
 
 @pytest.fixture
@@ -45,12 +48,39 @@ async def connect(fake_url: str, no_backoff: None) -> AsyncIterator[Connect]:
 
 
 @pytest.fixture
+async def manage(no_backoff: None) -> AsyncIterator[Manage]:
+    """Builds a manager over so many fakes, and closes all of it."""
+    managers: list[ServerManager] = []
+    with ExitStack() as stack:
+
+        def build(
+            count: int, server_type: str = "openai", *, manager: Any = (), **settings: Any
+        ) -> tuple[ServerManager, list[FakeInference]]:
+            fakes = [FakeInference() for _ in range(count)]
+            configs = [
+                APIServerConfig(
+                    base_url=f"{stack.enter_context(fake.running())}/v1",
+                    server_type=server_type,
+                    **settings,
+                )
+                for fake in fakes
+            ]
+            managers.append(ServerManager(configs, **dict(manager)))
+            return managers[-1], fakes
+
+        yield build
+        for made in managers:
+            await made.close()
+
+
+@pytest.fixture
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries follow at once; how long they would wait is tested on its own."""
-    from atroposlib.envs.server_handling import health, retries
+    from atroposlib.envs.server_handling import health, retries, segments
 
     monkeypatch.setattr(retries, "FIRST_BACKOFF_S", 0.0)
     monkeypatch.setattr(health, "PROBE_EVERY_S", 0.01)
+    monkeypatch.setattr(segments, "FIRST_PAUSE_S", 0.0)
 
 
 @pytest.fixture(scope="session")

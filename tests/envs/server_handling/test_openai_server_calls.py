@@ -64,6 +64,13 @@ async def test_a_passing_failure_is_tried_again(connect, fake, status: int) -> N
     assert list(server.attempts_list) == [3]
 
 
+async def test_a_text_cut_short_for_new_weights_is_asked_for_again(connect, fake) -> None:
+    fake.abort_next.append(3)
+    fake.reply = lambda prompt, i: "whole"
+    completion = await connect().chat_completion(messages=HELLO)
+    assert completion.choices[0].message.content == "whole" and len(fake.requests) == 2
+
+
 async def test_three_failures_are_the_end_and_say_the_last_reason(connect, fake) -> None:
     fake.fail_next.extend([500] * 9)
     with pytest.raises(InferenceUnavailable, match="3 attempts failed.*status 500.*scripted"):
@@ -193,7 +200,7 @@ async def test_thinking_is_asked_for_in_chats_only_and_can_be_skipped(connect, f
 
 
 async def test_tokens_of_a_text_only_server_are_refused_with_what_to_do(connect) -> None:
-    with pytest.raises(NotImplementedError, match="use server_type vllm or sglang"):
+    with pytest.raises(NotImplementedError, match="use server_type vllm, sglang"):
         await connect().tokens_and_logprobs_completion(prompt="hi")
     with pytest.raises(NotImplementedError, match="does not implement get_logprobs"):
         await connect().get_logprobs(prompt="hi")

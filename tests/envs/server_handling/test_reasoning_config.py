@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from atroposlib.envs.server_handling.backends import backend_for
 from atroposlib.envs.server_handling.openai_server import OpenAIServer
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig
 
@@ -61,8 +62,45 @@ def test_an_environment_config_is_read() -> None:
 @pytest.mark.parametrize("base_url", ["", None, OFFICIAL])
 def test_an_empty_base_url_is_the_official_api(base_url: str | None) -> None:
     server = OpenAIServer(APIServerConfig(base_url=base_url), ReasoningConfig(effort="low"))
-    sent = server._inject_reasoning_kwargs({"max_tokens": 5, "temperature": 1.0})
-    assert sent == {"extra_body": {"reasoning_effort": "low"}, "max_completion_tokens": 5}
+    sent = server._inject_reasoning_kwargs({"max_tokens": 5, "temperature": 0.2})
+    assert sent == {
+        "extra_body": {"reasoning_effort": "low"},
+        "max_completion_tokens": 5,
+        "temperature": 1.0,
+    }
+
+
+def test_another_temperature_is_replaced_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = OpenAIServer(APIServerConfig(), ReasoningConfig(enabled=True))
+    for temperature in (0.2, 1.0, 0.7):
+        sent = server._inject_reasoning_kwargs({"temperature": temperature})
+        assert sent["temperature"] == 1.0
+    assert caplog.messages == [
+        "https://api.openai.com: temperature 1.0 is sent: reasoning models refuse any other"
+    ]
+
+
+@pytest.mark.parametrize("server_type", ["vllm", "sglang", "trl"])
+def test_engines_of_ones_own_get_no_reasoning_fields(
+    server_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = APIServerConfig(base_url="http://localhost:1/v1", server_type=server_type)
+    server = backend_for(server_type)(config, ReasoningConfig(enabled=True))
+    for _ in range(2):
+        assert server._inject_reasoning_kwargs({"max_tokens": 5}) == {"max_tokens": 5}
+    assert len(caplog.messages) == 1 and "thinking_mode has no effect" in caplog.text
+
+
+def test_fields_of_the_caller_stay_unless_they_say_how_to_think() -> None:
+    config = APIServerConfig(base_url="https://openrouter.ai/api/v1")
+    server = OpenAIServer(config, ReasoningConfig(max_tokens=9))
+    sent = server._inject_reasoning_kwargs({"extra_body": {"min_p": 0.1, "reasoning": "x"}})
+    assert sent["extra_body"] == {
+        "min_p": 0.1,
+        "reasoning": {"enabled": True, "max_tokens": 9},
+    }
 
 
 def test_the_environments_key_goes_to_the_official_api_only(
@@ -73,3 +111,5 @@ def test_the_environments_key_goes_to_the_official_api_only(
     elsewhere = OpenAIServer(APIServerConfig(base_url="http://localhost:1/v1"))
     assert official.http.headers == {"Authorization": "Bearer of-the-environment"}
     assert elsewhere.http.headers == {}
+    alike = OpenAIServer(APIServerConfig(base_url="https://api.openai.com.example/v1"))
+    assert alike.http.headers == {} and not alike.is_official_openai

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from atroposlib.envs.server_handling.discovery import node_urls
+from atroposlib.envs.server_handling.configs import ServerType
 from atroposlib.envs.server_handling.dummy_managed_server import DummyManagedServer
 from atroposlib.envs.server_handling.managed_server import ManagedServer
 from atroposlib.envs.server_handling.openai_server import OpenAIServer
@@ -20,38 +18,13 @@ from atroposlib.envs.server_handling.server_harness import (
     create_completion,
 )
 from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.envs.server_handling.sglang_server import SGLangServer
+from atroposlib.envs.server_handling.trl_vllm_server import TrlVllmServer
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 from atroposlib.errors import ConfigError, InferenceRefused
-from atroposlib.testing.fake_inference import END, FakeInference, encode
+from atroposlib.testing.fake_inference import END, encode
 
 HELLO = [{"role": "user", "content": "hello"}]
-Manage = Callable[..., tuple[ServerManager, list[FakeInference]]]
-
-
-@pytest.fixture
-async def manage(no_backoff: None) -> AsyncIterator[Manage]:
-    """Builds a manager over so many fakes, and closes all of it."""
-    managers: list[ServerManager] = []
-    with ExitStack() as stack:
-
-        def build(
-            count: int, server_type: str = "openai", *, manager: Any = (), **settings: Any
-        ) -> tuple[ServerManager, list[FakeInference]]:
-            fakes = [FakeInference() for _ in range(count)]
-            configs = [
-                APIServerConfig(
-                    base_url=f"{stack.enter_context(fake.running())}/v1",
-                    server_type=server_type,
-                    **settings,
-                )
-                for fake in fakes
-            ]
-            managers.append(ServerManager(configs, **dict(manager)))
-            return managers[-1], fakes
-
-        yield build
-        for made in managers:
-            await made.close()
 
 
 # --- decisions ---------------------------------------------------------------------------
@@ -79,12 +52,6 @@ def test_the_healthy_server_with_most_room_is_picked(
     assert pick_index(headrooms, healthy) == index
 
 
-def test_nodes_after_the_training_ones_serve() -> None:
-    assert node_urls(["a"], 1, 1) == []
-    assert node_urls(["a", "b"], 1, 4) == ["http://b:9000/v1", "http://b:9001/v1"]
-    assert len(node_urls(["a", "b", "c"], 1, 1)) == 16
-
-
 # --- construction ------------------------------------------------------------------------
 
 
@@ -109,15 +76,6 @@ def test_a_baseline_gets_local_addresses_and_keeps_its_settings(
     assert all(isinstance(server, VLLMServer) for server in servers)
 
 
-def test_slurm_without_its_variables_uses_the_servers_as_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    config = APIServerConfig(base_url="http://localhost:1/v1")
-    (server,) = ServerManager([config], slurm=True).servers
-    assert server.config is config
-
-
 def test_servers_of_different_types_live_in_one_manager() -> None:
     manager = ServerManager(
         [
@@ -128,35 +86,34 @@ def test_servers_of_different_types_live_in_one_manager() -> None:
     assert [type(server) for server in manager.servers] == [VLLMServer, OpenAIServer]
 
 
-def test_a_type_without_a_client_names_those_that_have_one() -> None:
-    config = APIServerConfig(base_url="http://a/v1", server_type="trl")
-    with pytest.raises(
-        ConfigError, match="trl has no client here; one of openai, vllm, sglang"
-    ):
-        ServerManager([config])
-
-
-@pytest.mark.parametrize(
-    "option", [{"proxy_url": "http://p"}, {"use_proxy": True}, {"tool_parser": "hermes"}]
-)
-def test_what_is_not_there_is_refused_and_not_ignored(option: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"^{next(iter(option))}:"):
-        ServerManager([APIServerConfig(base_url="http://a/v1")], **option)
+def test_every_type_of_the_settings_has_a_client() -> None:
+    manager = ServerManager(
+        [
+            APIServerConfig(base_url="http://a/v1", server_type=name)
+            for name in get_args(ServerType)
+        ]
+    )
+    assert [type(server) for server in manager.servers] == [
+        OpenAIServer,
+        TrlVllmServer,
+        SGLangServer,
+        VLLMServer,
+    ]
 
 
 # --- calls -------------------------------------------------------------------------------
 
 
-async def test_a_large_n_is_split_over_servers_and_renumbered(manage: Manage) -> None:
+async def test_a_large_n_is_split_over_servers_and_renumbered(manage) -> None:
     manager, fakes = manage(2, manager={"max_n_completions": 3})
     completion = await manager.chat_completion(messages=HELLO, n=7)
     assert [choice.index for choice in completion.choices] == list(range(7))
     sizes = sorted(body["n"] for fake in fakes for _, body in fake.requests)
     assert sizes == [1, 3, 3] and all(fake.requests for fake in fakes)
-    assert completion.usage is not None and completion.usage.completion_tokens == 3
+    assert completion.usage is not None and completion.usage.prompt_tokens == 3 * 8
 
 
-async def test_tokens_of_all_chunks_are_joined_in_order(manage: Manage) -> None:
+async def test_tokens_of_all_chunks_are_joined_in_order(manage) -> None:
     manager, fakes = manage(1, "vllm", manager={"max_n_completions": 2})
     fakes[0].reply = lambda prompt, i: f"{i}"
     outputs = await manager.generate([1, 9], n=3)
@@ -168,13 +125,13 @@ async def test_tokens_of_all_chunks_are_joined_in_order(manage: Manage) -> None:
     assert (ids, tokens, reasons) == ([1, 9], expected, ["stop"] * 3)
 
 
-async def test_a_burst_of_first_calls_is_spread_over_the_servers(manage: Manage) -> None:
+async def test_a_burst_of_first_calls_is_spread_over_the_servers(manage) -> None:
     manager, fakes = manage(3)
     await asyncio.gather(*(manager.chat_completion(messages=HELLO) for _ in range(12)))
     assert [len(fake.requests) for fake in fakes] == [4, 4, 4]
 
 
-async def test_the_split_reaches_the_server(manage: Manage) -> None:
+async def test_the_split_reaches_the_server(manage) -> None:
     manager, _ = manage(1)
     await manager.chat_completion(messages=HELLO, split="eval")
     await manager.completion(prompt="hi", split="train")
@@ -182,21 +139,16 @@ async def test_the_split_reaches_the_server(manage: Manage) -> None:
     assert (len(server.eval_request_timings), len(server.request_timings)) == (1, 1)
 
 
-async def test_a_dead_server_is_left_out_until_it_answers_again(manage: Manage) -> None:
+async def test_a_dead_server_is_left_out_until_it_answers_again(manage) -> None:
     manager, fakes = manage(2)
     fakes[0].healthy = False
-    first = asyncio.ensure_future(manager.chat_completion(messages=HELLO))
-    while manager.servers[0].server_healthy:
-        await asyncio.sleep(0.001)
-    for _ in range(4):
+    for _ in range(4):  # the first of them finds out
         await manager.chat_completion(messages=HELLO)
+    assert not manager.servers[0].server_healthy
     assert (len(fakes[0].requests), len(fakes[1].requests)) == (0, 4)
-    fakes[0].healthy = True
-    await first
-    assert len(fakes[0].requests) == 1
 
 
-async def test_a_server_nobody_waits_for_is_noticed_when_it_is_back(manage: Manage) -> None:
+async def test_a_server_nobody_waits_for_is_noticed_when_it_is_back(manage) -> None:
     manager, fakes = manage(2)
     fakes[0].health_next.append(False)
     assert not await manager.servers[0].health._ask()
@@ -206,7 +158,7 @@ async def test_a_server_nobody_waits_for_is_noticed_when_it_is_back(manage: Mana
     assert len(fakes[0].requests) == 1
 
 
-async def test_as_many_dedicated_sessions_as_slots_do_not_lock_up(manage: Manage) -> None:
+async def test_as_many_dedicated_sessions_as_slots_do_not_lock_up(manage) -> None:
     manager, fakes = manage(1, num_max_requests_at_once=2)
 
     async def session() -> None:
@@ -217,13 +169,13 @@ async def test_as_many_dedicated_sessions_as_slots_do_not_lock_up(manage: Manage
     assert len(fakes[0].requests) == 4 and manager.servers[0].sessions == 0
 
 
-async def test_sessions_are_spread_over_the_servers(manage: Manage) -> None:
+async def test_sessions_are_spread_over_the_servers(manage) -> None:
     manager, _ = manage(2)
     async with manager.dedicated_server() as first, manager.dedicated_server() as second:
         assert first is not second
 
 
-async def test_a_lower_weight_closes_slots_and_a_higher_one_opens_them(manage: Manage) -> None:
+async def test_a_lower_weight_closes_slots_and_a_higher_one_opens_them(manage) -> None:
     manager, (fake,) = manage(1, num_max_requests_at_once=4)
     await manager.update_weight(0.25)
     fake.hold = threading.Event()
@@ -238,7 +190,7 @@ async def test_a_lower_weight_closes_slots_and_a_higher_one_opens_them(manage: M
     await asyncio.gather(*calls)
 
 
-async def test_metrics_of_every_server_are_kept(manage: Manage) -> None:
+async def test_metrics_of_every_server_are_kept(manage) -> None:
     manager, _ = manage(2)
     await asyncio.gather(*(manager.chat_completion(messages=HELLO) for _ in range(2)))
     metrics = await manager.wandb_metrics({})
@@ -250,9 +202,7 @@ async def test_metrics_of_every_server_are_kept(manage: Manage) -> None:
 # --- sessions ----------------------------------------------------------------------------
 
 
-async def test_a_managed_session_is_forgotten_at_the_end(
-    manage: Manage, tokenizer: Any
-) -> None:
+async def test_a_managed_session_is_forgotten_at_the_end(manage, tokenizer: Any) -> None:
     manager, _ = manage(1, "vllm")
     async with manager.managed_server(tokenizer=tokenizer) as managed:
         assert isinstance(managed, ManagedServer)
@@ -261,7 +211,7 @@ async def test_a_managed_session_is_forgotten_at_the_end(
     assert managed.get_state()["nodes"] == []
 
 
-async def test_a_managed_session_can_name_its_server(manage: Manage, tokenizer: Any) -> None:
+async def test_a_managed_session_can_name_its_server(manage, tokenizer: Any) -> None:
     manager, fakes = manage(2, "vllm")
     wanted = manager.servers[1].base_url
     async with manager.managed_server(tokenizer, base_url=wanted) as managed:
@@ -273,7 +223,7 @@ async def test_a_managed_session_can_name_its_server(manage: Manage, tokenizer: 
 
 
 async def test_made_up_tokens_have_to_be_allowed(
-    manage: Manage, monkeypatch: pytest.MonkeyPatch
+    manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager, _ = manage(1)
     monkeypatch.delenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", raising=False)

@@ -19,47 +19,6 @@ ROUTES = {
 PROMPT = encode("<|user|>2+2=<|end|><|assistant|>")
 
 
-def backend_of(shape: str) -> str:
-    return "sglang" if shape == "sglang" else "vllm"
-
-
-@pytest.mark.parametrize("shape", [*ROUTES, "sglang"])
-async def test_every_shape_gives_the_same_tokens_logprobs_and_versions(
-    connect, fake, shape: str
-) -> None:
-    fake.shapes = frozenset({shape})
-    fake.weight_version = 7
-    fake.reply = lambda prompt, i: f"is {i}"
-    outputs = await connect(backend_of(shape)).generate(PROMPT, n=2, max_tokens=9)
-    for i, output in enumerate(outputs):
-        tokens = [*encode(f"is {i}"), END]
-        assert output.prompt_ids == PROMPT
-        assert output.tokens == tokens
-        assert output.logprobs == [fake_logprob(token) for token in tokens]
-        assert output.versions == [7] * len(tokens)
-        assert output.finish_reason == "stop"
-    assert fake.paths == [ROUTES.get(shape, "/generate")]
-
-
-@pytest.mark.parametrize("shape", [*ROUTES, "sglang"])
-async def test_a_reply_cut_at_max_tokens_says_so(connect, fake, shape: str) -> None:
-    fake.shapes = frozenset({shape})
-    fake.reply = lambda prompt, i: "too long"
-    (output,) = await connect(backend_of(shape)).generate(PROMPT, max_tokens=3)
-    assert output.tokens == encode("too") and output.finish_reason == "length"
-
-
-@pytest.mark.parametrize("shape", [*ROUTES, "sglang"])
-async def test_an_answer_without_logprobs_is_refused_never_padded(
-    connect, fake, shape: str
-) -> None:
-    fake.shapes = frozenset({shape})
-    fake.returns_logprobs = False
-    with pytest.raises(TokensMissing):
-        await connect(backend_of(shape)).generate(PROMPT)
-    assert len(fake.requests) == 1  # asking again would not bring them
-
-
 @pytest.mark.parametrize("shape", ROUTES)
 async def test_the_route_is_found_once_and_without_generating(
     connect, fake, shape: str
@@ -89,40 +48,6 @@ def test_spans_give_every_token_the_version_that_sampled_it() -> None:
     assert UNKNOWN_VERSION == -1
 
 
-async def test_a_generation_cut_short_by_new_weights_is_resumed(connect, fake) -> None:
-    """The fake's first answer is turned into an abort after two tokens at version 0."""
-    server = connect("vllm")
-    asked: list[tuple[list[int], int]] = []
-    whole = server._generate_wrapper
-
-    async def interrupted(**kwargs):
-        from dataclasses import replace
-
-        asked.append((kwargs["input_ids"], kwargs["max_tokens"]))
-        outputs = await whole(**kwargs)
-        if len(asked) > 1:
-            return outputs
-        fake.weight_version = 1
-        return [
-            replace(
-                output,
-                tokens=output.tokens[:2],
-                logprobs=output.logprobs[:2],
-                versions=output.versions[:2],
-                finish_reason="abort",
-            )
-            for output in outputs
-        ]
-
-    server._generate_wrapper = interrupted
-    fake.reply = lambda prompt, i: "abcd" if prompt.endswith("|>") else "cd"
-    (output,) = await server.generate(PROMPT, max_tokens=10)
-    assert output.tokens == [*encode("abcd"), END]
-    assert output.versions == [0, 0, 1, 1, 1]
-    assert (output.prompt_ids, output.finish_reason) == (PROMPT, "stop")
-    assert asked == [(PROMPT, 10), (PROMPT + encode("ab"), 8)]
-
-
 async def test_the_four_tuple_encodes_text_and_returns_what_was_sent(
     connect, fake, tokenizer
 ) -> None:
@@ -136,31 +61,6 @@ async def test_the_four_tuple_encodes_text_and_returns_what_was_sent(
     assert tokens == [[*encode("ok"), END]] * 2 and reasons == ["stop", "stop"]
     assert logprobs == [[fake_logprob(token) for token in tokens[0]]] * 2
     assert fake.requests[0][1]["max_tokens"] == 5
-
-
-async def test_of_two_leading_bos_one_is_removed(
-    connect, fake, tokenizer, monkeypatch
-) -> None:
-    monkeypatch.setattr(type(tokenizer), "bos_token_id", 0, raising=False)
-    server = connect("vllm")
-    server.tokenizer = tokenizer
-    ids, *_ = await server.tokens_and_logprobs_completion(prompt="<|system|><|system|>a")
-    assert ids == encode("<|system|>a")
-    (exact,) = await server.generate([0, 0, 9])
-    assert exact.prompt_ids == [0, 0, 9]
-
-
-@pytest.mark.parametrize("shape", ROUTES)
-@pytest.mark.parametrize(("top_k", "ids_at_1"), [(0, [7]), (2, [7, 0, 1])])
-async def test_logprobs_of_a_given_sequence(
-    connect, fake, shape: str, top_k: int, ids_at_1: list[int]
-) -> None:
-    fake.shapes = frozenset({shape})
-    answer = await connect("vllm").get_logprobs(input_ids=[5, 7, 9], top_k=top_k)
-    assert answer["prompt_tokens"] == [5, 7, 9]
-    assert [len(row) for row in answer["prompt_topk_token_ids"]] == [0, top_k + 1, top_k + 1]
-    assert answer["prompt_topk_token_ids"][1] == ids_at_1
-    assert answer["prompt_topk_logprobs"][1] == [fake_logprob(token) for token in ids_at_1]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +110,7 @@ async def test_a_gateway_error_while_finding_the_route_is_tried_again(
     assert list(server.attempts_list) == [3]
 
 
-@pytest.mark.parametrize("server_type", ["vllm", "sglang"])
+@pytest.mark.parametrize("server_type", ["vllm", "sglang", "trl"])
 def test_a_token_server_needs_an_address(connect, server_type: str) -> None:
     with pytest.raises(ConfigError, match=f"type {server_type} needs an address"):
         connect(server_type, base_url="")

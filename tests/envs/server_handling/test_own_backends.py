@@ -1,0 +1,183 @@
+"""Backends of other people, written against the hooks of the original."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig
+from atroposlib.envs.server_handling.server_harness import (
+    ServerHarness,
+    create_chat_completion,
+    create_completion,
+)
+from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.envs.server_handling.vllm_server import VLLMServer
+from atroposlib.errors import ConfigError
+
+HELLO = [{"role": "user", "content": "hello"}]
+FOUR = ([1, 2], [[3, 4]], [[-0.5, -0.25]], ["stop"])
+CONFIG = APIServerConfig(base_url="http://nowhere.invalid/v1", model_name="m", timeout=5)
+
+
+class OldServer(APIServer):
+    """Only the hooks, with a check that runs for ever as the original's does."""
+
+    async def check_server_status_task(self, chat_completion: bool = True) -> None:
+        while True:
+            self.server_healthy = True
+            await asyncio.sleep(3600)
+
+    async def _chat_completion_wrapper(self, **kwargs: Any) -> Any:
+        assert kwargs["model"] == "m" and "split" not in kwargs
+        return create_chat_completion("hi", n=kwargs.get("n", 1))
+
+    async def _completion_wrapper(self, **kwargs: Any) -> Any:
+        return create_completion("4")
+
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Any:
+        return FOUR
+
+
+async def test_a_backend_with_only_the_old_hooks_serves_every_call(no_backoff: None) -> None:
+    manager = ServerManager([CONFIG], server_class=OldServer)
+    (server,) = manager.servers
+    assert (server.initialized, server.check_task, server.server_healthy) == (
+        False,
+        None,
+        True,
+    )
+    chat = await manager.chat_completion(messages=HELLO, n=2, split="eval")
+    assert [choice.message.content for choice in chat.choices] == ["hi", "hi"]
+    assert (await manager.completion(prompt="2+2=")).choices[0].text == "4"
+    assert await manager.tokens_and_logprobs_completion(prompt="x") == FOUR
+    manager.announce_version(6)
+    (output,) = await manager.generate([1, 2])
+    assert (output.tokens, output.logprobs) == (FOUR[1][0], FOUR[2][0])
+    assert output.versions == [6, 6]
+    with pytest.raises(NotImplementedError, match="OldServer does not implement get_logprobs"):
+        await manager.get_logprobs(input_ids=[1])
+    assert server.initialized and server.check_task is not None
+    await manager.close()
+    assert server.check_task is None
+
+
+@pytest.mark.parametrize("says", [True, None, False])
+async def test_a_check_may_set_what_it_finds_or_return_it(
+    no_backoff: None, says: bool | None
+) -> None:
+    class Checked(OldServer):
+        async def check_server_status_task(self, chat_completion: bool = True) -> Any:
+            if says is None:
+                self.server_healthy = True
+            return says
+
+    server = Checked(CONFIG.model_copy(update={"timeout": 1}))
+    if says is False:
+        server.health.bound_s = 0.02
+        with pytest.raises(Exception, match="nowhere.invalid did not answer"):
+            await server.completion(prompt="x")
+        assert not server.server_healthy
+    else:
+        await server.completion(prompt="x")
+        assert server.server_healthy
+    await server.close()
+
+
+async def test_a_check_that_finds_the_server_gone_and_back_is_believed(
+    no_backoff: None,
+) -> None:
+    server = OldServer(CONFIG)
+    await server.completion(prompt="x")
+    server.server_healthy = False
+    call = asyncio.ensure_future(server.completion(prompt="x"))
+    while server.health.waiting_on is None:
+        await asyncio.sleep(0)
+    assert "nowhere.invalid" in server.health.waiting_on
+    server.server_healthy = True
+    await call
+    await server.close()
+
+
+async def test_a_backend_that_overrides_the_public_call_is_asked_through_it() -> None:
+    class Stub(OldServer):
+        def __init__(self) -> None:  # as mocks do: nothing of the base is set up
+            self.config = CONFIG
+            self.asked: list[dict[str, Any]] = []
+
+        async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Any:
+            self.asked.append(kwargs)
+            return FOUR
+
+    stub = Stub()
+    (output,) = await stub.generate([1, 2], split="eval", stop="x")
+    assert output.tokens == [3, 4] and output.versions == [-1, -1]
+    (asked,) = stub.asked
+    assert (asked["input_ids"], asked["split"], asked["stop"]) == ([1, 2], "eval", "x")
+
+
+async def test_a_subclass_of_a_backend_is_asked_through_the_hook_it_overrides(
+    fake, fake_url: str
+) -> None:
+    class Recorded(VLLMServer):
+        async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Any:
+            answer = await super()._tokens_and_logprobs_completion_wrapper(**kwargs)
+            recorded.append(answer)
+            return answer
+
+    recorded: list[Any] = []
+    server = Recorded(APIServerConfig(base_url=f"{fake_url}/v1", server_type="vllm"))
+    (output,) = await server.generate([5, 7])
+    await server.close()
+    assert recorded[0][1] == [output.tokens]
+
+
+async def test_an_object_in_the_place_of_a_server_is_used_as_it_is(tokenizer: Any) -> None:
+    class Standin:
+        config = CONFIG
+
+        async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Any:
+            return kwargs["input_ids"], *FOUR[1:]
+
+        async def chat_completion(self, **kwargs: Any) -> Any:
+            return create_chat_completion("hi")
+
+    manager = ServerManager([CONFIG])
+    standin: Any = Standin()
+    manager.servers = [standin]
+    assert (await manager.chat_completion(messages=HELLO)).choices[0].message.content == "hi"
+    async with manager.dedicated_server() as server:
+        assert server is standin
+    async with manager.managed_server(tokenizer) as managed:
+        (node,) = managed.nodes_for(await managed.chat_completion(messages=HELLO))
+    assert node.tokens[-2:] == FOUR[1][0] and node.versions[-2:] == [-1, -1]
+
+
+async def test_a_call_that_a_test_replaced_is_the_one_that_is_made(tokenizer: Any) -> None:
+    manager = ServerManager([CONFIG.model_copy(update={"server_type": "vllm"})])
+
+    async def answer(**kwargs: Any) -> Any:
+        return kwargs["input_ids"], *FOUR[1:]
+
+    manager.servers[0].tokens_and_logprobs_completion = answer  # type: ignore[assignment]
+    async with manager.managed_server(tokenizer) as managed:
+        (node,) = managed.nodes_for(await managed.chat_completion(messages=HELLO))
+    assert node.tokens[-2:] == FOUR[1][0]
+
+
+# --- the harness -------------------------------------------------------------------------
+
+
+async def test_the_harness_answers_tokens_by_prompt_text() -> None:
+    manager = ServerManager([CONFIG], testing=True)
+    (harness,) = manager.servers
+    assert isinstance(harness, ServerHarness)
+    harness.set_tokens_and_logprobs_response("a", *FOUR)
+    (output,) = await manager.generate([1, 2], prompt="a")
+    assert output.tokens == FOUR[1][0]
+    with pytest.raises(ConfigError, match="pass prompt"):
+        await manager.generate([1, 2])
+    metrics = await manager.wandb_metrics({})
+    assert metrics["server/server_0_average_num_attempts"] == 1.0

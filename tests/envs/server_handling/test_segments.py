@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.envs.server_handling import segments
+from atroposlib.envs.server_handling.generation import Generation, stamped
+from atroposlib.envs.server_handling.sampling import derived_seed, stop_strings
+from atroposlib.envs.server_handling.segments import (
+    generate_in_segments,
+    segment_params,
+    spanning_stop_end,
+)
+from atroposlib.errors import InferenceUnavailable, TokensMissing
+
+PROMPT = [90, 91]
+EOS = 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_pauses() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "FIRST_PAUSE_S", 0.0)
+        yield
+
+
+class Engine:
+    """Goes on with one text, a token per character, and aborts where it is told to.
+
+    Like real engines it looks for stop strings only in what one request generates.
+    """
+
+    def __init__(self, text: str, aborts: Sequence[int] = ()) -> None:
+        self.tokens = [*map(ord, text), EOS]
+        self.aborts = list(aborts)
+        self.requests: list[tuple[int, dict[str, Any]]] = []  # (tokens given, parameters)
+        self.version = 0
+
+    async def ask(self, ids: list[int], params: dict[str, Any]) -> list[Generation]:
+        done = len(ids) - len(PROMPT)
+        self.requests.append((done, params))
+        room = self.aborts.pop(0) if self.aborts else None
+        out: list[int] = []
+        reason = None
+        for token in self.tokens[done:]:
+            if len(out) == room:
+                reason = "abort"
+            elif len(out) == params["max_tokens"]:
+                reason = "length"
+            if reason:
+                break
+            out.append(token)
+            if token == EOS or any(s in decode(out) for s in stop_strings(params)):
+                reason = "stop"
+                break
+        versions = [self.version] * len(out)
+        self.version += 1
+        output = Generation(
+            prompt_ids=ids,
+            tokens=out,
+            logprobs=[-float(done + i) for i in range(len(out))],
+            versions=versions,
+            finish_reason=reason or "length",
+        )
+        return [output] * params["n"]
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+async def decoder() -> Any:
+    return decode
+
+
+async def run(engine: Engine, patience_s: float = 60, **params: Any) -> list[Generation]:
+    asked = {"n": 1, "max_tokens": 99, **params}
+    return await generate_in_segments(PROMPT, asked, engine.ask, decoder, patience_s)
+
+
+@given(
+    text=st.text("ab", max_size=12),
+    aborts=st.lists(st.integers(0, 4), max_size=5),
+    limit=st.integers(1, 14),
+    stop=st.one_of(st.none(), st.text("ab", min_size=1, max_size=4)),
+    more=st.text("ab", min_size=1, max_size=4),
+)
+async def test_however_it_is_cut_the_continuation_is_the_uninterrupted_one(
+    text: str, aborts: list[int], limit: int, stop: str | None, more: str
+) -> None:
+    stops: Any = stop if stop is None else [stop, more]
+    (whole,) = await run(Engine(text), max_tokens=limit, stop=stops)
+    (pieced,) = await run(Engine(text, aborts), max_tokens=limit, stop=stops)
+    assert (pieced.tokens, pieced.logprobs) == (whole.tokens, whole.logprobs)
+    assert (pieced.prompt_ids, pieced.finish_reason) == (PROMPT, whole.finish_reason)
+
+
+async def test_every_segment_keeps_the_version_that_sampled_it() -> None:
+    (output,) = await run(Engine("abcdef", aborts=[2, 3]))
+    assert output.versions == [0, 0, 1, 1, 1, 2, 2]
+
+
+async def test_choices_go_on_by_themselves_after_an_abort() -> None:
+    engine = Engine("abcdef", aborts=[2])
+    outputs = await run(engine, n=3)
+    assert [decode(output.tokens[:-1]) for output in outputs] == ["abcdef"] * 3
+    assert [params["n"] for _, params in engine.requests] == [3, 1, 1, 1]
+
+
+async def test_a_budget_that_is_used_up_by_an_abort_is_a_length() -> None:
+    engine = Engine("abcdef", aborts=[3])
+    (output,) = await run(engine, max_tokens=3)
+    assert (decode(output.tokens), output.finish_reason) == ("abc", "length")
+    assert len(engine.requests) == 1
+
+
+async def test_an_engine_that_only_aborts_is_given_up_after_the_bound() -> None:
+    engine = Engine("abc", aborts=[1] + [0] * 500)
+    with pytest.raises(InferenceUnavailable, match="does not hold requests; resume it"):
+        await run(engine, patience_s=0.0)
+    assert len(engine.requests) == 2
+
+
+async def test_tokens_that_do_not_go_on_from_those_given_are_refused() -> None:
+    engine = Engine("abcd", aborts=[2])
+
+    async def forgets(ids: list[int], params: dict[str, Any]) -> list[Generation]:
+        return await engine.ask(PROMPT, params)
+
+    with pytest.raises(TokensMissing, match="other tokens than it was given"):
+        await generate_in_segments(PROMPT, {"n": 1, "max_tokens": 9}, forgets, decoder, 1.0)
+
+
+def test_what_counts_tokens_gets_what_is_left() -> None:
+    params = {"n": 4, "max_tokens": 10, "min_tokens": 5, "top_p": 0.9, "prompt": "text"}
+    assert segment_params(params, 3, 0) == {
+        "n": 1,
+        "max_tokens": 7,
+        "min_tokens": 2,
+        "top_p": 0.9,
+    }
+    assert segment_params(params, 8, 0)["min_tokens"] == 0
+
+
+async def test_no_two_segments_draw_with_the_same_seed() -> None:
+    engine = Engine("abcdef", aborts=[2, 1])
+    await run(engine, n=2, seed=5)
+    seeds = [params["seed"] for _, params in engine.requests]
+    assert seeds[0] == 5 and len(set(seeds)) == len(seeds)
+    assert derived_seed(5, 0) == 5 and 0 <= derived_seed(5, 1) < 2**31
+
+
+@pytest.mark.parametrize(
+    ("text", "boundary", "stops", "end"),
+    [
+        ("abcd", 2, ["bc"], 3),
+        ("abcd", 2, ["ab"], None),  # ends with the earlier segment: it would have stopped
+        ("abcd", 2, ["cd"], None),  # begins in the new one: the server saw it
+        ("abcdef", 3, ["cdef", "bcd"], 4),
+        ("aaaa", 2, ["aaa"], 3),
+        ("ab", 1, ["x"], None),
+    ],
+)
+def test_only_a_stop_string_across_the_boundary_is_found(
+    text: str, boundary: int, stops: list[str], end: int | None
+) -> None:
+    assert spanning_stop_end(text, boundary, stops) == end
+
+
+def test_an_announced_version_fills_what_the_server_left_open() -> None:
+    output = Generation(
+        prompt_ids=[1],
+        tokens=[2, 3, 4],
+        logprobs=[-1.0] * 3,
+        versions=[-1, 7, -1],
+        finish_reason="stop",
+    )
+    assert stamped(output, 5).versions == [5, 7, 5]
+    assert stamped(output, None).versions == [-1, 7, -1]
