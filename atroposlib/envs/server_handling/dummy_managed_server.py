@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from atroposlib.envs.server_handling.chat_messages import plain_message
 from atroposlib.envs.server_handling.generation import UNKNOWN_VERSION
 from atroposlib.envs.server_handling.sequences import SequenceNode
 from atroposlib.envs.server_handling.server_baseline import APIServer
@@ -23,9 +24,14 @@ DUMMY_LENGTH = 128
 DUMMY_LOGPROB = -0.5
 
 
+def dummy_allowed() -> bool:
+    """Whether the environment variable allows made-up tokens."""
+    return os.environ.get(ALLOW_VARIABLE, "").lower() in ("1", "true", "yes")
+
+
 def require_dummy_allowed(server_type: str) -> None:
     """Raises NotImplementedError, with what to do, unless made-up tokens are allowed."""
-    if os.environ.get(ALLOW_VARIABLE, "").lower() not in ("1", "true", "yes"):
+    if not dummy_allowed():
         raise NotImplementedError(
             f"a server of type {server_type} returns no token ids, so a managed session "
             "cannot keep what was sampled. Use server_type vllm or sglang for training; "
@@ -47,7 +53,8 @@ class DummyManagedServer:
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         completion = await self.server.chat_completion(**kwargs)
-        before = [f"{m['role']}:{m['content']}" for m in kwargs["messages"]]
+        plain = [plain_message(message) for message in kwargs["messages"]]
+        before = [f"{m['role']}:{m.get('content')}" for m in plain]
         self._keep(
             completion,
             [

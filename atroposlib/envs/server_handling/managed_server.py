@@ -7,31 +7,47 @@ The environment calls it like an OpenAI client and reads the rows with ``nodes_f
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Mapping, Sequence
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.server_handling.adapter import ManagedServerAdapter
 from atroposlib.envs.server_handling.chat_prompt import (
     Messages,
+    continuation,
+    decoded,
+    encode_after,
     encode_prompt,
-    encode_suffix,
-    raw_continuation,
     render,
 )
 from atroposlib.envs.server_handling.dummy_managed_server import DummyManagedServer
 from atroposlib.envs.server_handling.generation import Generation
-from atroposlib.envs.server_handling.openai_path import chat_completion_of, completion_of
-from atroposlib.envs.server_handling.sampling import sampling_params, without_doubled_bos
+from atroposlib.envs.server_handling.managed_replies import (
+    chat_reply,
+    reply_payload,
+    taken_template_kwargs,
+)
+from atroposlib.envs.server_handling.openai_path import completion_of
+from atroposlib.envs.server_handling.sampling import without_doubled_bos
+from atroposlib.envs.server_handling.sampling_path import (
+    SamplingServer,
+    sample_tokens,
+    sequence_logprobs,
+)
 from atroposlib.envs.server_handling.sequences import (
+    Sample,
     SequenceList,
     SequenceNode,
     SequenceTree,
-    longest_extension,
+    text_extension,
+    token_extension,
 )
 from atroposlib.envs.server_handling.server_baseline import APIServer
-from atroposlib.envs.server_handling.token_server import TokenServer, load_tokenizer
+from atroposlib.envs.server_handling.token_server import TokenServer
+from atroposlib.envs.server_handling.tokenizer_loading import load_tokenizer
+from atroposlib.envs.server_handling.tool_call_translator import ToolCallTranslator
 from atroposlib.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,35 +56,51 @@ if TYPE_CHECKING:
 
 __all__ = ["DummyManagedServer", "ManagedServer", "ManagedServerAdapter", "SequenceNode"]
 
+logger = logging.getLogger(__name__)
+
+DEBUG_VARIABLE = "ATROPOS_DEBUG_REQUESTS"
+
 
 class ManagedServer:
     """Chat and completions whose tokens, masks, logprobs and versions are kept.
 
     Every choice becomes a :class:`SequenceNode`. A prompt that continues an earlier sequence
-    extends it, with the earlier samples still trained. Calls may run at once: each reads its
-    own nodes with :meth:`nodes_for`.
+    extends it, with the earlier samples still trained; a prompt whose template rewrote an
+    earlier turn starts another sequence, and the earlier one stays. Calls may run at once:
+    each reads its own nodes with :meth:`nodes_for`.
 
     Args:
+        server: any object with ``config`` and ``tokens_and_logprobs_completion``.
         tokenizer: that of the model; else the server's, else the one of ``model_name``.
         track_tree: keep every turn as a node with a link to the turn before.
+        tool_parser: how the model writes tool calls, such as "hermes"; without one, tools
+            are left out of the prompt and calls stay text.
         preserve_think_blocks: keep earlier ``<think>`` blocks where the chat template would
             drop them, so that multi-turn sequences of thinking models extend.
+
+    Raises:
+        ConfigError: there is no such tool parser.
     """
 
     def __init__(
         self,
-        server: APIServer,
+        server: APIServer | SamplingServer,
         tokenizer: Any = None,
         track_tree: bool = False,
         tool_parser: str | None = None,
         preserve_think_blocks: bool = False,
     ) -> None:
-        if tool_parser:
-            raise ConfigError("tool_parser: tool calling is not part of this version")
         self.server = server
         self.track_tree = track_tree
+        self.tool_parser = tool_parser
         self.preserve_think_blocks = preserve_think_blocks
         self._tokenizer = tokenizer
+        if tokenizer is not None and isinstance(server, TokenServer):
+            server.offer_tokenizer(tokenizer)
+        self._told_of_tools = False
+        self._translator: ToolCallTranslator | None = None
+        if tool_parser:
+            self._translator = ToolCallTranslator(self.tokenizer, tool_parser)
         self._sequences: SequenceList | SequenceTree
         self._nodes_of: dict[str, list[SequenceNode]] = {}
         self.reset()
@@ -76,10 +108,9 @@ class ManagedServer:
     @property
     def tokenizer(self) -> Any:
         if self._tokenizer is None:
-            if isinstance(self.server, TokenServer):
-                self._tokenizer = self.server.tokenizer
-            else:
-                self._tokenizer = load_tokenizer(self.server.config)
+            self._tokenizer = getattr(self.server, "tokenizer", None)
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.server.config)
         return self._tokenizer
 
     # --- calls ----------------------------------------------------------------------
@@ -87,40 +118,42 @@ class ManagedServer:
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """``messages`` and sampling parameters as for OpenAI, plus ``split``.
 
-        ``chat_template_kwargs`` goes to the template. Raises what ``APIServer.generate``
-        raises.
+        ``tools`` and ``tool_choice`` ("auto", "none", "required") count with a tool parser.
+        ``chat_template_kwargs``, also inside ``extra_body``, goes to the template.
+
+        Raises:
+            ConfigError: messages that are not text, or ``stream``.
+            TokensMissing: the server returned no token ids, or not a logprob for each.
+            InferenceUnavailable, InferenceRefused: as ``APIServer.generate``.
         """
+        await self._load_tokenizer()
         messages: Messages = kwargs.pop("messages")
-        if kwargs.pop("tools", None):
-            raise ConfigError("tools: tool calling is not part of this version")
-        kwargs.pop("tool_choice", None)
-        prompt_text = self._render(messages, kwargs.pop("chat_template_kwargs", None))
+        tools = self._active_tools(kwargs.pop("tools", None))
+        tool_choice = kwargs.pop("tool_choice", None) or "auto"
+        prompt_text = self._render(messages, tools, taken_template_kwargs(kwargs))
         outputs, nodes = await self._sample(
-            prompt_text, encode_prompt(self.tokenizer, prompt_text), kwargs
+            prompt_text, lambda: encode_prompt(self.tokenizer, prompt_text), kwargs
         )
         choices = [
-            {
-                "index": i,
-                "finish_reason": output.finish_reason,
-                "message": {"role": "assistant", "content": self._visible_text(output)},
-            }
+            {"index": i, **self._chat_choice(output, tools, tool_choice)}
             for i, output in enumerate(outputs)
         ]
-        completion = chat_completion_of(
-            self._envelope("chatcmpl", "chat.completion", choices, outputs)
-        )
+        payload = reply_payload("chatcmpl", self.server.config.model_name, choices, outputs)
+        completion = chat_reply(payload)
         self._nodes_of[completion.id] = nodes
         return completion
 
     async def completion(self, **kwargs: Any) -> Completion:
         """``prompt`` (text, or token ids) and sampling parameters, plus ``split``."""
+        await self._load_tokenizer()
         prompt = kwargs.pop("prompt")
         if isinstance(prompt, str):
-            prompt_text, ids = prompt, list(self.tokenizer.encode(prompt))
+            outputs, nodes = await self._sample(
+                prompt, lambda: self.tokenizer.encode(prompt), kwargs
+            )
         else:
-            ids = list(prompt)
-            prompt_text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        outputs, nodes = await self._sample(prompt_text, ids, kwargs)
+            text = decoded(self.tokenizer, prompt, skip_special=False)
+            outputs, nodes = await self._sample(text, None, kwargs, prompt)
         choices = [
             {
                 "index": i,
@@ -130,7 +163,9 @@ class ManagedServer:
             }
             for i, output in enumerate(outputs)
         ]
-        completion = completion_of(self._envelope("cmpl", "text_completion", choices, outputs))
+        completion = completion_of(
+            reply_payload("cmpl", self.server.config.model_name, choices, outputs)
+        )
         self._nodes_of[completion.id] = nodes
         return completion
 
@@ -141,16 +176,28 @@ class ManagedServer:
         input_ids: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Logprobs of a given sequence; exactly one of the three says which."""
+        """Logprobs of a given sequence; exactly one of the three says which.
+
+        Raises:
+            NotImplementedError: the server gives none.
+        """
+        await self._load_tokenizer()
         if input_ids is None and messages is not None:
-            input_ids = encode_prompt(self.tokenizer, self._render(messages, None))
+            prompt = self._render(messages, None, taken_template_kwargs(kwargs))
+            input_ids = encode_prompt(self.tokenizer, prompt)
         elif input_ids is None and prompt is not None:
             input_ids = self.tokenizer.encode(prompt)
         if input_ids is None:
             raise ConfigError("get_logprobs needs prompt, messages or input_ids")
-        return await self.server.get_logprobs(
-            input_ids=without_doubled_bos(list(input_ids), self._bos()), **kwargs
-        )
+        ids = without_doubled_bos(list(input_ids), self._bos())
+        return await sequence_logprobs(self.server, ids, prompt, kwargs)
+
+    async def prompt_of(self, **kwargs: Any) -> tuple[str, list[int]]:
+        """Text and ids of the prompt that ``chat_completion(**kwargs)`` would send now."""
+        await self._load_tokenizer()
+        tools = self._active_tools(kwargs.get("tools"))
+        text = self._render(kwargs["messages"], tools, taken_template_kwargs(kwargs))
+        return text, self._continued(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
 
     # --- what was sampled -------------------------------------------------------------
 
@@ -159,76 +206,119 @@ class ManagedServer:
         return list(self._nodes_of[completion.id])
 
     def get_state(self) -> dict[str, Any]:
-        """``{"nodes": [...]}``, or ``{"sequences": ..., "tree": ...}`` of a tree."""
+        """``{"nodes": [...]}``, or ``{"sequences": ..., "tree": ...}`` of a tree.
+
+        Nodes are in the order in which calls returned, the choices of one call in choice
+        order, and a continued sequence keeps its place. That order is the caller's only if
+        its calls followed one another: of calls that ran at once, ask ``nodes_for``.
+        """
         return self._sequences.state()
 
     def reset(self) -> None:
-        """Forget every sequence."""
+        """Forget every sequence; calls still running keep theirs to themselves."""
         self._sequences = SequenceTree() if self.track_tree else SequenceList()
         self._nodes_of = {}
 
     # --- parts ------------------------------------------------------------------------
 
+    async def _load_tokenizer(self) -> None:
+        if self._tokenizer is None:
+            await asyncio.to_thread(lambda: self.tokenizer)  # seconds: not on the event loop
+
     def _bos(self) -> int | None:
         return getattr(self.tokenizer, "bos_token_id", None)
 
-    def _render(self, messages: Messages, template_kwargs: Mapping[str, Any] | None) -> str:
+    def _active_tools(self, tools: Sequence[Any] | None) -> list[Any] | None:
+        if tools and self._translator is None:
+            if not self._told_of_tools:  # once, not at every turn
+                logger.warning("tools are left out: this session has no tool_parser")
+            self._told_of_tools = True
+            return None
+        return list(tools) if tools else None
+
+    def _render(
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> str:
+        if self._translator is not None:
+            messages = self._translator.convert_messages_for_template(messages)
         return render(
             self.tokenizer,
             messages,
             preserve_think_blocks=self.preserve_think_blocks,
+            tools=tools,
             template_kwargs=template_kwargs,
         )
 
-    async def _sample(
-        self, prompt_text: str, prompt_ids: list[int], kwargs: dict[str, Any]
-    ) -> tuple[list[Generation], list[SequenceNode]]:
-        prompt_ids = without_doubled_bos(prompt_ids, self._bos())
-        sequences = self._sequences  # a reset() during the call must not get these nodes
-        extension = longest_extension(
-            sequences.candidates(),
-            prompt_text,
-            prompt_ids,
-            lambda text: encode_suffix(self.tokenizer, text),
-        )
-        input_ids = prompt_ids if extension is None else extension.input_ids
-        params = sampling_params(kwargs)
-        outputs = await self.server.generate(
-            input_ids, prompt=prompt_text, split=kwargs.get("split", "train"), **params
-        )
-        parent = None if extension is None else extension.parent
-        nodes = [
-            sequences.add(
-                parent,
-                output,
-                prompt_text
-                + raw_continuation(self.tokenizer, output.prompt_ids, output.tokens),
+    def _continued(
+        self, prompt_text: str, encode: Callable[[], Sequence[int]] | None, ids: Sequence[int]
+    ) -> tuple[SequenceNode | None, list[int]]:
+        """The sequence that the prompt continues, and the ids to send.
+
+        Ids that the caller gave (no ``encode``) are sent as they are. Text is encoded whole
+        only where it continues nothing: a long conversation costs its new words.
+        """
+        known = self._sequences.candidates()
+        if encode is not None:
+            found = text_extension(
+                known,
+                prompt_text,
+                lambda node, text: encode_after(self.tokenizer, node.tokens, text),
             )
-            for output in outputs
-        ]
+            if found is not None:
+                return found.parent, found.input_ids
+            ids = encode()
+        ids = without_doubled_bos(list(ids), self._bos())
+        found = token_extension(known, ids)
+        return (None, ids) if found is None else (found.parent, found.input_ids)
+
+    async def _sample(
+        self,
+        prompt_text: str,
+        encode: Callable[[], Sequence[int]] | None,
+        kwargs: dict[str, Any],
+        ids: Sequence[int] = (),
+    ) -> tuple[list[Generation], list[SequenceNode]]:
+        if kwargs.get("stream"):
+            raise ConfigError("stream: completions are returned whole; leave it out")
+        sequences = self._sequences  # a reset() during the call must not get these nodes
+        parent, input_ids = self._continued(prompt_text, encode, ids)
+        outputs = await sample_tokens(self.server, prompt_text, input_ids, kwargs)
+        samples = [Sample(output, self._full_text(prompt_text, output)) for output in outputs]
+        nodes = sequences.add(parent, samples)
+        if os.environ.get(DEBUG_VARIABLE) == "1":
+            for sample in samples:
+                logger.warning("%s: %r", sample.generation.finish_reason, sample.full_text)
         return outputs, nodes
 
-    def _visible_text(self, output: Generation) -> str:
-        return str(self.tokenizer.decode(output.tokens, skip_special_tokens=True))
+    def _full_text(self, prompt_text: str, output: Generation) -> str:
+        return prompt_text + continuation(
+            self.tokenizer, output.prompt_ids, output.tokens, skip_special=False
+        )
 
-    def _envelope(
-        self,
-        prefix: str,
-        kind: str,
-        choices: list[dict[str, Any]],
-        outputs: Sequence[Generation],
+    def _visible_text(self, output: Generation) -> str:
+        return continuation(
+            self.tokenizer, output.prompt_ids, output.tokens, skip_special=True
+        )
+
+    def _chat_choice(
+        self, output: Generation, tools: list[Any] | None, tool_choice: Any
     ) -> dict[str, Any]:
-        prompt = len(outputs[0].prompt_ids) if outputs else 0
-        sampled = sum(len(output.tokens) for output in outputs)
-        return {
-            "id": f"{prefix}-{uuid.uuid4()}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.server.config.model_name,
-            "choices": choices,
-            "usage": {
-                "prompt_tokens": prompt,
-                "completion_tokens": sampled,
-                "total_tokens": prompt + sampled,
-            },
-        }
+        """Finish reason and message; the node keeps the raw tokens either way."""
+        reason = output.finish_reason
+        if self._translator is None or not tools or tool_choice == "none":
+            content = self._visible_text(output)
+            return {
+                "finish_reason": reason,
+                "message": {"role": "assistant", "content": content},
+            }
+        raw = self._translator.decode_with_tool_awareness(
+            output.tokens, has_tools=True, before=output.prompt_ids
+        )
+        text, calls, found = self._translator.parse_model_output(raw, tool_choice, tools)
+        message = {"role": "assistant", "content": text}
+        if calls is None:
+            return {"finish_reason": reason, "message": message}
+        return {"finish_reason": found, "message": {**message, "tool_calls": calls}}

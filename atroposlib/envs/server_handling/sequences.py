@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from atroposlib.envs.server_handling.generation import Generation
-from atroposlib.errors import TokensMissing
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
 
@@ -45,34 +44,47 @@ class Extension:
     input_ids: list[int]
 
 
-def longest_extension(
+def text_extension(
     nodes: Iterable[SequenceNode],
     prompt_text: str,
-    prompt_ids: Sequence[int],
-    encode: Callable[[str], list[int]],
+    encode_after: Callable[[SequenceNode, str], list[int]],
 ) -> Extension | None:
-    """The longest earlier sequence that the new prompt continues, or None.
+    """The longest earlier sequence whose text the new prompt goes on with, or None.
 
-    A node fits when its tokens start the prompt's tokens. It also fits when its text starts
-    the prompt's text: sampled tokens need not be those the tokenizer would choose for the
-    same text, so the sampled ones are kept and only what follows is encoded. Anything else
-    (a template that drops earlier thinking, an edited turn) starts a sequence of its own.
+    Sampled tokens need not be those the tokenizer would choose for the same text, so the
+    sampled ones are kept and only what follows is encoded, by ``encode_after(node, text)``.
+    Anything else (a template that drops earlier thinking, an edited turn) continues nothing.
+    """
+    for node in _longest_first(nodes):
+        if prompt_text.startswith(node.full_text):
+            suffix = prompt_text[len(node.full_text) :]
+            return Extension(node, node.tokens + encode_after(node, suffix))
+    return None
+
+
+def token_extension(
+    nodes: Iterable[SequenceNode], prompt_ids: Sequence[int]
+) -> Extension | None:
+    """The longest earlier sequence whose tokens the new prompt starts with, or None."""
+    for node in _longest_first(nodes):
+        if starts(node, prompt_ids):
+            return Extension(node, list(prompt_ids))
+    return None
+
+
+def _longest_first(nodes: Iterable[SequenceNode]) -> list[SequenceNode]:
+    """Sequences that can be continued; of equally long ones the first stays first.
 
     A node that ends in a prompt holds no sample after it, and every sibling continues that
-    prompt too: it is never extended. Of equal nodes the first wins.
+    prompt too: it is never extended.
     """
-    best: Extension | None = None
-    for node in nodes:
-        if not node.ends_sampled:
-            continue
-        if best is not None and len(node.tokens) <= len(best.parent.tokens):
-            continue
-        if list(prompt_ids[: len(node.tokens)]) == node.tokens:
-            best = Extension(node, list(prompt_ids))
-        elif prompt_text.startswith(node.full_text):
-            suffix = prompt_text[len(node.full_text) :]
-            best = Extension(node, node.tokens + encode(suffix))
-    return best
+    extendable = [node for node in nodes if node.ends_sampled]
+    return sorted(extendable, key=lambda node: -len(node.tokens))
+
+
+def starts(parent: SequenceNode | None, prompt_ids: Sequence[int]) -> bool:
+    """Whether ``prompt_ids`` begin with the tokens of ``parent``."""
+    return parent is not None and list(prompt_ids[: len(parent.tokens)]) == parent.tokens
 
 
 def grown_node(
@@ -84,11 +96,11 @@ def grown_node(
     """
     prompt = generation.prompt_ids
     masked, logprobs, versions = [], [], []
-    if parent is not None and prompt[: len(parent.tokens)] == parent.tokens:
+    if parent is not None and starts(parent, prompt):
         masked, logprobs = list(parent.masked_tokens), list(parent.logprobs)
         versions = list(parent.versions)
     between = len(prompt) - len(masked)  # the new turn's text: given, not sampled
-    node = SequenceNode(
+    return SequenceNode(
         full_text=full_text,
         tokens=prompt + generation.tokens,
         masked_tokens=masked + [MASKED] * between + generation.tokens,
@@ -96,16 +108,24 @@ def grown_node(
         versions=versions + [MASKED_VERSION] * between + generation.versions,
         metadata={"finish_reason": generation.finish_reason},
     )
-    if len({len(node.tokens), len(node.masked_tokens), len(node.logprobs)}) != 1:
-        raise TokensMissing("a sequence's tokens, mask and logprobs differ in length")
-    return node
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled continuation and the text of the sequence that it ends."""
+
+    generation: Generation
+    full_text: str
 
 
 class SequenceList:
     """Sequences as a list: a turn replaces the sequence it continues.
 
-    Replaced sequences are remembered for matching, so a second branch from the same turn
-    carries that turn too, whether the branches run at once or one after the other.
+    Every leaf is a whole trajectory: its trained tokens are all samples on its way. A turn
+    that several branches continue is in each of them, whether they ran at once or one after
+    the other, and a sequence that nothing continued stays. Leaves are in the order in which
+    their calls returned, choices of one call in choice order; a replaced leaf passes its
+    place on to the first choice that continues it.
     """
 
     def __init__(self) -> None:
@@ -117,16 +137,36 @@ class SequenceList:
         return [*self.leaves, *self._replaced]
 
     def add(
-        self, parent: SequenceNode | None, generation: Generation, text: str
-    ) -> SequenceNode:
-        node = grown_node(parent, generation, text)
-        for i, leaf in enumerate(self.leaves):
-            if leaf is parent:  # identity: equal siblings are different sequences
-                self._replaced.append(leaf)
-                self.leaves[i] = node
-                return node
-        self.leaves.append(node)
-        return node
+        self, parent: SequenceNode | None, samples: Iterable[Sample]
+    ) -> list[SequenceNode]:
+        """The nodes of one call's choices, in order."""
+        place = None if parent is None else self._place_of(parent)
+        if place is not None:
+            parent = self.leaves[place]
+        nodes = []
+        for sample in samples:
+            node = grown_node(parent, sample.generation, sample.full_text)
+            if place is not None and starts(parent, sample.generation.prompt_ids):
+                self._replaced.append(self.leaves[place])
+                self.leaves[place] = node
+                place = None  # further choices branch off
+            else:
+                self.leaves.append(node)
+            nodes.append(node)
+        return nodes
+
+    def _place_of(self, parent: SequenceNode) -> int | None:
+        """Where ``parent`` is a leaf, or an identical sibling of it is.
+
+        Calls that run at once may all have chosen the same one of several siblings; each
+        then takes one that is left, or a sibling would stay behind and another count twice.
+        """
+        same = [
+            i
+            for i, leaf in enumerate(self.leaves)
+            if leaf.tokens == parent.tokens and leaf.masked_tokens == parent.masked_tokens
+        ]
+        return next((i for i in same if self.leaves[i] is parent), same[0] if same else None)
 
     def state(self) -> dict[str, Any]:
         return {"nodes": list(self.leaves)}
@@ -141,22 +181,27 @@ class SequenceTree:
     def __init__(self) -> None:
         self.sequences: dict[str, SequenceNode] = {}
         self.children: dict[str, list[str]] = {}
+        self._key_of: dict[int, str] = {}  # by identity: siblings may be equal
 
     def candidates(self) -> list[SequenceNode]:
         return list(self.sequences.values())
 
     def add(
-        self, parent: SequenceNode | None, generation: Generation, text: str
-    ) -> SequenceNode:
-        node = grown_node(None, generation, text)
-        key, copies = text, 1
+        self, parent: SequenceNode | None, samples: Iterable[Sample]
+    ) -> list[SequenceNode]:
+        """The nodes of one call's choices, in order."""
+        return [self._add_one(parent, sample) for sample in samples]
+
+    def _add_one(self, parent: SequenceNode | None, sample: Sample) -> SequenceNode:
+        node = grown_node(None, sample.generation, sample.full_text)
+        key, copies = sample.full_text, 1
         while key in self.sequences:
             copies += 1
-            key = f"{text}#{copies}"
-        self.sequences[key] = node
-        self.children[key] = []
-        if parent is not None:
-            parent_key = next(k for k, known in self.sequences.items() if known is parent)
+            key = f"{sample.full_text}#{copies}"
+        self.sequences[key], self.children[key] = node, []
+        self._key_of[id(node)] = key
+        if parent is not None and starts(parent, sample.generation.prompt_ids):
+            parent_key = self._key_of[id(parent)]
             self.children[parent_key].append(key)
             node.metadata["parent"] = parent_key
         return node

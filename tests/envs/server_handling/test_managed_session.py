@@ -12,7 +12,7 @@ from atroposlib.envs.server_handling.managed_server import (
     SequenceNode,
 )
 from atroposlib.envs.server_handling.server_harness import ServerHarness
-from atroposlib.errors import ConfigError, TokensMissing
+from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import END, decode, encode, fake_logprob
 
 Messages = list[dict[str, str]]
@@ -182,13 +182,6 @@ async def test_a_template_that_drops_thinking_splits_rows_unless_it_is_preserved
     assert trained == 2 * len(sample)
 
 
-async def test_rows_with_gaps_are_refused(tokenizer) -> None:
-    harness = ServerHarness()
-    harness.set_tokens_and_logprobs_response("a", [5], [[6, 7]], [[-0.5]], ["stop"])
-    with pytest.raises(TokensMissing, match="2 tokens came with 1 logprobs"):
-        await ManagedServer(harness, tokenizer).completion(prompt="a")
-
-
 async def test_a_tree_session_links_its_turns(connect, fake, tokenizer) -> None:
     managed = ManagedServer(connect("vllm"), tokenizer, track_tree=True)
     first = await managed.chat_completion(messages=[user("a")])
@@ -214,6 +207,35 @@ async def test_an_openai_style_client_samples_through_the_session(managed, fake)
         client.post("/anything")
 
 
-async def test_tools_are_refused_and_not_dropped(managed) -> None:
-    with pytest.raises(ConfigError, match="tools"):
-        await managed.chat_completion(messages=[user("a")], tools=[{"type": "function"}])
+async def test_twins_continued_at_once_are_continued_once_each(
+    connect, fake, tokenizer
+) -> None:
+    managed = ManagedServer(connect("vllm"), tokenizer)
+    fake.reply = lambda prompt, i: "same"
+    first = await managed.chat_completion(messages=[user("a")], n=3)
+    messages = [*answered([user("a")], first), user("b")]
+    calls = await asyncio.gather(
+        *(managed.chat_completion(messages=messages) for _ in range(3))
+    )
+    rows = managed.get_state()["nodes"]
+    assert len(rows) == 3
+    assert [trained_text(row) for row in rows] == ["same<|end|>same<|end|>"] * 3
+    assert all(managed.nodes_for(call)[0] in rows for call in calls)
+
+
+async def test_options_of_the_template_reach_it_and_not_the_server(connect, fake) -> None:
+    from atroposlib.testing.tiny import char_tokenizer
+
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template += "{% if mood %}{{ mood }}{% endif %}"
+    managed = ManagedServer(connect("vllm"), tokenizer)
+    await managed.chat_completion(
+        messages=[user("a")],
+        chat_template_kwargs={"mood": "happy"},
+        extra_body={"chat_template_kwargs": {"mood": "sad"}, "min_p": 0.25},
+    )
+    _, body = fake.requests[-1]
+    assert decode(body["prompt"]["prompt_token_ids"]).endswith("<|assistant|>happy")
+    assert body["min_p"] == 0.25 and "chat_template_kwargs" not in body
+    with pytest.raises(ConfigError, match="stream"):
+        await managed.chat_completion(messages=[user("a")], stream=True)

@@ -5,11 +5,14 @@ from hypothesis import strategies as st
 
 from atroposlib.envs.server_handling.generation import Generation
 from atroposlib.envs.server_handling.sequences import (
+    Extension,
+    Sample,
     SequenceList,
     SequenceNode,
     SequenceTree,
     grown_node,
-    longest_extension,
+    text_extension,
+    token_extension,
 )
 from atroposlib.wire import MASKED
 
@@ -24,6 +27,10 @@ def as_ids(text: str) -> list[int]:
     return [ord(char) - 96 for char in text]
 
 
+def by_text(nodes: list[SequenceNode], text: str) -> Extension | None:
+    return text_extension(nodes, text, lambda node, rest: as_ids(rest))
+
+
 def sampled(prompt: list[int], tokens: list[int], version: int = 0) -> Generation:
     return Generation(
         prompt_ids=prompt,
@@ -32,6 +39,16 @@ def sampled(prompt: list[int], tokens: list[int], version: int = 0) -> Generatio
         versions=[version] * len(tokens),
         finish_reason="stop",
     )
+
+
+def add(
+    sequences: SequenceList | SequenceTree,
+    parent: SequenceNode | None,
+    generation: Generation,
+    text: str,
+) -> SequenceNode:
+    (node,) = sequences.add(parent, [Sample(generation, text)])
+    return node
 
 
 def node_of(prompt: list[int], tokens: list[int]) -> SequenceNode:
@@ -62,45 +79,50 @@ def test_a_parent_that_is_not_what_the_server_was_given_trains_nothing() -> None
 def test_the_longest_of_several_prefixes_is_extended() -> None:
     short, long = node_of([1], [2]), node_of([1, 2, 3], [1])
     for nodes in ([short, long], [long, short]):
-        found = longest_extension(nodes, "abcab", as_ids("abcab"), as_ids)
-        assert found is not None and found.parent is long
+        for found in (by_text(nodes, "abcab"), token_extension(nodes, as_ids("abcab"))):
+            assert found is not None and found.parent is long
 
 
 def test_a_sequence_without_a_sample_at_its_end_swallows_no_continuation() -> None:
     empty = node_of([1], [])
-    assert longest_extension([empty], "abc", [1, 2, 3], as_ids) is None
+    assert by_text([empty], "abc") is None
+    assert token_extension([empty], [1, 2, 3]) is None
 
 
 def test_sampled_tokens_are_kept_where_the_tokenizer_would_choose_others() -> None:
     """Token 9 stands for "bb", which the tokenizer itself would write as two tokens."""
     node = grown_node(None, sampled([1], [9]), "abb")
-    found = longest_extension([node], "abbc", [1, 2, 2, 3], as_ids)
+    found = by_text([node], "abbc")
     assert found is not None and found.input_ids == [1, 9, 3]
 
 
 def test_a_prompt_that_rewrites_an_earlier_turn_starts_anew() -> None:
-    assert longest_extension([node_of([1], [2])], "acb", [1, 3, 2], as_ids) is None
+    assert by_text([node_of([1], [2])], "acb") is None
+    assert token_extension([node_of([1], [2])], [1, 3, 2]) is None
 
 
 def test_identical_siblings_are_each_continued_once() -> None:
     sequences = SequenceList()
-    twins = [sequences.add(None, sampled([1], [2]), "ab") for _ in range(2)]
+    twins = [add(sequences, None, sampled([1], [2]), "ab") for _ in range(2)]
     for _ in twins:
-        found = longest_extension(sequences.candidates(), "abc", [1, 2, 3], as_ids)
+        found = by_text(sequences.candidates(), "abc")
         assert found is not None
-        sequences.add(found.parent, sampled(found.input_ids, [1]), "abca")
+        add(sequences, found.parent, sampled(found.input_ids, [1]), "abca")
     assert [node.tokens for node in sequences.leaves] == [[1, 2, 3, 1]] * 2
     assert all(node.masked_tokens == [-100, 2, -100, 1] for node in sequences.leaves)
 
 
 def test_a_second_branch_of_a_turn_carries_that_turn_too() -> None:
     sequences = SequenceList()
-    sequences.add(None, sampled([1], [2]), "ab")
+    add(sequences, None, sampled([1], [2]), "ab")
     for token in (1, 2):
-        found = longest_extension(sequences.candidates(), "abc", [1, 2, 3], as_ids)
+        found = by_text(sequences.candidates(), "abc")
         assert found is not None
-        sequences.add(
-            found.parent, sampled(found.input_ids, [token]), "abc" + as_text([token])
+        add(
+            sequences,
+            found.parent,
+            sampled(found.input_ids, [token]),
+            "abc" + as_text([token]),
         )
     assert [node.masked_tokens for node in sequences.leaves] == [
         [-100, 2, -100, 1],
@@ -110,9 +132,9 @@ def test_a_second_branch_of_a_turn_carries_that_turn_too() -> None:
 
 def test_a_tree_keeps_every_turn_and_trains_only_its_own_sample() -> None:
     tree = SequenceTree()
-    root = tree.add(None, sampled([1], [2]), "ab")
-    tree.add(root, sampled([1, 2, 3], [1]), "abca")
-    tree.add(root, sampled([1, 2, 3], [1]), "abca")
+    root = add(tree, None, sampled([1], [2]), "ab")
+    add(tree, root, sampled([1, 2, 3], [1]), "abca")
+    add(tree, root, sampled([1, 2, 3], [1]), "abca")
     state = tree.state()
     assert state["tree"] == {"ab": ["abca", "abca#2"], "abca": [], "abca#2": []}
     assert state["sequences"]["abca"].masked_tokens == [-100, -100, -100, 1]
@@ -129,11 +151,38 @@ def test_a_conversation_is_one_row_whose_trained_tokens_are_those_sampled(
     for given_ids, tokens in turns:
         history, labels = history + given_ids, labels + [MASKED] * len(given_ids)
         text = as_text(history)
-        found = longest_extension(sequences.candidates(), text, history, as_ids)
+        found = token_extension(sequences.candidates(), history)
         parent = None if found is None else found.parent
-        sequences.add(parent, sampled(history, tokens), text + as_text(tokens))
+        add(sequences, parent, sampled(history, tokens), text + as_text(tokens))
         history, labels = history + tokens, labels + tokens
     if turns:
         (node,) = sequences.leaves
         assert (node.tokens, node.masked_tokens) == (history, labels)
         assert [value == 1.0 for value in node.logprobs] == [m == MASKED for m in labels]
+
+
+def test_twins_chosen_by_calls_at_once_are_told_apart_when_the_calls_return() -> None:
+    sequences = SequenceList()
+    twins = [add(sequences, None, sampled([1], [2]), "ab") for _ in range(2)]
+    for _ in twins:  # both calls had looked before either returned
+        add(sequences, twins[0], sampled([1, 2, 3], [1]), "abca")
+    assert [node.masked_tokens for node in sequences.leaves] == [[-100, 2, -100, 1]] * 2
+
+
+def test_a_sequence_that_a_server_did_not_continue_keeps_its_place() -> None:
+    for sequences in (SequenceList(), SequenceTree()):
+        first = add(sequences, None, sampled([1], [2]), "ab")
+        other = add(sequences, first, sampled([3, 3], [1]), "cca")
+        assert sequences.candidates() == [first, other]
+        assert other.masked_tokens == [-100, -100, 1] and "parent" not in other.metadata
+
+
+def test_the_first_choice_takes_the_place_and_the_others_branch_off() -> None:
+    sequences = SequenceList()
+    first, last = (add(sequences, None, sampled([k], [2]), "x") for k in (1, 3))
+    turn = [Sample(sampled([1, 2, 3], [k]), "abc" + as_text([k])) for k in (1, 2, 1)]
+    nodes = sequences.add(first, turn)
+    assert [id(node) for node in sequences.leaves] == [
+        id(node) for node in (nodes[0], last, nodes[1], nodes[2])
+    ]
+    assert all(node.masked_tokens[:3] == [-100, 2, -100] for node in nodes)

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import json
+import sys
+import types
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.envs.server_handling.tool_call_translator import (
+    VLLM_AVAILABLE,
+    ToolCallTranslator,
+)
+from atroposlib.envs.server_handling.tool_parsers import TOOL_PARSERS, vllm_parsers
+from atroposlib.errors import ConfigError
+from tests.envs.server_handling.template_families import FAMILY_NAMED, tokenizer_of
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer"},
+                "note": {"type": "string"},
+                "more": {"type": "object"},
+            },
+        },
+    },
+}
+ONE_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.fixture
+def translator() -> ToolCallTranslator:
+    return ToolCallTranslator(None)
+
+
+def named(calls: Any) -> list[tuple[str, Any]]:
+    return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
+
+
+def test_a_call_is_found_with_the_text_before_it(translator) -> None:
+    content, calls, reason = translator.parse_model_output(
+        f"Let me add.\n{ONE_CALL}", "auto", [ADD]
+    )
+    assert (content, reason) == ("Let me add.\n", "tool_calls")
+    (call,) = calls
+    assert call["type"] == "function" and call["id"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert call.function.name == "add"  # as the openai package's objects are read
+    assert json.loads(json.dumps(call)) == call
+
+
+def test_several_calls_nest_arguments_and_have_ids_of_their_own(translator) -> None:
+    nested = {"name": "add", "arguments": {"more": {"deep": [1, {"x": None}]}, "note": "é"}}
+    raw = f"{ONE_CALL}\n<tool_call>{json.dumps(nested)}</tool_call>"
+    content, calls, _ = translator.parse_model_output(raw, "required", [ADD])
+    assert content is None
+    assert named(calls) == [("add", {"a": 1}), ("add", nested["arguments"])]
+    assert len({call["id"] for call in calls}) == 2
+
+
+def test_the_last_tag_may_be_left_open(translator) -> None:
+    _, calls, reason = translator.parse_model_output(
+        ONE_CALL.removesuffix("</tool_call>"), "auto", [ADD]
+    )
+    assert named(calls) == [("add", {"a": 1})] and reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "no call here",
+        "<tool_call>{'name': 'add'}</tool_call>",
+        '<tool_call>{"name": "add", "arguments": {"a": 1}',
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        f"{ONE_CALL}<tool_call>oops</tool_call>",
+        '<tool_call>{"name": "add"} and more</tool_call>',
+        "<tool_call>" + "[" * 100_000,
+    ],
+)
+def test_what_is_no_well_formed_call_stays_text(translator, raw: str) -> None:
+    assert translator.parse_model_output(raw, "auto", [ADD]) == (raw, None, "stop")
+
+
+@pytest.mark.parametrize(("choice", "tools"), [("none", [ADD]), ("auto", None), ("auto", [])])
+def test_without_tools_or_with_choice_none_nothing_is_parsed(
+    translator, choice: str, tools: Any
+) -> None:
+    assert translator.parse_model_output(ONE_CALL, choice, tools) == (ONE_CALL, None, "stop")
+
+
+def test_arguments_written_as_a_string_and_left_out_are_an_object(translator) -> None:
+    raw = (
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 2}"}</tool_call>'
+        '<tool_call>{"name": "stop"}</tool_call>'
+    )
+    _, calls, _ = translator.parse_model_output(raw, "auto", [ADD])
+    assert named(calls) == [("add", {"a": 2}), ("stop", {})]
+
+
+def test_calls_that_were_sampled_are_written_back_exactly(translator) -> None:
+    raw = f"Hm. {ONE_CALL}   <tool_call>{{'broken"  # only the well-formed text comes back
+    assert translator.parse_model_output(raw, "auto", [ADD])[1] is None
+    raw = f"Hm.  {ONE_CALL}\n trailing words"
+    _, calls, _ = translator.parse_model_output(raw, "auto", [ADD])
+    assert translator.reconstruct_raw_text_from_tool_calls(calls) == raw
+    copied = json.loads(json.dumps(calls))  # as an agent sends them back
+    message = {"role": "assistant", "content": "Hm.  ", "tool_calls": copied, "name": "a"}
+    assert translator.convert_messages_for_template([message]) == [
+        {"role": "assistant", "content": raw, "name": "a"}
+    ]
+
+
+def test_calls_of_another_origin_are_written_as_the_model_would(translator) -> None:
+    calls = [
+        {"id": "x", "function": {"name": "add", "arguments": '{"a": 1}'}},
+        {"id": "y", "function": {"name": "stop", "arguments": ""}},
+    ]
+    written = (
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n'
+        '<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
+    )
+    assert translator.reconstruct_raw_text_from_tool_calls(calls) == written
+    assert translator.reconstruct_raw_text_from_tool_calls([]) == ""
+    converted = translator.convert_messages_for_template(
+        [
+            {"role": "user", "content": "go"},
+            {"role": "assistant", "content": "I will.", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "x", "content": "3"},
+        ]
+    )
+    assert [m["content"] for m in converted] == ["go", f"I will.\n{written}", "3"]
+    assert converted[2]["tool_call_id"] == "x" and "tool_calls" not in converted[1]
+
+
+def test_special_tokens_stay_with_tools_and_the_end_of_the_turn_never_does() -> None:
+    tokenizer = tokenizer_of(FAMILY_NAMED["chatml"])
+    translator = ToolCallTranslator(tokenizer)
+    ids = tokenizer.encode("a<|tool|>b<|im_end|>", add_special_tokens=False)
+    assert translator.decode_with_tool_awareness(ids) == "ab"
+    assert translator.decode_with_tool_awareness(ids, has_tools=True) == "a<|tool|>b"
+
+
+def test_a_parser_nobody_knows_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ConfigError, match="hermes, llama3_json, mistral"):
+        ToolCallTranslator(None, "no_such_parser")
+    assert isinstance(VLLM_AVAILABLE, bool)
+
+
+@pytest.mark.parametrize(
+    ("parser", "raw", "content", "found"),
+    [
+        ("llama3_json", '{"name": "add", "parameters": {"a": 1}}', None, [("add", {"a": 1})]),
+        (
+            "llama3_json",
+            'Hm.<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}',
+            "Hm.",
+            [("f", {}), ("g", {})],
+        ),
+        ("llama3_json", 'I say {"name": "add", "parameters": {}}', "", None),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}]', None, [("f", {})]),
+        (
+            "mistral",
+            'Hm.[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{}',
+            "Hm.",
+            [("f", {"a": 1}), ("g", {})],
+        ),
+        ("mistral", "[TOOL_CALLS]f{", "", None),
+        ("mistral", "[TOOL_CALLS] [1", "", None),
+        (
+            "qwen3_coder",
+            "Hm.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n"
+            "<parameter=note>\n12\n</parameter>\n</function>\n</tool_call>",
+            "Hm.\n",
+            [("add", {"a": 1, "note": "12"})],
+        ),
+        (
+            "qwen3_coder",
+            "<function=add>\n<parameter=a>\nx\n",
+            None,
+            [("add", {"a": "x"})],
+        ),
+    ],
+)
+def test_other_formats_are_read(parser: str, raw: str, content: str, found: Any) -> None:
+    text, calls, _ = ToolCallTranslator(None, parser).parse_model_output(raw, "auto", [ADD])
+    if found is None:
+        assert (text, calls) == (raw, None)
+    else:
+        assert (text, named(calls)) == (content, found)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    # closing tags and half surrogates included
+    | st.text(st.characters()) | st.sampled_from(["</tool_call>", "<tool_call>", "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+names = st.text("abc_.-", min_size=1)
+called = st.lists(
+    st.tuples(names, st.dictionaries(st.text(), json_values, max_size=3)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral"])
+@given(called=called)
+def test_parsing_what_was_written_gives_the_calls_back(parser: str, called: Any) -> None:
+    translator = ToolCallTranslator(None, parser)
+    calls = [
+        {"id": str(i), "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for i, (name, arguments) in enumerate(called)
+    ]
+    raw = translator.reconstruct_raw_text_from_tool_calls(calls)
+    raw.encode()  # fit for the wire
+    content, parsed, _ = translator.parse_model_output(raw, "auto", [ADD])
+    assert content is None and named(parsed) == called
+    assert translator.reconstruct_raw_text_from_tool_calls(parsed) == raw
+
+
+@given(
+    note=st.text("ab\n </>=", max_size=8).filter(lambda text: text == text.strip("\n")),
+    a=st.integers(),
+)
+def test_coder_calls_come_back_by_the_types_of_their_schema(note: str, a: int) -> None:
+    translator = ToolCallTranslator(None, "qwen3_coder")
+    arguments = {"a": a, "note": note, "more": {"deep": [1, None]}}
+    raw = translator.reconstruct_raw_text_from_tool_calls(
+        [{"id": "0", "function": {"name": "add", "arguments": json.dumps(arguments)}}]
+    )
+    assert named(translator.parse_model_output(raw, "auto", [ADD])[1]) == [("add", arguments)]
+
+
+@given(parser=st.sampled_from(sorted(TOOL_PARSERS)), raw=st.text())
+def test_any_text_is_parsed_without_an_error(parser: str, raw: str) -> None:
+    for prefix in ("", "<tool_call>", "[TOOL_CALLS]", "{", "<function=f>"):
+        ToolCallTranslator(None, parser).parse_model_output(prefix + raw, "auto", [ADD])
+
+
+def test_vllm_brings_its_parsers_where_it_is_installed(monkeypatch) -> None:
+    """A stand-in for the package: its seam is one class and one method."""
+    function = types.SimpleNamespace(name="add", arguments='{"a": 1}')
+    found = types.SimpleNamespace(
+        tools_called=True,
+        content=None,
+        tool_calls=[types.SimpleNamespace(function=function)],
+    )
+
+    class Parser:
+        def __init__(self, tokenizer: Any) -> None: ...
+
+        def extract_tool_calls(self, raw: str, request: Any) -> Any:
+            if "call" in raw:
+                return found
+            return types.SimpleNamespace(tools_called=False)
+
+    parsers: Any = types.ModuleType("vllm.tool_parsers")
+    parsers.ToolParserManager = types.SimpleNamespace(
+        get_tool_parser={"exotic": Parser}.__getitem__
+    )
+    protocol: Any = types.ModuleType("vllm.entrypoints.openai.protocol")
+    protocol.ChatCompletionRequest = lambda **fields: fields
+    for module in ("vllm", "vllm.entrypoints", "vllm.entrypoints.openai"):
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    monkeypatch.setitem(sys.modules, "vllm.tool_parsers", parsers)
+    monkeypatch.setitem(sys.modules, "vllm.entrypoints.openai.protocol", protocol)
+    monkeypatch.setattr("atroposlib.envs.server_handling.tool_parsers.VLLM_AVAILABLE", True)
+    translator = ToolCallTranslator(None, "exotic")
+    assert named(translator.parse_model_output("call!", "auto", [ADD])[1]) == [
+        ("add", {"a": 1})
+    ]
+    assert translator.parse_model_output("text", "auto", [ADD]) == ("text", None, "stop")
+    with pytest.raises(ConfigError, match="vLLM knows no parser"):
+        vllm_parsers.VllmParser("unknown", None)
