@@ -6,6 +6,7 @@
     |-- RunStateError          the run is not in a state for this call
     |   |-- NotRegistered      no trainer has registered yet       (409)
     |   |-- UnknownEnv         env id of another run, or of none   (404: register again)
+    |   |-- UnknownSession     no such session of a proxy          (404: open another)
     |   |-- Fenced             a newer trainer or lease took over  (409: stop)
     |   |-- KeyConflict        idempotency key reused for other content (409)
     |   `-- RunChanged         another call changed the run meanwhile  (look again; 503)
@@ -72,6 +73,10 @@ class NotRegistered(RunStateError):
 
 class UnknownEnv(RunStateError):
     """The env id belongs to another run or to none; POST /register-env again."""
+
+
+class UnknownSession(RunStateError):
+    """The proxy has no such session: never opened, closed, or idle for too long."""
 
 
 class Fenced(RunStateError):

@@ -34,6 +34,7 @@ def test_defaults_are_those_of_the_original() -> None:
         "testing": False,
         "max_n_completions": 8,
         "proxy_url": None,
+        "tool_parser": None,
     }
     assert OpenaiConfig is APIServerConfig
 

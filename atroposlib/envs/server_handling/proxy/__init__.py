@@ -1,0 +1,1 @@
+"""The proxy in parts: pure translations of three APIs, sessions, rows, guards, routes."""
