@@ -98,11 +98,14 @@ class RegisterEnv(BaseModel):
 
 
 class EnvRegistered(BaseModel):
-    """Reply to /register-env once the run has started; ``run_id`` tells runs apart."""
+    """Reply to /register-env once the run has started; ``run_id`` tells runs apart.
+
+    APIs of the original's kind leave ``run_id`` out.
+    """
 
     status: str = "success"
     env_id: int
-    run_id: str
+    run_id: str = ""
     wandb_name: str
     checkpoint_dir: str
     starting_step: int
@@ -127,6 +130,7 @@ class EnvStatus(BaseModel):
     max_group_size: int
     env_weight: float
     policy_version: int = 0
+    max_staleness: int | None = None  # only if the trainer set a bound: then POST /lease
 
 
 # --- 3. a scored group --------------------------------------------------------------

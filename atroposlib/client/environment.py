@@ -7,9 +7,7 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
-
-import httpx
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.client import calls
 from atroposlib.client.calls import Call
@@ -33,6 +31,9 @@ from atroposlib.wire import (
     LeaseRequest,
     RegisterEnv,
 )
+
+if TYPE_CHECKING:
+    import httpx
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,12 +65,17 @@ class AsyncRolloutClient:
         token: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        import httpx
+
         self._settings = Settings(base_url, timeout_s, give_up_after_s, on_wait, token)
         self._http = httpx.AsyncClient(
             trust_env=False, transport=transport, verify=self._settings.verify()
         )
         self._binary = binary
         self._takes_groups = True  # False once the API turned out to have no POST /groups
+        self._takes_posted_status = (
+            True  # False once it turned out to be of the original's kind
+        )
         self._instance = uuid.uuid4().hex
         self._sent = 0
 
@@ -93,7 +99,15 @@ class AsyncRolloutClient:
         Raises:
             UnknownEnv: the id is of another run; register again.
         """
-        return await self._send(calls.status_env(who))
+        if self._takes_posted_status:
+            try:
+                return await self._send(calls.status_env(who))
+            except RolloutApiRefused as refusal:
+                if refusal.status_code not in _NO_SUCH_ROUTE:
+                    raise
+                log.info("%s has no POST /status-env: using GET", self._settings.url)
+                self._takes_posted_status = False
+        return await self._send(calls.status_env_by_get(who))
 
     async def disconnect_env(self, who: EnvIdentifier) -> None:
         """Say goodbye. Best effort: never waits, never raises."""
@@ -180,6 +194,8 @@ class AsyncRolloutClient:
     # --- sending --------------------------------------------------------------------
 
     async def _try(self, call: Call[None]) -> bool:
+        import httpx
+
         try:
             return (await self._request(call)).is_success
         except httpx.RequestError as error:
@@ -187,6 +203,8 @@ class AsyncRolloutClient:
             return False
 
     async def _send(self, call: Call[T]) -> T:
+        import httpx
+
         patience = self._settings.patience()
         while True:
             settled: T | Postponed

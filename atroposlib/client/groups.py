@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import httpx
 import msgspec
 
 from atroposlib.errors import InvalidGroup, RolloutApiRefused
 from atroposlib.wire import ClaimedBatch, GroupsReceived, ScoredData
+
+if TYPE_CHECKING:
+    import httpx
+
+    from atroposlib.wire_columns import Columns
 
 FRAMES = "application/x-atropos-groups"  # frames: u64 little-endian length | one group
 ACCEPT_FRAMES = {"accept": FRAMES}
 RUN_ID_HEADER = "x-atropos-run-id"
 _WORTH_GZIP_BYTES = 1024
 
-Group = ScoredData | dict[str, Any]
+Group: TypeAlias = "ScoredData | dict[str, Any] | Columns"  # Columns: checked already
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Body:
 
 def as_json(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -> Body:
     """The groups as one JSON list. Each keeps its own key, or gets one of ``keys``."""
-    items = [_with_key(group, key) for group, key in zip(groups, keys)]
+    items = [_with_key(_as_rows(group), key) for group, key in zip(groups, keys)]
     content = msgspec.json.encode(items, enc_hook=_plain)
     headers = {"content-type": "application/json"}
     if compress and len(content) >= _WORTH_GZIP_BYTES:
@@ -71,15 +75,17 @@ def as_frames(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -
 
 
 def _packed(group: Group, key: str, compress: bool) -> bytes:
-    from atroposlib.wire_binary import pack_group
+    from atroposlib.wire_binary import pack_columns, pack_group
+    from atroposlib.wire_columns import Columns
 
+    if isinstance(group, Columns):
+        named = replace(group, idempotency_key=group.idempotency_key or key)
+        return pack_columns(named, compress=compress)
     if isinstance(group, ScoredData):
-        named = msgspec.structs.replace(
-            group,
-            idempotency_key=key if group.idempotency_key is None else group.idempotency_key,
-        )
+        own = group.idempotency_key
+        keyed = msgspec.structs.replace(group, idempotency_key=key if own is None else own)
         try:
-            return pack_group(named, compress=compress)
+            return pack_group(keyed, compress=compress)
         except (TypeError, InvalidGroup):
             pass  # it may hold arrays: only a copy in lists can tell
     fields = msgspec.to_builtins(_with_key(group, key), enc_hook=_plain)
@@ -115,7 +121,15 @@ def read_processed(response: httpx.Response) -> Sent:
     )
 
 
-def _with_key(group: Group, key: str) -> dict[str, Any]:
+def _as_rows(group: Group) -> ScoredData | dict[str, Any]:
+    if isinstance(group, (ScoredData, dict)):
+        return group
+    from atroposlib.wire_rows import to_group
+
+    return to_group(group)
+
+
+def _with_key(group: ScoredData | dict[str, Any], key: str) -> dict[str, Any]:
     """A copy: the caller's group stays as it is."""
     fields = dict(group) if isinstance(group, dict) else msgspec.structs.asdict(group)
     if fields.get("idempotency_key") is None:

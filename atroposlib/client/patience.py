@@ -9,12 +9,13 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import httpx
-
 from atroposlib.errors import ConfigError, RolloutApiUnavailable
+
+if TYPE_CHECKING:
+    import httpx
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ class Patience:
 
 
 def problem_of(error: httpx.RequestError) -> str:
+    import httpx  # not above: loading it takes as long as all else an environment imports
+
     if isinstance(error, httpx.ConnectError):
         return "connection refused" if "refused" in str(error).lower() else str(error)
     if isinstance(error, httpx.TimeoutException):

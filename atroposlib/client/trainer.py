@@ -6,9 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from typing import TypeVar
-
-import httpx
+from typing import TYPE_CHECKING, TypeVar
 
 from atroposlib.client import calls
 from atroposlib.client.calls import Call
@@ -28,6 +26,9 @@ from atroposlib.wire import (
     Rewound,
     RunStatus,
 )
+
+if TYPE_CHECKING:
+    import httpx
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -56,6 +57,8 @@ class RolloutClient:
         token: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        import httpx
+
         self._settings = Settings(base_url, timeout_s, give_up_after_s, on_wait, token)
         self._http = httpx.Client(
             trust_env=False, transport=transport, verify=self._settings.verify()
@@ -213,6 +216,8 @@ class RolloutClient:
     # --- sending --------------------------------------------------------------------
 
     def _try(self, call: Call[None]) -> bool:
+        import httpx
+
         try:
             return self._request(call).is_success
         except httpx.RequestError as error:
@@ -220,6 +225,8 @@ class RolloutClient:
             return False
 
     def _send(self, call: Call[T]) -> T:
+        import httpx
+
         patience = self._settings.patience()
         while True:
             settled: T | Postponed

@@ -1,7 +1,7 @@
-"""From samples to a scored group: collate, keep or drop, and what goes on the wire. Pure.
+"""From samples to a scored group. Pure.
 
     SequenceNode --from_nodes--.
-                                >-- ScoredDataGroup -- reason_to_drop -- to_wire -- ScoredData
+                                >-- ScoredDataGroup --without_unscored--> judging
     ScoredDataItem --collate---'
 
 Letters: G sequences of a group, T_g tokens of one of them, K teacher tokens per position.
@@ -10,14 +10,14 @@ No function here changes a group it was given.
 
 from __future__ import annotations
 
+import base64
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from typing import Any, Protocol, TypedDict, cast
 
-import msgspec
-
+from atroposlib.envs.server_handling.dummy_managed_server import dummy_allowed
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire import MASKED, ScoredData, validate_group
+from atroposlib.wire import ScoredData
 
 
 class _SequenceFields(TypedDict):
@@ -98,6 +98,10 @@ ALL_OR_NONE = (
     "distill_token_ids",
     "distill_logprobs",
 )  # a row without one of these beside rows that have it could not be lined up
+PER_ROW = (
+    *("tokens", "masks", "scores", "finish_reasons", "outcomes", "overrides"),
+    *ALL_OR_NONE,
+)
 
 
 def from_nodes(
@@ -115,10 +119,15 @@ def from_nodes(
     them over its batch.
 
     Raises:
-        InvalidGroup: there are not as many scores as nodes.
+        InvalidGroup: there are not as many scores as nodes, or tokens were made up.
     """
     if len(nodes) != len(scores):
         raise InvalidGroup("scores", "", f"{len(scores)} scores for {len(nodes)} sequences")
+    for i, node in enumerate(nodes):
+        if (node.metadata or {}).get("dummy_tokens") and not dummy_allowed():
+            raise InvalidGroup(
+                "tokens", f"[{i}]", "made up, not sampled; a trainer must not see them"
+            )
     group: ScoredDataGroup = {
         "tokens": [list(node.tokens) for node in nodes],
         "masks": [list(node.masked_tokens) for node in nodes],
@@ -207,81 +216,54 @@ def _split_shared(
     return shared, [{k: v for k, v in one.items() if k not in shared} for one in params]
 
 
-# --- keep or drop -------------------------------------------------------------------
+# --- rows without a score --------------------------------------------------------------
 
 
-class Drop(str, Enum):
-    """Why a group is not sent; each is counted and logged under ``train/dropped_<value>``."""
-
-    WRONG_SIZE = "wrong_size"
-    SAME_SCORES = "same_scores"
-    TOO_LONG = "too_long"
-    INVALID = "invalid"
-    REFUSED = "refused"  # the rollout API answered 4xx
-    RUN_ENDED = "run_ended"  # the run it was sampled for was reset
-
-
-def expected_size(group: ScoredDataGroup, group_size: int) -> int:
+def expected_size(group: Mapping[str, Any], group_size: int) -> int:
     """Sequences this group should have: its own override, else the configured size."""
     return int((group.get("group_overrides") or {}).get("group_size") or group_size)
 
 
-def reason_to_drop(
-    group: ScoredDataGroup,
-    *,
-    group_size: int,
-    ensure_scores_are_not_same: bool,
-    max_token_len: int,
-    drop_too_long: bool = True,
-) -> tuple[Drop, str] | None:
-    """Why ``group`` must not be sent, with a sentence for the log; None keeps it.
+def without_unscored(group: ScoredDataGroup) -> ScoredDataGroup:
+    """The group less the rows whose score is None: nobody judged them, which is not 0."""
+    scores = group.get("scores")
+    if scores is None or not any(score is None for score in scores):
+        return group
+    rows = len(scores)
+    kept = [i for i, score in enumerate(scores) if score is not None]
+    fields: Mapping[str, Any] = group
+    shorter = {
+        name: [value[i] for i in kept] if _one_per_row(name, value, rows) else value
+        for name, value in fields.items()
+    }
+    return cast(ScoredDataGroup, shorter)
 
-    A sequence of exactly ``max_token_len`` tokens fits. ``max_token_len`` <= 0: unknown.
-    """
-    rows, expected = len(group["tokens"]), expected_size(group, group_size)
-    if rows != expected:
-        return Drop.WRONG_SIZE, f"{rows} sequences where {expected} are expected"
-    if ensure_scores_are_not_same and len(set(map(float, group["scores"]))) == 1:
-        return Drop.SAME_SCORES, f"all {rows} scores are {float(group['scores'][0]):g}"
-    longest = max(map(len, group["tokens"]))
-    if drop_too_long and 0 < max_token_len < longest:
-        return Drop.TOO_LONG, f"{longest} tokens where {max_token_len} fit"
+
+def _one_per_row(name: str, values: Any, rows: int) -> bool:
+    return name in PER_ROW and hasattr(values, "__len__") and len(values) == rows
+
+
+def score_problem(item: Mapping[str, Any]) -> str | None:
+    """Why the score of one sample can not be used; None for a number and for no score."""
+    score = item.get("scores")
     try:
-        validate_group(to_wire(group))
-    except InvalidGroup as problem:
-        return Drop.INVALID, str(problem)
-    return None
+        usable = score is None or math.isfinite(score)
+    except TypeError:
+        return f"a score is one number, not a {type(score).__name__}"
+    return None if usable else "the score is not a finite number"
 
 
-def trained_lengths(group: ScoredDataGroup) -> list[int]:
-    """Number of trained tokens of each sequence, (G,)."""
-    return [sum(label != MASKED for label in row) for row in group["masks"]]
-
-
-# --- on the wire --------------------------------------------------------------------
-
-
-def to_wire(group: ScoredDataGroup, **extra: Any) -> ScoredData:
-    """The record of ``group``; arrays and numpy scalars become lists and numbers.
-
-    Raises:
-        InvalidGroup: a field has another type than the record's.
-    """
-    values = {name: plain(value) for name, value in group.items() if name in WIRE_FIELDS}
-    values["scores"] = [float(score) for score in values["scores"]]
-    values.update((name, value) for name, value in extra.items() if value is not None)
-    try:
-        return msgspec.convert(values, ScoredData)
-    except msgspec.ValidationError as error:
-        raise InvalidGroup("group", "", str(error)) from error
-
+# --- plain values ----------------------------------------------------------------------
 
 WIRE_FIELDS = frozenset(ScoredData.__struct_fields__)
 _SCALARS = frozenset({int, float, str, bool, type(None)})
 
 
 def plain(value: Any) -> Any:
-    """``value`` with arrays and numpy scalars turned into what JSON knows."""
+    """``value`` with arrays, numpy scalars, bytes and pictures turned into what JSON knows.
+
+    A picture that can show itself as PNG, as those of PIL do, becomes base64 of it.
+    """
     if type(value) in _SCALARS:
         return value
     if isinstance(value, Mapping):
@@ -291,9 +273,14 @@ def plain(value: Any) -> Any:
         if _SCALARS.issuperset(map(type, value)):
             return list(value)
         return [plain(entry) for entry in value]
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode("ascii")
     to_list = getattr(value, "tolist", None)
     if to_list is not None:
         return to_list()
+    as_png = getattr(value, "_repr_png_", None)
+    if as_png is not None:
+        return base64.b64encode(as_png()).decode("ascii")
     return value
 
 

@@ -13,10 +13,18 @@ from atroposlib.envs.logbook import open_wandb
 from atroposlib.envs.runtime import EnvRuntime
 from atroposlib.envs.stopping import Stopping
 from atroposlib.errors import NotRegistered
-from atroposlib.wire import EnvRegistered, RegisterEnv
+from atroposlib.wire import EnvIdentifier, EnvRegistered, RegisterEnv
 
 logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 0.5  # while the trainer has not started
+REFRESH_S = (
+    5.0  # how often is asked what a batch is: a trainer may come back with another size
+)
+
+
+def identity_of(registration: EnvRegistered) -> EnvIdentifier:
+    """Who calls. APIs of the original's kind have no run id."""
+    return EnvIdentifier(env_id=registration.env_id, run_id=registration.run_id or None)
 
 
 class Membership:
@@ -34,6 +42,7 @@ class Membership:
         self._stopping = stopping
         self._say = say
         self._joining = asyncio.Lock()
+        self._refresh_at = 0.0  # monotonic
 
     async def join_first(self) -> None:
         """Wait for the API and the trainer, register, and get ready to send.
@@ -50,6 +59,7 @@ class Membership:
             env.tally,
             group_size=env.config.group_size,
             rejoin=self.rejoin,
+            take_back=env.pool.backlog.append,
         )
         if env.config.use_wandb:
             await self._open_wandb()
@@ -70,6 +80,18 @@ class Membership:
             if env.sender is not None:
                 env.sender.registration = fresh
             return fresh
+
+    async def refresh(self) -> None:
+        """Follow a trainer that registered again with batches of another size or length.
+
+        Raises:
+            ConfigError: a group does not fit into a batch any more.
+        """
+        if time.monotonic() < self._refresh_at:
+            return
+        self._refresh_at = time.monotonic() + REFRESH_S
+        info = await self._client.info()
+        self._env.take_sizes(info["batch_size"], info["max_token_len"])
 
     async def _register(self) -> EnvRegistered:
         env, config = self._env, self._env.config
@@ -97,6 +119,7 @@ class Membership:
             await self._stopping.pause(ASK_AGAIN_S)
         info = await self._stopping.unless_asked(self._client.info())
         env.join(registration, info["batch_size"], info["max_token_len"])
+        self._refresh_at = time.monotonic() + REFRESH_S
         logger.info("%s joined run %s", registration.wandb_name, registration.run_id)
         return registration
 

@@ -56,15 +56,20 @@ def worker_cap(limits: Limits, evaluating: bool) -> int:
     return int(limits.max_workers * limits.eval_limit_ratio)
 
 
+def ceil(value: float) -> int:
+    """The next whole number; 3.0000000000000004, which is 10 * (0.1 + 0.2), is 3."""
+    return math.ceil(value - 1e-9)
+
+
 def groups_short_of_minimum(limits: Limits, queue: Queue) -> int:
     """Groups this environment still owes to its minimum share; batches pack in units of M."""
     if not limits.min_batch_allocation or limits.batch_size < 0:
         return 0
     unit = max(queue.max_group_size, limits.group_size)
     ahead = max(1, limits.max_batches_offpolicy)
-    owed = math.ceil(limits.min_batch_allocation * limits.batch_size * ahead / unit) * unit
+    owed = ceil(limits.min_batch_allocation * limits.batch_size * ahead / unit) * unit
     have = queue.self_queue_size * limits.group_size
-    return max(0, math.ceil((owed - have) / limits.group_size))
+    return max(0, ceil((owed - have) / limits.group_size))
 
 
 def rollouts_wanted(limits: Limits, queue: Queue, *, evaluating: bool = False) -> int:
@@ -79,7 +84,7 @@ def rollouts_wanted(limits: Limits, queue: Queue, *, evaluating: bool = False) -
     if limits.max_batches_offpolicy <= 0:
         return cap
     share = derived_batch_size(limits, queue.unallocated_fraction)
-    room = math.ceil(limits.max_batches_offpolicy * share / limits.group_size)
+    room = ceil(limits.max_batches_offpolicy * share / limits.group_size)
     room -= queue.queue_size
     return max(0, min(cap, max(room, groups_short_of_minimum(limits, queue))))
 

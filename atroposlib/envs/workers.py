@@ -1,7 +1,7 @@
 """Rollouts under way: what one may end in, and the pool that runs them.
 
-    wanted --start--> ROLLOUT --finished--> SENDING --> done        (never cancelled here)
-                         |  \\--failed--> again, at most max_item_retries times
+    wanted --start--> ROLLOUT --scored--> SENDING --> done          (never cancelled here)
+                         |  \\--failed, short--> again, at most max_item_retries times
                          '--too old--> TIMED_OUT, counted
 
 Only a rollout that still generates can be cancelled: once it is finished, its group is
@@ -18,10 +18,14 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from atroposlib.envs.groups import ScoredDataGroup, ScoredDataItem, collate, item_label
-from atroposlib.errors import AtroposError, boundary
+from atroposlib.envs.groups import ScoredDataGroup, expected_size, item_label, without_unscored
+from atroposlib.envs.samples import ShortGroup, is_infrastructure, outcome_of
+from atroposlib.errors import AtroposError, RolloutError, boundary
+
+if TYPE_CHECKING:
+    from atroposlib.envs.config import BaseEnvConfig
 
 logger = logging.getLogger(__name__)
 
@@ -31,23 +35,34 @@ class End(str, Enum):
 
     SCORED = "scored"
     EMPTY = "empty"  # the environment returned nothing: it chose not to score this item
+    SHORT = "short"  # too few samples have a score, after second draws
     FAILED = "failed"
     TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one rollout: ``groups`` when scored, ``error`` when failed."""
+    """The end of one rollout: ``groups`` when scored, ``error`` when failed.
+
+    ``short`` says for each group with too few scores what it lacked; ``samples_failed``
+    what the whole rollout's samples ended in, if it gave no group and they were not counted
+    one by one.
+    """
 
     end: End
     groups: list[ScoredDataGroup] = field(default_factory=list)
     backlog: list[Any] = field(default_factory=list)
+    short: list[str] = field(default_factory=list)
+    samples_failed: str | None = None
     error: AtroposError | None = None
     seconds: float = 0.0
 
 
 class Rollouts(Protocol):
     """The hooks of an environment that one rollout goes through."""
+
+    config: BaseEnvConfig
 
     def label(self) -> str: ...
 
@@ -75,57 +90,46 @@ async def run_rollout(env: Rollouts, item: Any, timeout_s: float) -> Outcome:
         with boundary(env.label(), item, "postprocess_histories"):
             return await env.postprocess_histories(collected)
 
+    def took() -> float:
+        return time.monotonic() - begun
+
     try:
         scored = await asyncio.wait_for(stages(), timeout_s if timeout_s > 0 else None)
+        groups, short = whole_groups(scored, env.config.group_size)
     except asyncio.TimeoutError:
-        return Outcome(End.TIMED_OUT, seconds=time.monotonic() - begun)
+        late = TimeoutError(f"no group in {timeout_s:g} s")
+        error = RolloutError(env.label(), item_label(item), "collect_trajectories", late)
+        return Outcome(End.TIMED_OUT, samples_failed="timeout", error=error, seconds=took())
+    except ShortGroup as error:
+        return Outcome(End.SHORT, short=[str(error)], error=error, seconds=took())
     except AtroposError as error:
-        return Outcome(End.FAILED, error=error, seconds=time.monotonic() - begun)
-    groups = [g for g in (scored if isinstance(scored, list) else [scored]) if g]
-    end = End.SCORED if groups else End.EMPTY
-    return Outcome(end, groups, backlog, seconds=time.monotonic() - begun)
+        ended_in = outcome_of(error)
+        return Outcome(End.FAILED, samples_failed=ended_in, error=error, seconds=took())
+    end = End.SCORED if groups else End.SHORT if short else End.EMPTY
+    lack = ShortGroup(short[0]) if end is End.SHORT else None
+    return Outcome(end, groups, backlog, short, error=lack, seconds=took())
 
 
-async def collect_group(
-    sample: Callable[[Any], Awaitable[tuple[ScoredDataItem | None, list[Any]]]],
-    item: Any,
-    group_size: int,
-) -> tuple[ScoredDataGroup | None, list[Any]]:
-    """Draw ``group_size`` samples of ``item`` at once; a failed one is drawn again.
+def whole_groups(scored: Any, group_size: int) -> tuple[list[ScoredDataGroup], list[str]]:
+    """What was collected, less rows without a score; and what the groups lack that are then
+    too small.
 
-    A group shares ``group_size`` second draws. When they are used up, an exception goes
-    on to the caller and a sample that stays None gives up the group.
+    Raises:
+        RolloutError: something else than groups was collected.
     """
-    redraws = group_size
-    backlog: list[Any] = []
-
-    async def one() -> ScoredDataItem | None:
-        nonlocal redraws
-        while True:
-            try:
-                with boundary("sample", item, "collect_trajectory"):
-                    drawn, more = await sample(item)
-            except AtroposError:
-                if redraws == 0:
-                    raise
-            else:
-                backlog.extend(more or [])
-                if drawn is not None or redraws == 0:
-                    return drawn
-            redraws -= 1
-
-    tasks = [asyncio.ensure_future(one()) for _ in range(group_size)]
-    try:
-        drawn = await asyncio.gather(*tasks)
-    finally:
-        # A sibling left running would go on sampling for a group that is given up.
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    items = [sample_item for sample_item in drawn if sample_item is not None]
-    if len(items) < group_size:
-        return None, backlog
-    return collate(items), backlog
+    groups: list[ScoredDataGroup] = []
+    short: list[str] = []
+    for group in scored if isinstance(scored, list) else [scored]:
+        with boundary("group", type(group).__name__, "collect_trajectories"):
+            rows = without_unscored(group) if group else None
+        if rows is None:
+            continue
+        left, expected = len(rows.get("scores") or ()), expected_size(rows, group_size)
+        if rows is not group and left < expected:
+            short.append(f"{left} of {expected} sequences have a score")
+        else:
+            groups.append(rows)
+    return groups, short
 
 
 @dataclass
@@ -158,11 +162,18 @@ class WorkerPool:
         self._timeout_s = timeout_s
         self._max_item_retries = max_item_retries
         self.tasks: set[asyncio.Task[None]] = set()
+        self.jobs: dict[str, asyncio.Task[None]] = {}  # uuid -> generating or sending
         self.running: dict[str, dict[str, Any]] = {}  # uuid -> item, worker, start_time
         self.backlog: deque[Any] = deque()  # oldest first
         self.retries: deque[Job] = deque()
-        self.counts: Counter[str] = Counter()  # per End, plus retried, gave_up and kept
+        self.counts: Counter[str] = (
+            Counter()
+        )  # per End; retried, gave_up, kept, cleanup_failed
         self.errors_in_a_row = 0  # failed or timed out, since the last that was neither
+        self.mistakes_in_a_row = 0  # the same, less those that a server's absence explains
+        self.servers_gone_since: float | None = (
+            None  # monotonic; None: the last call came back
+        )
         self.barren_in_a_row = 0  # items without a kept group, since the last kept one
         self.last_error: AtroposError | None = None
         self.fatal: BaseException | None = None  # delivery cannot go on
@@ -185,7 +196,8 @@ class WorkerPool:
         """Run ``job``; the caller made sure that there is room."""
         task = asyncio.ensure_future(self._run(job))
         self.tasks.add(task)
-        task.add_done_callback(self._ended)
+        self.jobs[job.uuid] = task
+        task.add_done_callback(lambda done: self._ended(job, done))
         self.running[job.uuid] = {
             "item": job.item,
             "worker": task,
@@ -194,30 +206,65 @@ class WorkerPool:
 
     async def _run(self, job: Job) -> None:
         try:
-            outcome = await run_rollout(self._env, job.item, self._timeout_s)
+            try:
+                outcome = await run_rollout(self._env, job.item, self._timeout_s)
+            except asyncio.CancelledError:
+                self._note(Outcome(End.CANCELLED, samples_failed="cancelled"), job)
+                raise
+            finally:
+                self.running.pop(job.uuid, None)  # from here on it is not cancelled
+            self._note(outcome, job)
+            await self._finish(outcome, job)
         finally:
-            self.running.pop(job.uuid, None)  # from here on it is not cancelled
-            with boundary(self._env.label(), job.item, "cleanup"):
-                await self._env.cleanup()
+            await self._clean_up(job)
+
+    def _note(self, outcome: Outcome, job: Job) -> None:
         self.counts[outcome.end.value] += 1
         self.backlog.extend(outcome.backlog)
         if self._on_end is not None:
             self._on_end(outcome, job.item)
-        broken = outcome.end in (End.FAILED, End.TIMED_OUT)
-        self.errors_in_a_row = self.errors_in_a_row + 1 if broken else 0
-        kept = 0
+
+    async def _finish(self, outcome: Outcome, job: Job) -> None:
+        kept, error = 0, outcome.error
         if outcome.end is End.SCORED:
-            kept = await self._deliver(outcome.groups, job.item)
-        elif outcome.end is End.FAILED:
-            self._try_again(job, outcome.error)
-        elif outcome.end is End.TIMED_OUT:
-            name = item_label(job.item)
-            logger.warning("item %s gave no group in %.0f s", name, self._timeout_s)
+            try:
+                kept = await self._deliver(outcome.groups, job.item)
+            except RolloutError as raised:  # a hook of the environment on the way out
+                error = raised
+        if error is None or (outcome.end is End.SHORT and error.__cause__ is None):
+            self._went_well()
+        else:
+            self._went_wrong(error)
+        if outcome.end is End.TIMED_OUT:
+            logger.warning("%s", error)
+        elif error is not None:
+            self._try_again(job, error)
         self.counts["kept"] += kept
         self.barren_in_a_row = 0 if kept else self.barren_in_a_row + 1
 
-    def _try_again(self, job: Job, error: AtroposError | None) -> None:
+    def _went_well(self) -> None:
+        self.errors_in_a_row = self.mistakes_in_a_row = 0
+        self.servers_gone_since = None
+
+    def _went_wrong(self, error: AtroposError) -> None:
         self.last_error = error
+        self.errors_in_a_row += 1
+        if is_infrastructure(error):
+            self.servers_gone_since = self.servers_gone_since or time.monotonic()
+        else:
+            self.mistakes_in_a_row += 1
+            self.servers_gone_since = None
+
+    async def _clean_up(self, job: Job) -> None:
+        try:
+            with boundary(self._env.label(), job.item, "cleanup"):
+                await self._env.cleanup()
+        except AtroposError as error:
+            # What was collected is delivered already; it must not be lost for this.
+            self.counts["cleanup_failed"] += 1
+            logger.error("%s", error, exc_info=error)
+
+    def _try_again(self, job: Job, error: AtroposError) -> None:
         job.attempts += 1
         again = job.attempts <= self._max_item_retries
         self.counts["retried" if again else "gave_up"] += 1
@@ -225,8 +272,9 @@ class WorkerPool:
         if again:
             self.retries.append(job)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, job: Job, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
+        self.jobs.pop(job.uuid, None)
         if not task.cancelled() and task.exception() is not None:
             self.fatal = self.fatal or task.exception()
         self.changed.set()

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.envs.groups import (
-    Drop,
     collate,
     from_nodes,
     item_label,
     plain,
-    reason_to_drop,
-    to_wire,
-    trained_lengths,
+    score_problem,
     unknown_fields,
     with_metadata,
+    without_unscored,
 )
+from atroposlib.envs.judging import Drop, Dropped, Rules, judge
 from atroposlib.errors import InvalidGroup
+from atroposlib.wire_rows import to_group
 
 
 def item(score=1.0, **more):
@@ -39,15 +39,18 @@ def group(scores=(0.0, 1.0), **more):
     }
 
 
+def judged(g, **changes):
+    return judge(g, Rules(**{"group_size": 2, "max_token_len": 10, **changes}))
+
+
 def reason(g, **changes):
-    settings = {
-        "group_size": 2,
-        "ensure_scores_are_not_same": True,
-        "max_token_len": 10,
-        **changes,
-    }
-    problem = reason_to_drop(g, **settings)
-    return problem and problem[0]
+    verdict = judged(g, **changes)
+    return verdict.reason if isinstance(verdict, Dropped) else None
+
+
+def record_of(g, env_id=3):
+    """What the rollout API gets."""
+    return to_group(judged(g).as_sent(env_id))
 
 
 class Node:
@@ -140,19 +143,45 @@ def test_nodes_become_rows_with_versions_and_finish_reasons():
         (group((0.0, float("nan"))), {}, Drop.INVALID),
         (group(inference_logprobs=[[1.0, 1.0], [1.0, 1.0]]), {}, Drop.INVALID),
         (group(tokens=[[1, 5, 9], ["x", 5, 9]]), {}, Drop.INVALID),
+        (group(tokens=[[1, 5, 9], [1.5, 5, 9]]), {}, Drop.INVALID),
+        (group((0.0, None)), {}, Drop.INVALID),
+        (group((0.0, [1.0])), {}, Drop.INVALID),
+        (group(masks=None), {}, Drop.INVALID),
+        (group(overrides=[{}]), {}, Drop.INVALID),
+        (group(metadata={"function": print}), {}, Drop.INVALID),
     ],
 )
 def test_a_group_is_dropped_for_one_named_reason(made, changes, expected):
     assert reason(made, **changes) == expected
 
 
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (group((0.0, float("nan"))), "scores[1]"),
+        (group((float("-inf"), 1.0)), "scores[0]"),
+        (group((0.0, None)), "scores[1]"),
+        (group(inference_logprobs=[[1.0, 1.0, -0.5], [1.0, 1.0, float("nan")]]), "[1][2]"),
+        (group(messages=[[{"role": "user"}], []]), "messages[0][0]"),
+        (group(masks=None), "masks"),
+    ],
+)
+def test_what_is_wrong_with_a_group_is_named(made, named):
+    assert named in judged(made).detail
+
+
 def test_judging_and_sending_leave_the_group_as_it_was():
-    made = group(group_overrides=None)
+    made = group(group_overrides=None, idempotency_key="k")
     before = copy.deepcopy(made)
-    reason(made)
-    to_wire(made, env_id=3, idempotency_key="k", group_id="g")
+    record_of(made)
     with_metadata(made, env="toy")
     assert made == before
+
+
+def test_what_is_sent_says_whose_it_is_and_keeps_its_key():
+    sent = record_of(group(idempotency_key="k"), env_id=7)
+    assert (sent.env_id, sent.idempotency_key, sent.group_id) == (7, "k", "k")
+    assert record_of(group(idempotency_key="k", group_id="prompt")).group_id == "prompt"
 
 
 def test_arrays_and_numpy_numbers_become_plain():
@@ -162,12 +191,51 @@ def test_arrays_and_numpy_numbers_become_plain():
         "scores": [np.float32(0.5), True],
         "metadata": {"metrics": {"exact": np.float64(0.25)}},
     }
-    record = to_wire(made)
+    record = record_of(made)
     assert record.tokens == [[1, 5, 9], [1, 5, 9]]
+    assert record.masks == [[-100, -100, 9]] * 2
     assert record.scores == [0.5, 1.0]
     assert msgspec.json.decode(msgspec.json.encode(record))["metadata"] == {
         "metrics": {"exact": 0.25}
     }
+
+
+class Picture:
+    """As those of PIL: no JSON, and a PNG of itself."""
+
+    def _repr_png_(self):
+        return b"png"
+
+
+def test_bytes_and_pictures_are_sent_as_base64():
+    record = record_of(group(images=[Picture(), b"raw"]))
+    assert record.images == ["cG5n", "cmF3"]
+
+
+def test_rows_without_a_score_are_left_out_and_the_others_stay_whole():
+    made = group(
+        (0.0, None, 1.0),
+        tokens=[[1], [2], [3]],
+        finish_reasons=["stop", "length", "stop"],
+        generation_params={"temperature": 1.0},
+    )
+    left = without_unscored(made)
+    assert left["tokens"] == [[1], [3]]
+    assert left["scores"] == [0.0, 1.0]
+    assert left["finish_reasons"] == ["stop", "stop"]
+    assert left["generation_params"] == {"temperature": 1.0}
+    assert made["scores"] == [0.0, None, 1.0]
+    assert without_unscored(group()) == group()
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "1", [1.0]])
+def test_a_score_that_is_not_a_finite_number_is_refused(score):
+    assert score_problem(item(score))
+
+
+@pytest.mark.parametrize("score", [None, 0, True, -1.5, np.float32(1)])
+def test_numbers_and_no_score_are_no_problem(score):
+    assert score_problem(item(score)) is None
 
 
 @given(
@@ -187,7 +255,8 @@ def test_metadata_of_the_environment_wins_and_unknown_fields_are_named():
 
 
 def test_lengths_count_trained_tokens_only():
-    assert trained_lengths(group()) == [1, 1]
+    uneven = group(tokens=[[1, 5, 9], [1, 5]], masks=[[-100, 5, 9], [-100, -100]])
+    assert judged(uneven).trained_lengths() == [2, 0]
 
 
 def test_items_are_named_by_their_id_else_by_how_they_print():

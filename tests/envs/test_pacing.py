@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from atroposlib.envs.pacing import (
     Limits,
     Queue,
     back_off_s,
+    ceil,
     groups_short_of_minimum,
     is_due,
     rollouts_wanted,
@@ -54,6 +58,75 @@ def test_what_is_wanted_never_passes_the_bound_by_a_whole_group(
     assert 0 <= wanted <= workers
     if wanted:
         assert (queued + wanted - 1) * group < ahead * batch
+
+
+@given(
+    group=st.integers(1, 16),
+    groups_per_batch=st.integers(1, 16),
+    ahead=st.integers(1, 4),
+    workers=st.integers(1, 16),
+    events=st.lists(st.sampled_from(["turn", "finish", "fail", "train"]), max_size=60),
+)
+def test_no_order_of_events_begins_work_over_capacity(
+    group, groups_per_batch, ahead, workers, events
+):
+    batch = group * groups_per_batch
+    limits = Limits(group, batch, workers, max_batches_offpolicy=ahead)
+    queued = busy = 0
+    for event in events:
+        if event == "turn":
+            wanted = rollouts_wanted(limits, Queue(queued))
+            busy += max(0, wanted - busy)
+        elif event == "finish" and busy:
+            busy, queued = busy - 1, queued + 1
+        elif event == "fail" and busy:
+            busy -= 1
+        elif event == "train" and queued >= groups_per_batch:
+            queued -= groups_per_batch
+        assert busy <= workers
+        assert queued + busy <= ahead * groups_per_batch
+
+
+@given(
+    group=st.integers(1, 8),
+    packs=st.integers(1, 8),
+    batch=st.integers(1, 512),
+    ahead=st.integers(1, 4),
+    own=st.integers(0, 200),
+    percent=st.integers(1, 100),
+)
+def test_a_minimum_is_met_exactly_when_the_contract_says_so(
+    group, packs, batch, ahead, own, percent
+):
+    largest, share = group * packs, Fraction(percent, 100)
+    limits = Limits(group, batch, 64, ahead, min_batch_allocation=percent / 100)
+    short = groups_short_of_minimum(
+        limits, Queue(0, self_queue_size=own, max_group_size=largest)
+    )
+    owed = math.ceil(share * batch * ahead / largest) * (largest // group)
+    assert short == max(0, owed - own)
+
+
+@given(
+    steps=st.lists(st.integers(0, 50), min_size=1, max_size=30),
+    interval=st.integers(1, 20),
+)
+def test_every_multiple_that_is_passed_is_due_once(steps, interval):
+    step = fired = 0
+    periods = set()
+    for jump in steps:
+        if is_due(step, step + jump, interval):
+            fired += 1
+            periods.add((step + jump) // interval)
+        step += jump
+    assert len(periods) == fired  # never twice within one period
+    assert bool(fired) is (step >= interval)  # and never missed altogether
+
+
+@given(numerator=st.integers(0, 10**6), denominator=st.integers(1, 1000))
+def test_rounding_up_is_not_fooled_by_binary_fractions(numerator, denominator):
+    assert ceil(numerator / denominator) == math.ceil(Fraction(numerator, denominator))
+    assert ceil(10 * (0.1 + 0.2)) == 3
 
 
 def test_environments_share_a_batch_by_what_others_reserved():

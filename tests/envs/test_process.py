@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 
 import pytest
 
+from atroposlib.envs import process
+from atroposlib.envs.base import APIServerConfig, BaseEnv
 from atroposlib.envs.process import OnlyFailures
-from atroposlib.errors import ConfigError
-from tests.envs.toys import toy_env
+from atroposlib.envs.stopping import StopRequested
+from atroposlib.errors import ConfigError, InferenceUnavailable, RolloutError
+from tests.envs.toys import ToyEnv, toy_env
 
 
 @pytest.fixture
@@ -66,6 +72,20 @@ async def test_a_run_that_only_fails_stops_and_says_why(process_env):
         await env.process_manager()
 
 
+async def test_a_server_that_is_away_is_waited_for_however_many_items_fail(process_env):
+    env = process_env(max_failures_in_a_row=2, max_num_workers=2)
+    env.failures.extend(InferenceUnavailable("down") for _ in range(5))
+    assert await env.process_manager() == 4
+    assert env.pool.counts["failed"] == 5
+
+
+async def test_a_server_that_stays_away_ends_the_run_and_is_named(process_env):
+    env = process_env(max_failures_in_a_row=2, max_num_workers=2, api_give_up_after=0.01)
+    env.failures.extend(InferenceUnavailable("down") for _ in range(50))
+    with pytest.raises(OnlyFailures, match="down"):
+        await env.process_manager()
+
+
 async def test_a_run_that_only_drops_stops_and_says_why(process_env):
     env = process_env(max_failures_in_a_row=5, ensure_scores_are_not_same=True)
     env.same_scores = True
@@ -103,3 +123,102 @@ async def test_an_existing_file_is_never_overwritten(process_env, tmp_path):
 async def test_no_number_of_groups_is_a_clear_error(process_env):
     with pytest.raises(ConfigError, match="total_steps"):
         await process_env(total_steps=-1).process_manager()
+
+
+async def test_a_signal_keeps_what_was_made_and_shows_it(process_env, tmp_path):
+    env = process_env(total_steps=100, max_num_workers=1)
+    original = env.collect_trajectories
+
+    async def third_hangs(item):
+        if item["id"] == "item-3":
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        return await original(item)
+
+    env.collect_trajectories = third_hangs
+    with pytest.raises(StopRequested):
+        await asyncio.wait_for(env.process_manager(), 20)
+    assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
+    assert (tmp_path / "groups.html").read_text().count("<details>") == 2
+    assert env.pool.counts["cancelled"] == 1
+
+
+async def test_an_exception_keeps_what_was_made_and_shows_it(process_env, tmp_path):
+    env = process_env(max_num_workers=1)
+    original = env.get_next_item
+
+    async def breaks_at_third():
+        if env.iter == 2:
+            raise OSError("the dataset is gone")
+        return await original()
+
+    env.get_next_item = breaks_at_third
+    with pytest.raises(RolloutError, match="get_next_item failed"):
+        await env.process_manager()
+    assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
+    assert (tmp_path / "groups.html").exists()
+
+
+async def test_dropped_and_short_groups_are_not_counted_as_made(process_env, tmp_path):
+    env = process_env(total_steps=2, max_num_workers=1)
+    original, bad = env.collect_trajectories, iter([None, float("nan"), 1.0, 1.0, 1.0])
+
+    async def first_two_are_bad(item):
+        group, backlog = await original(item)
+        group["scores"][1] = next(bad)
+        return group, backlog
+
+    env.collect_trajectories = first_two_are_bad
+    assert await env.process_manager() == 2
+    assert env.tally.dropped == {"short": 1, "invalid": 1}
+    assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
+
+
+async def test_wandb_is_opened_only_if_it_is_wished(process_env, monkeypatch):
+    opened = []
+    monkeypatch.setattr(process, "open_wandb", lambda *settings: opened.append(settings))
+    await process_env(total_steps=1, use_wandb=False).process_manager()
+    assert opened == []
+    await process_env(total_steps=1, use_wandb=True).process_manager()
+    assert len(opened) == 1
+
+
+class SampleEnv(ToyEnv):
+    """One sample at a time; ``script`` says what the next ones are."""
+
+    collect_trajectories = BaseEnv.collect_trajectories
+    script = ()
+
+    async def collect_trajectory(self, item):
+        score = next(self.script)
+        if isinstance(score, Exception):
+            raise score
+        if score == "none":
+            return None, []
+        return {"tokens": [5, 6], "masks": [-100, 6], "scores": score}, []
+
+
+async def test_failed_samples_are_drawn_again_and_counted_by_outcome(toy_config, tmp_path):
+    path = tmp_path / "groups.jsonl"
+    settings = {"total_steps": 1, "data_path_to_save_groups": str(path), "group_size": 4}
+    server = APIServerConfig(base_url="http://127.0.0.1:9/v1", server_type="vllm")
+    env = SampleEnv(toy_config.model_copy(update=settings), [server])
+    late, away = TimeoutError(), InferenceUnavailable("no server")
+    env.script = iter(["none", late, away, float("nan"), 0.0, 1.0, 0.25, 0.5])
+    assert await env.process_manager() == 1
+    assert sorted(json.loads(path.read_text())["scores"]) == [0.0, 0.25, 0.5, 1.0]
+    expected = {"no_score": 1, "timeout": 1, "infra_error": 1, "judge_error": 1}
+    assert env.tally.samples == expected
+
+
+async def test_an_item_whose_group_stays_short_is_tried_again_and_the_group_counted(
+    toy_config, tmp_path
+):
+    settings = {"total_steps": 1, "data_path_to_save_groups": str(tmp_path / "groups.jsonl")}
+    server = APIServerConfig(base_url="http://127.0.0.1:9/v1", server_type="vllm")
+    env = SampleEnv(toy_config.model_copy(update=settings), [server])
+    env.config.max_num_workers = env.max_num_workers = 1
+    env.script = iter([None, None, None, None, 0.0, 1.0])
+    assert await env.process_manager() == 1
+    assert env.tally.dropped == {"short": 1} and env.tally.samples == {"no_score": 4}
+    assert (env.iter, env.pool.counts["retried"]) == (1, 1)

@@ -9,8 +9,12 @@ import signal
 
 import pytest
 
+from atroposlib.envs import membership
+from atroposlib.envs.judging import Rules, judge
 from atroposlib.errors import RolloutError
+from tests.envs.old_api import OldApi
 from tests.envs.toys import eventually, toy_env
+from tests.serving import served
 
 
 async def train(client, steps, serving=None, *, on_batch=lambda batch, step: None):
@@ -182,8 +186,10 @@ async def test_a_group_sampled_for_a_run_that_was_reset_is_dropped_and_counted(
     stale = env.registration
     await asyncio.to_thread(first.reset)
     second = await asyncio.to_thread(api.trainer, 4, 5)
-    assert await env.sender.send([group], "old", stale.run_id) == []
+    kept = judge({**group, "idempotency_key": "k"}, Rules(group_size=2))
+    assert await env.sender.send([kept], {"id": "old"}, stale.run_id) == []
     assert env.tally.dropped["run_ended"] == 1
+    await eventually(lambda: "old" in env.rolled_out)  # its item is not lost
     env.serving.stopping.ask("test")
     await asyncio.wait_for(serving, 20)
     first.close()
@@ -214,6 +220,84 @@ async def test_sigterm_finishes_sends_and_disconnects(
     (me,) = [p for p in status.participants if p.role == "env"]
     assert me.phase == "draining"
     client.close()
+
+
+async def test_no_rollout_begins_that_would_be_staler_than_the_trainer_takes(
+    api, fake, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=3, max_staleness=0)
+    env = toy_env(
+        toy_config, inference_url, rollout_server_url=api.url, max_batches_offpolicy=3
+    )
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.serving is not None and env.serving.admission.refusal)
+    await eventually(lambda: env.serving.phase.value == "paused: not admitted")
+    assert env.tally.sent == 2 and len(fake.requests) == 2  # the queue alone would take six
+    assert "policy versions later" in env.serving.waiting_on
+    await train(client, 3, serving)
+    await asyncio.wait_for(serving, 20)
+    assert len(fake.requests) == 6
+    client.close()
+
+
+async def test_leases_of_rollouts_that_gave_no_group_are_given_back(
+    api, fake, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=1, max_staleness=0)
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=1)
+    env.failures.extend(ValueError(f"number {i}") for i in range(6))
+    serving = asyncio.ensure_future(env.env_manager())
+    await train(client, 1, serving)
+    await asyncio.wait_for(serving, 20)
+    assert env.pool.counts["failed"] == 6
+    assert env.tally.samples == {"env_error": 12}
+    client.close()
+
+
+async def test_servers_are_told_the_version_that_the_api_knows(
+    api, fake, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=2)
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=2)
+    told = []
+    env.server.announce_version = told.append
+    serving = asyncio.ensure_future(env.env_manager())
+    await train(client, 2, serving)
+    await asyncio.wait_for(serving, 20)
+    assert told[0] == 0 and set(told) >= {0, 1}
+    client.close()
+
+
+async def test_an_environment_serves_an_api_of_the_original_s_kind(
+    fake, inference_url, toy_config
+):
+    old, told = OldApi(batch_size=4), []
+    with served(old.app) as url:
+        env = toy_env(toy_config, inference_url, rollout_server_url=url, total_steps=2)
+        env.server.announce_version = told.append
+        serving = asyncio.ensure_future(env.env_manager())
+        await eventually(lambda: len(old.groups) == 2 or serving.done())
+        env.serving.stopping.ask("test")
+        await asyncio.wait_for(serving, 20)
+    assert [group["scores"] for group in old.groups] == [[0.0, 1.0]] * 2
+    assert {group["env_id"] for group in old.groups} == {0}
+    assert set(told) == {None}  # it knows no versions
+
+
+async def test_a_trainer_that_comes_back_with_larger_batches_is_followed(
+    api, fake, inference_url, toy_config, monkeypatch
+):
+    monkeypatch.setattr(membership, "REFRESH_S", 0.0)
+    first = api.trainer(batch_size=4, num_steps=5)
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=5)
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.tally.sent == 2)
+    second = await asyncio.to_thread(api.trainer, 8, 5)
+    await eventually(lambda: env.tally.sent == 4)
+    env.serving.stopping.ask("test")
+    await asyncio.wait_for(serving, 20)
+    first.close()
+    second.close()
 
 
 async def test_evaluations_measure_the_weights_of_their_step(

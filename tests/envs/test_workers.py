@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
-from atroposlib.envs.workers import End, Job, WorkerPool, collect_group, run_rollout
-from atroposlib.errors import InferenceUnavailable, RolloutError
+from atroposlib.envs.config import BaseEnvConfig
+from atroposlib.envs.samples import ShortGroup, collect_group, is_infrastructure, outcome_of
+from atroposlib.envs.workers import End, Job, WorkerPool, run_rollout
+from atroposlib.errors import (
+    InferenceRefused,
+    InferenceUnavailable,
+    RolloutApiUnavailable,
+    RolloutError,
+    boundary,
+)
 
 GROUP = {"tokens": [[1]], "masks": [[1]], "scores": [1.0]}
 
@@ -18,6 +27,7 @@ class Script:
     def __init__(self, collect=None, post=None):
         self.collect, self.post = collect, post
         self.cleaned = 0
+        self.config = BaseEnvConfig(group_size=1)
 
     def label(self):
         return "script"
@@ -30,6 +40,10 @@ class Script:
 
     async def cleanup(self):
         self.cleaned += 1
+        if self.cleanup_fails:
+            raise OSError("sandbox")
+
+    cleanup_fails = False
 
 
 def pool_of(env, deliver=None, **settings):
@@ -169,12 +183,65 @@ async def test_a_drain_is_bounded_and_says_what_it_gave_up():
 
 async def test_an_error_of_delivery_is_kept_for_the_driver():
     async def broken(groups, item):
-        raise InferenceUnavailable("send")
+        raise RolloutApiUnavailable("send")
 
     pool, _ = pool_of(Script(), broken)
     pool.start(Job("x"))
     await pool.wait_for_change(10)
-    assert isinstance(pool.fatal, InferenceUnavailable)
+    assert isinstance(pool.fatal, RolloutApiUnavailable)
+
+
+async def test_a_hook_that_fails_on_the_way_out_is_a_failure_of_its_item_only():
+    async def broken(groups, item):
+        with boundary("script", item, "handle_send_to_api"):
+            raise KeyError("teacher")
+
+    pool, _ = pool_of(Script(), broken, max_item_retries=1)
+    pool.start(Job("x"))
+    await pool.drain(10)
+    assert pool.fatal is None and "teacher" in str(pool.last_error)
+    assert pool.mistakes_in_a_row == 1 and pool.next_waiting().item == "x"
+
+
+async def test_a_cleanup_that_fails_costs_no_group():
+    env = Script()
+    env.cleanup_fails = True
+    pool, delivered = pool_of(env)
+    pool.start(Job("x"))
+    await pool.drain(10)
+    assert pool.fatal is None and pool.counts["cleanup_failed"] == 1
+    assert delivered == [("x", [GROUP])]
+
+
+async def test_a_cancelled_rollout_is_counted_and_cleaned_up():
+    async def forever(item):
+        await asyncio.Event().wait()
+
+    env, ends = Script(collect=forever), []
+    pool, _ = pool_of(env, on_end=lambda outcome, item: ends.append(outcome))
+    pool.start(Job("x"))
+    await asyncio.sleep(0)
+    pool.cancel_unfinished()
+    await pool.drain(10)
+    assert pool.counts["cancelled"] == env.cleaned == 1
+    assert [(end.end, end.samples_failed) for end in ends] == [(End.CANCELLED, "cancelled")]
+
+
+async def test_a_server_that_is_away_counts_by_time_and_a_mistake_by_number():
+    async def no_server(item):
+        raise InferenceUnavailable("down")
+
+    pool, _ = pool_of(Script(collect=no_server), max_item_retries=100)
+    for _ in range(3):
+        pool.start(Job("x"))
+        await pool.drain(10)
+    assert (pool.errors_in_a_row, pool.mistakes_in_a_row) == (3, 0)
+    assert pool.servers_gone_since is not None
+    back = Script()
+    pool._env = back
+    pool.start(Job("x"))
+    await pool.drain(10)
+    assert pool.errors_in_a_row == 0 and pool.servers_gone_since is None
 
 
 def sample(score):
@@ -195,6 +262,22 @@ async def test_a_failed_sample_is_drawn_again_and_its_group_survives():
     assert backlog == ["later"] * 4
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "1"])
+async def test_a_sample_with_an_unusable_score_is_drawn_again_and_counted(bad):
+    drawn = iter([sample(bad), sample(0.0), sample(None), sample(1.0)])
+    failed = Counter()
+
+    async def draw(item):
+        value = next(drawn)
+        if isinstance(value, Exception):
+            raise value
+        return value, []
+
+    group, _ = await collect_group(draw, "item", 2, lambda end: failed.update([end]))
+    assert sorted(group["scores"]) == [0.0, 1.0]
+    assert failed == {"judge_error": 1, "no_score": 1}
+
+
 async def test_second_draws_are_bounded():
     calls = []
 
@@ -202,8 +285,8 @@ async def test_second_draws_are_bounded():
         calls.append(item)
         return None, []
 
-    group, _ = await collect_group(never, "item", 3)
-    assert group is None
+    with pytest.raises(ShortGroup, match="0 of 3 samples have a score"):
+        await collect_group(never, "item", 3)
     assert len(calls) == 6  # three samples and three second draws
 
 
@@ -221,6 +304,63 @@ async def test_siblings_stop_when_a_group_is_given_up():
         raise ValueError("always")
 
     draw.hanging = False
-    with pytest.raises(RolloutError, match="always"):
+    with pytest.raises(ShortGroup, match="always"):
         await collect_group(draw, "item", 2)
     assert cancelled == ["item"]
+
+
+async def test_a_short_group_is_tried_again_and_said_to_be_short():
+    async def two_of_three(item):
+        rows = {"tokens": [[1]] * 3, "masks": [[1]] * 3, "scores": [0.0, None, 1.0]}
+        return rows, []
+
+    env, ends = Script(collect=two_of_three), []
+    env.config = BaseEnvConfig(group_size=3)
+    pool, delivered = pool_of(env, on_end=lambda outcome, item: ends.append(outcome))
+    pool.start(Job("x"))
+    await pool.drain(10)
+    assert ends[0].end is End.SHORT and ends[0].short == ["2 of 3 sequences have a score"]
+    assert delivered == [] and pool.next_waiting().attempts == 1
+    assert pool.mistakes_in_a_row == 0
+
+
+async def test_rows_without_a_score_that_are_not_needed_are_left_out():
+    async def one_more(item):
+        return {"tokens": [[1], [2]], "masks": [[1], [2]], "scores": [None, 1.0]}, []
+
+    outcome = await run_rollout(Script(collect=one_more), 1, timeout_s=0)
+    assert [group["tokens"] for group in outcome.groups] == [[[2]]]
+
+
+async def test_a_short_group_beside_a_whole_one_is_said_and_the_whole_one_kept():
+    async def both(item):
+        return [GROUP, {**GROUP, "scores": [None]}], []
+
+    outcome = await run_rollout(Script(collect=both), 1, timeout_s=0)
+    assert (outcome.end, outcome.groups) == (End.SCORED, [GROUP])
+    assert outcome.short == ["0 of 1 sequences have a score"]
+
+
+def failure(stage, cause):
+    try:
+        with boundary("e", 1, stage):
+            raise cause
+    except RolloutError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "infrastructure"),
+    [
+        (InferenceUnavailable("down"), "infra_error", True),
+        (InferenceRefused(400, "too long"), "infra_error", False),
+        (failure("collect_trajectory", ConnectionResetError()), "infra_error", True),
+        (failure("collect_trajectory", TimeoutError()), "timeout", False),
+        (failure("collect_trajectory", KeyError("x")), "env_error", False),
+        (failure("reward exact", ValueError("x")), "judge_error", False),
+        (failure("postprocess_histories", ValueError("x")), "judge_error", False),
+    ],
+)
+def test_a_failure_is_one_of_the_outcomes_of_the_record(error, outcome, infrastructure):
+    assert outcome_of(error) == outcome
+    assert is_infrastructure(error) is infrastructure

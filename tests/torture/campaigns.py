@@ -10,6 +10,7 @@ from atroposlib.api.store import open_store
 from tests.postgres_server import running_server
 from tests.torture.bit_rot import bit_rot_campaign
 from tests.torture.bombs import bomb_campaign
+from tests.torture.env_faults import Durations, environment_campaign
 from tests.torture.figures import Figures, fast_folder, in_own_process
 from tests.torture.full_disk import full_disk_campaign
 from tests.torture.fuzz import fuzz_campaign
@@ -70,6 +71,11 @@ def power_without_fsync(cuts: int, seed: int) -> Figures:
     return figures
 
 
+def environment_outages(rounds: int, seed: int) -> Figures:
+    """CI runs the same with short outages: tests/integration/test_environment_faults.py."""
+    return environment_campaign(rounds, Durations())
+
+
 CAMPAIGNS: dict[str, Campaign] = {
     "model-memory": Campaign(model_on_memory, "examples", 300, 5_000),
     "model-sqlite": Campaign(model_on_sqlite, "examples", 2_000, 20_000),
@@ -82,6 +88,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "bit-rot": Campaign(bit_rot_campaign, "flips", 2_000, 20_000),
     "full-disk": Campaign(full_disk_campaign, "rounds", 4, 100),
     "kills": Campaign(kill_campaign, "kills", 100, 1_000),
+    "environment": Campaign(environment_outages, "rounds", 1, 5),
     "fuzz": Campaign(
         lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 100_000, 10**6
     ),

@@ -32,7 +32,9 @@ async def status_of_env(core: Core, entry: EnvEntry) -> EnvStatus:
     stats = await core.holdings.look()
     supply = core.holdings.supply(stats, core.live(), trainer.batch_size)
     step = trainer.starting_step + stats.delivered
-    return env_status(entry, supply, step, core.run.policy_version)
+    answer = env_status(entry, supply, step, core.run.policy_version)
+    answer.max_staleness = trainer.max_staleness
+    return answer
 
 
 async def status_of_run(core: Core) -> RunStatus:

@@ -124,7 +124,8 @@ def poll_routes(service: RolloutService) -> APIRouter:
     @router.post("/status-env", **described)
     async def status_env(request: Request) -> Response:
         who = await _who(request)
-        return of_json(await service.env_status(who, caller_of(request)))
+        status = await service.env_status(who, caller_of(request))
+        return of_json(status.model_dump(exclude_none=True))
 
     return router
 

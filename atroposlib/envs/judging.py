@@ -1,0 +1,143 @@
+"""Keep a group or drop it, and its form on the wire. Pure.
+
+    ScoredDataGroup --judge--> Kept (columns, checked)  --as_sent--> what the client sends
+                        '----> Dropped (reason, detail)
+
+The numbers of a group are looked at once: the arrays that are checked here are those that
+are sent. For 10^5 tokens each further look would cost milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from atroposlib.envs.groups import (
+    WIRE_FIELDS,
+    ScoredDataGroup,
+    expected_size,
+    plain,
+)
+from atroposlib.errors import InvalidGroup
+from atroposlib.wire import MASKED, ScoredData
+
+if TYPE_CHECKING:
+    from atroposlib.wire_columns import Columns
+
+# Rows of one number per token: looked at only when they become arrays.
+_ROWS = frozenset({"tokens", "masks", "inference_logprobs", "ref_logprobs", "versions"})
+_REQUIRED = ("tokens", "masks", "scores")
+
+
+class Drop(str, Enum):
+    """Why a group is not sent; each is counted and logged under ``train/dropped_<value>``."""
+
+    WRONG_SIZE = "wrong_size"
+    SHORT = "short"  # samples failed or have no score, and second draws did not fill it
+    SAME_SCORES = "same_scores"
+    TOO_LONG = "too_long"
+    INVALID = "invalid"
+    REFUSED = "refused"  # the rollout API answered 4xx
+    RUN_ENDED = "run_ended"  # the run it was sampled for was reset
+    HOOK_FAILED = "hook_failed"  # the environment's own code raised on the way out
+    UNSENT = "unsent"  # the process ended before the rollout API took it
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The settings that decide; ``max_token_len`` <= 0: unknown."""
+
+    group_size: int
+    ensure_scores_are_not_same: bool = True
+    max_token_len: int = -1
+    drop_too_long: bool = True
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A group that must not be sent, with a sentence for the log."""
+
+    reason: Drop
+    detail: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A group that may be sent, and the same as arrays."""
+
+    group: ScoredDataGroup
+    columns: Columns
+
+    @property
+    def sequences(self) -> int:
+        return len(self.columns.seq_lens)
+
+    def trained_lengths(self) -> list[int]:
+        """Number of trained tokens of each sequence, (G,)."""
+        import numpy as np
+
+        ends = np.cumsum(self.columns.seq_lens)
+        counted = np.concatenate([[0], np.cumsum(self.columns.masks != MASKED)])
+        return [int(n) for n in counted[ends] - counted[ends - self.columns.seq_lens]]
+
+    def as_sent(self, env_id: int) -> Columns:
+        """What goes to the rollout API under this environment's number."""
+        key = self.group.get("idempotency_key")
+        group_id = self.group.get("group_id") or key
+        return replace(self.columns, env_id=env_id, idempotency_key=key, group_id=group_id)
+
+
+def judge(group: ScoredDataGroup, rules: Rules) -> Kept | Dropped:
+    """Whether ``group`` is sent. A sequence of exactly ``max_token_len`` tokens fits."""
+    missing = [name for name in _REQUIRED if group.get(name) is None]
+    if missing:
+        return Dropped(Drop.INVALID, f"{missing[0]}: missing")
+    rows, expected = len(group["tokens"]), expected_size(group, rules.group_size)
+    if rows != expected:
+        return Dropped(Drop.WRONG_SIZE, f"{rows} sequences where {expected} are expected")
+    try:
+        columns = to_columns(group)
+    except InvalidGroup as problem:
+        return Dropped(Drop.INVALID, str(problem))
+    first = float(columns.scores[0])
+    if rules.ensure_scores_are_not_same and (columns.scores == first).all():
+        return Dropped(Drop.SAME_SCORES, f"all {rows} scores are {first:g}")
+    longest = int(columns.seq_lens.max())
+    if rules.drop_too_long and 0 < rules.max_token_len < longest:
+        return Dropped(Drop.TOO_LONG, f"{longest} tokens where {rules.max_token_len} fit")
+    return Kept(group, columns)
+
+
+def to_columns(group: Mapping[str, Any]) -> Columns:
+    """The group as flat arrays, checked as the rollout API would.
+
+    Raises:
+        InvalidGroup: it could not be trained on; names the field, never the value.
+    """
+    from atroposlib.wire_rows import from_group  # numpy loads where it is used
+
+    return from_group(to_wire(group))
+
+
+def to_wire(group: Mapping[str, Any]) -> ScoredData:
+    """The record of ``group``, not yet checked; rows of numbers may still be arrays.
+
+    Raises:
+        InvalidGroup: a score is not a number.
+    """
+    fields = {
+        name: value if name in _ROWS else plain(value)
+        for name, value in group.items()
+        if name in WIRE_FIELDS
+    }
+    fields["scores"] = [_number(g, score) for g, score in enumerate(fields["scores"])]
+    return ScoredData(**fields)
+
+
+def _number(g: int, score: Any) -> float:
+    try:
+        return float(score)
+    except (TypeError, ValueError) as error:
+        raise InvalidGroup("scores", f"[{g}]", "not a number") from error
