@@ -3,25 +3,28 @@
     python scripts/generate_config.py [--check]
 
 One table per model: option, type, default, meaning. The models are the only source: a
-wrong sentence in CONFIG.md is corrected in the model's Field.
+wrong sentence in CONFIG.md is corrected in the model's Field. A model below another shows
+what it adds or changes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "CONFIG.md"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from config_origin import ORIGINAL, REASONING_MEANING  # noqa: E402
 from generated import refresh  # noqa: E402
 
 
@@ -30,12 +33,14 @@ class Section:
     title: str
     target: str  # "module:class"
     about: str
+    below: str | None = None  # "module:class" whose options are not repeated
 
 
+ENVIRONMENT = "atroposlib.envs.base:BaseEnvConfig"
 SECTIONS = (
     Section(
         "Environment",
-        "atroposlib.envs.base:BaseEnvConfig",
+        ENVIRONMENT,
         "Command line: `--env.<option>`; YAML: under `env:`. "
         "An environment may add options of its own: `python environments/<name>.py serve --help`.",
     ),
@@ -55,6 +60,25 @@ SECTIONS = (
         "Command line: `--<option>`, without a prefix: these apply to all servers together.",
     ),
     Section(
+        "Thinking of hosted models",
+        "atroposlib.envs.server_handling.server_baseline:ReasoningConfig",
+        "Made from three options of the environment; naming an effort or a number of tokens "
+        "switches it on.",
+    ),
+    Section(
+        "Teacher distillation",
+        "atroposlib.envs.teacher_distillation_env:TeacherDistillationConfig",
+        "What `TeacherDistillationEnv` adds under `--env.`; the teacher's servers take the "
+        "options of an inference server as `--teacher.<option>`, or under `teacher:`.",
+        below=ENVIRONMENT,
+    ),
+    Section(
+        "Environments that are functions",
+        "atroposlib.envs.function_env.config:FunctionEnvConfig",
+        "What `@environment` adds under `--env.`.",
+        below=ENVIRONMENT,
+    ),
+    Section(
         "Trainer",
         "example_trainer.config:TrainingConfig",
         "Command line of `atropos-grpo`: `--<option>` with dashes for underscores.",
@@ -66,6 +90,7 @@ HEADER = """\
 Every option of environments and trainer, its type and its default. Written by `make config`
 from the models in the source; a test fails when this page is out of date. The other commands
 explain themselves: `run-api --help`, `atropos-infer --help`, `atropos-quickstart --help`.
+*New:* marks what the original Atropos does not have.
 
 An environment takes each value from the first place that names it: command line, YAML file
 (`--config FILE`), what `serve`, `process` or `evaluate` needs, the environment's
@@ -73,29 +98,78 @@ An environment takes each value from the first place that names it: command line
 """
 
 
-def load(target: str) -> type[BaseModel]:
+def load(target: str) -> Any:
     module, name = target.split(":")
-    model: type[BaseModel] = getattr(import_module(module), name)
-    return model
+    return getattr(import_module(module), name)
 
 
 def page() -> str:
     parts = [HEADER]
     for section in SECTIONS:
-        model = load(section.target)
         module, name = section.target.split(":")
         parts.append(f"\n## {section.title}\n\n`{module}.{name}`. {section.about}\n\n")
-        parts.append("| option | type | default | meaning |\n|---|---|---|---|\n")
-        parts += [row(name, field) for name, field in model.model_fields.items()]
+        parts += table(section)
+    parts.append(
+        "\n## Environments of this repository\n\n"
+        "What each adds or changes; what it does stands in `environments/README.md`.\n"
+    )
+    for section in environment_sections():
+        parts.append(f"\n### {section.title}\n\n")
+        parts += table(section)
     return "".join(parts)
 
 
-def row(name: str, field: FieldInfo) -> str:
+def environment_sections() -> Iterator[Section]:
+    """One per configuration class that a file of environments/ defines."""
+    base = load(ENVIRONMENT)
+    for path in sorted((ROOT / "environments").glob("*.py")):
+        module = import_module(f"environments.{path.stem}")
+        for name, value in vars(module).items():
+            own = isinstance(value, type) and value.__module__ == module.__name__
+            if own and issubclass(value, base):
+                target = f"{module.__name__}:{name}"
+                yield Section(f"`{path.name}`: {name}", target, "", below=ENVIRONMENT)
+
+
+def table(section: Section) -> list[str]:
+    fields = options(section)
+    if not fields:
+        return ["Nothing.\n"]
+    known = ORIGINAL.get(section.target)
+    return ["| option | type | default | meaning |\n|---|---|---|---|\n"] + [
+        row(name, field, new=known is not None and name not in known)
+        for name, field in fields.items()
+    ]
+
+
+def options(section: Section) -> dict[str, FieldInfo]:
+    """The options of a section, without those that are as in the model it is below."""
+    model = load(section.target)
+    if dataclasses.is_dataclass(model):
+        hints = get_type_hints(model)
+        return {
+            field.name: FieldInfo(
+                annotation=hints[field.name],
+                default=field.default,
+                description=REASONING_MEANING[field.name],
+            )
+            for field in dataclasses.fields(model)
+        }
+    above = load(section.below).model_fields if section.below else {}
+    return {
+        name: field
+        for name, field in model.model_fields.items()
+        if name not in above or default_text(field) != default_text(above[name])
+    }
+
+
+def row(name: str, field: FieldInfo, new: bool) -> str:
+    meaning = " ".join((field.description or "").split())
     cells = (
         f"`{name}`",
         f"`{type_text(field.annotation)}`",
         default_text(field),
-        " ".join((field.description or "").split()),
+        f"*New:* {meaning}" if new else meaning,
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 

@@ -25,6 +25,7 @@ from atroposlib.envs.logbook import rollout_table
 from atroposlib.envs.process import run_process
 from atroposlib.envs.run_metrics import performance_metrics, training_metrics
 from atroposlib.envs.runtime import EnvRuntime
+from atroposlib.envs.samples import collect_group
 from atroposlib.envs.serve import Serve
 from atroposlib.envs.server_handling.configs import (
     APIServerConfig,
@@ -33,7 +34,6 @@ from atroposlib.envs.server_handling.configs import (
     ServerConfigs,
 )
 from atroposlib.envs.server_handling.server_baseline import APIServer
-from atroposlib.envs.workers import collect_group
 from atroposlib.type_definitions import Item
 
 __all__ = [
@@ -48,9 +48,6 @@ __all__ = [
     "ScoredDataItem",
     "ServerBaseline",
 ]
-
-# A checkpoint must not replace the machinery it is restored into.
-PROTECTED = frozenset({"config", "server", "pool", "sender", "serving", "logbook", "tally"})
 
 
 class BaseEnv(EnvRuntime, ABC):
@@ -92,7 +89,9 @@ class BaseEnv(EnvRuntime, ABC):
 
         None: this item gives nothing to train on.
         """
-        return await collect_group(self.collect_trajectory, item, self.config.group_size)
+        return await collect_group(
+            self.collect_trajectory, item, self.config.group_size, self.tally.sample_failed
+        )
 
     async def postprocess_histories(self, trajectories: Any) -> Any:
         """Filter or score what was collected; the same shapes come back."""
@@ -113,13 +112,16 @@ class BaseEnv(EnvRuntime, ABC):
             )
 
     def load_checkpoint(self) -> None:
-        """Restore the newest state saved at or before ``curr_step``."""
+        """Restore the newest state saved at or before ``curr_step``.
+
+        Only what the environment itself keeps: neither an unknown name nor one of the runtime.
+        """
         if not self.checkpoint_dir:
             return
         run_name = self.wandb_prepend or self.label()
         found = checkpoint.newest(self.checkpoint_dir, run_name, self.curr_step)
         if found is not None:
-            checkpoint.restore(self, found[1], PROTECTED)
+            checkpoint.restore(self, found, self.machinery)
 
     async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None:
         """Emit ``metrics`` and the runtime's own; an override ends by awaiting this."""
@@ -183,7 +185,7 @@ class BaseEnv(EnvRuntime, ABC):
         now = time.time()
         started, ended = start_time or now, end_time or now
         measured_at = self.measured_at()
-        task = task_name or f"{self.label()}_eval"
+        task = task_name or f"{self.name or type(self).__name__}_eval"
         self.logbook.emit({**evaluation.eval_metrics(metrics), **measured_at}, self.curr_step)
         if self.config.samples_path is not None and samples is not None:
             evaluation.append_samples(Path(self.config.samples_path), samples, self.curr_step)
@@ -196,7 +198,7 @@ class BaseEnv(EnvRuntime, ABC):
                 directory,
                 metrics,
                 task=task,
-                model_name=model_name or self.served_model_name(),
+                model_name=model_name or self._model_name(),
                 seconds=ended - started,
                 generation_parameters={**params, **(generation_parameters or {})},
                 samples=samples,
@@ -204,6 +206,11 @@ class BaseEnv(EnvRuntime, ABC):
             )
         if verbose:
             evaluation.show_results(task, metrics, started, ended)
+
+    def _model_name(self) -> str | None:
+        """Some environments name the model in their own settings; else the server's name."""
+        named = getattr(self.config, "model_name", None)
+        return str(named) if named else self.served_model_name()
 
     @classmethod
     def cli(cls) -> None:

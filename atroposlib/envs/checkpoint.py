@@ -2,8 +2,9 @@
 
     <checkpoint_dir>/env_checkpoints/<name in the run>/step-<n>.json
 
-A restarted environment gets a new name in the run (``gsm8k_1`` after ``gsm8k_0``), so it
-looks for the newest checkpoint of any name its own name could have had.
+A restarted environment gets a new name in the run (``gsm8k_1`` after ``gsm8k_0``) and seldom
+a step at which somebody saved, so it looks for the newest checkpoint up to its step, of any
+name its own could have had.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ import json
 import logging
 import os
 import re
+from collections.abc import Iterator, Set
+from numbers import Number
 from pathlib import Path
 from typing import Any
+
+from atroposlib.envs.groups import plain
 
 logger = logging.getLogger(__name__)
 
 _STEP_FILE = re.compile(r"step-(\d+)\.json")
+_PLAIN = (Number, str, list, dict, tuple, set, frozenset)
 
 
 def _directory(checkpoint_dir: str, run_name: str) -> Path:
@@ -31,41 +37,59 @@ def save(checkpoint_dir: str, run_name: str, step: int, data: dict[str, Any]) ->
     path = _directory(checkpoint_dir, run_name) / f"step-{step}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data), encoding="utf-8")
+    partial.write_text(json.dumps(plain(data)), encoding="utf-8")
     os.replace(partial, path)
     return path
 
 
-def newest(checkpoint_dir: str, run_name: str, step: int) -> tuple[int, dict[str, Any]] | None:
-    """The newest checkpoint not later than ``step``: its step and its data."""
+def newest(checkpoint_dir: str, run_name: str, step: int) -> dict[str, Any] | None:
+    """What was saved last, not later than ``step``; an unreadable file is passed over.
+
+    At one step the environment's own name comes before those of its earlier lives.
+    """
     own = _directory(checkpoint_dir, run_name)
-    stem = re.sub(r"_\d+$", "", own.name)
-    found: list[tuple[int, bool, Path]] = []
-    if not own.parent.is_dir():
-        return None
-    for directory in own.parent.iterdir():
-        if re.fullmatch(re.escape(stem) + r"(_\d+)?", directory.name) is None:
+    found = [(at, path.parent == own, path) for at, path in _candidates(own) if at <= step]
+    for at, _, path in sorted(found, reverse=True):
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            logger.warning("environment state %s cannot be read: %s", path, error)
             continue
-        for path in directory.iterdir():
-            match = _STEP_FILE.fullmatch(path.name)
-            if match and int(match[1]) <= step:
-                found.append((int(match[1]), directory == own, path))
-    if not found:
-        return None
-    at, _, path = max(found)
-    loaded = json.loads(path.read_text(encoding="utf-8"))
-    logger.info("environment state of step %d read from %s", at, path)
-    return at, dict(loaded)
+        if isinstance(loaded, dict):
+            logger.info("environment state of step %d read from %s", at, path)
+            return loaded
+        logger.warning("environment state %s is not a mapping", path)
+    return None
 
 
-def restore(target: object, data: dict[str, Any], protected: frozenset[str]) -> None:
-    """Set the attributes that ``target`` already has; never its machinery.
+def _candidates(own: Path) -> Iterator[tuple[int, Path]]:
+    stem = re.sub(r"_\d+$", "", own.name)
+    if not own.parent.is_dir():
+        return
+    for directory in own.parent.iterdir():
+        if directory.is_dir() and re.fullmatch(re.escape(stem) + r"(_\d+)?", directory.name):
+            for path in directory.iterdir():
+                if match := _STEP_FILE.fullmatch(path.name):
+                    yield int(match[1]), path
+
+
+def restore(target: object, data: dict[str, Any], protected: Set[str]) -> None:
+    """Set the attributes of ``target`` that hold plain data; refuse the rest by name.
 
     A checkpoint directory is shared, so a key in it may not reach a method, a private
-    attribute or one of ``protected``.
+    attribute, a live object or one of ``protected``.
     """
     for name, value in data.items():
-        if name.startswith("_") or name in protected or name not in vars(target):
+        if name.startswith("_") or name in protected or not _holds_data(target, name):
             logger.warning("environment state: %r is not an attribute to restore", name)
         else:
             setattr(target, name, value)
+
+
+def _holds_data(target: object, name: str) -> bool:
+    """Whether ``name`` is data of the instance, or a default of its class."""
+    for place in (target, *type(target).__mro__):
+        if name in vars(place):
+            current = vars(place)[name]
+            return current is None or isinstance(current, _PLAIN)
+    return False

@@ -158,7 +158,7 @@ class BaseEnvConfig(BaseModel):
     def _warn_of_unknown_fields(cls, values: Any) -> Any:
         # Old environments pass fields of their time, so this warns; YAML files and flags
         # are refused (cli.py), because there a typing error is the likely cause.
-        if isinstance(values, dict):
+        if isinstance(values, dict) and cls.model_config.get("extra") != "allow":
             for name in values.keys() - cls.model_fields.keys():
                 hint = nearest(name, list(cls.model_fields))
                 warnings.warn(f"{cls.__name__} has no field {name!r}{hint}", stacklevel=3)

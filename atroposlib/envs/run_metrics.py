@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from atroposlib.envs.runtime import EnvRuntime
@@ -15,13 +14,15 @@ def training_metrics(env: EnvRuntime) -> dict[str, float]:
     lengths, env.completion_lengths = env.completion_lengths, []
     if lengths:
         get_std_min_max_avg("train/completion_lengths", lengths, metrics)
-        metrics["train/completion_lengths"] = statistics.fmean(lengths)
+        metrics["train/completion_lengths"] = metrics.pop("train/completion_lengths_mean")
         metrics["train/completion_lengths_p95"] = percentile(lengths, 0.95)
     metrics["train/items_sent_to_api"] = env.tally.sent
     metrics["train/items_rejected"] = sum(env.tally.dropped.values())
     for reason, count in env.tally.dropped.items():
         metrics[f"train/dropped_{reason}"] = count
-    for name in ("failed", "timed_out", "retried", "gave_up", "empty"):
+    for outcome, count in env.tally.samples.items():
+        metrics[f"train/samples_{outcome}"] = count
+    for name in ("failed", "timed_out", "cancelled", "short", "retried", "gave_up", "empty"):
         if env.pool.counts[name]:
             metrics[f"train/rollouts_{name}"] = env.pool.counts[name]
     return metrics

@@ -8,50 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from atroposlib.envs.config import BaseEnvConfig
-from atroposlib.envs.delivery import GroupFile, Sender, Tally
-from atroposlib.envs.groups import (
-    ScoredDataGroup,
-    item_label,
-    reason_to_drop,
-    trained_lengths,
-    with_metadata,
-)
+from atroposlib.envs.delivery import GroupFile, Sender, Tally, judge_all
+from atroposlib.envs.groups import ScoredDataGroup, item_label, with_metadata
+from atroposlib.envs.hooks import EnvHooks, Serving
+from atroposlib.envs.judging import Drop, Kept, Rules
 from atroposlib.envs.logbook import Logbook, WandbSink, local_sinks
 from atroposlib.envs.pacing import Limits, derived_batch_size
 from atroposlib.envs.server_handling.configs import ServerConfigs
 from atroposlib.envs.server_handling.reasoning import ReasoningConfig
-from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.envs.workers import End, Outcome, WorkerPool
-from atroposlib.errors import ConfigError, NotRegistered, boundary
+from atroposlib.errors import AtroposError, ConfigError, NotRegistered, RolloutError, boundary
 from atroposlib.type_definitions import Item
 from atroposlib.wire import EnvRegistered
 
 logger = logging.getLogger(__name__)
 
 
-class Serving(Protocol):
-    """What ``serve`` does when a loop of an older environment asks for it by hook."""
-
-    async def step_checks(self) -> None:
-        """Evaluation, checkpoint and metrics that a new step makes due."""
-
-    async def add_workers(self) -> None:
-        """Start rollouts up to the number wanted."""
-
-
-class EnvRuntime(ABC):
+class EnvRuntime(EnvHooks):
     """Servers, work under way and measurements of one environment."""
-
-    name: str | None = None
-    env_config_cls: type[BaseEnvConfig] = BaseEnvConfig
-    server_cls: type[APIServer] = APIServer  # type: ignore[type-abstract]  # by server_type
 
     def __init__(
         self,
@@ -60,6 +40,7 @@ class EnvRuntime(ABC):
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
+        before = frozenset(vars(self))  # some environments set theirs before this call
         self.config = config.model_copy()
         self.server = ServerManager(
             server_configs,
@@ -71,6 +52,7 @@ class EnvRuntime(ABC):
         self._init_run()
         self._init_work()
         self._init_measurements()
+        self.machinery = vars(self).keys() - before  # what a checkpoint must not replace
 
     def _init_run(self) -> None:
         config = self.config
@@ -104,7 +86,7 @@ class EnvRuntime(ABC):
             self._deliver,
             timeout_s=self.config.worker_timeout,
             max_item_retries=self.config.max_item_retries,
-            on_end=self._remember_duration,
+            on_end=self._remember_outcome,
         )
         self.workers = self.pool.tasks
         self.running_items = self.pool.running
@@ -126,50 +108,6 @@ class EnvRuntime(ABC):
         self.mainloop_timings: list[float] = []
         self.workers_added_list: list[int] = []
 
-    # --- hooks that base.py defines and the parts call ---------------------------------
-
-    @classmethod
-    @abstractmethod
-    def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]: ...
-
-    @abstractmethod
-    async def env_manager(self) -> None: ...
-
-    @abstractmethod
-    async def process_manager(self) -> int: ...
-
-    @abstractmethod
-    async def setup(self) -> None: ...
-
-    @abstractmethod
-    async def get_next_item(self) -> Item | None: ...
-
-    @abstractmethod
-    async def collect_trajectories(self, item: Item) -> tuple[Any, list[Item]]: ...
-
-    @abstractmethod
-    async def postprocess_histories(self, trajectories: Any) -> Any: ...
-
-    @abstractmethod
-    async def evaluate(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    @abstractmethod
-    async def cleanup(self) -> None: ...
-
-    @abstractmethod
-    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None: ...
-
-    @abstractmethod
-    def load_checkpoint(self) -> None: ...
-
-    @abstractmethod
-    async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None: ...
-
-    @abstractmethod
-    async def add_rollouts_for_wandb(
-        self, scored_data: ScoredDataGroup | list[ScoredDataGroup], item: Item | None = None
-    ) -> None: ...
-
     # --- who and where -----------------------------------------------------------------
 
     @cached_property
@@ -178,6 +116,11 @@ class EnvRuntime(ABC):
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.config.tokenizer_name)
+
+    @property
+    def jsonl_writer(self) -> GroupFile | None:
+        """Where kept groups are written, under the name that environments know."""
+        return self.group_file
 
     def label(self) -> str:
         """The name of this environment: ``wandb_name``, else the class's."""
@@ -210,24 +153,33 @@ class EnvRuntime(ABC):
             ConfigError: no length is set, or a group cannot fit into a batch.
         """
         config = self.config
-        if batch_size != -1:
-            config.batch_size = batch_size
-        if config.batch_size != -1 and config.group_size > config.batch_size:
-            raise ConfigError(
-                f"group_size {config.group_size} is more than the {config.batch_size} "
-                "sequences of a batch: lower --env.group_size or raise the trainer's batch"
-            )
+        self.take_sizes(batch_size, max_token_len)
         if self.takes_steps_from_trainer:
             config.total_steps = registration.num_steps
         if config.total_steps < 0:
             raise ConfigError("total_steps is -1 and the trainer does not say how many either")
-        if max_token_len != -1:
-            self.max_token_len = max_token_len
         self.env_id = registration.env_id
         self.wandb_prepend = registration.wandb_name
         self.checkpoint_dir = registration.checkpoint_dir
         self.checkpoint_interval = registration.checkpoint_interval
         self.curr_step = registration.starting_step
+
+    def take_sizes(self, batch_size: int, max_token_len: int) -> None:
+        """Follow what a batch is in sequences and how long one may be; -1: not said.
+
+        Raises:
+            ConfigError: a group cannot fit into a batch.
+        """
+        config = self.config
+        if batch_size != -1:
+            config.batch_size = batch_size
+        if max_token_len != -1:
+            self.max_token_len = max_token_len
+        if config.batch_size != -1 and config.group_size > config.batch_size:
+            raise ConfigError(
+                f"group_size {config.group_size} is more than the {config.batch_size} "
+                "sequences of a batch: lower --env.group_size or raise the trainer's batch"
+            )
 
     # --- pace --------------------------------------------------------------------------
 
@@ -270,10 +222,18 @@ class EnvRuntime(ABC):
     async def _deliver(self, groups: list[ScoredDataGroup], item: Item) -> int:
         scored = groups[0] if len(groups) == 1 else groups
         sending = not self.process_mode
-        with boundary(self.label(), item, "handle_send_to_api"):
-            kept = await self.handle_send_to_api(
-                scored, item, do_send_to_api=sending, abort_on_any_max_length_exceeded=sending
-            )
+        try:
+            with boundary(self.label(), item, "handle_send_to_api"):
+                kept = await self.handle_send_to_api(
+                    scored,
+                    item,
+                    do_send_to_api=sending,
+                    abort_on_any_max_length_exceeded=sending,
+                )
+        except RolloutError as error:
+            for _ in groups:
+                self.tally.drop(Drop.HOOK_FAILED, str(error), item)
+            raise
         self.last_completed_item = item
         return len(kept)
 
@@ -287,39 +247,43 @@ class EnvRuntime(ABC):
         """Keep or drop each group, save and send those kept, and return them."""
         single = scored_data is None or isinstance(scored_data, dict)
         given = cast(list[Any], [scored_data] if single else scored_data)
-        kept: list[ScoredDataGroup] = [
-            self._labelled(group, item)
-            for group in given
-            if group and self._keeps(group, item, abort_on_any_max_length_exceeded)
-        ]
-        for group in kept:
-            self.completion_lengths += trained_lengths(group)
-            for name, value in ((group.get("metadata") or {}).get("metrics") or {}).items():
-                self.logbook.log(f"train/{name}", value)
-            await self.add_rollouts_for_wandb(group, item)
-            if self.group_file is not None:
-                self.group_file.write(group)
-        if do_send_to_api and kept and self.sender is not None:
-            kept = await self.sender.send(kept, item, self.registration.run_id)
+        sender = self.sender if do_send_to_api else None
+        run_id = sender.registration.run_id if sender else ""  # before anything is awaited
+        labelled = [self._labelled(group, item, sender) for group in given if group]
+        rules = Rules(
+            self.config.group_size,
+            self.config.ensure_scores_are_not_same,
+            self.max_token_len,
+            drop_too_long=abort_on_any_max_length_exceeded,
+        )
+        kept: Sequence[Kept] = await judge_all(labelled, rules, self.tally, item)
+        for one in kept:
+            await self._remember_group(one, item)
+        if sender is not None and kept:
+            kept = await sender.send(kept, item, run_id)
         self.items_sent_this_step += len(kept)
         self.tally.kept += len(kept)
-        return kept
+        return [one.group for one in kept]
 
-    def _keeps(self, group: ScoredDataGroup, item: Item, drop_too_long: bool) -> bool:
-        self.tally.warn_of_unknown(group)
-        problem = reason_to_drop(
-            group,
-            group_size=self.config.group_size,
-            ensure_scores_are_not_same=self.config.ensure_scores_are_not_same,
-            max_token_len=self.max_token_len,
-            drop_too_long=drop_too_long,
-        )
-        if problem is not None:
-            self.tally.drop(*problem, item)
-        return problem is None
+    async def _remember_group(self, one: Kept, item: Item) -> None:
+        group = one.group
+        self.completion_lengths += one.trained_lengths()
+        for name, value in ((group.get("metadata") or {}).get("metrics") or {}).items():
+            self.logbook.log(f"train/{name}", value)
+        try:
+            with boundary(self.label(), item, "add_rollouts_for_wandb"):
+                await self.add_rollouts_for_wandb(group, item)
+        except AtroposError as error:  # a table is not worth a group
+            logger.error("%s", error, exc_info=error)
+        if self.group_file is not None:
+            self.group_file.write(group)
 
-    def _labelled(self, group: ScoredDataGroup, item: Item) -> ScoredDataGroup:
+    def _labelled(
+        self, group: ScoredDataGroup, item: Item, sender: Sender | None
+    ) -> ScoredDataGroup:
         copy = with_metadata(group, item=item_label(item), env=self.label())
+        if sender is not None and copy.get("idempotency_key") is None:
+            copy["idempotency_key"] = sender.next_key()
         if self.config.include_messages and group.get("messages") is None:
             copy["messages"] = [
                 [{"role": "user", "content": self.tokenizer.decode(row)}]
@@ -327,7 +291,11 @@ class EnvRuntime(ABC):
             ]
         return copy
 
-    def _remember_duration(self, outcome: Outcome, item: Item) -> None:
+    def _remember_outcome(self, outcome: Outcome, item: Item) -> None:
+        for detail in outcome.short:
+            self.tally.drop(Drop.SHORT, detail, item)
+        if outcome.samples_failed is not None:
+            self.tally.sample_failed(outcome.samples_failed, self.config.group_size)
         scored = outcome.end is End.SCORED
         self.task_duration.append(outcome.seconds)
         self.task_successful.append(int(scored))

@@ -11,6 +11,7 @@ import pytest
 
 from atroposlib.client import RolloutClient
 from atroposlib.testing.fake_inference import FakeInference
+from atroposlib.testing.tiny import char_tokenizer
 from atroposlib.wire import Registration
 from tests.envs.toys import ToyConfig
 
@@ -51,7 +52,7 @@ class RunningApi:
         self._thread.join(15)
         self._listener.close()
 
-    def trainer(self, batch_size: int, num_steps: int) -> RolloutClient:
+    def trainer(self, batch_size: int, num_steps: int, **more: object) -> RolloutClient:
         """A trainer that has registered and started the run by asking for a batch."""
         client = RolloutClient(self.url)
         client.register(
@@ -64,6 +65,7 @@ class RunningApi:
                 save_checkpoint_interval=0,
                 starting_step=0,
                 num_steps=num_steps,
+                **more,
             )
         )
         client.claim(wait_s=0)
@@ -92,3 +94,11 @@ def inference_url(fake: FakeInference) -> Iterator[str]:
 @pytest.fixture
 def toy_config(tmp_path: Path) -> ToyConfig:
     return ToyConfig(use_wandb=False, group_size=2, max_batches_offpolicy=1, total_steps=3)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory to name as tokenizer: that of the fake inference server."""
+    directory = tmp_path_factory.mktemp("tokenizer")
+    char_tokenizer().save_pretrained(directory)
+    return str(directory)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
-from atroposlib.envs.cli import join_values, main, make_env, read_settings
+from atroposlib.envs.cli import main, make_env
 from atroposlib.envs.config import EvalHandlingEnum
+from atroposlib.envs.settings import read_settings
 from atroposlib.errors import ConfigError
 
 
@@ -156,7 +153,10 @@ def test_an_absent_yaml_file_is_named():
     ("words", "message"),
     [
         (["serve", "--env.group_size", "many"], "env.group_size|group_size"),
-        (["serve", "--env.gruop_size", "3"], "unrecognized arguments"),
+        (["serve", "--env.gruop_size", "3"], "did you mean '--env.group_size'"),
+        (["serve", "--group_size=3"], "unknown flag --group_size .*'--env.group_size'"),
+        (["serve", "--env.group_size"], "--env.group_size: a value is missing"),
+        (["serve", "--env.stop_words", "a"], "env.stop_words.*valid list"),
         (["serve", "--env.weights", "{oops"], "not JSON"),
         (["dance"], "invalid choice"),
         ([], "required"),
@@ -180,13 +180,12 @@ def test_help_shows_the_defaults_of_this_environment(capsys):
 
 
 def test_a_value_may_begin_with_a_dash_and_a_flag_may_not_be_one():
-    assert join_values(["serve", "--a", "-1", "--b", "--c", "x", "--d=-2"]) == [
-        "serve",
-        "--a=-1",
-        "--b=true",
-        "--c=x",
-        "--d=-2",
-    ]
+    settings = read("serve", "--env.lower", "-1", "--env.use_wandb", "--env.wandb_name", "x")
+    assert (settings.env.lower, settings.env.use_wandb) == (-1.0, True)
+    with pytest.raises(ConfigError, match="--env.lower: a value is missing"):
+        read("serve", "--env.lower", "--env.use_wandb", "false")
+    with pytest.raises(ConfigError, match="'-1' belongs to no flag"):
+        read("serve", "--env.lower=2", "-1")
 
 
 def test_the_name_of_an_environment_falls_back_to_its_class(tmp_path):
@@ -197,23 +196,6 @@ def test_the_name_of_an_environment_falls_back_to_its_class(tmp_path):
 def test_an_unknown_field_in_code_warns_with_the_nearest_name():
     with pytest.warns(UserWarning, match="did you mean 'group_size'"):
         BaseEnvConfig(gruop_size=3)
-
-
-def test_importing_the_base_class_loads_nothing_heavy():
-    code = (
-        "import sys, atroposlib.envs.base\n"
-        "heavy = {'torch', 'transformers', 'wandb', 'datasets', 'openai', 'gradio', 'sympy'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-    )
-    assert shown.stdout.strip() == "[]", shown.stderr
 
 
 def test_the_package_exports_lazily():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("atroposlib", "environments", "example_trainer")
+PRODUCT = ("atroposlib", "environments", "example_trainer", "helpers")
 
 
 @dataclass(frozen=True)

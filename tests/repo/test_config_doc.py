@@ -28,13 +28,44 @@ def test_config_md_is_current(root):
 
 
 def test_every_option_has_a_sentence(generator):
+    sections = [*generator.SECTIONS, *generator.environment_sections()]
     silent = [
         f"{section.target}.{name}"
-        for section in generator.SECTIONS
-        for name, field in generator.load(section.target).model_fields.items()
+        for section in sections
+        for name, field in generator.options(section).items()
         if not field.description
     ]
     assert silent == []
+
+
+def test_every_configuration_of_the_package_has_a_section(generator):
+    shown = {section.target.rpartition(":")[2] for section in generator.SECTIONS}
+    assert shown >= {
+        "APIServerConfig",
+        "BaseEnvConfig",
+        "ReasoningConfig",
+        "ServerBaseline",
+        "ServerManagerConfig",
+        "TeacherDistillationConfig",
+        "TrainingConfig",
+    }
+
+
+def test_only_what_the_original_lacks_is_marked_as_new(generator):
+    lines = generator.page().splitlines()
+    by_option = {line.split("`")[1]: line for line in reversed(lines) if line[:3] == "| `"}
+    assert "*New:*" in by_option["api_give_up_after"]
+    assert "*New:*" not in by_option["group_size"]
+
+
+def test_a_model_below_another_shows_only_what_it_adds_or_changes(generator):
+    below = generator.Section(
+        "",
+        "atroposlib.envs.teacher_distillation_env:TeacherDistillationConfig",
+        "",
+        below="atroposlib.envs.base:BaseEnvConfig",
+    )
+    assert list(generator.options(below)) == ["teacher_enabled", "teacher_top_k"]
 
 
 def test_types_read_as_one_would_write_them(generator):

@@ -27,7 +27,12 @@ ENVIRONMENTS = (
         "atroposlib.envs.reward_fns",
         "atroposlib.envs.server_handling",
     ),
-    ("atroposlib.envs.config", "atroposlib.envs.groups", "atroposlib.envs.pacing"),
+    (
+        "atroposlib.envs.config",
+        "atroposlib.envs.groups",
+        "atroposlib.envs.pacing",
+        "atroposlib.envs.samples",
+    ),
     ("atroposlib.envs.workers",),
     ("atroposlib.envs",),  # serve, process, evaluation, cli ...: what base puts together
     ("atroposlib.envs.base",),
@@ -36,6 +41,7 @@ ENVIRONMENTS = (
         "atroposlib.envs.function_env",
         "atroposlib.envs.teacher_distillation_env",
     ),
+    ("helpers",),
     ("environments",),
 )
 ROLLOUT_API = (
@@ -56,7 +62,7 @@ ALONE: Mapping[str, tuple[str, ...]] = {
     "atroposlib.frontend": (*FOUNDATION, "atroposlib.utils"),
     "atroposlib.testing": FOUNDATION,
 }
-OURS = ("atroposlib", "environments", "example_trainer")
+OURS = ("atroposlib", "environments", "example_trainer", "helpers")
 
 
 def covers(prefix: str, module: str) -> bool:

@@ -21,7 +21,7 @@ HEAVY = ("accelerate", "datasets", "gguf", "gradio", "torch", "vllm", "wandb")
 INDIRECT = {"jinja2": "transformers renders chat templates with it"}
 # Imported where it is at hand, with a clear message where it is not; no extra installs it.
 OPTIONAL = {"bitsandbytes": "8-bit AdamW, CUDA only", "vllm": "has an environment of its own"}
-OURS = ("atroposlib", "environments", "example_trainer")
+OURS = ("atroposlib", "environments", "example_trainer", "helpers")
 LIGHT = ["atroposlib", "atroposlib.wire", "atroposlib.client", "atroposlib.envs.base"]
 LIGHT += ["atroposlib.api.server", "atroposlib.cli.run_api"]
 

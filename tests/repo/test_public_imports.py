@@ -1,7 +1,7 @@
 """The names other people's environments and trainers import, and keep importing.
 
 A thing that moves leaves a face at its old path. A name leaves this table only with a major
-version and a line in the changelog.
+version and a line in the changelog. How they are called stands in test_public_surface.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from importlib import import_module
 
 import pytest
 
+SERVERS = "atroposlib.envs.server_handling"
 PUBLIC = {
-    "atroposlib.envs": "BaseEnv BaseEnvConfig",
+    "atroposlib.envs": "BaseEnv BaseEnvConfig environment",
     "atroposlib.envs.base": (
         "APIServer APIServerConfig BaseEnv BaseEnvConfig EvalHandlingEnum Item OpenaiConfig "
         "ScoredDataGroup ScoredDataItem ServerBaseline"
@@ -19,25 +20,67 @@ PUBLIC = {
     "atroposlib.envs.constants": (
         "ENV_NAMESPACE NAMESPACE_SEP OPENAI_NAMESPACE SERVER_MANAGER_NAMESPACE"
     ),
-    "atroposlib.envs.server_handling.server_baseline": (
+    "atroposlib.envs.eval": "EvalBase eval_runner evaluate_log pass_at_k",
+    "atroposlib.envs.reward_fns": "CombinedReward RewardFunction registry",
+    "atroposlib.envs.teacher_distillation_env": (
+        "TeacherDistillationConfig TeacherDistillationEnv"
+    ),
+    f"{SERVERS}.managed_server": (
+        "DummyManagedServer ManagedServer ManagedServerAdapter SequenceNode"
+    ),
+    f"{SERVERS}.managed_server_proxy": "create_app main",
+    f"{SERVERS}.openai_server": (
+        "APIServerConfig OpenAIServer OpenaiConfig resolve_openai_configs"
+    ),
+    f"{SERVERS}.proxy_client": "ProxyManagedServer create_proxy_session",
+    f"{SERVERS}.server_baseline": (
         "APIServer APIServerConfig AsyncSemWithAdaptiveWeight ReasoningConfig ServerBaseline "
         "VALID_REASONING_EFFORTS"
     ),
-    "atroposlib.envs.server_handling.server_manager": (
+    f"{SERVERS}.server_harness": "ServerHarness create_chat_completion create_completion",
+    f"{SERVERS}.server_manager": (
         "APIServer APIServerConfig ServerBaseline ServerManager ServerManagerConfig"
     ),
-    "atroposlib.envs.server_handling.openai_server": (
-        "APIServerConfig OpenAIServer OpenaiConfig resolve_openai_configs"
+    f"{SERVERS}.sglang_server": "SGLangServer",
+    f"{SERVERS}.tool_call_translator": "ToolCallTranslator VLLM_AVAILABLE",
+    f"{SERVERS}.trl_vllm_server": "TrlVllmServer",
+    f"{SERVERS}.vllm_server": "VLLMServer",
+    "atroposlib.type_definitions": (
+        "AgentHistory AgentStep Content EvaluationConfigGeneral EvaluationMetrics "
+        "EvaluationResults EvaluationSample GameHistory GameStep Item Message Observation "
+        "UUID number"
     ),
-    "atroposlib.envs.server_handling.vllm_server": "VLLMServer",
-    "atroposlib.envs.server_handling.managed_server": "ManagedServer SequenceNode",
-    "atroposlib.type_definitions": "Item Message UUID number",
+    "atroposlib.utils.advantages": (
+        "allclose_to_first compute_discounted_returns "
+        "compute_grpo_process_supervision_advantages compute_stats"
+    ),
+    "atroposlib.utils.best_of_n_selection": "select_best_index",
+    "atroposlib.utils.cli": (
+        "adjust_model_defaults extract_namespace get_double_dash_flags "
+        "get_prefixed_pydantic_model merge_dicts"
+    ),
+    "atroposlib.utils.display": "display_metrics_table",
+    "atroposlib.utils.force_diverse_samples": "generate_with_diverse_first_tokens",
+    "atroposlib.utils.io": "parse_http_response",
+    "atroposlib.utils.message_history_utils": (
+        "ensure_trajectory_token_limit strip_thinking truncate_thinking"
+    ),
+    "atroposlib.utils.metrics": "get_std_min_max_avg",
     "atroposlib.utils.tokenize_for_trainer": "UNMASKED_ROLES tokenize_for_trainer",
+    "atroposlib.utils.tokenizers.qwen_fixed_tokenizer": "QwenFixedTokenizer",
+    "atroposlib.utils.tool_call_parser": "extract_tool_call parse_tool_call",
     "atroposlib.api": "app",
     "atroposlib.api.server": "app create_app",
+    "atroposlib.api.utils": (
+        "find_groups_summing_to_target grab_batch_with_minimum_allocations "
+        "grab_exact_from_heterogeneous_queue"
+    ),
     "atroposlib.client": "AsyncRolloutClient RolloutClient",
-    "atroposlib.frontend.jsonl2html": "generate_html",
+    "atroposlib.frontend.jsonl2html": "create_html_for_group generate_html get_score_class",
     "example_trainer": "TrainingConfig",
+    "helpers.length_penalties": (
+        "ThresholdLengthPenaltyCalculator ThresholdLengthPenaltyConfig"
+    ),
 }
 
 

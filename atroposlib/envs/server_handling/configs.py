@@ -88,7 +88,12 @@ class ServerManagerConfig(BaseModel):
         default=8, ge=1, description="Larger n is split into requests of at most this many."
     )
     proxy_url: Optional[str] = Field(
-        default=None, description="Address of a managed-server proxy."
+        default=None,
+        description="Address of a managed-server proxy; sessions are then made there.",
+    )
+    tool_parser: Optional[str] = Field(
+        default=None,
+        description="How the model writes tool calls, such as hermes; None: not parsed.",
     )
 
 
@@ -132,44 +137,59 @@ def resolve_openai_configs(
         yaml_config: the whole YAML file; only its ``openai`` key is read.
         cli_passed_flags: flags really given, keyed like ``openai.base_url``.
 
+    Raises:
+        AmbiguousServer: overrides for one server meet a list of several.
+    """
+    flags = {
+        name.split(".", 1)[1]: value
+        for name, value in (cli_passed_flags or {}).items()
+        if name.startswith("openai.")
+    }
+    merged = openai_config_dict or {}
+    flags = {name: merged.get(name, value) for name, value in flags.items()}
+    from_yaml = (yaml_config or {}).get("openai")
+    return resolve_servers(default_server_configs, from_yaml, flags, logger=logger)
+
+
+def resolve_servers(
+    defaults: ServerConfigs,
+    from_yaml: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    flags: Mapping[str, Any],
+    namespace: str = "openai",
+    logger: logging.Logger | None = None,
+) -> ServerBaseline | list[APIServerConfig]:
+    """Servers that result from code, file and flags of one namespace.
+
     A lone baseline stays one, with new values, unless something only an address can have
     was given; then it becomes a server, in every subcommand alike.
 
     Raises:
         AmbiguousServer: overrides for one server meet a list of several.
     """
-    from_yaml = (yaml_config or {}).get("openai") or {}
-    flags = {
-        name.split(".", 1)[1]: value
-        for name, value in (cli_passed_flags or {}).items()
-        if name.startswith("openai.")
-    }
+    listed = as_server_list(defaults)
+    given = dict(flags)
     if isinstance(from_yaml, Mapping):
         given = {**from_yaml, **flags}
-    elif len(from_yaml) == 1:
-        given = {**from_yaml[0], **flags}
-    else:
-        _refuse_overrides(len(from_yaml), flags)
+    elif from_yaml and len(from_yaml) > 1:
+        _refuse_overrides(len(from_yaml), flags, namespace)
         return [APIServerConfig(**entry) for entry in from_yaml]
-
-    defaults = as_server_list(default_server_configs)
-    if defaults is not None and len(defaults) > 1:
-        _refuse_overrides(len(defaults), given)
-        return defaults
+    elif from_yaml:
+        if listed is not None and len(listed) > 1:
+            listed = [APIServerConfig()]  # the file's list replaces the code's
+        given = {**from_yaml[0], **flags}
+    if listed is not None and len(listed) > 1:
+        _refuse_overrides(len(listed), given, namespace)
+        return listed
     if not given:
-        return _baseline(default_server_configs) if defaults is None else defaults
-    overrides = {
-        **given,
-        **{k: v for k, v in (openai_config_dict or {}).items() if k in given},
-    }
+        return _baseline(defaults) if listed is None else listed
     if logger is not None:
-        logger.info("server settings overridden: %s", ", ".join(sorted(overrides)))
-    if defaults is None:
-        baseline = _baseline(default_server_configs).model_dump()
-        if set(overrides) <= set(ServerBaseline.model_fields):
-            return ServerBaseline(**{**baseline, **overrides})
-        return [APIServerConfig(**{**baseline, **overrides})]
-    return [APIServerConfig(**{**defaults[0].model_dump(), **overrides})]
+        logger.info("%s settings overridden: %s", namespace, ", ".join(sorted(given)))
+    if listed is None:
+        baseline = _baseline(defaults).model_dump()
+        if set(given) <= set(ServerBaseline.model_fields):
+            return ServerBaseline(**{**baseline, **given})
+        return [APIServerConfig(**{**baseline, **given})]
+    return [APIServerConfig(**{**listed[0].model_dump(), **given})]
 
 
 def _baseline(configs: ServerConfigs) -> ServerBaseline:
@@ -178,9 +198,9 @@ def _baseline(configs: ServerConfigs) -> ServerBaseline:
     return configs
 
 
-def _refuse_overrides(servers: int, overrides: Mapping[str, Any]) -> None:
+def _refuse_overrides(servers: int, overrides: Mapping[str, Any], namespace: str) -> None:
     if overrides:
-        named = ", ".join(f"openai.{name}" for name in sorted(overrides))
+        named = ", ".join(f"{namespace}.{name}" for name in sorted(overrides))
         raise AmbiguousServer(
             f"{named}: cannot tell which of {servers} servers is meant; "
             "edit the list of servers in the YAML file or in config_init"

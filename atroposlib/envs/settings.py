@@ -1,0 +1,225 @@
+"""One merger for ``serve``, ``process`` and ``evaluate``.
+
+    class defaults  <  config_init  <  the subcommand's needs  <  YAML file  <  flags
+
+A name that means nothing is refused with the nearest one that does, never ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from atroposlib.envs import flags
+from atroposlib.envs.config import BaseEnvConfig, nearest
+from atroposlib.envs.constants import ENV_NAMESPACE, NAMESPACE_SEP, OPENAI_NAMESPACE
+from atroposlib.envs.hooks import MoreServers
+from atroposlib.envs.runtime import EnvRuntime
+from atroposlib.envs.server_handling.configs import (
+    APIServerConfig,
+    ServerBaseline,
+    ServerConfigs,
+    ServerManagerConfig,
+    as_server_list,
+    resolve_servers,
+)
+from atroposlib.errors import ConfigError
+from atroposlib.utils.cli import extract_namespace, merge_dicts
+
+logger = logging.getLogger(__name__)
+M = TypeVar("M", bound=BaseModel)
+
+MODES = {
+    "serve": "roll out for a trainer, through the rollout API",
+    "process": "make scored groups into a jsonl file, without a trainer",
+    "evaluate": "evaluate the model once",
+}
+# Set by a subcommand whatever config_init says; YAML and flags still win.
+FORCED = {"process": {"ensure_scores_are_not_same": False, "include_messages": True}}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a command line amounts to."""
+
+    mode: str
+    env: BaseEnvConfig
+    servers: ServerConfigs
+    manager: ServerManagerConfig
+    # namespace -> the servers behind it; None where an environment can do without.
+    more_servers: dict[str, ServerConfigs | None] = field(default_factory=dict)
+
+
+class Defaults:
+    """What an environment says before file and flags are read, and the names it accepts."""
+
+    def __init__(self, env_cls: type[EnvRuntime], mode: str) -> None:
+        config, self.servers = env_cls.config_init()
+        self.env_fields = type(config)
+        self.env = {**_said(config), **FORCED.get(mode, {})}
+        if mode == "process" and config.data_path_to_save_groups is None:
+            self.env["data_path_to_save_groups"] = f"data/{env_cls.name or 'groups'}.jsonl"
+        self.more: Mapping[str, MoreServers] = env_cls.more_servers()
+        self.fields = flags.flags_of(
+            {
+                ENV_NAMESPACE + NAMESPACE_SEP: self.env_fields,
+                **{name + NAMESPACE_SEP: APIServerConfig for name in self.server_namespaces},
+                "": ServerManagerConfig,
+            }
+        )
+
+    @property
+    def server_namespaces(self) -> list[str]:
+        """``openai``, and what the environment adds."""
+        return [OPENAI_NAMESPACE, *self.more]
+
+    def shown(self) -> dict[str, Any]:
+        """The defaults by flag, for the help; secrets stay out."""
+        shown = {f"{ENV_NAMESPACE}.{name}": value for name, value in self.env.items()}
+        servers = {OPENAI_NAMESPACE: self.servers}
+        servers.update({k: v.defaults for k, v in self.more.items() if v.defaults is not None})
+        for namespace, configs in servers.items():
+            listed = as_server_list(configs)
+            first: ServerBaseline = listed[0] if listed else ServerBaseline()
+            dumped = first.model_dump(exclude={"api_key"})
+            shown.update((f"{namespace}.{name}", value) for name, value in dumped.items())
+        return shown
+
+
+def _said(config: BaseEnvConfig) -> dict[str, Any]:
+    """What ``config_init`` set. A default of the class is left to the class: environments
+    give some that their own annotation would refuse, such as None for a str."""
+    dumped = config.model_dump()
+    return {
+        name: value
+        for name, value in dumped.items()
+        if name in config.model_fields_set
+        or name not in type(config).model_fields
+        or getattr(config, name) != type(config).model_fields[name].default
+    }
+
+
+def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> Settings:
+    """Merge code, YAML file and flags.
+
+    Raises:
+        ConfigError: a name is unknown or a value is not accepted; the message names it.
+    """
+    mode, words = read_mode(words)
+    defaults = Defaults(env_cls, mode)
+    given = flags.read_flags(words, defaults.fields)
+    yaml_config = read_yaml(given.pop(flags.CONFIG_FLAG, None), defaults)
+
+    manager_names = ServerManagerConfig.model_fields.keys()
+    env_values = merge_dicts(
+        defaults.env,
+        yaml_config.get(ENV_NAMESPACE) or {},
+        extract_namespace(given, ENV_NAMESPACE + NAMESPACE_SEP),
+    )
+    manager_values = {
+        **{k: v for k, v in yaml_config.items() if k in manager_names},
+        **{k: v for k, v in given.items() if k in manager_names},
+    }
+
+    def servers(namespace: str, configs: ServerConfigs | None) -> ServerConfigs | None:
+        overrides = extract_namespace(given, namespace + NAMESPACE_SEP)
+        from_yaml = yaml_config.get(namespace)
+        if configs is None and not overrides and not from_yaml:
+            return None
+        base = APIServerConfig() if configs is None else configs
+        try:
+            return resolve_servers(base, from_yaml, overrides, namespace, logger)
+        except ValidationError as error:
+            raise ConfigError(describe(namespace, error)) from error
+
+    return Settings(
+        mode=mode,
+        env=_validated(ENV_NAMESPACE, defaults.env_fields, env_values),
+        servers=servers(OPENAI_NAMESPACE, defaults.servers) or defaults.servers,
+        manager=_validated("", ServerManagerConfig, manager_values),
+        more_servers={n: servers(n, more.defaults) for n, more in defaults.more.items()},
+    )
+
+
+def read_mode(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The subcommand and what follows it."""
+    if not words:
+        raise ConfigError(f"a subcommand is required: {', '.join(MODES)}")
+    if words[0] not in MODES:
+        hint = nearest(words[0], list(MODES))
+        raise ConfigError(f"invalid choice {words[0]!r}{hint}: one of {', '.join(MODES)}")
+    return words[0], list(words[1:])
+
+
+def help_page(env_cls: type[EnvRuntime], program: str, words: Sequence[str]) -> str:
+    """The flags of ``env_cls`` under the subcommand of ``words``, by default ``serve``."""
+    mode = words[0] if words and words[0] in MODES else "serve"
+    defaults = Defaults(env_cls, mode)
+    about = env_cls.__doc__ or env_cls.__name__
+    return flags.help_page(program, about, MODES, defaults.fields, defaults.shown())
+
+
+def _validated(namespace: str, model: type[M], values: Mapping[str, Any]) -> M:
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise ConfigError(describe(namespace, error)) from error
+
+
+def describe(namespace: str, error: ValidationError) -> str:
+    """One sentence per setting that was not accepted; keys of accounts are not repeated."""
+    sentences = []
+    for problem in error.errors():
+        path = [*([namespace] if namespace else []), *map(str, problem["loc"])]
+        simple = isinstance(problem["input"], (str, int, float, bool, list, type(None)))
+        shown = simple and "api_key" not in path
+        got = f", got {problem['input']!r}" if shown else ""
+        sentences.append(f"{NAMESPACE_SEP.join(path)}: {problem['msg']}{got}")
+    return "; ".join(sentences)
+
+
+# --- the YAML file --------------------------------------------------------------------
+
+
+def read_yaml(path: str | None, defaults: Defaults) -> dict[str, Any]:
+    """The settings of a YAML file; an empty one says nothing."""
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    if loaded is None:
+        return {}
+    namespaces = defaults.server_namespaces
+    known = [ENV_NAMESPACE, *namespaces, *ServerManagerConfig.model_fields]
+    top = _section(path, "", loaded, known)
+    takes_any = defaults.env_fields.model_config.get("extra") == "allow"
+    env_names = None if takes_any else list(defaults.env_fields.model_fields)
+    _section(path, ENV_NAMESPACE, top.get(ENV_NAMESPACE), env_names)
+    for namespace in namespaces:
+        servers = top.get(namespace)
+        for server in servers if isinstance(servers, list) else [servers]:
+            _section(path, namespace, server, list(APIServerConfig.model_fields))
+    return top
+
+
+def _section(path: str, name: str, values: Any, known: list[str] | None) -> dict[str, Any]:
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        place = name or "the top"
+        raise ConfigError(f"--config {path}: expected a mapping at {place}, got {values!r}")
+    prefix = name + NAMESPACE_SEP if name else ""
+    for key in values:
+        if known is not None and key not in known:
+            hint = nearest(str(key), known)
+            raise ConfigError(f"--config {path}: unknown setting {prefix}{key}{hint}")
+    return values

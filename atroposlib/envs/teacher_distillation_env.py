@@ -1,0 +1,225 @@
+"""Environments whose groups carry what a teacher thinks of each token.
+
+    scored group --> teacher: K likeliest tokens at each position --> group, sent as ever
+                        '-- no usable answer: counted, named, and sent without it
+
+Letters: G sequences of a group, T_g tokens of one of them, K_t teacher tokens at position t.
+``serve``, ``process`` and ``evaluate`` read ``--teacher.<field>`` and ``teacher:`` alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
+from atroposlib.envs.hooks import MoreServers
+from atroposlib.envs.server_handling.configs import (
+    ServerBaseline,
+    ServerConfigs,
+    as_server_list,
+)
+from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.errors import AtroposError, ConfigError, InvalidGroup, boundary
+from atroposlib.type_definitions import Item
+
+logger = logging.getLogger(__name__)
+
+NO_TEACHER_TOKENIZER = ("", "none")  # then the teacher's model name names its tokenizer
+
+# One sequence: ids and logprobs, (T_g, K_t) each.
+TeacherRows = tuple[list[list[int]], list[list[float]]]
+
+
+class TeacherDistillationConfig(BaseEnvConfig):
+    """What an environment with a teacher adds."""
+
+    teacher_enabled: bool = Field(
+        default=False, description="ask a teacher for the logprobs of every sequence"
+    )
+    teacher_top_k: int = Field(
+        default=0,
+        ge=-1,
+        description="teacher tokens per position; 0: the sampled token only; -1: do not ask",
+    )
+
+
+class TeacherDistillationEnv(BaseEnv, ABC):
+    """A :class:`BaseEnv` with a second set of servers that holds the teacher.
+
+    Raises at construction:
+        ConfigError: ``teacher_enabled`` without servers, or a teacher with other tokens.
+    """
+
+    env_config_cls = TeacherDistillationConfig
+    teacher_namespace = "teacher"
+    config: TeacherDistillationConfig
+
+    def __init__(
+        self,
+        config: TeacherDistillationConfig,
+        server_configs: ServerConfigs,
+        slurm: bool = False,
+        testing: bool = False,
+        teacher_server_configs: ServerConfigs | None = None,
+    ) -> None:
+        super().__init__(config, server_configs, slurm, testing)
+        self.teacher_server: ServerManager | None = None
+        self.teacher_groups = 0  # groups that went on with the teacher's numbers
+        self.teacher_failures: Counter[str] = Counter()  # groups without, by kind of error
+        if config.teacher_enabled:
+            if teacher_server_configs is None:
+                raise ConfigError(
+                    "teacher_enabled without a teacher: pass teacher_server_configs, set "
+                    f"--{self.teacher_namespace}.base_url, or override teacher_config_init"
+                )
+            self._check_tokenizers(teacher_server_configs)
+            self.teacher_server = ServerManager(teacher_server_configs)
+        self.machinery |= {"teacher_server", "teacher_groups", "teacher_failures"}
+
+    @classmethod
+    def teacher_config_init(cls) -> ServerConfigs | None:
+        """Servers of the teacher, as ``config_init`` gives those of the model; None: none."""
+        return None
+
+    @classmethod
+    def more_servers(cls) -> dict[str, MoreServers]:
+        """The teacher's, under ``teacher_namespace``."""
+        servers = MoreServers("teacher_server_configs", cls.teacher_config_init())
+        return {**super().more_servers(), cls.teacher_namespace: servers}
+
+    def _check_tokenizers(self, teachers: ServerConfigs) -> None:
+        """Ids are only comparable where they mean the same text."""
+        listed: Sequence[ServerBaseline] = as_server_list(teachers) or []
+        if isinstance(teachers, ServerBaseline):
+            listed = [teachers]
+        for name in {tokenizer_of(teacher) for teacher in listed}:
+            if name == self.config.tokenizer_name:
+                continue
+            from transformers import AutoTokenizer
+
+            try:
+                vocabulary = AutoTokenizer.from_pretrained(name).get_vocab()
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"teacher tokenizer {name!r} cannot be loaded; set "
+                    f"--{self.teacher_namespace}.tokenizer_name: {error}"
+                ) from error
+            if vocabulary != self.tokenizer.get_vocab():
+                raise ConfigError(
+                    f"teacher tokenizer {name!r} has another vocabulary than "
+                    f"{self.config.tokenizer_name!r}: their token ids cannot be compared"
+                )
+
+    # --- groups on their way out --------------------------------------------------------
+
+    async def handle_send_to_api(
+        self,
+        scored_data: ScoredDataGroup | Sequence[ScoredDataGroup | None] | None,
+        item: Item | None = None,
+        do_send_to_api: bool = True,
+        abort_on_any_max_length_exceeded: bool = True,
+    ) -> list[ScoredDataGroup]:
+        """As :meth:`BaseEnv.handle_send_to_api`, with the teacher's numbers added first."""
+        single = scored_data is None or isinstance(scored_data, dict)
+        given: Any = [scored_data] if single else scored_data
+        groups = await asyncio.gather(
+            *(self.with_teacher(group, item) for group in given if group)
+        )
+        return await super().handle_send_to_api(
+            groups, item, do_send_to_api, abort_on_any_max_length_exceeded
+        )
+
+    async def with_teacher(self, group: ScoredDataGroup, item: Item) -> ScoredDataGroup:
+        """A copy of ``group`` whose ``distill_*`` are the teacher's, (G, T_g, K_t), or None."""
+        taught = ScoredDataGroup(**group)
+        taught["distill_token_ids"] = taught["distill_logprobs"] = None
+        top_k = self.top_k_of(group)
+        if self.teacher_server is None or top_k is None:
+            return taught
+        asked = [self._ask(self.teacher_server, row, top_k, item) for row in group["tokens"]]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        rows: list[TeacherRows] = []
+        for answer in answers:
+            if isinstance(answer, AtroposError):
+                self._count_failure(answer, item)
+                return taught
+            if isinstance(answer, BaseException):
+                raise answer
+            rows.append(answer)
+        taught["distill_token_ids"] = [ids for ids, _ in rows]
+        taught["distill_logprobs"] = [logprobs for _, logprobs in rows]
+        self.teacher_groups += 1
+        return taught
+
+    def top_k_of(self, group: ScoredDataGroup) -> int | None:
+        """Teacher tokens to ask for; None: this group goes on without the teacher."""
+        overrides = group.get("group_overrides") or {}
+        if not group["tokens"] or overrides.get("skip_teacher_top_k"):
+            return None
+        own = overrides.get("teacher_top_k")
+        top_k = self.config.teacher_top_k if own is None else int(own)
+        return top_k if top_k >= 0 else None
+
+    async def _ask(
+        self, teacher: ServerManager, tokens: Sequence[int], top_k: int, item: Item
+    ) -> TeacherRows:
+        with boundary(self.label(), item, "teacher"):
+            answer = await teacher.get_logprobs(
+                input_ids=list(tokens), top_k=top_k, max_tokens=1, split="train"
+            )
+            ids, logprobs = answer["prompt_topk_token_ids"], answer["prompt_topk_logprobs"]
+        return checked_rows(ids, logprobs, len(tokens))
+
+    def _count_failure(self, error: AtroposError, item: Item) -> None:
+        self.teacher_failures[type(error).__name__] += 1
+        logger.warning("group of item %r goes on without its teacher: %s", item, error)
+
+    # --- metrics and the end ------------------------------------------------------------
+
+    async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None:
+        """As :meth:`BaseEnv.wandb_log`, with how often the teacher answered."""
+        emitted = dict(metrics or {})
+        if self.teacher_server is not None:
+            emitted["train/teacher_groups"] = self.teacher_groups
+            emitted["train/teacher_failed"] = sum(self.teacher_failures.values())
+            for kind, count in self.teacher_failures.items():
+                emitted[f"train/teacher_failed_{kind}"] = count
+            await self.teacher_server.wandb_metrics(emitted, "teacher")
+        await super().wandb_log(emitted)
+
+    async def close(self) -> None:
+        """Close the teacher's connections too."""
+        if self.teacher_server is not None:
+            await self.teacher_server.close()
+        await super().close()
+
+
+def tokenizer_of(teacher: ServerBaseline) -> str:
+    """The name of a teacher's tokenizer."""
+    named = teacher.tokenizer_name
+    return teacher.model_name if named in NO_TEACHER_TOKENIZER else named
+
+
+def checked_rows(
+    ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], length: int
+) -> TeacherRows:
+    """The rows of one sequence, one entry per token position; position 0 may be empty.
+
+    Raises:
+        InvalidGroup: a position is missing, or has more ids than logprobs or fewer.
+    """
+    if not len(ids) == len(logprobs) == length:
+        problem = f"{len(ids)} ids, {len(logprobs)} logprobs for {length} tokens"
+        raise InvalidGroup("distill_token_ids", "", problem)
+    for position, (some, their) in enumerate(zip(ids, logprobs)):
+        if len(some) != len(their):
+            problem = f"{len(some)} ids and {len(their)} logprobs"
+            raise InvalidGroup("distill_token_ids", f"[{position}]", problem)
+    return [list(row) for row in ids], [list(row) for row in logprobs]

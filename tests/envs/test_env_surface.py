@@ -1,0 +1,267 @@
+"""What environments read and write on ``self``, and the names of what they emit."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from atroposlib.envs.base import BaseEnvConfig
+from atroposlib.envs.logbook import WandbSink
+from tests.envs.toys import ToyEnv, toy_env
+
+ATTRIBUTES = (
+    "config server tokenizer workers eval_workers backlog running_items curr_step max_token_len "
+    "completion_lengths rollouts_for_wandb items_sent_this_step task_duration "
+    "succeeded_task_duration failed_task_duration mainloop_timings workers_added_list "
+    "task_successful last_completed_item eval_runner wandb_project wandb_group wandb_prepend "
+    "checkpoint_dir checkpoint_interval status_dict env_id jsonl_writer process_mode "
+    "n_groups_to_process group_size_to_process derived_batch_size max_num_workers"
+).split()
+
+
+@pytest.fixture
+def env(toy_config, inference_url):
+    return toy_env(toy_config, inference_url)
+
+
+class Recorded:
+    """A sink that keeps what is emitted."""
+
+    def __init__(self):
+        self.emitted = []
+
+    def write(self, metrics, step):
+        self.emitted.append((dict(metrics), step))
+
+    def close(self): ...
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_a_new_environment_has_the_attributes_of_old(env, name):
+    getattr(env, name)
+
+
+def test_they_begin_as_they_always_did(env):
+    assert (env.curr_step, env.max_token_len, env.checkpoint_dir) == (0, -1, "")
+    assert (env.checkpoint_interval, env.jsonl_writer) == (-1, None)
+    assert env.workers == set() == env.eval_workers
+    assert env.derived_batch_size == env.config.batch_size == -1
+    assert env.max_num_workers == 8  # per server, and there is one
+    env.backlog.append("item")
+    env.completion_lengths.append(3)
+
+
+def test_the_callers_config_is_not_changed_by_the_environment(toy_config, inference_url):
+    toy_config.data_path_to_save_groups = "groups.jsonl"
+    env = toy_env(toy_config, inference_url)
+    env.config.group_size = 99
+    assert toy_config.group_size == 2
+
+
+def test_a_taken_path_gets_a_number_that_the_config_shows(env, toy_config, tmp_path):
+    wanted = tmp_path / "groups.jsonl"
+    wanted.write_text("")
+    toy_config.data_path_to_save_groups = str(wanted)
+    again = ToyEnv(toy_config, [server.config for server in env.server.servers])
+    assert again.config.data_path_to_save_groups == str(tmp_path / "groups_1.jsonl")
+    again.jsonl_writer.write({"tokens": [[1]]})
+    again.jsonl_writer.close()
+    assert json.loads((tmp_path / "groups_1.jsonl").read_text()) == {"tokens": [[1]]}
+
+
+# --- metrics ------------------------------------------------------------------------------
+
+
+async def test_the_runtimes_metrics_have_their_names(env):
+    sink = Recorded()
+    env.logbook.sinks = [sink]
+    env.completion_lengths = list(range(1, 101))
+    for timings in (env.task_duration, env.succeeded_task_duration, env.mainloop_timings):
+        timings += [1.0, 3.0]
+    env.failed_task_duration += [2.0]  # one alone says nothing about spread
+    env.workers_added_list += [1, 2]
+    await env.wandb_log({"train/percent_correct": 0.5})
+    ((metrics, step),) = sink.emitted
+    durations = [
+        f"train_perf/{name}_{figure}"
+        for name in (
+            "task_duration",
+            "succeeded_task_duration",
+            "mainloop_timings",
+            "workers_added_per_attempt",
+        )
+        for figure in ("mean", "std", "max", "min")
+    ]
+    assert set(metrics) == {
+        "train/percent_correct",
+        "train/completion_lengths",
+        *(f"train/completion_lengths_{figure}" for figure in ("std", "max", "min", "p95")),
+        "train/items_sent_to_api",
+        "train/items_rejected",
+        *durations,
+    }
+    assert step == 0
+    assert metrics["train/completion_lengths"] == 50.5
+    assert metrics["train/completion_lengths_p95"] == 95  # of the lengths, in tokens
+    assert metrics["train_perf/task_duration_mean"] == 2.0
+    assert (env.completion_lengths, env.task_duration) == ([], [])
+
+
+async def test_every_servers_timings_have_their_names(env):
+    sink = Recorded()
+    env.logbook.sinks = [sink]
+    for split in ("train", "eval"):
+        await env.server.completion(prompt="a", n=1, max_tokens=4, split=split)
+    await env.wandb_log()
+    await env.close()
+    metrics, _ = sink.emitted[0]
+    assert metrics.keys() >= {
+        *(f"server/server_0_request_time_{figure}" for figure in ("avg", "std", "99p")),
+        *(f"server/server_0_eval_request_time_{figure}" for figure in ("avg", "std", "99p")),
+        "server/server_0_average_num_attempts",
+        "server/server_0_eval_retry_rate",
+    }
+
+
+def test_only_train_names_are_prefixed_for_wandb():
+    class Run:
+        def log(self, metrics, step):
+            self.logged = (metrics, step)
+
+    sink = WandbSink(Run())
+    sink.prefix = "toy_0_"
+    sink.write({"train/x": 1, "train_perf/y": 2, "eval/z": 3, "server/server_0_a": 4}, 7)
+    assert sink._run.logged == (
+        {"toy_0_train/x": 1, "toy_0_train_perf/y": 2, "eval/z": 3, "server/server_0_a": 4},
+        7,
+    )
+
+
+# --- evaluation results -------------------------------------------------------------------
+
+
+async def test_results_are_written_before_they_are_shown_whatever_they_hold(
+    env, tmp_path, capsys
+):
+    import numpy as np
+
+    env.config.data_dir_to_save_evals = str(tmp_path)
+    metrics = {"eval/acc": np.float32(0.5), "none": None, "word": "fine", "nan": float("nan")}
+    await env.evaluate_log(metrics, samples=[{"scores": np.array([1, 2])}], verbose=True)
+    document = json.loads((tmp_path / "metrics.json").read_text())
+    expected = {"eval/acc": 0.5, "none": None, "word": "fine", "nan": None}
+    assert document["results"] == {"atropos|toy_eval|0": expected, "all": expected}
+    general = document["config_general"]
+    assert general["model_name"] == "fake"
+    assert float(general["total_evaluation_time_seconds"]) == 0.0
+    assert general["generation_parameters"] == {"max_new_tokens": 2048}
+    assert json.loads((tmp_path / "samples.jsonl").read_text()) == {"scores": [1, 2]}
+    assert "acc" in capsys.readouterr().out
+
+
+async def test_empty_results_and_no_directory_are_no_error(env, tmp_path, capsys):
+    await env.evaluate_log({})
+    env.config.data_dir_to_save_evals = str(tmp_path / "deep" / "down")
+    await env.evaluate_log({}, task_name="mine", model_name="m", verbose=False)
+    document = json.loads((tmp_path / "deep" / "down" / "metrics.json").read_text())
+    assert document["results"] == {"atropos|mine|0": {}, "all": {}}
+    assert document["config_general"]["model_name"] == "m"
+
+
+async def test_evaluations_of_a_run_do_not_overwrite_one_another(env, tmp_path):
+    env.config.data_dir_to_save_evals = str(tmp_path)
+    for step in (3, 6):
+        env.measured_at = lambda step=step: {"eval_step": step}
+        await env.evaluate_log({"acc": step})
+    assert {path.name for path in tmp_path.iterdir()} == {"step-3", "step-6"}
+
+
+# --- rollouts shown -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shown", [-1, 1, 5])
+async def test_a_group_smaller_than_what_is_shown_is_shown_whole(env, shown):
+    env.logs_to_wandb = lambda: True
+    env.config.num_rollouts_per_group_for_logging = shown
+    await env.add_rollouts_for_wandb({"tokens": [[5, 6], [7]], "scores": [1.0, 0.0]})
+    (rows,) = env.rollouts_for_wandb
+    assert len(rows) == (1 if shown == 1 else 2)
+
+
+# --- checkpoints --------------------------------------------------------------------------
+
+
+def registered(env, name, step, directory):
+    env.wandb_prepend, env.curr_step, env.checkpoint_dir = name, step, str(directory)
+    return env
+
+
+def test_a_restarted_environment_finds_its_state_under_its_new_name_and_step(env, tmp_path):
+    registered(env, "toy_0", 40, tmp_path).save_checkpoint(40, {"iter": 7})
+    env.save_checkpoint(60, {"iter": 9})  # of the future, from before a trainer went back
+    assert (tmp_path / "env_checkpoints" / "toy_0" / "step-40.json").read_text() == (
+        '{"iter": 7}'
+    )
+    registered(env, "toy_1", 57, tmp_path).load_checkpoint()
+    assert env.iter == 7
+
+
+def test_its_own_state_comes_before_that_of_a_namesake(env, tmp_path):
+    registered(env, "toy_1", 5, tmp_path).save_checkpoint(5, {"iter": 1})
+    registered(env, "toy_0", 5, tmp_path).save_checkpoint(5, {"iter": 2})
+    registered(env, "other_0", 5, tmp_path).save_checkpoint(5, {"iter": 3})
+    registered(env, "toy_1", 9, tmp_path).load_checkpoint()
+    assert env.iter == 1
+
+
+def test_an_unreadable_checkpoint_is_passed_over(env, tmp_path, caplog):
+    registered(env, "toy_0", 5, tmp_path).save_checkpoint(4, {"iter": 4})
+    (tmp_path / "env_checkpoints" / "toy_0" / "step-5.json").write_text('{"iter": ')
+    with caplog.at_level(logging.WARNING):
+        env.load_checkpoint()
+    assert env.iter == 4
+    assert "step-5.json cannot be read" in caplog.text
+
+
+def test_a_checkpoint_reaches_nothing_but_the_environments_own_data(env, tmp_path, caplog):
+    before = {name: getattr(env, name) for name in ("server", "config", "curr_step", "gate")}
+    hostile = {
+        "iter": 5,
+        **dict.fromkeys(("server", "config", "curr_step", "pool", "cleanup"), "owned"),
+        **dict.fromkeys(("_init_run", "__class__", "invented", "failures"), "owned"),
+    }
+    registered(env, "toy_0", 1, tmp_path).save_checkpoint(1, hostile)
+    before["curr_step"] = 1
+    with caplog.at_level(logging.WARNING):
+        env.load_checkpoint()
+    assert env.iter == 5
+    assert {name: getattr(env, name) for name in before} == before
+    assert not hasattr(env, "invented")
+    assert caplog.text.count("is not an attribute to restore") == len(hostile) - 1
+
+
+def test_data_set_before_the_constructor_of_the_base_class_can_be_restored(env, tmp_path):
+    class Early(ToyEnv):
+        level = 1
+
+        def __init__(self, *args, **kwargs):
+            self.cursor = 0
+            super().__init__(*args, **kwargs)
+
+    early = Early(BaseEnvConfig(), [env.server.servers[0].config])
+    registered(early, "toy_0", 1, tmp_path).save_checkpoint(1, {"cursor": 3, "level": 4})
+    early.load_checkpoint()
+    assert (early.cursor, early.level) == (3, 4)
+
+
+def test_without_data_or_directory_nothing_is_written(env, tmp_path):
+    env.save_checkpoint(3, {"iter": 1})
+    registered(env, "toy_0", 3, tmp_path).save_checkpoint(3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_from_the_api_cannot_lead_out_of_the_directory(env, tmp_path):
+    registered(env, "../../evil", 3, tmp_path / "a" / "b").save_checkpoint(3, {"iter": 1})
+    assert all((tmp_path / "a" / "b") in path.parents for path in tmp_path.rglob("*.json"))

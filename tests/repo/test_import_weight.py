@@ -1,0 +1,75 @@
+"""Importing a public module loads nothing heavy: commands and workers start at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = (
+    "datasets fastapi gradio httpx openai pyarrow rich safetensors scipy sympy torch "
+    "transformers uvicorn wandb zstandard"
+).split()
+LIGHT = (
+    "atroposlib.envs atroposlib.envs.base atroposlib.envs.config atroposlib.envs.constants "
+    "atroposlib.envs.eval atroposlib.envs.function_env atroposlib.envs.reward_fns "
+    "atroposlib.envs.teacher_distillation_env "
+    "atroposlib.envs.server_handling.managed_server "
+    "atroposlib.envs.server_handling.openai_server "
+    "atroposlib.envs.server_handling.proxy_client "
+    "atroposlib.envs.server_handling.server_baseline "
+    "atroposlib.envs.server_handling.server_harness "
+    "atroposlib.envs.server_handling.server_manager "
+    "atroposlib.envs.server_handling.sglang_server "
+    "atroposlib.envs.server_handling.tool_call_translator "
+    "atroposlib.envs.server_handling.trl_vllm_server "
+    "atroposlib.envs.server_handling.vllm_server "
+    "atroposlib.client atroposlib.errors atroposlib.frontend.jsonl2html "
+    "atroposlib.type_definitions atroposlib.utils.advantages "
+    "atroposlib.utils.best_of_n_selection atroposlib.utils.cli atroposlib.utils.display "
+    "atroposlib.utils.force_diverse_samples atroposlib.utils.io "
+    "atroposlib.utils.message_history_utils atroposlib.utils.metrics "
+    "atroposlib.utils.tokenize_for_trainer "
+    "atroposlib.utils.tokenizers.qwen_fixed_tokenizer atroposlib.utils.tool_call_parser "
+    "atroposlib.wire"
+).split()
+
+# One interpreter per module would take minutes: what a module adds is counted as its own.
+PROBE = """
+import importlib, sys
+heavy = set(sys.argv[1].split())
+for name in sys.argv[2:]:
+    before = heavy & set(sys.modules)
+    importlib.import_module(name)
+    print(name, *sorted((heavy & set(sys.modules)) - before))
+"""
+
+
+def loaded_by(*modules: str) -> dict[str, list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, " ".join(HEAVY), *modules],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return {name: heavy for name, *heavy in lines}
+
+
+def test_no_public_module_loads_anything_heavy():
+    found = loaded_by(*LIGHT)
+    assert {name: heavy for name, heavy in found.items() if heavy} == {}
+    assert len(found) == len(LIGHT)
+
+
+def test_the_base_class_alone_loads_nothing_heavy():
+    assert loaded_by("atroposlib.envs.base") == {"atroposlib.envs.base": []}
+
+
+@pytest.mark.parametrize("module", ["httpx", "sympy"])
+def test_the_probe_sees_what_is_heavy(module):
+    assert module in loaded_by(module)[module]
