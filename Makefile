@@ -10,7 +10,7 @@ SEED ?= 0
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-LINTED := atroposlib environments example_trainer scripts tests benchmarks
+LINTED := atroposlib environments example_trainer helpers scripts tests benchmarks
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart lint check test format config wire map bench torture lock clean

@@ -1,30 +1,123 @@
-"""The environment in the README is a real one."""
+"""The environments in the README and in its guide are real ones: they run as they stand there."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import sys
 from pathlib import Path
 
-from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
+import pytest
+
+from atroposlib.envs.base import APIServerConfig, BaseEnv
 from atroposlib.testing.fake_inference import FakeInference
-from atroposlib.testing.tiny import char_tokenizer
+from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
+from tests.envs.conftest import RunningApi
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/environments.md")
+BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 
 
-async def test_the_environment_of_the_readme_runs_as_it_stands_there(tmp_path):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (source,) = re.findall(r"^```python\n(.*?)^```", readme, flags=re.DOTALL | re.MULTILINE)
-    names: dict[str, object] = {"__name__": "sums"}
-    exec(compile(source, "README.md", "exec"), names)
+def environments_of(page):
+    for source in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+        (name,) = re.findall(r"^    (\w+)\.cli\(\)", source, flags=re.MULTILINE)
+        yield pytest.param(page, name, source, id=f"{page}:{name}")
+
+
+ALL = [one for page in PAGES for one in environments_of(page)]
+
+
+def written(page, name, source):
+    names = {"__name__": "written_in_the_docs"}
+    exec(compile(source, page, "exec"), names)
+    return names[name]
+
+
+@pytest.fixture(autouse=True)
+def problems(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"What is {n} + 4?", "answer": str(n + 4)} for n in range(8)]
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def env_of():
+    replies = {}
+
+    def says_something_else_each_time(prompt, index):
+        replies[prompt] = replies.get(prompt, -1) + 1
+        return str(replies[prompt] + 3)
+
+    with FakeInference(reply=says_something_else_each_time).running() as url:
+
+        def make(env_cls, **settings):
+            server = APIServerConfig(
+                base_url=f"{url}/v1", server_type="vllm", model_name="fake"
+            )
+            config = env_cls.config_init()[0].model_copy(
+                update={"use_wandb": False, "total_steps": 2, **settings}
+            )
+            env = env_cls(config, [server])
+            env.tokenizer = char_tokenizer(ASCII_ALPHABET)
+            return env
+
+        yield make
+
+
+@pytest.mark.parametrize(("page", "name", "source"), ALL)
+async def test_it_processes(page, name, source, env_of, tmp_path):
     groups = tmp_path / "groups.jsonl"
-    with FakeInference(reply=lambda prompt, i: "7" if i == 0 else "no idea").running() as url:
-        config = BaseEnvConfig(
-            total_steps=2, use_wandb=False, seed=0, data_path_to_save_groups=str(groups),
-            ensure_scores_are_not_same=False, group_size=4,
-        )  # fmt: skip
-        server = APIServerConfig(base_url=f"{url}/v1", server_type="vllm", model_name="fake")
-        env = names["SumsEnv"](config, [server])
-        env.tokenizer = char_tokenizer()
-        assert await env.process_manager() == 2
-    assert len(groups.read_text().splitlines()) == 2
+    env = env_of(
+        written(page, name, source),
+        data_path_to_save_groups=str(groups),
+        ensure_scores_are_not_same=False,
+    )
+    assert await env.process_manager() >= 2
+    for line in groups.read_text().splitlines():
+        assert len(json.loads(line)["scores"]) == env.config.group_size
+
+
+@pytest.mark.parametrize(("page", "name", "source"), ALL)
+async def test_it_evaluates(page, name, source, env_of, tmp_path):
+    env = env_of(written(page, name, source), data_dir_to_save_evals=str(tmp_path / "evals"))
+    await env.setup()
+    await env.evaluate()
+    await env.close()
+    metrics = json.loads((tmp_path / "evals" / "metrics.json").read_text())["results"]["all"]
+    assert metrics.get("failed", 0) == 0
+
+
+@pytest.mark.parametrize(("page", "name", "source"), ALL)
+async def test_it_serves(page, name, source, env_of, tmp_path):
+    api = RunningApi(tmp_path / "queue")
+    api.start()
+    try:
+        env = env_of(
+            written(page, name, source),
+            rollout_server_url=api.url,
+            ensure_scores_are_not_same=False,
+        )
+        trainer = api.trainer(batch_size=env.config.group_size, num_steps=2)
+        serving = asyncio.ensure_future(env.env_manager())
+        claimed = await asyncio.to_thread(trainer.claim, wait_s=20.0)
+        (group,) = claimed.batch
+        assert len(group.scores) == env.config.group_size
+        env.serving.stopping.ask("the test has seen enough")
+        await asyncio.wait_for(serving, 20)
+        trainer.close()
+    finally:
+        api.stop()
+
+
+def test_the_first_of_them_is_ten_lines_and_has_a_command_line(env_of, monkeypatch, capsys):
+    page, name, source = ALL[0].values
+    assert len([line for line in source.splitlines() if line.strip()]) <= 10
+    env_cls = written(page, name, source)
+    assert issubclass(env_cls, BaseEnv)
+    monkeypatch.setattr(sys, "argv", ["sums.py", "serve", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        env_cls.cli()
+    assert ended.value.code == 0
+    assert "--env.eval_fraction" in capsys.readouterr().out

@@ -1,0 +1,97 @@
+"""Settings of an environment that is a function: its config class, made from keyword arguments.
+
+keywords of @environment -> new defaults      settings={...} -> new fields and flags
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
+
+from pydantic import Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from atroposlib.envs.config import BaseEnvConfig, nearest
+from atroposlib.envs.settings import describe
+from atroposlib.errors import ConfigError
+
+
+class FunctionEnvConfig(BaseEnvConfig):
+    """What every function environment has beside the settings of all environments."""
+
+    temperature: float = Field(default=1.0, ge=0, description="of training rollouts")
+    max_tokens: int = Field(default=512, ge=1, description="most tokens of one reply")
+    epochs: int = Field(default=-1, description="passes over the data set; -1: endless")
+    shuffle: bool = Field(
+        default=True, description="another order in every pass; a generator keeps its own"
+    )
+    eval_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="share of the data set held out, where no eval_dataset is given",
+    )
+    eval_items: int = Field(default=-1, description="held-out items evaluated; -1: all")
+    eval_samples: int = Field(default=1, ge=1, description="rollouts of each held-out item")
+    eval_temperature: float = Field(default=0.0, ge=0, description="of evaluation; 0: greedy")
+    reward_weights: dict[str, float] = Field(
+        default_factory=dict,
+        description="weights of named rewards that differ from the code's",
+    )
+
+
+def config_class(
+    name: str,
+    base: type[BaseEnvConfig],
+    settings: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> type[FunctionEnvConfig]:
+    """A config class with the fields of ``base``, the new ``settings`` and other ``defaults``.
+
+    ``settings`` maps a name to a default, to a ``Field(...)`` or to ``(type, Field(...))``.
+
+    Raises:
+        ConfigError: a default is of no field, or not accepted by it.
+    """
+    bases: tuple[type[BaseEnvConfig], ...] = (base, FunctionEnvConfig)
+    if issubclass(base, FunctionEnvConfig):
+        bases = (base,)
+    known = {**FunctionEnvConfig.model_fields, **base.model_fields}
+    fields = {key: _new_field(name, key, value, known) for key, value in settings.items()}
+    for key, value in defaults.items():
+        if key not in known:
+            hint = nearest(key, [*known, *settings])
+            raise ConfigError(
+                f"{name}: {key!r} is no setting{hint}; new ones go into settings={{...}}"
+            )
+        fields[key] = _with_default(known[key], value)
+    made = create_model(
+        f"{name.title().replace('_', '')}Config",
+        __base__=bases,
+        __doc__=f"Settings of the environment {name!r}.",
+        **fields,
+    )
+    try:
+        made(**defaults)
+    except ValidationError as error:
+        raise ConfigError(describe(name, error)) from error
+    return cast(type[FunctionEnvConfig], made)
+
+
+def _new_field(name: str, key: str, value: Any, known: Mapping[str, FieldInfo]) -> Any:
+    if key in known:
+        raise ConfigError(f"{name}: {key!r} is a setting already; give it as {key}=...")
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, FieldInfo):
+        value = Field(default=value)
+    example = value.get_default(call_default_factory=True, validated_data={})
+    return (Any if example is None else type(example), value)
+
+
+def _with_default(field: FieldInfo, value: Any) -> Any:
+    """The same field, constraints and all, with another default."""
+    kind: Any = field.annotation
+    if field.metadata:
+        kind = Annotated[(kind, *field.metadata)]
+    return (kind, Field(default=value, description=field.description))

@@ -1,0 +1,297 @@
+"""Where the tasks of a function environment come from: order, passes, held-out part, place.
+
+list | iterable | callable | "file.jsonl" | "hub:name/split" --load--> rows
+rows --split--> (trained on, held out) --Cursor--> one task after another, resumable
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import json
+import logging
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+from atroposlib.envs.function_env.config import FunctionEnvConfig
+from atroposlib.envs.function_env.rewards import call_user
+from atroposlib.envs.groups import plain
+from atroposlib.errors import ConfigError, boundary
+
+logger = logging.getLogger(__name__)
+HUB = "hub:"
+MOST_EVAL_ITEMS = 100_000  # an endless eval data set is a mistake, not a wait
+
+
+class TaskItem(TypedDict):
+    """A task on its way through the runtime.
+
+    Example: {"id": "3+4", "task": {"id": "3+4", "a": 3, "b": 4}, "place": 17, "epoch": 0}
+    """
+
+    id: str
+    task: Any
+    place: int  # how many tasks were handed out before it
+    epoch: int
+
+
+class Source(Protocol):
+    """Tasks by their place. A place is asked for once, and later ones come later."""
+
+    def at(self, place: int) -> TaskItem | None:
+        """The task at ``place``; None: the data end before it."""
+
+
+def task_id(task: Any) -> str:
+    """The task's own ``id``, else a hash of its content: the same in every run and order."""
+    if isinstance(task, Mapping) and task.get("id") is not None:
+        return str(task["id"])
+    text = json.dumps(plain(task), sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+async def prepare(
+    dataset: Any, eval_dataset: Any, config: FunctionEnvConfig, *, env: str
+) -> tuple[Source, list[TaskItem]]:
+    """Where training tasks come from, and the tasks to evaluate on.
+
+    Raises:
+        ConfigError: the data set is empty, or is none.
+        DatasetUnavailable: a file or a hub data set cannot be read.
+        RolloutError: a callable failed.
+    """
+    rows: Any = await load(dataset, config, env=env, split="train")
+    held_out: list[Any] = []
+    source: Source = Stream(rows, epochs=config.epochs)
+    if is_indexed(rows):
+        fraction = config.eval_fraction if eval_dataset is None else 0.0
+        trained, apart = await call_user(split_held_out, rows, fraction)
+        if not trained:
+            raise ConfigError(f"{env}: the data set is empty")
+        held_out = [rows[i] for i in apart]
+        source = Indexed(
+            rows, trained, seed=config.seed, shuffle=config.shuffle, epochs=config.epochs
+        )
+    if eval_dataset is not None:
+        held_out = eval_rows(
+            await load(eval_dataset, config, env=env, split="test"), config.eval_items
+        )
+    most = len(held_out) if config.eval_items < 0 else config.eval_items
+    return source, [
+        {"id": task_id(task), "task": task, "place": i, "epoch": 0}
+        for i, task in enumerate(held_out[:most])
+    ]
+
+
+# --- loading ------------------------------------------------------------------------
+
+
+async def load(spec: Any, config: Any, *, env: str, split: str) -> Iterable[Any]:
+    """The rows that ``spec`` stands for; ``split`` names the part of a folder or of the hub.
+
+    Raises:
+        ConfigError: it stands for nothing that can be iterated.
+        DatasetUnavailable: a file or a hub data set cannot be read.
+        RolloutError: a callable failed.
+    """
+    if callable(spec) and not _is_data(spec):
+        with boundary(env, None, f"loading the {split} data"):
+            takes_config = _takes_an_argument(spec)
+            spec = await (call_user(spec, config) if takes_config else call_user(spec))
+    if isinstance(spec, (str, Path)):
+        spec = await call_user(named_rows, str(spec), split)
+    if isinstance(spec, Mapping) or not _is_data(spec):
+        raise ConfigError(
+            f"{env}: a data set is a list or another iterable of tasks, a callable that "
+            f"returns one, a file, or '{HUB}name/split', not {type(spec).__name__}"
+        )
+    rows: Iterable[Any] = spec
+    return rows
+
+
+def named_rows(name: str, split: str) -> list[dict[str, Any]]:
+    """Rows of a file or folder, or of the hub as ``hub:[owner/]name[:subset]/split``."""
+    from atroposlib.utils.datasets import load_rows
+
+    option = "the data set of @environment"
+    if not name.startswith(HUB):
+        return load_rows(name, split, path=name, option=option)
+    source, _, part = name[len(HUB) :].rpartition("/")
+    if not source:
+        raise ConfigError(
+            f"{name!r}: write {HUB}name/split, such as {HUB}openai/gsm8k:main/train"
+        )
+    source, _, subset = source.partition(":")
+    return load_rows(source, part, subset=subset or None, option=option)
+
+
+def _takes_an_argument(function: Any) -> bool:
+    return any(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in inspect.signature(function).parameters.values()
+    )
+
+
+def _is_data(spec: Any) -> bool:
+    return hasattr(spec, "__iter__") or is_indexed(spec)
+
+
+def is_indexed(rows: Any) -> bool:
+    """Whether the number of rows is known and each can be asked for: a list, an HF data set."""
+    return hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+
+
+# --- held out -----------------------------------------------------------------------
+
+
+def split_held_out(rows: Sequence[Any], fraction: float) -> tuple[list[int], list[int]]:
+    """Indices that are trained on, and indices that are held out.
+
+    By a hash of each task's id, so a row stays on its side when others come or go, whatever
+    the seed. At least one of each side while there are two rows and ``fraction`` is over 0.
+    """
+    if fraction <= 0 or len(rows) < 2:
+        return list(range(len(rows))), []
+    drawn = [_uniform(task_id(rows[i])) for i in range(len(rows))]
+    held_out = [i for i, number in enumerate(drawn) if number < fraction]
+    if not held_out:
+        held_out = [min(range(len(rows)), key=drawn.__getitem__)]
+    if len(held_out) == len(rows):
+        held_out.remove(max(range(len(rows)), key=drawn.__getitem__))
+    apart = set(held_out)
+    return [i for i in range(len(rows)) if i not in apart], held_out
+
+
+def _uniform(identity: str) -> float:
+    """A number in [0, 1) that only the text decides."""
+    digest = hashlib.sha256(f"held out/{identity}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def eval_rows(rows: Iterable[Any], most: int) -> list[Any]:
+    """The first ``most`` rows; -1 means all.
+
+    Raises:
+        ConfigError: all were asked for and there is no end of them.
+    """
+    if most >= 0:
+        return list(itertools.islice(rows, most))
+    found = list(itertools.islice(rows, MOST_EVAL_ITEMS + 1))
+    if len(found) > MOST_EVAL_ITEMS:
+        raise ConfigError(f"eval_dataset: over {MOST_EVAL_ITEMS} items; set --env.eval_items")
+    return found
+
+
+# --- order and place ----------------------------------------------------------------
+
+
+class Indexed:
+    """Rows in another order in every pass, which ``seed`` and the pass decide."""
+
+    def __init__(
+        self,
+        rows: Sequence[Any],
+        indices: Sequence[int],
+        *,
+        seed: int,
+        shuffle: bool,
+        epochs: int,
+    ) -> None:
+        self._rows = rows
+        self._indices = indices
+        self._seed = seed
+        self._shuffle = shuffle
+        self._epochs = epochs
+        self._order: tuple[int, Sequence[int]] = (-1, [])
+
+    def at(self, place: int) -> TaskItem | None:
+        epoch, position = divmod(place, len(self._indices))
+        if 0 <= self._epochs <= epoch:
+            return None
+        if self._order[0] != epoch:
+            self._order = (epoch, self._ordered(epoch))
+        task = self._rows[self._order[1][position]]
+        return {"id": task_id(task), "task": task, "place": place, "epoch": epoch}
+
+    def _ordered(self, epoch: int) -> Sequence[int]:
+        if not self._shuffle:
+            return self._indices
+        rng = random.Random(f"{self._seed}/{epoch}")
+        return rng.sample(self._indices, len(self._indices))
+
+
+class Stream:
+    """Rows of unknown number in their own order; an iterable that restarts has more passes."""
+
+    def __init__(self, rows: Iterable[Any], *, epochs: int) -> None:
+        self._rows = rows
+        self._restarts = not isinstance(rows, Iterator)
+        self._epochs = epochs
+        self._reading = iter(rows)
+        self._epoch = 0
+        self._next = 0  # the place of the next row
+        self._began = 0  # the place of this pass's first row
+
+    def at(self, place: int) -> TaskItem | None:
+        while True:
+            for task in self._reading:
+                self._next += 1
+                if self._next > place:
+                    return {
+                        "id": task_id(task),
+                        "task": task,
+                        "place": place,
+                        "epoch": self._epoch,
+                    }
+            empty = self._next == self._began
+            last = 0 <= self._epochs <= self._epoch + 1
+            if empty or last or not self._restarts:
+                return None
+            self._epoch, self._began = self._epoch + 1, self._next
+            self._reading = iter(self._rows)
+
+
+class Cursor:
+    """Hands out tasks and remembers which of them have not come to an end.
+
+    Its state is small enough for a checkpoint, and a restart repeats what was under way.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._place = 0
+        self._open: set[int] = set()
+        self._again: deque[int] = deque()  # in ascending order, and all below _place
+        self._ended = False
+
+    def next(self) -> TaskItem | None:
+        """The next task; None: there is none any more."""
+        fresh = not self._again
+        place = self._place if fresh else self._again.popleft()
+        item = self._source.at(place)
+        if item is None:
+            if not self._ended:
+                logger.warning("the data set is used up after %d tasks", place)
+            self._ended = True
+            return None
+        self._place += fresh
+        self._open.add(place)
+        return item
+
+    def done(self, item: TaskItem) -> None:
+        """``item`` gave a group, or never will."""
+        self._open.discard(item["place"])
+
+    def state(self) -> dict[str, Any]:
+        """Such as {"place": 12, "open": [9, 11]}: twelve handed out, two of them under way."""
+        return {"place": self._place, "open": sorted({*self._open, *self._again})}
+
+    def seek(self, state: Mapping[str, Any]) -> None:
+        """Go on from a ``state``."""
+        self._place = int(state["place"])
+        self._again = deque(sorted(int(place) for place in state["open"]))
+        self._open = set()

@@ -1,0 +1,236 @@
+"""The decorator, and the environment it makes of an async function and its data set."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from atroposlib.envs.function_env.config import FunctionEnvConfig, config_class
+from atroposlib.envs.function_env.data import Cursor, TaskItem, prepare
+from atroposlib.envs.function_env.evaluating import draw_all, summary
+from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
+from atroposlib.envs.function_env.rollouts import TOOL_PARSER, Rollouts
+from atroposlib.envs.function_env.rows import Rollout, groups_of, metrics_of, scored_row
+from atroposlib.envs.groups import ScoredDataGroup, ScoredDataItem
+from atroposlib.envs.samples import collect_group
+from atroposlib.envs.server_handling.configs import APIServerConfig, ServerConfigs
+from atroposlib.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+LOCAL_SERVER = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What ``@environment`` was given."""
+
+    function: Callable[..., Any]
+    dataset: Any
+    eval_dataset: Any
+    rewards: RewardPlan
+    servers: ServerConfigs
+
+
+def environment(
+    dataset: Any,
+    *,
+    eval_dataset: Any = None,
+    rewards: Rewards = None,
+    settings: Mapping[str, Any] | None = None,
+    config: type[BaseEnvConfig] = FunctionEnvConfig,
+    servers: ServerConfigs = LOCAL_SERVER,
+    name: str | None = None,
+    **defaults: Any,
+) -> Callable[[Callable[..., Any]], type[FunctionEnv]]:
+    """Make an async function ``(task, model)`` an environment, a subclass of ``BaseEnv``.
+
+    The function asks the model whatever it likes and returns how good that was: a number, a
+    dict of named rewards, a :class:`Reward`, or None for no score. It may also ask for
+    ``config``, the settings.
+
+    Args:
+        dataset: a list or another iterable of tasks (without an end, if you like), a sync or
+            async callable that returns one and may take the config, a .jsonl, .json or .parquet
+            file, or ``"hub:owner/name:subset/split"``. Callables and files are read in setup.
+        eval_dataset: the same, for evaluation; without it ``eval_fraction`` is held out.
+        rewards: weights of the named rewards, ``{"exact": 1.0, "short": 0.1}``, or reward
+            functions ``(task, answer)`` with weights, ``{exact: 1.0, short: 0.1}``; then the
+            function returns the answer. A weight of 0 only logs.
+        settings: settings of its own, each a flag ``--env.<name>``: a default or a ``Field``.
+        config: a config class to extend instead.
+        servers: inference servers where neither YAML nor flags name any.
+        defaults: other defaults of settings there are, such as ``group_size=8``.
+
+    Raises:
+        ConfigError: something of it cannot be used.
+
+    Example: environment(dataset="problems.jsonl", group_size=16, max_tokens=64)
+    """
+
+    if inspect.isfunction(dataset) and len(inspect.signature(dataset).parameters) > 1:
+        raise ConfigError(f"{dataset.__name__}: write @environment(tasks), with a data set")
+
+    def decorate(function: Callable[..., Any]) -> type[FunctionEnv]:
+        label = str(name or getattr(function, "__name__", type(function).__name__))
+        _check_signature(label, function)
+        doc = inspect.getdoc(function) or f"The environment {label!r}."
+        attributes = {
+            "name": label,
+            "definition": Definition(
+                function, dataset, eval_dataset, RewardPlan.of(rewards), servers
+            ),
+            "env_config_cls": config_class(label, config, settings or {}, defaults),
+            "rollout": staticmethod(function),
+            "__doc__": doc,
+            "__module__": function.__module__,
+        }
+        return type(label, (FunctionEnv,), attributes)
+
+    return decorate
+
+
+def _check_signature(label: str, function: Callable[..., Any]) -> None:
+    if not is_async(function):
+        raise ConfigError(
+            f"{label}: write `async def {label}(task, model)`; it awaits the model"
+        )
+    parameters = list(inspect.signature(function).parameters.values())
+    others = [p.name for p in parameters[2:] if p.default is p.empty and p.name != "config"]
+    if len(parameters) < 2 or others:
+        raise ConfigError(
+            f"{label}: takes (task, model) or (task, model, config), not {others}"
+        )
+
+
+class FunctionEnv(BaseEnv):
+    """The environment around a function. Subclasses are made by :func:`environment`."""
+
+    definition: Definition
+    rollout: Callable[..., Any]
+    env_config_cls: type[BaseEnvConfig] = FunctionEnvConfig
+    config: FunctionEnvConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.data_place: dict[str, Any] = {}  # restored by load_checkpoint
+        self.held_out: list[TaskItem] = []
+        self._cursor: Cursor | None = None
+        plan = self.definition.rewards.reweighted(self.config.reward_weights)
+        self.rollouts = Rollouts(self, self.config, self.definition.function, plan)
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]:
+        return cls.env_config_cls(), cls.definition.servers
+
+    # --- data -------------------------------------------------------------------------
+
+    async def setup(self) -> None:
+        """Load the tokenizer and the data, and hold a part of it out for evaluation."""
+        if any(server.returns_tokens for server in self.server.servers):
+            # Seconds of imports and reading: not on the loop that also answers signals.
+            await asyncio.to_thread(lambda: self.tokenizer)
+        given = self.definition
+        source, self.held_out = await prepare(
+            given.dataset, given.eval_dataset, self.config, env=self.label()
+        )
+        self._cursor = Cursor(source)
+        if self.server.tool_parser is None:
+            self.server.tool_parser = TOOL_PARSER
+
+    @property
+    def cursor(self) -> Cursor:
+        """The place in the data set.
+
+        Raises:
+            ConfigError: ``setup`` has not run.
+        """
+        if self._cursor is None:
+            raise ConfigError(f"{self.label()}: await setup() first, it loads the data")
+        return self._cursor
+
+    async def get_next_item(self) -> TaskItem | None:
+        return self.cursor.next()
+
+    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
+        super().save_checkpoint(step, {"data_place": self.cursor.state(), **(data or {})})
+
+    def load_checkpoint(self) -> None:
+        super().load_checkpoint()
+        if self.data_place:
+            self.cursor.seek(self.data_place)
+
+    # --- rollouts ---------------------------------------------------------------------
+
+    async def collect_trajectory(
+        self, item: TaskItem
+    ) -> tuple[ScoredDataItem | None, list[TaskItem]]:
+        """One rollout as one row: the first, where it has several."""
+        rollout = await self.rollouts.train(item)
+        return (None if rollout is None else scored_row(rollout)), []
+
+    async def collect_trajectories(
+        self, item: TaskItem
+    ) -> tuple[list[ScoredDataGroup], list[TaskItem]]:
+        """``group_size`` rollouts of ``item``; one that failed or got no score is drawn again."""
+        drawn: list[Rollout] = []
+
+        async def draw(item: TaskItem) -> tuple[ScoredDataItem | None, list[TaskItem]]:
+            rollout = await self.rollouts.train(item)
+            if rollout is None:
+                return None, []
+            drawn.append(rollout)
+            return scored_row(rollout), []
+
+        _, backlog = await collect_group(
+            draw, item, self.config.group_size, self.tally.sample_failed
+        )
+        self.cursor.done(item)
+        for rollout in drawn:
+            for name, value in metrics_of(rollout.reward).items():
+                self.log(f"rollouts/{name}", value)
+        group_id = f"{item['id']}@{item['epoch']}"
+        wants_messages = self.config.include_messages
+        return groups_of(drawn, group_id, with_messages=wants_messages), backlog
+
+    async def close(self) -> None:
+        await self.rollouts.close()
+        await super().close()
+
+    # --- evaluation -------------------------------------------------------------------
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Run the function over what is held out, with ``model.split`` "eval"."""
+        config, started = self.config, time.time()
+        if not self.held_out:
+            self._say_that_nothing_is_held_out()
+            return
+        samples = await draw_all(
+            self.held_out,
+            config.eval_samples,
+            self.rollouts.evaluate,
+            at_once=config.max_eval_workers,
+            tries=config.max_item_retries + 1,
+        )
+        await self.evaluate_log(
+            summary(samples, config.eval_samples),
+            start_time=started,
+            end_time=time.time(),
+            generation_parameters={
+                "temperature": config.eval_temperature,
+                "max_new_tokens": config.max_tokens,
+                "n": config.eval_samples,
+            },
+            samples=[sample.line() for sample in samples],
+        )
+
+    def _say_that_nothing_is_held_out(self) -> None:
+        advice = f"{self.label()}: nothing to evaluate: give @environment an eval_dataset"
+        if self.serving is None:
+            raise ConfigError(advice)
+        logger.warning("%s", advice)  # the training run goes on

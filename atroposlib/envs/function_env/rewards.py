@@ -1,0 +1,176 @@
+"""What a rollout earned: one score out of named, weighted rewards. Pure but for reward functions.
+
+float | bool | None          the score itself; None: no score, the sample is drawn again
+{"exact": 1, "short": 0.3}   named rewards, summed with their weights
+Reward(0.7, {"steps": 3})    a score, and numbers that are only logged
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Union
+
+from atroposlib.envs.config import nearest
+from atroposlib.errors import ConfigError, boundary
+
+RewardFunction = Callable[..., Any]
+Rewards = Union[
+    Mapping[str, float],
+    Mapping[RewardFunction, float],
+    Sequence[RewardFunction],
+    RewardFunction,
+    None,
+]
+
+
+@dataclass(frozen=True)
+class Reward:
+    """The score of one rollout, and named numbers beside it that are logged.
+
+    Example: Reward(1.0, {"exact": 1.0, "tool_calls": 3})
+    """
+
+    score: float | None  # None: no score could be given; the sample is drawn again
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RewardPlan:
+    """How rewards are made: their weights by name, and the functions that give them, if any.
+
+    Without ``weights`` every name that the rollout returns counts once.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    functions: Mapping[str, RewardFunction] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rewards: Rewards) -> RewardPlan:
+        """The plan that ``@environment(rewards=...)`` stands for.
+
+        Raises:
+            ConfigError: names and functions are mixed, or two functions share a name.
+        """
+        if rewards is None:
+            return cls()
+        if callable(rewards):
+            rewards = [rewards]
+        given: Mapping[Any, float] = (
+            rewards if isinstance(rewards, Mapping) else {one: 1.0 for one in rewards}
+        )
+        if all(isinstance(key, str) for key in given):
+            return cls({str(key): float(weight) for key, weight in given.items()})
+        if not all(callable(key) for key in given):
+            raise ConfigError("rewards: names or functions, not both")
+        functions = {_name_of(function): function for function in given}
+        if len(functions) < len(given):
+            raise ConfigError("rewards: two functions have the same name")
+        weights = {_name_of(function): float(weight) for function, weight in given.items()}
+        return cls(weights, functions)
+
+    def reweighted(self, weights: Mapping[str, float]) -> RewardPlan:
+        """The same rewards with some other ``weights``.
+
+        Raises:
+            ConfigError: a weight is of no reward.
+        """
+        for name in weights:
+            if name not in self.weights:
+                known = list(self.weights)
+                raise ConfigError(
+                    f"reward_weights: no reward {name!r}{nearest(name, known)}; there are {known}"
+                )
+        return RewardPlan({**self.weights, **weights}, self.functions)
+
+    async def judge(
+        self, env: str, item: str, task: Any, returned: Any, config: Any
+    ) -> Reward:
+        """The reward of what the rollout ``returned``.
+
+        Raises:
+            RolloutError: a reward function failed, or what came back is no reward.
+        """
+        if not self.functions:
+            with boundary(env, item, "reward"):
+                return combined(returned, self.weights)
+        if returned is None:
+            return Reward(None)
+        values: dict[str, Any] = {}
+        for name, function in self.functions.items():
+            with boundary(env, item, f"reward {name}"):
+                values[name] = await call_user(function, task, returned, config=config)
+        with boundary(env, item, "reward"):
+            return combined(values, self.weights)
+
+
+def combined(returned: Any, weights: Mapping[str, float]) -> Reward:
+    """One reward out of what a rollout returned, or out of what its reward functions did.
+
+    A reward of weight 0 is logged and counts nothing, so it may also be None.
+
+    Raises:
+        ValueError: a name without a weight, a weight without a value, or not a number.
+    """
+    if isinstance(returned, Reward):
+        score = None if returned.score is None else number(returned.score, "the score")
+        return Reward(score, {k: number(v, k) for k, v in returned.metrics.items()})
+    if not isinstance(returned, Mapping):
+        if weights:
+            raise ValueError(
+                f"rewards has weights for {list(weights)}, so the rollout returns a dict of "
+                f"them, not {type(returned).__name__}"
+            )
+        return Reward(None if returned is None else number(returned, "the score"))
+    weights = weights or {name: 1.0 for name in returned}
+    for name in returned:
+        if name not in weights:
+            hint = nearest(str(name), list(weights))
+            raise ValueError(f"reward {name!r} has no weight{hint}; give it 0 to only log it")
+    missing = [name for name in weights if name not in returned]
+    if missing:
+        raise ValueError(f"no value for reward {missing[0]!r}; None says that there is none")
+    values = {k: number(v, f"reward {k!r}") for k, v in returned.items() if v is not None}
+    if any(weight and name not in values for name, weight in weights.items()):
+        return Reward(None, values)
+    return Reward(sum(weights[name] * value for name, value in values.items()), values)
+
+
+def number(value: Any, what: str) -> float:
+    """``value`` as a finite float; a string is no number, an array of one element is."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise ValueError(
+            f"{what} is a number or None, not {type(value).__name__} {value!r:.80}"
+        )
+    as_float = float(value)
+    if not math.isfinite(as_float):
+        raise ValueError(f"{what} is {as_float}, which cannot be trained on")
+    return as_float
+
+
+async def call_user(function: Callable[..., Any], *args: Any, **offered: Any) -> Any:
+    """Call what a user wrote, with those of the ``offered`` keywords that it asks for.
+
+    A sync function runs in a thread: a slow reward must not stop every other rollout.
+    """
+    wanted = inspect.signature(function).parameters
+    given = {name: value for name, value in offered.items() if name in wanted}
+    if is_async(function):
+        return await function(*args, **given)
+    result = await asyncio.to_thread(partial(function, *args, **given))
+    return await result if inspect.isawaitable(result) else result
+
+
+def is_async(function: Any) -> bool:
+    """Whether calling it gives a coroutine; objects with an async ``__call__`` included."""
+    call = getattr(function, "__call__", None)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def _name_of(function: RewardFunction) -> str:
+    inner = function.func if isinstance(function, partial) else function
+    return str(getattr(inner, "__name__", type(inner).__name__))

@@ -1,0 +1,156 @@
+"""From what one rollout sampled to rows, and from rollouts to groups. Pure.
+
+    rollout a   row a1  row a2        group 1:  a1  b1      group 2:  a2  (b)
+    rollout b   row b1                every group holds one row of every rollout
+
+A conversation that only grows is one row. One that forks, or that the agent rewrote, is
+several, and all of them carry the rollout's score. Groups keep the configured size whatever
+happened, so a batch can always be filled exactly, and each rollout counts once in every
+baseline: where it has no row left, ``(b)`` stands for it, its prompt with nothing trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from atroposlib.envs.function_env.rewards import Reward
+from atroposlib.envs.groups import Node, ScoredDataGroup, ScoredDataItem, collate, mean_metrics
+from atroposlib.envs.server_handling.generation import Generation
+from atroposlib.envs.server_handling.proxy.rows import Samples
+from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is known of one call to the model beside its tokens."""
+
+    temperature: float
+    messages: list[dict[str, Any]]  # the reply included; [] of a completion
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One run of the function: its unscored rows, and what it earned (score is not None)."""
+
+    rows: list[ScoredDataItem]
+    reward: Reward
+
+
+class Recorder:
+    """Keeps what one rollout samples, in whatever order its calls end."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._samples = Samples()
+
+    def add(self, call: Call, node: Node, sampled: int | None) -> None:
+        """``node`` as it was when the call ended; its last ``sampled`` tokens are new.
+
+        None: the server does not say how many, so all that are trained up to the end are.
+        """
+        end = len(node.tokens)
+        trained = next(
+            (n for n in range(end) if node.masked_tokens[end - 1 - n] == MASKED), end
+        )
+        # Made-up tokens have a length of their own, whatever the server counted.
+        sampled = trained if sampled is None else min(sampled, trained)
+        start = end - sampled
+        output = Generation(
+            prompt_ids=node.tokens[:start],
+            tokens=node.tokens[start:],
+            logprobs=node.logprobs[start:],
+            versions=node.versions[start:] or [MASKED_VERSION] * sampled,
+            finish_reason=(node.metadata or {}).get("finish_reason") or "stop",
+        )
+        self._samples.add(str(len(self.calls)), 0, output)
+        self.calls.append(call)
+
+    def rows(self) -> list[ScoredDataItem]:
+        """A row, not scored yet, for each history; every sample is trained in one of them."""
+        rows = []
+        for found in self._samples.rows():
+            last = self.calls[int(found.turns[-1].completion_id)]
+            row = row_of(found, last.temperature)
+            row["messages"] = last.messages or None
+            rows.append(row)
+        return rows
+
+
+def row_of(node: Node, temperature: float) -> ScoredDataItem:
+    """``node`` as a row, not scored yet."""
+    return {
+        "tokens": list(node.tokens),
+        "masks": list(node.masked_tokens),
+        "scores": 0.0,
+        "inference_logprobs": list(node.logprobs),
+        "versions": list(node.versions) or None,
+        "finish_reasons": (node.metadata or {}).get("finish_reason"),
+        "generation_params": {"temperature": temperature},
+    }
+
+
+def groups_of(
+    rollouts: Sequence[Rollout], group_id: str, *, with_messages: bool = False
+) -> list[ScoredDataGroup]:
+    """The groups of one item: one, and one more for each further row that a rollout has.
+
+    The named rewards and ``reward``, the score itself, go into the first group's metrics as
+    means over the rollouts, so that a rollout of many rows counts once there too.
+    """
+    groups = []
+    for turn in range(max(len(rollout.rows) for rollout in rollouts)):
+        rows = [
+            rollout.rows[turn] if turn < len(rollout.rows) else _untrained(rollout.rows[0])
+            for rollout in rollouts
+        ]
+        scored = [
+            cast(ScoredDataItem, {**row, "scores": rollout.reward.score})
+            for row, rollout in zip(rows, rollouts)
+        ]
+        # The text of a row is sent with every row of a group, or with none.
+        if not (with_messages and all(row.get("messages") for row in scored)):
+            for row in scored:
+                row["messages"] = None
+        group = collate(scored)
+        group["group_id"] = group_id if turn == 0 else f"{group_id}#{turn + 1}"
+        groups.append(group)
+    groups[0]["metadata"] = {"metrics": mean_metrics(metrics_of(r.reward) for r in rollouts)}
+    return groups
+
+
+def scored_row(rollout: Rollout) -> ScoredDataItem:
+    """The first row of ``rollout``, as ``collect_trajectory`` returns it."""
+    return cast(
+        ScoredDataItem,
+        {
+            **rollout.rows[0],
+            "scores": rollout.reward.score,
+            "metadata": {"metrics": metrics_of(rollout.reward)},
+        },
+    )
+
+
+def metrics_of(reward: Reward) -> dict[str, float]:
+    """The named numbers of a reward with its score, if it has one, as ``reward``."""
+    score = {} if reward.score is None else {"reward": reward.score}
+    return {**reward.metrics, **score}
+
+
+def _untrained(row: ScoredDataItem) -> ScoredDataItem:
+    """The prompt of ``row``: short, valid, and nothing of it enters a loss."""
+    labels = row["masks"]
+    first = next((j for j, label in enumerate(labels) if label != MASKED), len(labels))
+    length = max(1, first)
+    return cast(
+        ScoredDataItem,
+        {
+            **row,
+            "tokens": row["tokens"][:length],
+            "masks": [MASKED] * length,
+            "inference_logprobs": [MASKED_LOGPROB] * length,
+            "versions": None if row.get("versions") is None else [MASKED_VERSION] * length,
+            "overrides": {"set_advantage_to_zero": True},
+        },
+    )

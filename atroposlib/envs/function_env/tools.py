@@ -1,0 +1,86 @@
+"""Python functions as tools: a schema for the model out of the signature, and the call itself.
+
+    async def weather(city: str, day: int = 0) -> str:
+        \"\"\"Forecast for a city.\"\"\"
+
+A call that the model got wrong (unknown name, arguments that do not fit) is answered with the
+mistake, so it can try again. An exception inside the tool is a failure of the rollout.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
+
+from pydantic import BaseModel, ValidationError, create_model
+
+from atroposlib.envs.function_env.rewards import call_user
+from atroposlib.envs.groups import plain
+from atroposlib.errors import ConfigError
+
+Tool = Union[Callable[..., Any], Mapping[str, Any]]  # a function, or OpenAI's description
+
+
+def schema_of(tool: Tool) -> dict[str, Any]:
+    """OpenAI's description of ``tool``; one that is a description already comes back as it is.
+
+    Raises:
+        ConfigError: a parameter has no type, or takes any number of arguments.
+    """
+    if isinstance(tool, Mapping):
+        return dict(tool)
+    parameters = _arguments(tool).model_json_schema()
+    parameters.pop("title", None)
+    for described in parameters.get("properties", {}).values():
+        described.pop("title", None)
+    function = {"name": tool.__name__, "parameters": parameters}
+    if tool.__doc__:
+        function["description"] = inspect.cleandoc(tool.__doc__)
+    return {"type": "function", "function": function}
+
+
+def _arguments(tool: Callable[..., Any]) -> type[BaseModel]:
+    types = typing.get_type_hints(tool)
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(tool).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigError(f"tool {tool.__name__}: no *args or **kwargs")
+        if name not in types:
+            raise ConfigError(f"tool {tool.__name__}: parameter {name!r} needs a type")
+        required = parameter.default is parameter.empty
+        fields[name] = (types[name], ... if required else parameter.default)
+    made: type[BaseModel] = create_model(tool.__name__, **fields)
+    return made
+
+
+async def answer(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``tool`` message that answers one tool call of the model."""
+    asked = call["function"]
+    by_name = {tool.__name__: tool for tool in tools if callable(tool)}
+    tool = by_name.get(asked["name"])
+    if tool is None:
+        content = f"error: there is no tool {asked['name']!r}, only {sorted(by_name)}"
+    else:
+        try:
+            arguments = _arguments(tool).model_validate_json(asked["arguments"] or "{}")
+        except ValidationError as error:
+            mistakes = "; ".join(
+                f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}"
+                for e in error.errors()
+            )
+            content = f"error: {mistakes}"
+        else:
+            values = {name: getattr(arguments, name) for name in type(arguments).model_fields}
+            content = _text(await call_user(tool, **values))
+    return {"role": "tool", "tool_call_id": call.get("id"), "content": content}
+
+
+def _text(result: Any) -> str:
+    if isinstance(result, str):
+        return result
+    if isinstance(result, BaseModel):
+        return result.model_dump_json()
+    return json.dumps(plain(result), ensure_ascii=False, default=str)

@@ -1,0 +1,81 @@
+"""Typed functions as tools: the schema a model sees, and what its calls are answered with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from atroposlib.envs.function_env.tools import answer, schema_of
+from atroposlib.errors import ConfigError
+
+
+async def weather(city: str, days: int = 1) -> dict:
+    """Forecast for a city.
+
+    One line per day.
+    """
+    return {"city": city, "sunny": [True] * days}
+
+
+def fails(reason: str) -> str:
+    raise OSError(reason)
+
+
+def call(name, arguments):
+    return {"id": "call-1", "function": {"name": name, "arguments": arguments}}
+
+
+def test_the_schema_is_read_off_the_signature():
+    assert schema_of(weather) == {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Forecast for a city.\n\nOne line per day.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer", "default": 1},
+                },
+                "required": ["city"],
+            },
+        },
+    }
+    assert schema_of(schema_of(weather)) == schema_of(weather)
+
+
+async def test_a_call_is_run_with_checked_arguments():
+    message = await answer([weather], call("weather", '{"city": "Oslo", "days": 2}'))
+    assert (message["role"], message["tool_call_id"]) == ("tool", "call-1")
+    assert json.loads(message["content"]) == {"city": "Oslo", "sunny": [True, True]}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "mistake"),
+    [
+        ("wether", "{}", "there is no tool 'wether', only ['weather']"),
+        ("weather", "{}", "city: Field required"),
+        (
+            "weather",
+            '{"city": "Oslo", "days": "two"}',
+            "days: Input should be a valid integer",
+        ),
+        ("weather", "{", "arguments: Invalid JSON"),
+    ],
+)
+async def test_a_mistake_of_the_model_is_answered_and_not_a_failure(name, arguments, mistake):
+    message = await answer([weather], call(name, arguments))
+    assert message["content"].startswith(f"error: {mistake}")
+
+
+async def test_an_exception_inside_a_tool_goes_on_to_the_rollout():
+    with pytest.raises(OSError, match="disk"):
+        await answer([fails], call("fails", '{"reason": "disk"}'))
+
+
+def test_a_tool_without_types_is_refused():
+    with pytest.raises(ConfigError, match="parameter 'x' needs a type"):
+        schema_of(lambda x: x)
+    with pytest.raises(ConfigError, match="no .args"):
+        schema_of(lambda *args: args)
