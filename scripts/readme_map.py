@@ -13,12 +13,20 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TOPS = ("atroposlib", "environments", "example_trainer", "scripts", "benchmarks")
+TOPS = (
+    "atroposlib",
+    "environments",
+    "helpers",
+    "example_trainer",
+    "scripts",
+    "benchmarks",
+)
 BLOCK = re.compile(r"(<!-- map -->\n```\n).*?(```\n<!-- /map -->)", re.DOTALL)
 NAME_WIDTH = 30
 # Where the order of the alphabet would hide the order of the flow.
 FIRST = {
     "atroposlib": ("wire.py", "errors.py", "client", "envs", "inference", "api"),
+    "atroposlib/envs/function_env": ("env.py", "config.py", "data.py", "model.py"),
     "atroposlib/envs": ("base.py", "groups.py", "pacing.py", "workers.py", "delivery.py"),
     "atroposlib/api": (
         "server.py",
@@ -77,7 +85,8 @@ def reading_order(folder: Path, path: Path) -> tuple[int, bool, str]:
 
 def entry(name: str, phrase: str, depth: int) -> str:
     indent = "  " * depth
-    return f"{indent}{name:<{NAME_WIDTH - len(indent)}}{phrase}".rstrip()
+    # A name as long as the column still ends in a space: the map is read back by a test.
+    return f"{indent}{name:<{NAME_WIDTH - len(indent) - 1}} {phrase}".rstrip()
 
 
 def first_sentence(file: Path) -> str:

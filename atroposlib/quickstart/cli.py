@@ -21,6 +21,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     add("--seed", type=int, default=0, help="of the data, the sampling and the trainer")
     add("--out", type=Path, help="directory of the run (runs/quickstart-<model>-<time>)")
     add("--steps", type=positive, help="optimizer steps (as the model's recipe says)")
+    add("--environment", type=Path, metavar="FILE", help="a script in place of the recipe's")
     add("--no-live", action="store_true", help="one line per step instead of a live view")
     add(
         "--restart-grace",
@@ -38,6 +39,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
         seed=args.seed,
         out=(args.out or default_out(args.model)).absolute(),
         steps=args.steps,
+        environment=args.environment and args.environment.absolute(),
         live=not args.no_live,
         restart_grace_s=args.restart_grace,
         api_port=args.api_port,

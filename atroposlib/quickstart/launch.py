@@ -71,7 +71,7 @@ def tell_failure(console: Console, failure: RunFailed) -> None:
 
 
 def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
-    recipe = recipe_for(options.model, options.steps)
+    recipe = recipe_for(options.model, options.steps, options.environment)
     cache = models.cache_dir()
     preflight.check(options, recipe, cache, REPO)
     view = open_view(console, options.live)

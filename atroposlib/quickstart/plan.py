@@ -94,9 +94,14 @@ COPY = Recipe(
 RECIPES = {"smollm2": SUMS, "tiny": COPY}
 
 
-def recipe_for(model: str, steps: int | None = None) -> Recipe:
+def recipe_for(
+    model: str, steps: int | None = None, environment: Path | None = None
+) -> Recipe:
     """The recipe of a named model; a directory of your own model learns the sums."""
     recipe = RECIPES.get(model, SUMS)
+    if environment is not None:
+        task = f"what {environment.name} asks"
+        recipe = replace(recipe, task=task, env_script=str(environment))
     return recipe if steps is None else replace(recipe, steps=steps)
 
 
@@ -109,6 +114,7 @@ class Options:
     seed: int
     out: Path
     steps: int | None = None
+    environment: Path | None = None  # a script in place of the recipe's
     live: bool = True
     restart_grace_s: float = 60.0
     api_port: int = 0  # 0: any free port

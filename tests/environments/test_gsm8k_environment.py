@@ -12,7 +12,7 @@ from atroposlib.envs.base import APIServerConfig
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import char_tokenizer
-from environments.gsm8k_server import GSM8kConfig, GSM8kEnv, length_penalty, load_problems
+from environments.gsm8k_server import GSM8kConfig, GSM8kEnv, group_scores, load_problems
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .,:?+-=\n\\{}"
 BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
@@ -45,7 +45,7 @@ def test_problems_come_from_a_directory_or_a_file(data):
 def test_absent_data_are_an_error_with_instructions_and_never_toy_data(tmp_path):
     with pytest.raises(DatasetUnavailable, match="dataset_path"):
         load_problems(str(tmp_path / "absent.jsonl"))
-    with pytest.raises(DatasetUnavailable, match="gsm8k_train.jsonl"):
+    with pytest.raises(DatasetUnavailable, match="train.jsonl"):
         load_problems(str(tmp_path))
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"question": "q", "answer": "no number"}\n')
@@ -59,8 +59,16 @@ def test_an_unreachable_hub_is_an_error_with_instructions():
         load_problems(None)
 
 
-def test_brevity_counts_from_half_of_the_length_on():
-    assert length_penalty([1, 50, 75, 100, 120], 100) == [1.0, 1.0, 0.5, 0.0, 0.0]
+@pytest.mark.parametrize(
+    ("rewards", "lengths", "scores"),
+    [
+        ([1.0, -1.0, -1.0], [10, 10, 99], [1.0, -1.0, -1.0]),
+        ([-1.0, -1.0], [10, 99], [-1.0, -1.0]),
+        ([1.0] * 5, [1, 50, 75, 100, 120], [1.0, 1.0, 0.5, 0.0, 0.0]),
+    ],
+)
+def test_brevity_counts_where_all_are_right(rewards, lengths, scores):
+    assert group_scores(rewards, lengths, 100) == scores
 
 
 def environment(url, data, **changes):
@@ -130,7 +138,26 @@ async def test_evaluation_records_the_temperature_it_used_and_takes_eval_slots(d
     written = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert written["config_general"]["generation_parameters"]["temperature"] == 0.6
     assert "0.6" in json.dumps(fake.requests[0][1])
-    assert written["results"]["all"] == {"percent_correct": 0.0}
+    assert written["results"]["all"] == {"percent_correct": 0.0, "unjudged": 0}
+
+
+async def test_an_answer_that_could_not_be_checked_is_never_scored(data, tmp_path):
+    fake = fake_of(lambda prompt, i: "an answer nobody can check")
+    with fake.running() as url:
+        env = environment(url, data, data_dir_to_save_evals=str(tmp_path / "out"))
+        await env.setup()
+
+        async def judge(text, gold):
+            return None
+
+        env.verifier.judge = judge
+        assert await env.collect_trajectories(await env.get_next_item()) == (None, [])
+        await env.evaluate()
+        await env.close()
+    written = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert written["results"]["all"] == {"percent_correct": 0.0, "unjudged": 5}
+    lines = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()
+    assert len(lines) == 5 and json.loads(lines[0])["reward"] is None
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="no GSM8K file: GSM8K_TEST_JSONL names one")

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import apsw
@@ -85,7 +86,14 @@ class Gateway:
         self.refused = 0
         self._http = httpx.AsyncClient(base_url=api_url, trust_env=False, timeout=60)
         methods = ["GET", "POST"]
-        self.app = Starlette(routes=[Route("/{path:path}", self._pass, methods=methods)])
+        self.app = Starlette(
+            routes=[Route("/{path:path}", self._pass, methods=methods)], lifespan=self._life
+        )
+
+    @asynccontextmanager
+    async def _life(self, _: Starlette) -> AsyncIterator[None]:
+        async with self._http:
+            yield
 
     async def _pass(self, request: Request) -> Response:
         body = await request.body()

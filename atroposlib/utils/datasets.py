@@ -1,0 +1,173 @@
+"""Rows of a data set, from a file or from the Hugging Face hub; never from anywhere else.
+
+    load_rows("openai/gsm8k", "train", path="data/gsm8k", subset="main")
+
+Rows that cannot be had are an error that says which option points to a file. Nothing here
+makes rows up: a run that trains on toy data by accident looks like a run that works.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from atroposlib.errors import DatasetUnavailable
+
+Row = dict[str, Any]
+
+
+def load_rows(
+    source: str,
+    split: str,
+    *,
+    path: str | Path | None = None,
+    subset: str | None = None,
+    option: str = "--env.dataset_path",
+    limit: int | None = None,
+    columns: Collection[str] | None = None,
+) -> list[Row]:
+    """The rows of ``split``: of ``path`` where that is given, else of ``source`` on the hub.
+
+    ``path`` is a .jsonl, .json or .parquet file, which serves as every split, or a folder with
+    files named after their split (``train.jsonl``, ``gsm8k_test.jsonl``,
+    ``data/train-00000-of-00002.parquet``).
+
+    Args:
+        source: the name on the hub, also used to name the data in errors.
+        subset: the configuration of the data set on the hub, where it has several.
+        option: the flag that sets ``path``, for the errors.
+        limit: the first rows only; from the hub no more than these are fetched.
+        columns: kept of each row, as far as it has them; None keeps all. Solutions nobody
+            reads can be the gigabytes of a set.
+
+    Raises:
+        DatasetUnavailable: names the data, what is missing and the option to set.
+    """
+    if path is None:
+        all_rows = _hub_rows(source, split, subset, option, streaming=limit is not None)
+    else:
+        all_rows = _file_rows(Path(path), split, source, option)
+    rows = [
+        {k: v for k, v in row.items() if columns is None or k in columns}
+        for row in itertools.islice(all_rows, limit)
+    ]
+    if not rows:
+        where = "on the hub" if path is None else f"in {path}"
+        raise DatasetUnavailable(f"{source}: no rows of split {split!r} {where}; see {option}")
+    return rows
+
+
+# --- files ------------------------------------------------------------------------------
+
+
+def _file_rows(path: Path, split: str, source: str, option: str) -> Iterator[Row]:
+    files = split_files(path, split) if path.is_dir() else [path]
+    if not files:
+        raise DatasetUnavailable(
+            f"{source}: {path} has no file of split {split!r}: name it {split}.jsonl (or .json, "
+            f".parquet), or let {option} name one file"
+        )
+    try:
+        yield from _rows_of_all(files)
+    except OSError as error:
+        raise DatasetUnavailable(
+            f"{source}: {error.filename or path}: {error.strerror or error}; {option} takes a "
+            ".jsonl, .json or .parquet file, or a folder of them named by split"
+        ) from error
+
+
+def split_files(folder: Path, split: str) -> list[Path]:
+    """The files of ``split`` in ``folder`` or its ``data`` folder, in order of their names."""
+    of_split = re.compile(rf"(?:.*[-_.])?{re.escape(split)}(?:-\d+-of-\d+)?")
+    return sorted(
+        file
+        for place in (folder, folder / "data")
+        if place.is_dir()
+        for file in place.iterdir()
+        if file.suffix in READERS and of_split.fullmatch(file.stem)
+    )
+
+
+def _rows_of_all(files: Iterable[Path]) -> Iterator[Row]:
+    for file in files:
+        reader = READERS.get(file.suffix)
+        if reader is None:
+            raise DatasetUnavailable(f"{file}: one of {', '.join(READERS)} is read")
+        for i, row in enumerate(reader(file)):
+            if not isinstance(row, dict):
+                raise DatasetUnavailable(f"{file}: row {i} is not an object but {row!r:.80}")
+            yield row
+
+
+def _jsonl_rows(file: Path) -> Iterator[Any]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _parsed(line, f"{file}, line {number}")
+
+
+def _json_rows(file: Path) -> Iterator[Any]:
+    rows = _parsed(file.read_text(encoding="utf-8"), str(file))
+    if not isinstance(rows, list):
+        raise DatasetUnavailable(f"{file}: a .json file holds one list of objects")
+    yield from rows
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DatasetUnavailable(f"{where} is not JSON: {error}") from error
+
+
+def _parquet_rows(file: Path) -> Iterator[Any]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise DatasetUnavailable(
+            f"{file}: .parquet needs pyarrow: pip install 'atroposlib[hub]'"
+        ) from error
+    with file.open("rb") as handle:
+        try:
+            for batch in parquet.ParquetFile(handle).iter_batches():
+                yield from batch.to_pylist()
+        except ValueError as error:  # ArrowInvalid is one
+            raise DatasetUnavailable(f"{file} is not a parquet file: {error}") from error
+
+
+READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
+    ".jsonl": _jsonl_rows,
+    ".json": _json_rows,
+    ".parquet": _parquet_rows,
+}
+
+
+# --- the hub ------------------------------------------------------------------------------
+
+
+def _hub_rows(
+    source: str, split: str, subset: str | None, option: str, *, streaming: bool
+) -> Iterator[Row]:
+    """``streaming``: the first thousand rows of a huge set then need no disk."""
+    advice = f"set {option} to a .jsonl, .json or .parquet file of it, or a folder of them"
+    try:
+        from datasets import load_dataset
+        from datasets.exceptions import DatasetsError
+    except ImportError as error:
+        raise DatasetUnavailable(
+            f"{source}: the package datasets is missing (pip install 'atroposlib[hub]'), or "
+            f"{advice}"
+        ) from error
+    import httpx
+
+    try:
+        for row in load_dataset(source, subset, split=split, streaming=streaming):
+            yield dict(row)
+    except (OSError, ValueError, RuntimeError, DatasetsError, httpx.HTTPError) as error:
+        raise DatasetUnavailable(
+            f"{source}, split {split!r}, cannot be had from the hub ({error}): {advice}"
+        ) from error

@@ -1,0 +1,111 @@
+"""Multiple-choice questions, answered after thinking.
+
+    python environments/mcqa_thinking_env.py serve --env.dataset_path questions.parquet
+
+Data: NousResearch/AcademicMCQA, or rows with a question, its options and the right letter or
+index. +1 for exactly one reasoning block and after it exactly one answer phrase with the right
+letter, -1 else.
+"""
+
+import random
+import re
+import string
+
+from pydantic import Field
+
+from atroposlib.errors import DatasetUnavailable
+from atroposlib.utils.datasets import load_rows
+from helpers.single_turn import SingleTurnConfig, SingleTurnEnv
+
+SYSTEM_PROMPT = (
+    "Think the question through inside one pair of <think> </think> tags. Then state your "
+    'choice once, in these words: "The answer is X", where X is the letter of an option.'
+)
+# The letter is a capital: "the answer is a matter of taste" names no option.
+_ANSWER = re.compile(r"(?i:\banswer\s+is\s*:?)\s*[*(\[]*([A-Z])\b")
+
+
+class MCQAConfig(SingleTurnConfig):
+    """Settings of the questions."""
+
+    dataset_name: str = Field(
+        default="NousResearch/AcademicMCQA", description="data set on the hub"
+    )
+    eval_questions: int = Field(
+        default=200, ge=1, description="questions held out; at most half of all"
+    )
+
+
+def question(name: str, row: dict) -> dict:
+    """{"id", "text", "answer"} with options lettered from A, and the right letter.
+
+    The question is in ``question`` or ``prompt``, options in ``options`` or ``choices``, the
+    answer as letter or index in ``ground_truth`` or ``answer``. Options that the question
+    shows already are not written again.
+    """
+    text = row.get("question") or row.get("prompt")
+    options = row.get("options") or row.get("choices")
+    answer = row["ground_truth"] if row.get("ground_truth") is not None else row.get("answer")
+    if isinstance(options, dict):
+        options = list(options.values())
+    letter = answer_letter(answer, options or [])
+    if not text or not options or letter is None:
+        raise DatasetUnavailable(
+            f"{name}: a row has a question (or prompt), options (or choices) and the right "
+            "one's letter or index as ground_truth (or answer)"
+        )
+    if not all(str(option) in text for option in options):
+        lines = [f"{a}. {option}" for a, option in zip(string.ascii_uppercase, options)]
+        text = "\n".join([text, *lines])
+    return {"id": name, "text": text, "answer": letter}
+
+
+def answer_letter(answer, options: list) -> str | None:
+    """The letter of an answer given as letter or as index from 0; None: not one of them."""
+    letters = string.ascii_uppercase[: len(options)]
+    given = str(answer).strip().upper()
+    if given.isdigit():
+        return letters[int(given)] if int(given) < len(letters) else None
+    return given if len(given) == 1 and given in letters else None
+
+
+def score(text: str, letter: str) -> float:
+    """+1 for one reasoning block, then one answer phrase, with the right letter; else -1."""
+    thinking, closed, rest = text.partition("</think>")
+    one_block = (
+        bool(closed)
+        and thinking.lstrip().startswith("<think>")
+        and thinking.count("<think>") == 1
+        and "think>" not in rest
+    )
+    found = _ANSWER.findall(rest)
+    return 1.0 if one_block and found == [letter] else -1.0
+
+
+class MCQAThinkingEnv(SingleTurnEnv):
+    """Asks multiple-choice questions and rewards a considered, well-formed right choice."""
+
+    name = "mcqa_thinking"
+    env_config_cls = MCQAConfig
+
+    async def setup(self):
+        config = self.config
+        rows = load_rows(config.dataset_name, "train", path=config.dataset_path)
+        questions = [question(f"{i}", row) for i, row in enumerate(rows)]
+        random.Random(config.seed).shuffle(questions)
+        held_out = min(config.eval_questions, len(questions) // 2)
+        self.test, self.train = questions[:held_out], questions[held_out:]
+        self.iter = 0
+
+    def messages(self, item):
+        return [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": item["text"]},
+        ]
+
+    async def judge(self, item, text):
+        return score(text, item["answer"])
+
+
+if __name__ == "__main__":
+    MCQAThinkingEnv.cli()

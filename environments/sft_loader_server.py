@@ -1,0 +1,168 @@
+"""Ready-made text among the rollouts: groups of one sequence, marked for supervised training.
+
+    python environments/sft_loader_server.py serve --env.dataset_path chats.jsonl \\
+        --env.data_format oai_format
+
+Nothing is sampled: no inference server is called, and the groups carry no sampler's logprobs.
+A group's override ``sft`` tells the trainer that its loss is the plain likelihood of the
+trained tokens. ``evaluate`` measures the data instead of a model.
+"""
+
+import random
+from enum import Enum
+
+from pydantic import Field
+
+from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.errors import ConfigError, DatasetUnavailable
+from atroposlib.utils.datasets import load_rows
+from atroposlib.utils.tokenize_for_trainer import tokenize_for_trainer
+from atroposlib.wire import MASKED
+from helpers.rollouts import mean
+
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
+
+
+class DataFormat(str, Enum):
+    """How a row holds its text."""
+
+    COMPLETION = "completion"  # {"text": ...}: all of it is trained
+    PREFIX_COMPLETION = "prefix_completion"  # {"prefix": ..., "completion": ...}
+    OAI_FORMAT = "oai_format"  # {"messages": [{"role": ..., "content": ...}]}
+    SHAREGPT_FORMAT = "sharegpt_format"  # {"conversations": [{"from": ..., "value": ...}]}
+
+
+FIELDS = {  # of a row, by format
+    DataFormat.COMPLETION: ("text",),
+    DataFormat.PREFIX_COMPLETION: ("prefix", "completion"),
+    DataFormat.OAI_FORMAT: ("messages",),
+    DataFormat.SHAREGPT_FORMAT: ("conversations",),
+}
+
+
+class SFTConfig(BaseEnvConfig):
+    """Settings of the text."""
+
+    group_size: int = Field(default=1, ge=1, le=1, description="every text is a group of one")
+    # A group of one has one score: True would drop all of them.
+    ensure_scores_are_not_same: bool = Field(default=False, description="drop equal scores")
+    dataset_name: str | None = Field(default=None, description="data set on the hub")
+    dataset_path: str | None = Field(
+        default=None, description="a .jsonl, .json or .parquet file, or a folder with train.*"
+    )
+    data_format: DataFormat = Field(
+        default=DataFormat.COMPLETION,
+        description="completion, prefix_completion, oai_format or sharegpt_format",
+    )
+    all_turns: bool = Field(
+        default=True, description="chats: train every assistant turn; false: the last only"
+    )
+    epochs: int = Field(default=0, ge=0, description="times through the data; 0: without end")
+
+
+def chat_of(row: dict, data_format: DataFormat) -> list[dict]:
+    """The messages of a chat row; ShareGPT's speakers by OpenAI's names."""
+    if data_format is DataFormat.OAI_FORMAT:
+        return [dict(message) for message in row["messages"]]
+    return [
+        {"role": SHAREGPT_ROLES.get(turn["from"], turn["from"]), "content": turn["value"]}
+        for turn in row["conversations"]
+    ]
+
+
+def sequence(row: dict, data_format: DataFormat, tokenizer, all_turns: bool) -> dict:
+    """{"tokens", "masks"} of a row, both (T,); plain text ends with the end token."""
+    if data_format in (DataFormat.OAI_FORMAT, DataFormat.SHAREGPT_FORMAT):
+        return tokenize_for_trainer(
+            tokenizer, chat_of(row, data_format), train_on_all_assistant_turns=all_turns
+        )
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    if data_format is DataFormat.COMPLETION:
+        tokens = list(tokenizer.encode(row["text"])) + end
+        return {"tokens": tokens, "masks": list(tokens)}
+    # Encoded apart: a token across the seam would be half given and half trained.
+    prefix = list(tokenizer.encode(row["prefix"]))
+    rest = list(tokenizer.encode(row["completion"], add_special_tokens=False)) + end
+    return {"tokens": prefix + rest, "masks": [MASKED] * len(prefix) + rest}
+
+
+class SFTLoaderEnv(BaseEnv):
+    """Sends text as it is, one sequence a group."""
+
+    name = "sft_loader"
+    env_config_cls = SFTConfig
+
+    @classmethod
+    def config_init(cls):
+        # Never called; a server has to be named because every environment has one.
+        server = APIServerConfig(
+            base_url="http://localhost:9001/v1", server_type="vllm", health_check=False
+        )
+        return cls.env_config_cls(wandb_name="sft_loader", steps_per_eval=0), [server]
+
+    async def setup(self):
+        config, fields = self.config, FIELDS[self.config.data_format]
+        if config.dataset_name is None and config.dataset_path is None:
+            raise ConfigError("no text: set --env.dataset_path or --env.dataset_name")
+        source = config.dataset_name or "the text"
+        rows = load_rows(source, "train", path=config.dataset_path, columns=fields)
+        for i, row in enumerate(rows):
+            if missing := [name for name in fields if not row.get(name)]:
+                raise DatasetUnavailable(
+                    f"row {i} has no {' and no '.join(missing)}, which --env.data_format "
+                    f"{config.data_format.value} reads"
+                )
+        self.rows = rows
+        self.iter = 0
+
+    async def get_next_item(self):
+        epoch, position = divmod(self.iter, len(self.rows))
+        if self.config.epochs and epoch >= self.config.epochs:
+            return None
+        order = list(range(len(self.rows)))
+        random.Random(f"{self.config.seed}/{epoch}").shuffle(order)
+        self.iter += 1
+        return {"id": f"{epoch}/{order[position]}", "row": self.rows[order[position]]}
+
+    def sequence(self, row):
+        config = self.config
+        return sequence(row, config.data_format, self.tokenizer, config.all_turns)
+
+    async def collect_trajectories(self, item):
+        made = self.sequence(item["row"])
+        if len(made["tokens"]) > self.config.max_token_length:
+            self.log("train/text_too_long", 1.0)
+            return None, []
+        group = {
+            "tokens": [made["tokens"]],
+            "masks": [made["masks"]],
+            "scores": [1.0],
+            "overrides": [{"sft": True}],
+            "group_overrides": {"group_size": 1, "sft": True},
+        }
+        if self.config.include_messages:
+            shown = self.tokenizer.decode(made["tokens"])
+            group["messages"] = [[{"role": "assistant", "content": shown}]]
+        return group, []
+
+    async def evaluate(self, *args, **kwargs):
+        """What the data are: how many texts fit, and how much of them is trained."""
+        made = [self.sequence(row) for row in self.rows]
+        lengths = [len(one["tokens"]) for one in made]
+        trained = [sum(label != MASKED for label in one["masks"]) for one in made]
+        await self.evaluate_log(
+            {
+                "texts": len(made),
+                "fits": mean(length <= self.config.max_token_length for length in lengths),
+                "tokens_mean": mean(lengths),
+                "tokens_max": max(lengths),
+                "trained_share": sum(trained) / sum(lengths),
+            }
+        )
+
+    def save_checkpoint(self, step, data=None):
+        super().save_checkpoint(step, {"iter": self.iter})
+
+
+if __name__ == "__main__":
+    SFTLoaderEnv.cli()

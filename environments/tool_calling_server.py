@@ -1,0 +1,87 @@
+"""Function calling in one turn: every expected call, and no other.
+
+    python environments/tool_calling_server.py serve --env.dataset_path FILE.jsonl
+
+Data: NousResearch/XLAM-Atropos, or other ShareGPT ``conversations`` whose system turn shows
+the tools and whose first answer holds ``<tool_call>`` blocks. 1.0 when the calls are exactly
+those, 0.0 else; where a whole group is right, shorter is better.
+"""
+
+import random
+
+from pydantic import Field
+
+from atroposlib.errors import DatasetUnavailable
+from atroposlib.utils.datasets import load_rows
+from helpers.length_penalties import ThresholdLengthPenaltyConfig, length_scores
+from helpers.single_turn import SingleTurnConfig, SingleTurnEnv
+from helpers.tool_replay import Unreadable, calls_in, recorded_calls, turn_score
+
+ROLES = {"system": "system", "human": "user", "user": "user"}
+
+
+class ToolCallingConfig(SingleTurnConfig):
+    """Settings of the requests."""
+
+    dataset_name: str = Field(
+        default="NousResearch/XLAM-Atropos", description="data set on the hub"
+    )
+    eval_temperature: float = Field(default=0.0, description="of evaluation; 0: greedy")
+    eval_requests: int = Field(
+        default=100, ge=1, description="requests held out; at most half of all"
+    )
+
+
+def request(name: str, row: dict) -> dict:
+    """{"id", "messages", "expected", "answer"} of a row; raises Unreadable."""
+    asked = []
+    for turn in row.get("conversations") or []:
+        if turn["from"] in ROLES:
+            asked.append({"role": ROLES[turn["from"]], "content": turn["value"]})
+            continue
+        expected = recorded_calls(turn["value"])
+        if not asked or not expected:
+            break
+        return {"id": name, "messages": asked, "expected": expected, "answer": turn["value"]}
+    raise Unreadable(f"{name}: conversations are a question and an answer with <tool_call>s")
+
+
+class ToolCallingEnv(SingleTurnEnv):
+    """Asks for function calls and rewards exactly those that were expected."""
+
+    name = "tool_calling"
+    env_config_cls = ToolCallingConfig
+
+    async def setup(self):
+        config, requests, problem = self.config, [], None
+        rows = load_rows(config.dataset_name, "train", path=config.dataset_path)
+        for i, row in enumerate(rows):
+            try:
+                requests.append(request(f"{i}", row))
+            except Unreadable as error:
+                problem = error
+        if len(requests) < 2:
+            raise DatasetUnavailable(
+                f"{config.dataset_name}: {len(requests)} of {len(rows)} rows can be used: "
+                f"{problem}"
+            )
+        random.Random(config.seed).shuffle(requests)
+        held_out = min(config.eval_requests, len(requests) // 2)
+        self.test, self.train = requests[:held_out], requests[held_out:]
+        self.iter = 0
+
+    def messages(self, item):
+        return item["messages"]
+
+    async def judge(self, item, text):
+        return 1.0 if turn_score(item["expected"], calls_in(text)) == 1.0 else 0.0
+
+    def group_scores(self, rewards, lengths):
+        if all(reward == 1.0 for reward in rewards):
+            limit = ThresholdLengthPenaltyConfig(self.config.max_token_length)
+            return length_scores(lengths, limit)
+        return rewards
+
+
+if __name__ == "__main__":
+    ToolCallingEnv.cli()

@@ -1,0 +1,263 @@
+"""Tool use over several turns: recorded conversations are replayed as long as the model calls
+what was called there.
+
+    python environments/tool_use_multiturn_server.py serve --env.dataset_path FILE.jsonl
+
+Data: interstellarninja/hermes_reasoning_tool_use or another set of its form (``conversations``
+as ShareGPT turns, ``tools`` as JSON text). The model gets the question and the tools; when it
+makes the recorded calls it gets the recorded responses, and so on. Reward: the share of right
+turns, a bonus when all are right, a penalty for the first mistake, at which the replay ends.
+"""
+
+import logging
+import random
+import time
+
+from pydantic import Field
+
+from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from atroposlib.utils.datasets import load_rows
+from helpers.rollouts import continued, each, mean, model_server, room_left, scored_item
+from helpers.tool_replay import (
+    Unreadable,
+    conversation_reward,
+    made_calls,
+    openai_tools,
+    paired,
+    tools_as_text,
+    turn_score,
+    turns_of,
+)
+
+SYSTEM_PROMPT = (
+    "You help the user with the functions that you are given. You may think inside <think> "
+    "</think> tags first. Call a function as soon as it can bring you further, several at once "
+    "where they do not depend on one another. If none fits, say so and call none."
+)
+TEMPLATE_TOKENS = 32  # more than chat templates write around one message
+logger = logging.getLogger(__name__)
+
+
+class ToolUseConfig(BaseEnvConfig):
+    """Settings of the conversations."""
+
+    group_size: int = Field(
+        default=8, ge=1, description="replays of one conversation, scored together"
+    )
+    max_token_length: int = Field(default=8192, ge=1, description="most tokens of a replay")
+    dataset_name: str = Field(
+        default="interstellarninja/hermes_reasoning_tool_use", description="set on the hub"
+    )
+    dataset_path: str | None = Field(
+        default=None, description=".jsonl, .json or .parquet file of it; None: the hub"
+    )
+    max_turns: int = Field(
+        default=8, ge=1, description="longer conversations are cut after this turn"
+    )
+    max_turn_tokens: int = Field(default=2048, ge=1, description="most tokens of one turn")
+    success_bonus: float = Field(default=0.5, description="added when every turn is right")
+    mismatch_penalty: float = Field(default=0.2, description="taken off for a wrong turn")
+    temperature: float = Field(default=1.0, description="of training rollouts")
+    eval_temperature: float = Field(default=0.0, description="of evaluation; 0: greedy")
+    eval_conversations: int = Field(
+        default=100, ge=1, description="conversations held out; at most half of all"
+    )
+
+
+def conversation(name: str, row: dict, max_turns: int) -> dict:
+    """{"id", "tools", "turns"} of a row; raises Unreadable."""
+    if "conversations" not in row or not row.get("tools"):
+        raise Unreadable("a row has conversations and tools")
+    turns = turns_of(row["conversations"])[:max_turns]
+    try:
+        tools = openai_tools(row["tools"])
+    except ValueError as error:
+        raise Unreadable(f"tools are not JSON: {error}") from error
+    return {"id": name, "tools": tools, "turns": turns}
+
+
+def load_conversations(config: ToolUseConfig) -> list[dict]:
+    """Those that can be replayed; how many cannot is logged.
+
+    Raises:
+        DatasetUnavailable: there are none; the message says why.
+    """
+    rows = load_rows(
+        config.dataset_name,
+        "train",
+        path=config.dataset_path,
+        columns=("conversations", "tools"),
+    )
+    found, problem = [], None
+    for i, row in enumerate(rows):
+        try:
+            found.append(conversation(f"{i}", row, config.max_turns))
+        except Unreadable as error:
+            problem = error
+    if not found:
+        raise Unreadable(f"{config.dataset_name}: no conversation can be replayed: {problem}")
+    if problem is not None:
+        skipped = len(rows) - len(found)
+        logger.warning("%d of %d conversations left out: %s", skipped, len(rows), problem)
+    return found
+
+
+class ToolUseEnv(BaseEnv):
+    """Replays recorded conversations and rewards calling what was called in them."""
+
+    name = "multiturn_tool_use"
+    env_config_cls = ToolUseConfig
+
+    @classmethod
+    def config_init(cls):
+        config = cls.env_config_cls(wandb_name=cls.name, steps_per_eval=100)
+        return config, model_server(config)
+
+    async def setup(self):
+        if self.server.tool_parser is None:
+            self.server.tool_parser = "hermes"
+        found = load_conversations(self.config)
+        random.Random(self.config.seed).shuffle(found)
+        held_out = min(self.config.eval_conversations, len(found) // 2)
+        self.test, self.train = found[:held_out], found[held_out:]
+        self.iter = 0
+
+    async def get_next_item(self):
+        item = self.train[self.iter % len(self.train)]
+        self.iter += 1
+        return item
+
+    def system_message(self, tools):
+        template = self.tokenizer.chat_template or ""
+        shown = (
+            [SYSTEM_PROMPT] if "tools" in template else [SYSTEM_PROMPT, tools_as_text(tools)]
+        )
+        return {"role": "system", "content": "\n\n".join(shown)}
+
+    async def replay(self, item, temperature, split):
+        """One conversation with the model: (node, scores of the turns taken, messages).
+
+        The node is None when not even the first question fits.
+        """
+        turns, scores, node = item["turns"], [], None
+        messages, calls = [self.system_message(item["tools"])], []
+        async with self.server.managed_server(
+            tokenizer=self.tokenizer, preserve_think_blocks=True
+        ) as managed:
+            for turn in turns:
+                messages += given_messages(turn.given, calls)
+                room = self.room_for(messages, node, item["tools"])
+                if room < 1:  # the conversation does not fit: the turn cannot be right
+                    scores.append(0.0)
+                    break
+                completion = await managed.chat_completion(
+                    messages=messages,
+                    tools=item["tools"],
+                    max_tokens=min(room, self.config.max_turn_tokens),
+                    temperature=temperature,
+                    split=split,
+                )
+                node = continued(node, managed.nodes_for(completion)[0])
+                choice = completion.choices[0]
+                made = made_calls(choice.message)
+                messages.append(assistant_message(choice.message))
+                scores.append(turn_score(turn.expected, made))
+                if scores[-1] < 1.0 or choice.finish_reason == "length":
+                    break
+                calls = paired(turn.expected, made)
+            return node, scores, messages
+
+    def room_for(self, messages, node, tools):
+        """Tokens left for the next turn after ``node``, template text counted generously."""
+        limit = self.config.max_token_length
+        if node is None:
+            return room_left(self.tokenizer, messages, limit, tools=tools)
+        since = len(messages)
+        while messages[since - 1]["role"] != "assistant":
+            since -= 1
+        new = sum(
+            len(self.tokenizer.encode(message["content"])) + TEMPLATE_TOKENS
+            for message in messages[since:]
+        )
+        return limit - len(node.tokens) - new
+
+    async def collect_trajectory(self, item):
+        config = self.config
+        node, scores, messages = await self.replay(item, config.temperature, "train")
+        if node is None:
+            return None, []
+        num_turns = len(item["turns"])
+        reward = conversation_reward(
+            scores, num_turns, config.success_bonus, config.mismatch_penalty
+        )
+        item = scored_item(
+            node,
+            reward,
+            temperature=config.temperature,
+            messages=messages if config.include_messages else None,
+            overrides={"turn_scores": scores},
+            metrics={
+                "success": float(scores == [1.0] * num_turns),
+                "turns_right": sum(score == 1.0 for score in scores) / num_turns,
+            },
+        )
+        return item, []
+
+    async def evaluate(self, *args, **kwargs):
+        started, config = time.time(), self.config
+
+        async def one(item):
+            _, scores, messages = await self.replay(item, config.eval_temperature, "eval")
+            num_turns = len(item["turns"])
+            return {
+                "id": item["id"],
+                "messages": messages,
+                "turn_scores": scores,
+                "num_turns": num_turns,
+                "success": scores == [1.0] * num_turns,
+                "turns_right": sum(score == 1.0 for score in scores) / num_turns,
+                "reward": conversation_reward(
+                    scores, num_turns, config.success_bonus, config.mismatch_penalty
+                ),
+            }
+
+        samples = await each(self.test, one, config.max_eval_workers)
+        await self.evaluate_log(
+            {
+                name: mean(sample[name] for sample in samples)
+                for name in ("success", "turns_right", "reward")
+            },
+            start_time=started,
+            end_time=time.time(),
+            generation_parameters={"temperature": config.eval_temperature},
+            samples=samples,
+        )
+
+    def save_checkpoint(self, step, data=None):
+        super().save_checkpoint(step, {"iter": self.iter})
+
+
+def given_messages(given, calls):
+    """Messages of a turn's ``given``; tool responses answer ``calls`` in their order."""
+    messages, answered = [], iter(calls)
+    for role, content in given:
+        message = {"role": role, "content": content}
+        if role == "tool" and (call := next(answered, None)) is not None:
+            message |= {"tool_call_id": call.call_id, "name": call.name}
+        messages.append(message)
+    return messages
+
+
+def assistant_message(message):
+    """The model's turn as it goes back into the conversation."""
+    kept = {"role": "assistant", "content": message.content or ""}
+    if message.tool_calls:
+        kept["tool_calls"] = [
+            call if isinstance(call, dict) else call.model_dump()
+            for call in message.tool_calls
+        ]
+    return kept
+
+
+if __name__ == "__main__":
+    ToolUseEnv.cli()

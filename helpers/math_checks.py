@@ -1,0 +1,43 @@
+"""Several checking processes at once: a slow check holds up only the answers behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from atroposlib.envs.reward_fns.math_answer import MathVerifier, NoVerdict, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class VerifierPool:
+    """``size`` math verifiers; each starts its process when it is first needed.
+
+    Args:
+        timeout_s: bound of one check.
+    """
+
+    def __init__(self, size: int, timeout_s: float = 10.0) -> None:
+        self._all = [MathVerifier(timeout_s) for _ in range(size)]
+        self._idle: asyncio.LifoQueue[MathVerifier] = asyncio.LifoQueue()
+        for verifier in reversed(self._all):  # the first is taken first, and stays warm
+            self._idle.put_nowait(verifier)
+
+    async def judge(self, text: str, gold: str) -> Verdict | None:
+        """Whether the boxed answer of ``text`` equals ``gold``.
+
+        None: the check failed or took too long, which says nothing about the answer.
+        """
+        verifier = await self._idle.get()
+        try:
+            return await verifier.judge(text, gold)
+        except NoVerdict as failure:
+            logger.warning("%s", failure)
+            return None
+        finally:
+            self._idle.put_nowait(verifier)
+
+    async def close(self) -> None:
+        """End every process."""
+        for verifier in self._all:
+            await verifier.close()

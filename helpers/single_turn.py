@@ -1,0 +1,161 @@
+"""Environments that ask one question and judge one answer: what they all do alike.
+
+A subclass loads ``train`` and ``test`` in ``setup``, and says what is asked (``messages``) and
+what an answer is worth (``judge``). Items are mappings with an ``id``.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.envs.groups import from_nodes
+from helpers.rollouts import (
+    MIN_TRAINED_TOKENS,
+    draw_full,
+    each,
+    mean,
+    model_server,
+    room_left,
+    trained_tokens,
+)
+
+Message = dict[str, str]
+
+
+class SingleTurnConfig(BaseEnvConfig):
+    """Settings of environments that ask one question."""
+
+    group_size: int = Field(
+        default=8, ge=1, description="answers to one question, scored together"
+    )
+    dataset_path: str | None = Field(
+        default=None,
+        description="a .jsonl, .json or .parquet file, or a folder of them named by split; "
+        "None: the hub",
+    )
+    temperature: float = Field(default=1.0, description="of training rollouts")
+    eval_temperature: float = Field(default=0.6, description="of evaluation")
+    eval_problems: int = Field(
+        default=-1, ge=-1, description="held-out questions evaluated; -1: all"
+    )
+
+
+class SingleTurnEnv(BaseEnv, ABC):
+    """Asks, judges and measures; ``group_scores`` may look at a whole group."""
+
+    config: SingleTurnConfig
+    env_config_cls = SingleTurnConfig
+    train: list[dict[str, Any]]
+    test: list[dict[str, Any]]
+    iter = 0
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig]:
+        config = cls.env_config_cls(wandb_name=cls.name)
+        return config, model_server(config)
+
+    # --- for subclasses -----------------------------------------------------------------
+
+    @abstractmethod
+    def messages(self, item: dict[str, Any]) -> list[Message]:
+        """What the model is asked."""
+
+    @abstractmethod
+    async def judge(self, item: dict[str, Any], text: str) -> float | None:
+        """What an answer is worth; right ones more than 0. None: it could not be judged."""
+
+    def group_scores(self, rewards: list[float], lengths: list[int]) -> list[float]:
+        """Scores of a group from its rewards and the tokens of its sequences, both (G,)."""
+        return rewards
+
+    # --- the loop -----------------------------------------------------------------------
+
+    async def get_next_item(self) -> dict[str, Any]:
+        item = self.train[self.iter % len(self.train)]
+        self.iter += 1
+        return item
+
+    async def sample(
+        self, item: dict[str, Any], n: int, temperature: float, split: str
+    ) -> list[tuple[Any, Any, float | None]]:
+        """``n`` answers to ``item``, each as (choice, token-exact node, reward)."""
+        messages = self.messages(item)
+        room = room_left(self.tokenizer, messages, self.config.max_token_length)
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            completion = await managed.chat_completion(
+                messages=messages,
+                n=n,
+                max_tokens=max(1, room),
+                temperature=temperature,
+                split=split,
+            )
+            nodes = managed.nodes_for(completion)
+        rewards = [
+            await self.judge(item, choice.message.content or "")
+            for choice in completion.choices
+        ]
+        return list(zip(completion.choices, nodes, rewards))
+
+    async def collect_trajectories(self, item: dict[str, Any]) -> tuple[Any, list[Any]]:
+        temperature = self.config.temperature
+        rows = await draw_full(
+            lambda n: self.sample(item, n, temperature, "train"),
+            self.config.group_size,
+            lambda row: row[2] is not None and trained_tokens(row[1]) >= MIN_TRAINED_TOKENS,
+        )
+        if rows is None:
+            return None, []
+        nodes = [node for _, node, _ in rows]
+        rewards = [reward for _, _, reward in rows if reward is not None]
+        messages = None
+        if self.config.include_messages:
+            messages = [
+                [*self.messages(item), {"role": "assistant", "content": c.message.content}]
+                for c, _, _ in rows
+            ]
+        group = from_nodes(
+            nodes,
+            self.group_scores(rewards, [len(node.tokens) for node in nodes]),
+            generation_params={"temperature": temperature},
+            messages=messages,
+            metrics={"percent_correct": mean(reward > 0 for reward in rewards)},
+        )
+        return group, []
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        started, temperature = time.time(), self.config.eval_temperature
+        wanted = self.config.eval_problems
+        problems: Sequence[dict[str, Any]] = self.test if wanted < 0 else self.test[:wanted]
+
+        async def one(item: dict[str, Any]) -> dict[str, Any]:
+            ((choice, _, reward),) = await self.sample(item, 1, temperature, "eval")
+            return {
+                "id": item["id"],
+                "prompt": self.messages(item)[-1]["content"],
+                "completion": choice.message.content,
+                "expected": item.get("answer"),
+                "finish_reason": choice.finish_reason,
+                "reward": reward,
+                "exact": reward is not None and reward > 0,
+            }
+
+        samples = await each(problems, one, self.config.max_eval_workers)
+        await self.evaluate_log(
+            {  # of all that were asked: an answer without a verdict was not shown to be right
+                "percent_correct": mean(sample["exact"] for sample in samples),
+                "unjudged": sum(sample["reward"] is None for sample in samples),
+            },
+            start_time=started,
+            end_time=time.time(),
+            generation_parameters={"temperature": temperature},
+            samples=samples,
+        )
+
+    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
+        super().save_checkpoint(step, {"iter": self.iter})

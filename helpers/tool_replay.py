@@ -1,0 +1,190 @@
+"""Recorded tool conversations: what the model is shown, which calls it should make, how near
+it came. Pure.
+
+    ShareGPT turns --turns_of--> [Turn(given, expected)] ; the model's calls --turn_score--> 0..1
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atroposlib.errors import DatasetUnavailable
+
+_THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One tool call. ``arguments`` None: they were no JSON object, and equal nothing."""
+
+    name: str
+    arguments: dict[str, Any] | None
+    call_id: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the model: what it is given before, and the calls it should make.
+
+    Example: Turn([("user", "Weather in Rome?")], [Call("weather", {"city": "Rome"})])
+    """
+
+    given: list[tuple[str, str]]  # (role, content): user questions or tool responses
+    expected: list[Call]  # empty: the model should answer in words
+
+
+class Unreadable(DatasetUnavailable):
+    """A recorded conversation is not of the form that is replayed."""
+
+
+def turns_of(conversation: Sequence[Mapping[str, str]]) -> list[Turn]:
+    """The model's turns, up to the last with a call; only the first where there is none.
+
+    Raises:
+        Unreadable: a role or a recorded call is not understood, or nobody asks anything.
+    """
+    turns: list[Turn] = []
+    given: list[tuple[str, str]] = []
+    for message in conversation:
+        role, text = message["from"], message["value"]
+        if role == "system":
+            continue
+        if role in ("human", "user"):
+            given.append(("user", text))
+        elif role == "tool":
+            given += [("tool", part.strip()) for part in _RESPONSE.findall(text) or [text]]
+        elif role in ("gpt", "assistant"):
+            turns.append(Turn(given, recorded_calls(text)))
+            given = []
+        else:
+            raise Unreadable(f"a turn is from {role!r}")
+    last = max((i for i, turn in enumerate(turns) if turn.expected), default=0)
+    if not turns or not turns[0].given:
+        raise Unreadable("nobody asks anything before the model speaks")
+    return turns[: last + 1]
+
+
+def recorded_calls(text: str) -> list[Call]:
+    """The calls in a recorded answer, those it only thought of aside."""
+    return [_recorded_call(inner) for inner in _CALL.findall(_THINKING.sub("", text))]
+
+
+def _recorded_call(text: str) -> Call:
+    # Some recordings hold Python literals; literal_eval reads those and runs nothing.
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text.strip())
+        except (ValueError, SyntaxError):
+            continue
+        if isinstance(value, dict) and isinstance(value.get("arguments"), dict):
+            return Call(str(value.get("name")), value["arguments"])
+    raise Unreadable(f"a recorded call is not readable: {text.strip():.80}")
+
+
+def calls_in(text: str) -> list[Call]:
+    """The calls a model wrote, JSON only; what cannot be read is a call that equals nothing."""
+    return [_written_call(inner) for inner in _CALL.findall(_THINKING.sub("", text))]
+
+
+def _written_call(text: str) -> Call:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        return Call("", None)
+    arguments = value.get("arguments")
+    return Call(str(value.get("name")), arguments if isinstance(arguments, dict) else None)
+
+
+def made_calls(message: Any) -> list[Call]:
+    """The calls of an assistant message as the openai package has it."""
+    calls = []
+    for entry in getattr(message, "tool_calls", None) or []:
+        entry = entry if isinstance(entry, dict) else entry.model_dump()
+        function = entry["function"]
+        try:
+            arguments = json.loads(function["arguments"])
+        except (TypeError, ValueError):
+            arguments = None
+        arguments = arguments if isinstance(arguments, dict) else None
+        calls.append(Call(function["name"], arguments, entry["id"]))
+    return calls
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal as JSON values: 1 equals 1.0 but not true, and keys have no order."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def paired(expected: Sequence[Call], made: Sequence[Call]) -> list[Call | None]:
+    """For each expected call the made one that equals it, each made one used once."""
+    left = [call for call in made if call.arguments is not None]
+    pairs: list[Call | None] = []
+    for call in expected:
+        matches = (i for i, other in enumerate(left) if _equal(call, other))
+        found = next(matches, None)
+        pairs.append(None if found is None else left.pop(found))
+    return pairs
+
+
+def _equal(a: Call, b: Call) -> bool:
+    return a.name == b.name and same(a.arguments, b.arguments)
+
+
+def turn_score(expected: Sequence[Call], made: Sequence[Call]) -> float:
+    """Share of calls that were right, of those expected or made, whichever are more.
+
+    No call expected: 1.0 for none made, else 0.0.
+    """
+    if not expected:
+        return 0.0 if made else 1.0
+    right = sum(call is not None for call in paired(expected, made))
+    return right / max(len(expected), len(made))
+
+
+def conversation_reward(
+    turn_scores: Sequence[float], num_turns: int, bonus: float, penalty: float
+) -> float:
+    """Dense share of right turns, plus ``bonus`` for all, minus ``penalty`` for a mistake.
+
+    The replay ends at the first turn that is not all right, so turns not reached count 0:
+    [1.0, 0.5] of 4 turns with penalty 0.2 is 1.5 / 4 - 0.2 = 0.175.
+    """
+    dense = sum(turn_scores) / num_turns
+    if len(turn_scores) == num_turns and all(score == 1.0 for score in turn_scores):
+        return dense + bonus
+    return dense - penalty
+
+
+def openai_tools(tools: str | Sequence[Any]) -> list[dict[str, Any]]:
+    """Tool schemas as OpenAI has them, from JSON text or a list, wrapped in "function" or not."""
+    listed = json.loads(tools) if isinstance(tools, str) else list(tools)
+    return [
+        tool if "function" in tool else {"type": "function", "function": tool}
+        for tool in listed
+    ]
+
+
+def tools_as_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Instructions for models whose chat template does not show tools."""
+    lines = "\n".join(json.dumps(tool) for tool in tools)
+    return (
+        "You can call these functions:\n<tools>\n" + lines + "\n</tools>\n"
+        "To call one, write a JSON object with its name and its arguments inside tags, one "
+        'pair of tags for each call:\n<tool_call>\n{"name": "...", "arguments": {...}}\n'
+        "</tool_call>"
+    )
