@@ -139,11 +139,12 @@ async def test_a_failing_callable_names_the_environment():
         await cursor_over([])
 
 
-def test_an_id_is_the_task_s_own_or_a_hash_of_its_content():
+def test_an_id_is_the_task_s_own_or_a_short_text_itself_or_a_hash_of_the_content():
     assert task_id({"id": 7}) == "7"
     assert task_id({"a": 1, "b": [2]}) == task_id({"b": [2], "a": 1})
     assert task_id({"a": 1}) != task_id({"a": 2})
-    assert len(task_id("some text")) == 16
+    assert task_id("abcd") == "abcd"
+    assert len(task_id("a long text " * 10)) == 16
 
 
 @given(st.lists(st.integers(), unique=True, min_size=2), st.integers(), st.floats(0.01, 0.9))

@@ -46,10 +46,15 @@ class Source(Protocol):
         """The task at ``place``; None: the data end before it."""
 
 
+LONGEST_NAME = 40  # characters of a task that still names itself in logs and files
+
+
 def task_id(task: Any) -> str:
-    """The task's own ``id``, else a hash of its content: the same in every run and order."""
+    """The task's own ``id``, a short text itself, else a hash: the same in every run."""
     if isinstance(task, Mapping) and task.get("id") is not None:
         return str(task["id"])
+    if isinstance(task, str) and 0 < len(task) <= LONGEST_NAME:
+        return task
     text = json.dumps(plain(task), sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
