@@ -174,7 +174,7 @@ def test_values_of_every_kind_arrive(mode, source, tmp_path):
     }
     env_cls = env_class("single", nested={"depth": 3, "names": {"a": 1}})
     settings = read_settings(env_cls, [mode, *words_of(source, values, tmp_path)])
-    config, (server,) = settings.env, settings.servers
+    config, server = settings.env, settings.servers
     assert (config.total_steps, config.inference_weight, config.max_num_workers) == (
         -1,
         -1,
@@ -193,7 +193,7 @@ def test_null_and_text_that_looks_like_something_else(mode):
     assert (null.env.wandb_name, null.env.anything) == (None, None)
     text = read_settings(env_cls, [mode, "--env.wandb_name=--x=1", "--openai.api_key", "None"])
     assert text.env.wandb_name == "--x=1"
-    assert text.servers[0].api_key is None
+    assert text.servers.api_key is None
 
 
 def test_a_class_default_that_its_annotation_refuses_is_left_alone():

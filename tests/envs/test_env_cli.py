@@ -55,7 +55,7 @@ def test_flags_win_over_yaml_over_config_init_over_defaults(mode, tmp_path):
     assert settings.env.total_steps == 77
     assert settings.env.use_wandb is False
     assert settings.env.max_eval_workers == 16
-    (server,) = settings.servers
+    server = settings.servers
     assert (server.model_name, server.timeout) == ("cli", 5)
     assert server.base_url == "http://init:1/v1"
 

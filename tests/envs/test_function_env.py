@@ -61,8 +61,8 @@ def test_settings_of_its_own_are_flags_and_the_usual_ones_have_other_defaults(tm
     settings = read_settings(hard, [*words, "--openai.base_url", "http://localhost:1/v1"])
     assert (settings.env.difficulty, settings.env.group_size) == (5, 16)
     assert (settings.env.temperature, settings.env.tag) == (0.7, None)
-    assert settings.servers[0].base_url == "http://localhost:1/v1"
-    assert settings.servers[0].server_type == "vllm"
+    assert settings.servers.base_url == "http://localhost:1/v1"
+    assert settings.servers.server_type == "vllm"
     with pytest.raises(ConfigError, match="difficulty.*greater than or equal to 1"):
         read_settings(hard, ["process", "--env.difficulty", "0"])
 

@@ -116,7 +116,7 @@ def test_the_teachers_servers_come_from_code_file_and_flags(mode, tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("teacher:\n  base_url: http://yaml:2/v1\n  timeout: 8\n")
     words = [mode, "--config", str(path), "--teacher.base_url=http://flag:3/v1"]
-    (teacher,) = read_settings(Env, words).more_servers["teacher"]
+    teacher = read_settings(Env, words).more_servers["teacher"]
     assert (teacher.base_url, teacher.timeout, teacher.model_name) == (
         "http://flag:3/v1",
         8,

@@ -133,9 +133,13 @@ def resolve_openai_configs(
 
     Args:
         default_server_configs: what ``config_init`` returned.
-        openai_config_dict: values for one server, already merged (flags over YAML).
+        openai_config_dict: values for one server, already merged (flags over YAML); those
+            that only repeat a class default say nothing.
         yaml_config: the whole YAML file; only its ``openai`` key is read.
         cli_passed_flags: flags really given, keyed like ``openai.base_url``.
+
+    Returns:
+        A list where the code or the file has one, else one bare config.
 
     Raises:
         AmbiguousServer: overrides for one server meet a list of several.
@@ -145,10 +149,18 @@ def resolve_openai_configs(
         for name, value in (cli_passed_flags or {}).items()
         if name.startswith("openai.")
     }
-    merged = openai_config_dict or {}
-    flags = {name: merged.get(name, value) for name, value in flags.items()}
     from_yaml = (yaml_config or {}).get("openai")
-    return resolve_servers(default_server_configs, from_yaml, flags, logger=logger)
+    merged, usual = openai_config_dict or {}, APIServerConfig().model_dump()
+    listed = (
+        from_yaml if isinstance(from_yaml, list) else as_server_list(default_server_configs)
+    )
+    of_several = len(listed or ()) > 1  # then only a flag can be meant for one of them
+    said = {
+        name: value
+        for name, value in merged.items()
+        if name in flags or (value != usual.get(name) and not of_several)
+    }
+    return resolve_servers(default_server_configs, from_yaml, {**flags, **said}, logger=logger)
 
 
 def resolve_servers(
@@ -160,6 +172,8 @@ def resolve_servers(
 ) -> ServerBaseline | list[APIServerConfig]:
     """Servers that result from code, file and flags of one namespace.
 
+    Code that names one bare config gets one back: environments of old read its fields.
+
     A lone baseline stays one, with new values, unless something only an address can have
     was given; then it becomes a server, in every subcommand alike.
 
@@ -167,6 +181,7 @@ def resolve_servers(
         AmbiguousServer: overrides for one server meet a list of several.
     """
     listed = as_server_list(defaults)
+    bare = isinstance(defaults, ServerBaseline) and isinstance(from_yaml or {}, Mapping)
     given = dict(flags)
     if isinstance(from_yaml, Mapping):
         given = {**from_yaml, **flags}
@@ -181,15 +196,17 @@ def resolve_servers(
         _refuse_overrides(len(listed), given, namespace)
         return listed
     if not given:
-        return _baseline(defaults) if listed is None else listed
+        return defaults if isinstance(defaults, ServerBaseline) else listed or []
     if logger is not None:
         logger.info("%s settings overridden: %s", namespace, ", ".join(sorted(given)))
     if listed is None:
         baseline = _baseline(defaults).model_dump()
         if set(given) <= set(ServerBaseline.model_fields):
             return ServerBaseline(**{**baseline, **given})
-        return [APIServerConfig(**{**baseline, **given})]
-    return [APIServerConfig(**{**listed[0].model_dump(), **given})]
+    else:
+        baseline = listed[0].model_dump()
+    server = APIServerConfig(**{**baseline, **given})
+    return server if bare else [server]
 
 
 def _baseline(configs: ServerConfigs) -> ServerBaseline:

@@ -41,12 +41,14 @@ def test_defaults_are_those_of_the_original() -> None:
 
 def test_a_lone_server_keeps_its_address() -> None:
     assert as_server_list(LOCAL) == [LOCAL]
-    assert resolve_openai_configs(LOCAL) == [LOCAL]
+    assert resolve_openai_configs(LOCAL) == LOCAL
+    assert resolve_openai_configs([LOCAL]) == [LOCAL]
 
 
 def test_a_lone_server_takes_overrides_of_flags() -> None:
     flags = {"openai.base_url": "http://other:2/v1", "env.group_size": 4}
-    (server,) = resolve_openai_configs(LOCAL, {"base_url": "http://other:2/v1"}, {}, flags)
+    server = resolve_openai_configs(LOCAL, {"base_url": "http://other:2/v1"}, {}, flags)
+    assert isinstance(server, APIServerConfig)
     assert (server.base_url, server.api_key) == ("http://other:2/v1", "k")
 
 
@@ -87,7 +89,7 @@ def test_a_baseline_stays_one_until_an_address_is_given() -> None:
         baseline, {"model_name": "m"}, {}, {"openai.model_name": "m"}
     )
     assert renamed == ServerBaseline(timeout=9, server_type="vllm", model_name="m")
-    (server,) = resolve_openai_configs(
+    server = resolve_openai_configs(
         baseline, {"base_url": "http://a/v1"}, {}, {"openai.base_url": "http://a/v1"}
     )
     assert isinstance(server, APIServerConfig)
@@ -95,7 +97,12 @@ def test_a_baseline_stays_one_until_an_address_is_given() -> None:
 
 
 def test_values_nobody_gave_do_not_override() -> None:
-    assert resolve_openai_configs(LOCAL, APIServerConfig().model_dump(), {}, {}) == [LOCAL]
+    assert resolve_openai_configs(LOCAL, APIServerConfig().model_dump(), {}, {}) == LOCAL
+
+
+def test_merged_values_count_without_the_flags_they_came_from() -> None:
+    server = resolve_openai_configs(LOCAL, {**LOCAL.model_dump(), "model_name": "m"})
+    assert server == LOCAL.model_copy(update={"model_name": "m"})
 
 
 def test_an_empty_list_of_servers_is_refused() -> None:
