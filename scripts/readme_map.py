@@ -26,6 +26,16 @@ NAME_WIDTH = 30
 # Where the order of the alphabet would hide the order of the flow.
 FIRST = {
     "atroposlib": ("wire.py", "errors.py", "client", "envs", "inference", "api"),
+    "atroposlib/envs/server_handling": (
+        "configs.py",
+        "server_manager.py",
+        "server_baseline.py",
+        "backends.py",
+        "generation.py",
+        "segments.py",
+        "managed_server.py",
+        "sequences.py",
+    ),
     "atroposlib/envs/function_env": ("env.py", "config.py", "data.py", "model.py"),
     "atroposlib/envs": ("base.py", "groups.py", "pacing.py", "workers.py", "delivery.py"),
     "atroposlib/api": (
