@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= quickstart,dev
 
+# Processes that share the fast tests; the slow ones want the machine to themselves.
+WORKERS ?= 2
+
 # The quickstart's knobs: MODEL=smollm2|tiny, ENGINE=local|vllm.
 MODEL ?= smollm2
 ENGINE ?= local
@@ -35,10 +38,11 @@ lint: $(STAMP)  ## black, isort, flake8, mypy; changes nothing
 	$(PY) -m mypy
 
 check: lint  ## lint and the fast tests: before every commit
-	$(PY) -m pytest -q -m "not slow"
+	$(PY) -m pytest -q -n $(WORKERS) -m "not slow"
 
 test: lint  ## lint and every test that runs on CPU, real processes included
-	$(PY) -m pytest
+	$(PY) -m pytest -n $(WORKERS) -m "not slow"
+	$(PY) -m pytest -m slow
 
 format: $(STAMP)  ## Let black and isort rewrite the sources
 	$(PY) -m isort --quiet $(LINTED)

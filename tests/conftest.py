@@ -7,7 +7,9 @@ providers  calls a real inference provider; skipped without --runproviders
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -26,6 +28,16 @@ MARKERS = {
     "providers": "calls a real inference provider; skipped without --runproviders",
 }
 NEEDED_OPTION = {"gpu": "--run-gpu", "providers": "--runproviders"}
+
+
+@pytest.fixture(autouse=True)
+def no_log_handler_outlives_its_test() -> Iterator[None]:
+    """A command line that a test runs logs to that test's stderr, which is closed after it."""
+    before = logging.root.handlers[:]
+    yield
+    for handler in logging.root.handlers[:]:
+        if type(handler) is logging.StreamHandler and handler not in before:
+            logging.root.removeHandler(handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,6 +25,7 @@ from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.envs.workers import End, Outcome, WorkerPool
 from atroposlib.errors import AtroposError, ConfigError, NotRegistered, RolloutError, boundary
 from atroposlib.type_definitions import Item
+from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 from atroposlib.wire import EnvRegistered
 
 logger = logging.getLogger(__name__)
@@ -113,9 +114,7 @@ class EnvRuntime(EnvHooks):
     @cached_property
     def tokenizer(self) -> Any:
         """The trained model's tokenizer, loaded at the first use; may be set instead."""
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self.config.tokenizer_name)
+        return load_tokenizer_named(self.config.tokenizer_name)
 
     @property
     def jsonl_writer(self) -> GroupFile | None:

@@ -28,6 +28,7 @@ from atroposlib.envs.server_handling.configs import (
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.errors import AtroposError, ConfigError, InvalidGroup, boundary
 from atroposlib.type_definitions import Item
+from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 logger = logging.getLogger(__name__)
 
@@ -102,10 +103,8 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         for name in {tokenizer_of(teacher) for teacher in listed}:
             if name == self.config.tokenizer_name:
                 continue
-            from transformers import AutoTokenizer
-
             try:
-                vocabulary = AutoTokenizer.from_pretrained(name).get_vocab()
+                vocabulary = load_tokenizer_named(name).get_vocab()
             except (OSError, ValueError) as error:
                 raise ConfigError(
                     f"teacher tokenizer {name!r} cannot be loaded; set "

@@ -24,6 +24,7 @@ LAST_LINE = re.compile(
     r"weights version (\d+), \d+ cores"
 )
 WITHIN_S = 300.0
+SENDS_AT_ONCE = 32  # rollouts at once of the tiny recipe, and so sends at most
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +113,11 @@ def ledger(run: Quickstart) -> dict[str, str]:
 
 
 def gaps(keys: set[str]) -> list[str]:
-    """Keys that their environment numbered and that are nowhere: lost between two others."""
+    """Keys that their environment numbered and that are nowhere: lost between two others.
+
+    Of an environment's last sends any may have been under way when it was killed, or when
+    the run ended and the API with it: a later one can arrive where an earlier one did not.
+    """
     numbers: dict[str, set[int]] = {}
     for key in keys:
         instance, number = key.rsplit("-", 1)
@@ -120,7 +125,7 @@ def gaps(keys: set[str]) -> list[str]:
     return [
         f"{instance}-{missing}"
         for instance, seen in numbers.items()
-        for missing in sorted(set(range(max(seen) + 1)) - seen)
+        for missing in sorted(set(range(max(seen) + 1 - SENDS_AT_ONCE)) - seen)
     ]
 
 

@@ -6,16 +6,15 @@ from typing import Any
 
 from atroposlib.envs.server_handling.configs import APIServerConfig
 from atroposlib.errors import ConfigError
+from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 
 def load_tokenizer(config: APIServerConfig) -> Any:
-    """AutoTokenizer of the config; ConfigError names the setting that would help."""
-    from transformers import AutoTokenizer
-
+    """The config's tokenizer; ConfigError names the setting that would help."""
     named = config.tokenizer_name not in ("", "none")
     name = config.tokenizer_name if named else config.model_name
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return load_tokenizer_named(name)
     except (OSError, ValueError) as cause:
         raise ConfigError(
             f"tokenizer_name: no tokenizer can be loaded from {name!r}; "
