@@ -150,6 +150,7 @@ async def test_gzipped_bodies_are_read(api):
 @pytest.mark.parametrize(
     "body",
     [b"not gzip", gzip.compress(GOOD.encode())[:-9], gzip.compress(GOOD.encode()) + b"more"],
+    ids=["other bytes", "cut short", "more after it"],
 )
 async def test_damaged_gzip_is_a_400(api, body):
     reply = await api.http.post("/scored_data", content=body, headers=GZIP)
