@@ -178,6 +178,8 @@ def type_text(annotation: Any) -> str:
     """The annotation as a reader would write it, without module names."""
     if annotation is type(None):
         return "None"
+    if annotation is Any:  # a class only from Python 3.11 on
+        return "Any"
     if get_origin(annotation) is not None:
         arguments = [type_text(argument) for argument in get_args(annotation)]
         origin = get_origin(annotation)

@@ -20,6 +20,8 @@ HEAVY = ("accelerate", "datasets", "gguf", "gradio", "torch", "vllm", "wandb")
 # Needed by what we call, though we never import it ourselves.
 INDIRECT = {"jinja2": "transformers renders chat templates with it"}
 # Imported where it is at hand, with a clear message where it is not; no extra installs it.
+# Python 3.10 only knows what a distribution's top_level.txt says, and this one has none.
+PACKAGED_AS = {"markdown_it": ["markdown-it-py"]}
 OPTIONAL = {"bitsandbytes": "8-bit AdamW, CUDA only", "vllm": "has an environment of its own"}
 OURS = ("atroposlib", "environments", "example_trainer", "helpers")
 LIGHT = ["atroposlib", "atroposlib.wire", "atroposlib.client", "atroposlib.envs.base"]
@@ -40,7 +42,7 @@ def canonical(requirement: str) -> str:
 
 def distributions_imported(modules) -> dict[str, str]:
     """Distribution -> one place in the product that imports it."""
-    known = packages_distributions()
+    known = {**PACKAGED_AS, **packages_distributions()}
     found: dict[str, str] = {}
     for module in modules.values():
         for imported in module.imports:
