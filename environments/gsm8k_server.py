@@ -71,7 +71,6 @@ class GSM8kEnv(SingleTurnEnv):
         self.verifier = VerifierPool(1)  # nearly all answers are plain numbers
         self.train, self.test = load_problems(self.config.dataset_path)
         random.Random(self.config.seed).shuffle(self.train)
-        self.iter = 0
 
     def messages(self, item):
         budget = self.config.max_token_length

@@ -17,8 +17,10 @@ from typing import Any
 from pydantic import Field
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.envs.groups import from_node
 from atroposlib.errors import ConfigError
-from helpers.rollouts import continued, each, mean, room_left, scored_item
+from atroposlib.utils.gathering import gather_bounded
+from helpers.rollouts import continued, mean, room_left
 from helpers.text_game import Game, chosen_action, legend
 
 SYSTEM_PROMPT = (
@@ -163,10 +165,10 @@ class GymnasiumEnv(BaseEnv):
         node, rewards, illegal, messages = await self.play(
             item["seed"], config.temperature, "train"
         )
-        scored = scored_item(
+        scored = from_node(
             node,
             score(rewards, config.reward, config.discount),
-            temperature=config.temperature,
+            generation_params={"temperature": config.temperature},
             messages=messages if config.include_messages else None,
             metrics={
                 "return": sum(rewards),
@@ -192,7 +194,8 @@ class GymnasiumEnv(BaseEnv):
                 "illegal": illegal,
             }
 
-        samples = await each(range(config.eval_episodes), one, config.max_eval_workers)
+        seeds = range(config.eval_episodes)
+        samples = await gather_bounded(seeds, one, config.max_eval_workers)
         names = ("score", "return", "turns", "illegal")
         await self.evaluate_log(
             {name: mean(sample[name] for sample in samples) for name in names},

@@ -16,16 +16,17 @@ from pathlib import Path
 
 from pydantic import Field
 
-from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.groups import from_nodes
 from atroposlib.envs.reward_fns.math_answer import Verdict
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
+from atroposlib.utils.gathering import gather_bounded
 from helpers.math_checks import VerifierPool
 from helpers.rollouts import (
     MIN_TRAINED_TOKENS,
+    ItemsInOrder,
     draw_full,
-    each,
     mean,
     model_server,
     trained_tokens,
@@ -154,7 +155,7 @@ def load_eval_sets(names: list[str], folder: str | None) -> dict[str, list[dict]
     return loaded
 
 
-class MathZeroEnv(BaseEnv):
+class MathZeroEnv(ItemsInOrder):
     """Sets problems to a base model and rewards the right result in the right form."""
 
     name = "math_zero"
@@ -173,12 +174,6 @@ class MathZeroEnv(BaseEnv):
         # process never evaluates, so it does not need the sets
         wanted = [] if self.process_mode else self.config.eval_sets
         self.eval_sets = load_eval_sets(wanted, folder)
-        self.iter = 0
-
-    async def get_next_item(self):
-        item = self.train[self.iter % len(self.train)]
-        self.iter += 1
-        return item
 
     def length_now(self):
         config = self.config
@@ -264,7 +259,7 @@ class MathZeroEnv(BaseEnv):
         for name, problems in self.eval_sets.items():
             wanted = self.config.eval_problems
             asked = problems if wanted < 0 else problems[:wanted]
-            answers = await each(asked, one, self.config.max_eval_workers)
+            answers = await gather_bounded(asked, one, self.config.max_eval_workers)
             # of all problems asked: an answer without a verdict was not shown to be right
             metrics[f"{name}_percent_correct"] = mean(answer["exact"] for answer in answers)
             samples += [{"set": name, **answer} for answer in answers]
@@ -279,9 +274,6 @@ class MathZeroEnv(BaseEnv):
             generation_parameters={"temperature": temperature, "max_new_tokens": length},
             samples=samples,
         )
-
-    def save_checkpoint(self, step, data=None):
-        super().save_checkpoint(step, {"iter": self.iter})
 
     async def close(self):
         await self.verifier.close()

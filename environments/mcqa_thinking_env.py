@@ -95,7 +95,6 @@ class MCQAThinkingEnv(SingleTurnEnv):
         random.Random(config.seed).shuffle(questions)
         held_out = min(config.eval_questions, len(questions) // 2)
         self.test, self.train = questions[:held_out], questions[held_out:]
-        self.iter = 0
 
     def messages(self, item):
         return [

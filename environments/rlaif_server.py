@@ -16,12 +16,13 @@ import time
 
 from pydantic import Field
 
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from atroposlib.envs.groups import from_nodes
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.errors import AtroposError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
-from helpers.rollouts import each, mean, model_server, room_left
+from atroposlib.utils.gathering import gather_bounded
+from helpers.rollouts import ItemsInOrder, mean, model_server, room_left
 
 CHARACTER = (
     "warm and plain-spoken: says the useful thing first, admits what it does not know, and "
@@ -133,7 +134,7 @@ def scores_by_length(cut_off: list[bool]) -> list[float] | None:
     return [-0.5 if cut else 0.5 for cut in cut_off]
 
 
-class RlaifEnv(BaseEnv):
+class RlaifEnv(ItemsInOrder):
     """Asks real questions and rewards the reply that the judge finds nearer to the character."""
 
     name = "rlaif"
@@ -164,7 +165,6 @@ class RlaifEnv(BaseEnv):
         random.Random(config.seed).shuffle(found)
         held_out = min(config.eval_questions, len(found) // 2)
         self.test, self.train = found[:held_out], found[held_out:]
-        self.iter = 0
         self.judge = self.server
         if config.judge_base_url is not None:
             self.judge = ServerManager(
@@ -178,9 +178,8 @@ class RlaifEnv(BaseEnv):
             )
 
     async def get_next_item(self):
-        item = self.train[self.iter % len(self.train)]
         rng = random.Random(f"{self.config.seed}/{self.iter}")
-        self.iter += 1
+        item = await super().get_next_item()
         return {**item, "told": rng.random() < self.config.character_share}
 
     async def reply(self, item, n, temperature, split):
@@ -218,7 +217,7 @@ class RlaifEnv(BaseEnv):
 
     async def compare(self, question, one, other, split):
         """Win rate of the text ``one`` over ``other``; raises JudgeError."""
-        as_first, as_second = await each(
+        as_first, as_second = await gather_bounded(
             [(one, other), (other, one)], lambda pair: self.votes(question, *pair, split), 2
         )
         return win_rate(as_first, as_second)
@@ -268,7 +267,7 @@ class RlaifEnv(BaseEnv):
                 }
             return {**sample, "win_rate": rate, "outcome": "ok"}
 
-        samples = await each(self.test, one, self.config.max_eval_workers)
+        samples = await gather_bounded(self.test, one, self.config.max_eval_workers)
         rates = [sample["win_rate"] for sample in samples if sample["win_rate"] is not None]
         metrics = {"judge_errors": len(samples) - len(rates), "questions": len(samples)}
         if rates:  # without a verdict there is no win rate, and 0 would be one
@@ -280,9 +279,6 @@ class RlaifEnv(BaseEnv):
             generation_parameters={"temperature": temperature},
             samples=samples,
         )
-
-    def save_checkpoint(self, step, data=None):
-        super().save_checkpoint(step, {"iter": self.iter})
 
     async def close(self):
         if self.judge is not self.server:

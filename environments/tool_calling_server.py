@@ -68,7 +68,6 @@ class ToolCallingEnv(SingleTurnEnv):
         random.Random(config.seed).shuffle(requests)
         held_out = min(config.eval_requests, len(requests) // 2)
         self.test, self.train = requests[:held_out], requests[held_out:]
-        self.iter = 0
 
     def messages(self, item):
         return item["messages"]

@@ -15,9 +15,11 @@ import time
 
 from pydantic import Field
 
-from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from atroposlib.envs.base import BaseEnvConfig
+from atroposlib.envs.groups import from_node
 from atroposlib.utils.datasets import load_rows
-from helpers.rollouts import continued, each, mean, model_server, room_left, scored_item
+from atroposlib.utils.gathering import gather_bounded
+from helpers.rollouts import ItemsInOrder, continued, mean, model_server, room_left
 from helpers.tool_replay import (
     Unreadable,
     conversation_reward,
@@ -102,7 +104,7 @@ def load_conversations(config: ToolUseConfig) -> list[dict]:
     return found
 
 
-class ToolUseEnv(BaseEnv):
+class ToolUseEnv(ItemsInOrder):
     """Replays recorded conversations and rewards calling what was called in them."""
 
     name = "multiturn_tool_use"
@@ -120,12 +122,6 @@ class ToolUseEnv(BaseEnv):
         random.Random(self.config.seed).shuffle(found)
         held_out = min(self.config.eval_conversations, len(found) // 2)
         self.test, self.train = found[:held_out], found[held_out:]
-        self.iter = 0
-
-    async def get_next_item(self):
-        item = self.train[self.iter % len(self.train)]
-        self.iter += 1
-        return item
 
     def system_message(self, tools):
         template = self.tokenizer.chat_template or ""
@@ -190,10 +186,10 @@ class ToolUseEnv(BaseEnv):
         reward = conversation_reward(
             scores, num_turns, config.success_bonus, config.mismatch_penalty
         )
-        item = scored_item(
+        item = from_node(
             node,
             reward,
-            temperature=config.temperature,
+            generation_params={"temperature": config.temperature},
             messages=messages if config.include_messages else None,
             overrides={"turn_scores": scores},
             metrics={
@@ -221,7 +217,7 @@ class ToolUseEnv(BaseEnv):
                 ),
             }
 
-        samples = await each(self.test, one, config.max_eval_workers)
+        samples = await gather_bounded(self.test, one, config.max_eval_workers)
         await self.evaluate_log(
             {
                 name: mean(sample[name] for sample in samples)
@@ -232,9 +228,6 @@ class ToolUseEnv(BaseEnv):
             generation_parameters={"temperature": config.eval_temperature},
             samples=samples,
         )
-
-    def save_checkpoint(self, step, data=None):
-        super().save_checkpoint(step, {"iter": self.iter})
 
 
 def given_messages(given, calls):

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from abc import ABC
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from atroposlib.envs.base import APIServerConfig, BaseEnvConfig, ScoredDataItem
+from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.errors import ConfigError
-from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.wire import MASKED
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 MIN_TRAINED_TOKENS = 10  # a shorter answer is an empty turn and teaches only to be silent
+
+
+class ItemsInOrder(BaseEnv, ABC):
+    """Asks the items of ``train``, which ``setup`` loads, one after another and over again."""
+
+    train: list[dict[str, Any]]
+    iter = 0
+
+    async def get_next_item(self) -> dict[str, Any]:
+        item = self.train[self.iter % len(self.train)]
+        self.iter += 1
+        return item
+
+    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
+        super().save_checkpoint(step, {"iter": self.iter})
 
 
 def model_server(config: BaseEnvConfig) -> APIServerConfig:
@@ -36,21 +49,6 @@ def mean(values: Iterable[float]) -> float:
 def trained_tokens(node: Any) -> int:
     """Number of tokens of a sequence node that the model wrote."""
     return sum(label != MASKED for label in node.masked_tokens)
-
-
-async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
-    """``work`` of every item, ``at_once`` at a time, results in order.
-
-    The first failure ends the others and is raised: a measurement without them would be one
-    of something else.
-    """
-    room = asyncio.Semaphore(at_once)
-
-    async def one(item: T) -> R:
-        async with room:
-            return await work(item)
-
-    return await gather_or_cancel(one(item) for item in items)
 
 
 async def draw_full(
@@ -91,29 +89,3 @@ def continued(before: Any, node: Any) -> Any:
             "template keeps them"
         )
     return node
-
-
-def scored_item(
-    node: Any,
-    score: float,
-    *,
-    temperature: float,
-    metrics: Mapping[str, float],
-    messages: list[dict[str, Any]] | None = None,
-    overrides: dict[str, Any] | None = None,
-) -> ScoredDataItem:
-    """What ``collect_trajectory`` returns of a sequence and its score."""
-    item: ScoredDataItem = {
-        "tokens": node.tokens,
-        "masks": node.masked_tokens,
-        "scores": score,
-        "inference_logprobs": node.logprobs,
-        "messages": messages,
-        "finish_reasons": node.metadata.get("finish_reason"),
-        "generation_params": {"temperature": temperature},
-        "overrides": overrides,
-        "metadata": {"metrics": dict(metrics)},
-    }
-    if len(node.versions) == len(node.tokens):  # else the server does not know them
-        item["versions"] = node.versions
-    return item

@@ -7,18 +7,19 @@ what an answer is worth (``judge``). Items are mappings with an ``id``.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
 
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from atroposlib.envs.groups import from_nodes
+from atroposlib.utils.gathering import gather_bounded
 from helpers.rollouts import (
     MIN_TRAINED_TOKENS,
+    ItemsInOrder,
     draw_full,
-    each,
     mean,
     model_server,
     room_left,
@@ -46,14 +47,12 @@ class SingleTurnConfig(BaseEnvConfig):
     )
 
 
-class SingleTurnEnv(BaseEnv, ABC):
+class SingleTurnEnv(ItemsInOrder):
     """Asks, judges and measures; ``group_scores`` may look at a whole group."""
 
     config: SingleTurnConfig
     env_config_cls = SingleTurnConfig
-    train: list[dict[str, Any]]
     test: list[dict[str, Any]]
-    iter = 0
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig]:
@@ -75,11 +74,6 @@ class SingleTurnEnv(BaseEnv, ABC):
         return rewards
 
     # --- the loop -----------------------------------------------------------------------
-
-    async def get_next_item(self) -> dict[str, Any]:
-        item = self.train[self.iter % len(self.train)]
-        self.iter += 1
-        return item
 
     async def sample(
         self, item: dict[str, Any], n: int, temperature: float, split: str
@@ -145,7 +139,7 @@ class SingleTurnEnv(BaseEnv, ABC):
                 "exact": reward is not None and reward > 0,
             }
 
-        samples = await each(problems, one, self.config.max_eval_workers)
+        samples = await gather_bounded(problems, one, self.config.max_eval_workers)
         await self.evaluate_log(
             {  # of all that were asked: an answer without a verdict was not shown to be right
                 "percent_correct": mean(sample["exact"] for sample in samples),
@@ -156,6 +150,3 @@ class SingleTurnEnv(BaseEnv, ABC):
             generation_parameters={"temperature": temperature},
             samples=samples,
         )
-
-    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
-        super().save_checkpoint(step, {"iter": self.iter})

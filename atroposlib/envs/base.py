@@ -20,7 +20,7 @@ from typing import Any
 from atroposlib.envs import checkpoint, evaluation
 from atroposlib.envs.cli import main as run_command_line
 from atroposlib.envs.config import BaseEnvConfig, EvalHandlingEnum
-from atroposlib.envs.groups import ScoredDataGroup, ScoredDataItem
+from atroposlib.envs.groups import ScoredDataGroup, ScoredDataItem, groups_in
 from atroposlib.envs.logbook import rollout_table
 from atroposlib.envs.process import run_process
 from atroposlib.envs.run_metrics import performance_metrics, training_metrics
@@ -141,9 +141,8 @@ class BaseEnv(EnvRuntime, ABC):
         """Keep the text and score of some sequences for the table of rollouts."""
         if not self.logs_to_wandb():
             return
-        groups = scored_data if isinstance(scored_data, list) else [scored_data]
         shown = self.config.num_rollouts_per_group_for_logging
-        for group in groups:
+        for group in groups_in(scored_data):
             count = len(group["tokens"]) if shown == -1 else min(shown, len(group["tokens"]))
             self.rollouts_for_wandb.append(
                 [

@@ -12,7 +12,6 @@ An item that fails is counted apart, in ``failed_items``; the averages are over 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import math
 import time
@@ -28,7 +27,7 @@ from atroposlib.envs.server_handling.discovery import LOCAL_URLS
 from atroposlib.envs.server_handling.http_path import HttpPath, server_root
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.errors import AtroposError, ConfigError, InferenceUnavailable, boundary
-from atroposlib.utils.gathering import gather_or_cancel
+from atroposlib.utils.gathering import gather_bounded
 
 logger = logging.getLogger(__name__)
 
@@ -178,21 +177,18 @@ class EvalBase(ABC):
     async def _run_items(
         self, server_manager: ServerManager
     ) -> list[tuple[dict[str, float], list[Mapping[str, Any]]] | AtroposError]:
-        room = asyncio.Semaphore(self.max_concurrency)
-
         async def one(
             item: Any,
         ) -> tuple[dict[str, float], list[Mapping[str, Any]]] | AtroposError:
             try:
-                async with room:
-                    with boundary(self.task_name, item, "run_item"):
-                        metrics, samples = await self.run_item(server_manager, item)
-                        return _finite(metrics), list(samples or [])
+                with boundary(self.task_name, item, "run_item"):
+                    metrics, samples = await self.run_item(server_manager, item)
+                    return _finite(metrics), list(samples or [])
             except AtroposError as failure:
                 logger.warning("an item failed: %s", failure)
                 return failure
 
-        return await gather_or_cancel(map(one, self.data))
+        return await gather_bounded(self.data, one, self.max_concurrency)
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,8 +1,7 @@
 """From samples to a scored group. Pure.
 
-    SequenceNode --from_nodes--.
-                                >-- ScoredDataGroup --without_unscored--> judging
-    ScoredDataItem --collate---'
+    SequenceNode --from_nodes------------------.
+      '-from_node--> ScoredDataItem --collate--+- ScoredDataGroup --without_unscored--> judging
 
 Letters: G sequences of a group, T_g tokens of one of them, K teacher tokens per position.
 No function here changes a group it was given.
@@ -124,24 +123,74 @@ def from_nodes(
     if len(nodes) != len(scores):
         raise InvalidGroup("scores", "", f"{len(scores)} scores for {len(nodes)} sequences")
     for i, node in enumerate(nodes):
-        if (node.metadata or {}).get("dummy_tokens") and not dummy_allowed():
-            raise InvalidGroup(
-                "tokens", f"[{i}]", "made up, not sampled; a trainer must not see them"
-            )
+        _refuse_made_up(node, f"[{i}]")
     group: ScoredDataGroup = {
         "tokens": [list(node.tokens) for node in nodes],
         "masks": [list(node.masked_tokens) for node in nodes],
         "scores": [float(score) for score in scores],
         "inference_logprobs": [list(node.logprobs) for node in nodes],
-        "finish_reasons": [(node.metadata or {}).get("finish_reason") for node in nodes],
+        "finish_reasons": [_finish_reason(node) for node in nodes],
         "generation_params": generation_params,
         "messages": messages,
         "overrides": overrides,
         "metadata": {"metrics": dict(metrics or {})},
     }
-    if all(len(node.versions) == len(node.tokens) for node in nodes):
+    if all(map(_knows_versions, nodes)):
         group["versions"] = [list(node.versions) for node in nodes]
     return group
+
+
+def from_node(
+    node: Node,
+    score: float,
+    *,
+    generation_params: dict[str, Any] | None = None,
+    messages: list[dict[str, Any]] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    overrides: dict[str, Any] | None = None,
+) -> ScoredDataItem:
+    """What ``collect_trajectory`` returns of ``node`` and its score.
+
+    Raises:
+        InvalidGroup: the tokens were made up.
+    """
+    _refuse_made_up(node, "")
+    item: ScoredDataItem = {
+        "tokens": list(node.tokens),
+        "masks": list(node.masked_tokens),
+        "scores": score,
+        "inference_logprobs": list(node.logprobs),
+        "messages": messages,
+        "finish_reasons": _finish_reason(node),
+        "generation_params": generation_params,
+        "overrides": overrides,
+    }
+    if metrics is not None:
+        item["metadata"] = {"metrics": dict(metrics)}
+    if _knows_versions(node):
+        item["versions"] = list(node.versions)
+    return item
+
+
+def _refuse_made_up(node: Node, index: str) -> None:
+    if (node.metadata or {}).get("dummy_tokens") and not dummy_allowed():
+        raise InvalidGroup(
+            "tokens", index, "made up, not sampled; a trainer must not see them"
+        )
+
+
+def _knows_versions(node: Node) -> bool:
+    return len(node.versions) == len(node.tokens)
+
+
+def _finish_reason(node: Node) -> Any:
+    return (node.metadata or {}).get("finish_reason")
+
+
+def groups_in(scored: Any) -> list[Any]:
+    """One group, several, some of them None, or None: those there are, as a list."""
+    given = [scored] if scored is None or isinstance(scored, Mapping) else scored
+    return [group for group in given if group]
 
 
 def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:

@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from atroposlib.envs.config import BaseEnvConfig
 from atroposlib.envs.delivery import GroupFile, Sender, Tally, judge_all
-from atroposlib.envs.groups import ScoredDataGroup, item_label, with_metadata
+from atroposlib.envs.groups import ScoredDataGroup, groups_in, item_label, with_metadata
 from atroposlib.envs.hooks import EnvHooks, Serving
 from atroposlib.envs.judging import Drop, Kept, Rules
 from atroposlib.envs.logbook import Logbook, WandbSink, local_sinks
@@ -244,11 +244,9 @@ class EnvRuntime(EnvHooks):
         abort_on_any_max_length_exceeded: bool = True,
     ) -> list[ScoredDataGroup]:
         """Keep or drop each group, save and send those kept, and return them."""
-        single = scored_data is None or isinstance(scored_data, dict)
-        given = cast(list[Any], [scored_data] if single else scored_data)
         sender = self.sender if do_send_to_api else None
         run_id = sender.registration.run_id if sender else ""  # before anything is awaited
-        labelled = [self._labelled(group, item, sender) for group in given if group]
+        labelled = [self._labelled(group, item, sender) for group in groups_in(scored_data)]
         rules = Rules(
             self.config.group_size,
             self.config.ensure_scores_are_not_same,

@@ -23,6 +23,7 @@ from atroposlib.errors import (
     RolloutError,
     boundary,
 )
+from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.wire import Outcome
 
 NO_SCORE = "no_score"  # the environment returned nothing for a sample, or a score of None
@@ -70,14 +71,8 @@ async def collect_group(
         ShortGroup: the second draws were used up; what is still being drawn is cancelled.
     """
     drawing = _Drawing(sample, item, redraws=group_size, failed=failed)
-    tasks = [asyncio.ensure_future(drawing.one()) for _ in range(group_size)]
-    try:
-        drawn = await asyncio.gather(*tasks)
-    finally:
-        # A sibling left running would go on sampling for a group that is given up.
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    # A sibling left running would go on sampling for a group that is given up.
+    drawn = await gather_or_cancel(drawing.one() for _ in range(group_size))
     items = [one for one in drawn if one is not None]
     if len(items) < group_size:
         raise ShortGroup(f"{len(items)} of {group_size} samples have a score")

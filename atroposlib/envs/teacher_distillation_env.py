@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import Field
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
+from atroposlib.envs.groups import groups_in
 from atroposlib.envs.hooks import MoreServers
 from atroposlib.envs.server_handling.configs import (
     ServerBaseline,
@@ -126,10 +127,8 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         abort_on_any_max_length_exceeded: bool = True,
     ) -> list[ScoredDataGroup]:
         """As :meth:`BaseEnv.handle_send_to_api`, with the teacher's numbers added first."""
-        single = scored_data is None or isinstance(scored_data, dict)
-        given: Any = [scored_data] if single else scored_data
         groups = await asyncio.gather(
-            *(self.with_teacher(group, item) for group in given if group)
+            *(self.with_teacher(group, item) for group in groups_in(scored_data))
         )
         return await super().handle_send_to_api(
             groups, item, do_send_to_api, abort_on_any_max_length_exceeded

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 async def gather_or_cancel(calls: Iterable[Awaitable[T]]) -> list[T]:
@@ -19,3 +20,16 @@ async def gather_or_cancel(calls: Iterable[Awaitable[T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+async def gather_bounded(
+    items: Iterable[T], work: Callable[[T], Awaitable[R]], at_once: int
+) -> list[R]:
+    """``work`` of every item, at most ``at_once`` at a time; as :func:`gather_or_cancel`."""
+    room = asyncio.Semaphore(at_once)
+
+    async def one(item: T) -> R:
+        async with room:
+            return await work(item)
+
+    return await gather_or_cancel(map(one, items))

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from atroposlib.envs.groups import (
     collate,
+    from_node,
     from_nodes,
+    groups_in,
     item_label,
     plain,
     score_problem,
@@ -125,6 +127,35 @@ def test_nodes_become_rows_with_versions_and_finish_reasons():
     assert made["metadata"] == {"metrics": {"exact": 0.5}}
     with pytest.raises(InvalidGroup, match="1 scores for 2 sequences"):
         from_nodes(nodes, [1.0])
+
+
+def test_items_of_single_nodes_collate_to_the_group_of_all_of_them():
+    for versions in ([-1, 4], []):  # []: the server does not know them
+        nodes = [
+            Node([1, 9], [-100, 9], [1.0, -0.5], versions),
+            Node([1, 8], [-100, 8], [1.0, -2.0], versions, "length"),
+        ]
+        params = {"temperature": 0.5}
+        items = [from_node(node, 1.0, generation_params=params, metrics={}) for node in nodes]
+        whole = from_nodes(nodes, [1.0, 1.0], generation_params=params)
+        assert collate(items) == {k: v for k, v in whole.items() if v is not None}
+        assert items[0]["tokens"] is not nodes[0].tokens
+
+
+def test_made_up_tokens_become_no_row(monkeypatch):
+    monkeypatch.delenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", raising=False)
+    node = Node([1, 9], [-100, 9], [1.0, -0.5], [])
+    node.metadata = {"dummy_tokens": True}
+    with pytest.raises(InvalidGroup, match="made up"):
+        from_node(node, 1.0)
+    with pytest.raises(InvalidGroup, match=r"tokens\[0\]: made up"):
+        from_nodes([node], [1.0])
+
+
+def test_what_was_collected_is_a_list_of_the_groups_there_are():
+    made = group()
+    assert groups_in(None) == groups_in({}) == groups_in([None, {}]) == []
+    assert groups_in(made) == groups_in([None, made]) == groups_in((made,)) == [made]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ weights change in the middle of them."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +19,6 @@ from atroposlib.envs.server_handling.configs import APIServerConfig
 from atroposlib.envs.server_handling.openai_server import OpenAIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.envs.server_handling.vllm_routes import CompletionsRoute, DemoRoute
-from atroposlib.inference.core import EngineLimits
 from atroposlib.inference.engine import Engine, PauseMode
 from atroposlib.inference.model import ServedModel, load_model
 from atroposlib.inference.server import create_app
@@ -55,55 +54,41 @@ def write_varied_model(directory: Path, seed: int) -> Path:
     return directory
 
 
+# The names of conftest's, so that ``make_engine`` serves these weights here.
 @pytest.fixture(scope="module")
-def old_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_varied_model(tmp_path_factory.mktemp("varied") / "old", seed=0)
 
 
 @pytest.fixture(scope="module")
-def new_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_varied_model(tmp_path_factory.mktemp("varied") / "new", seed=1)
 
 
 @pytest.fixture(scope="module")
-def old_weights(old_dir: Path) -> ServedModel:
-    return load_model(str(old_dir))
+def old_weights(model_dir: Path) -> ServedModel:
+    return load_model(str(model_dir))
 
 
 @pytest.fixture(scope="module")
-def new_weights(new_dir: Path) -> ServedModel:
-    return load_model(str(new_dir))
+def new_weights(other_dir: Path) -> ServedModel:
+    return load_model(str(other_dir))
 
 
 @pytest.fixture
-def start_engine(old_dir: Path) -> Iterator[Callable[[], Engine]]:
-    started: list[Engine] = []
-
-    def start() -> Engine:
-        served_model = load_model(str(old_dir), name="tiny")
-        started.append(Engine(served_model, EngineLimits(), seed=0, num_threads=1))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for engine in started:
-        engine.close()
-
-
-@pytest.fixture
-async def running(start_engine, old_dir) -> AsyncIterator[Callable[[int], Running]]:
+async def running(make_engine, model_dir) -> AsyncIterator[Callable[[int], Running]]:
     with ExitStack() as stack:
         made: list[ServerManager] = []
 
         def run(count: int = 1) -> Running:
-            engines = [start_engine() for _ in range(count)]
+            engines = [make_engine() for _ in range(count)]
             urls = [stack.enter_context(served(create_app(engine))) for engine in engines]
             configs = [
                 APIServerConfig(
                     base_url=f"{url}/v1",
                     server_type="vllm",
                     model_name="tiny",
-                    tokenizer_name=str(old_dir),
+                    tokenizer_name=str(model_dir),
                     timeout=60,
                 )
                 for url in urls
@@ -248,14 +233,14 @@ async def test_a_stop_string_across_an_abort_ends_the_sample_where_it_would_have
 
 
 async def test_every_token_carries_the_version_and_the_logprob_of_its_weights(
-    running, old_dir, new_dir, old_weights, new_weights
+    running, model_dir, other_dir, old_weights, new_weights
 ) -> None:
     alone = running()
     (engine,) = alone.engines
     abort_at(engine, 5, 12, 21)
 
     async def publish(pauses: int) -> None:
-        directory = new_dir if pauses % 2 else old_dir
+        directory = other_dir if pauses % 2 else model_dir
         await alone.post(
             "/update_weights_from_disk", model_path=str(directory), weight_version=pauses
         )
@@ -279,9 +264,9 @@ async def test_every_token_carries_the_version_and_the_logprob_of_its_weights(
 
 @pytest.mark.slow
 async def test_another_server_goes_on_after_the_tokens_of_one_that_died(
-    start_engine,
+    make_engine,
 ) -> None:
-    first, second = start_engine(), start_engine()
+    first, second = make_engine(), make_engine()
     with ExitStack() as dies, served(create_app(second)) as second_url:
         first_url = dies.enter_context(served(create_app(first)))
         manager = ServerManager(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from pydantic import BaseModel, Field
@@ -16,6 +18,7 @@ from atroposlib.utils.cli import (
     merge_dicts,
 )
 from atroposlib.utils.display import display_metrics_table, metrics_table
+from atroposlib.utils.gathering import gather_bounded
 from atroposlib.utils.io import parse_http_response
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
 
@@ -172,3 +175,27 @@ def test_the_best_is_found_and_ties_are_broken(primary, secondary, options, best
 def test_there_is_no_best_of_nothing_or_of_what_cannot_be_compared(primary, secondary):
     with pytest.raises(ValueError):
         select_best_index(primary, secondary)
+
+
+async def test_work_is_bounded_in_order_and_ends_with_its_first_failure():
+    under_way, most, ended = 0, 0, []
+
+    async def work(item):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            if item == "bad":
+                raise KeyError(item)
+            await asyncio.sleep(60 if item == "slow" else 0)
+            return item * 2
+        finally:
+            under_way -= 1
+            ended.append(item)
+
+    assert await gather_bounded(range(7), work, 3) == [0, 2, 4, 6, 8, 10, 12]
+    assert most == 3
+    ended.clear()
+    with pytest.raises(KeyError, match="bad"):
+        await gather_bounded(["slow", "bad", "never"], work, 2)
+    assert under_way == 0 and "slow" in ended

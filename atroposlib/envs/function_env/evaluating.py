@@ -6,7 +6,6 @@ beside it, never as 0 and never without a word.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 from atroposlib.envs.function_env.data import TaskItem
 from atroposlib.envs.groups import mean_metrics
 from atroposlib.errors import AtroposError
+from atroposlib.utils.gathering import gather_bounded
 
 
 class Result(str, Enum):
@@ -54,19 +54,18 @@ async def draw_all(
     items: Sequence[TaskItem], times: int, draw: Draw, *, at_once: int, tries: int
 ) -> list[Sample]:
     """``times`` samples of every item; what fails is tried again, ``tries`` times in all."""
-    slots = asyncio.Semaphore(at_once)
 
     async def one(item: TaskItem) -> Sample:
-        async with slots:
-            for left in reversed(range(tries)):
-                try:
-                    return await draw(item)
-                except AtroposError as error:
-                    if left == 0:
-                        return Sample(item, Result.FAILED, error=error)
+        for left in reversed(range(tries)):
+            try:
+                return await draw(item)
+            except AtroposError as error:
+                if left == 0:
+                    return Sample(item, Result.FAILED, error=error)
         raise AssertionError("unreachable: tries is at least 1")
 
-    return list(await asyncio.gather(*(one(item) for item in items for _ in range(times))))
+    drawn = [item for item in items for _ in range(times)]
+    return await gather_bounded(drawn, one, at_once)
 
 
 def summary(samples: Sequence[Sample], times: int) -> dict[str, float]:

@@ -16,8 +16,8 @@ from atroposlib.envs.function_env.data import TaskItem
 from atroposlib.envs.function_env.evaluating import Result, Sample
 from atroposlib.envs.function_env.model import Endpoint, Model, Reply
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
-from atroposlib.envs.function_env.rows import Rollout, metrics_of, row_of
-from atroposlib.envs.groups import Node
+from atroposlib.envs.function_env.rows import Rollout, metrics_of
+from atroposlib.envs.groups import Node, from_node
 from atroposlib.envs.runtime import EnvRuntime
 from atroposlib.errors import ConfigError, boundary
 
@@ -64,7 +64,8 @@ class Rollouts:
                 return None
             rows = model.recorder.rows()
             nodes: list[Node] = [node for agent in endpoints for node in agent.rows()]
-            rows += [row_of(node, model.temperature) for node in nodes]
+            params = {"temperature": model.temperature}
+            rows += [from_node(node, 0.0, generation_params=params) for node in nodes]
         if not rows:
             raise ConfigError(
                 f"{env.label()}: the rollout of item {item['id']} never called the model, so "

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from atroposlib.envs.function_env.rewards import Reward
-from atroposlib.envs.groups import Node, ScoredDataGroup, ScoredDataItem, collate, mean_metrics
+from atroposlib.envs.groups import (
+    Node,
+    ScoredDataGroup,
+    ScoredDataItem,
+    collate,
+    from_node,
+    mean_metrics,
+)
 from atroposlib.envs.server_handling.generation import Generation
 from atroposlib.envs.server_handling.proxy.rows import Samples
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
@@ -72,23 +79,11 @@ class Recorder:
         rows = []
         for found in self._samples.rows():
             last = self.calls[int(found.turns[-1].completion_id)]
-            row = row_of(found, last.temperature)
-            row["messages"] = last.messages or None
+            params = {"temperature": last.temperature}
+            messages = last.messages or None
+            row = from_node(found, 0.0, generation_params=params, messages=messages)
             rows.append(row)
         return rows
-
-
-def row_of(node: Node, temperature: float) -> ScoredDataItem:
-    """``node`` as a row, not scored yet."""
-    return {
-        "tokens": list(node.tokens),
-        "masks": list(node.masked_tokens),
-        "scores": 0.0,
-        "inference_logprobs": list(node.logprobs),
-        "versions": list(node.versions) or None,
-        "finish_reasons": (node.metadata or {}).get("finish_reason"),
-        "generation_params": {"temperature": temperature},
-    }
 
 
 def groups_of(

@@ -180,7 +180,7 @@ def resolve_servers(
     Raises:
         AmbiguousServer: overrides for one server meet a list of several.
     """
-    listed = as_server_list(defaults)
+    listed = as_server_list(defaults) or []  # []: their addresses are generated
     bare = isinstance(defaults, ServerBaseline) and isinstance(from_yaml or {}, Mapping)
     given = dict(flags)
     if isinstance(from_yaml, Mapping):
@@ -189,30 +189,22 @@ def resolve_servers(
         _refuse_overrides(len(from_yaml), flags, namespace)
         return [APIServerConfig(**entry) for entry in from_yaml]
     elif from_yaml:
-        if listed is not None and len(listed) > 1:
+        if len(listed) > 1:
             listed = [APIServerConfig()]  # the file's list replaces the code's
         given = {**from_yaml[0], **flags}
-    if listed is not None and len(listed) > 1:
+    if len(listed) > 1:
         _refuse_overrides(len(listed), given, namespace)
         return listed
     if not given:
-        return defaults if isinstance(defaults, ServerBaseline) else listed or []
+        return defaults if isinstance(defaults, ServerBaseline) else listed
     if logger is not None:
         logger.info("%s settings overridden: %s", namespace, ", ".join(sorted(given)))
-    if listed is None:
-        baseline = _baseline(defaults).model_dump()
-        if set(given) <= set(ServerBaseline.model_fields):
-            return ServerBaseline(**{**baseline, **given})
-    else:
-        baseline = listed[0].model_dump()
-    server = APIServerConfig(**{**baseline, **given})
+    alone = defaults if isinstance(defaults, ServerBaseline) else listed[0]
+    values = {**alone.model_dump(), **given}
+    if not listed and set(given) <= set(ServerBaseline.model_fields):
+        return ServerBaseline(**values)
+    server = APIServerConfig(**values)
     return server if bare else [server]
-
-
-def _baseline(configs: ServerConfigs) -> ServerBaseline:
-    if not isinstance(configs, ServerBaseline):
-        raise ConfigError("server configs: expected a ServerBaseline")
-    return configs
 
 
 def _refuse_overrides(servers: int, overrides: Mapping[str, Any], namespace: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from atroposlib.envs.server_handling.dummy_managed_server import DummyManagedServer
 from atroposlib.envs.server_handling.managed_server import ManagedServer
 from atroposlib.envs.server_handling.proxy.session import Managed, Settings
-from atroposlib.envs.server_handling.routing import pick_index, pick_server
+from atroposlib.envs.server_handling.routing import pick_server, token_servers
 from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.session import Session as RoutedSession
 from atroposlib.envs.server_handling.session import SessionRoute
@@ -46,17 +46,14 @@ async def place(
         ConfigError: there is no such tool parser.
     """
     servers = list(manager.servers)
-    wanted = [_at(servers, base_url)] if base_url else _token_servers(servers)
+    wanted = [_at(servers, base_url)] if base_url else token_servers(servers)
     if not wanted:
         raise InferenceRefused(404, "there is no server yet: POST /setup names some")
+    chosen = pick_server(wanted, settings.split)
     if not all(isinstance(server, APIServer) for server in wanted):
-        chosen = wanted[
-            pick_index([_room(s) for s in wanted], [is_healthy(s) for s in wanted])
-        ]
         return Placement(
             chosen, await _managed(chosen, chosen, settings, tokenizer), lambda: None
         )
-    chosen = pick_server(wanted, settings.split)
     if isinstance(chosen, TokenServer) and tokenizer is not None:
         chosen.offer_tokenizer(tokenizer)
     route = SessionRoute(wanted, chosen)
@@ -75,10 +72,6 @@ def address_of(server: Any) -> str | None:
     return None if found is None else str(found)
 
 
-def is_healthy(server: Any) -> bool:
-    return bool(getattr(server, "server_healthy", True))
-
-
 async def _managed(calls: Any, server: Any, settings: Settings, tokenizer: Any) -> Managed:
     if getattr(server, "returns_tokens", True) is False:
         return DummyManagedServer(calls, tokenizer, settings.track_tree)
@@ -93,21 +86,9 @@ async def _managed(calls: Any, server: Any, settings: Settings, tokenizer: Any) 
     )
 
 
-def _token_servers(servers: Sequence[Any]) -> list[Any]:
-    """Those that return token ids, where there are such."""
-    giving = [s for s in servers if getattr(s, "returns_tokens", True) is not False]
-    return giving or list(servers)
-
-
 def _at(servers: Sequence[Any], base_url: str) -> Any:
     for server in servers:
         if (address_of(server) or "").rstrip("/") == base_url.rstrip("/"):
             return server
     known = ", ".join(str(address_of(server)) for server in servers)
     raise InferenceRefused(404, f"no server at {base_url}; there is {known}")
-
-
-def _room(server: Any) -> int:
-    """Free slots, as far as an object of the original's shape tells."""
-    value = getattr(getattr(server, "sem", None), "_value", 0)
-    return value if isinstance(value, int) else 0

@@ -12,11 +12,12 @@ from starlette.responses import Response
 
 from atroposlib.envs.server_handling.proxy.asks import Json, parsed
 from atroposlib.envs.server_handling.proxy.gate import Gate, read_body
-from atroposlib.envs.server_handling.proxy.placement import address_of, is_healthy
+from atroposlib.envs.server_handling.proxy.placement import address_of
 from atroposlib.envs.server_handling.proxy.routes_agent import json_object, json_reply
 from atroposlib.envs.server_handling.proxy.session import Session, Settings
 from atroposlib.envs.server_handling.proxy.sessions import Sessions
 from atroposlib.envs.server_handling.proxy.setup import Setup, tokenizer_of
+from atroposlib.envs.server_handling.routing import is_up
 
 
 class OpenBody(msgspec.Struct, kw_only=True):
@@ -45,7 +46,7 @@ def router(sessions: Sessions, gate: Gate) -> APIRouter:
                 "model": sessions.model_name,
                 "sessions": len(sessions),
                 "servers": len(servers),
-                "healthy_servers": sum(map(is_healthy, servers)),
+                "healthy_servers": sum(map(is_up, servers)),
             }
         )
 
@@ -122,7 +123,7 @@ def described_server(index: int, server: Any) -> Json:
     return {
         "index": index,
         "base_url": address_of(server),
-        "healthy": is_healthy(server),
+        "healthy": is_up(server),
         "model_name": server.config.model_name,
         "server_type": server.config.server_type,
     }
