@@ -27,6 +27,7 @@
     |   `-- TokensMissing          the backend returned no token ids or logprobs
     |-- RolloutError           user code failed; names env, item and stage
     |-- DatasetUnavailable     real data could not be loaded; never replaced by toy data
+    |-- CheckpointError        a checkpoint could not be written or read whole
     `-- WeightsError           new weights did not reach the servers whole
         |-- PublishFailed      a server refused or did not answer
         `-- StaleWeights       servers and trainer disagree on logprobs
@@ -180,6 +181,14 @@ class RolloutError(AtroposError):
 
 class DatasetUnavailable(AtroposError):
     """Real data could not be loaded; the message says which option points to a file."""
+
+
+class CheckpointError(AtroposError):
+    """A checkpoint could not be written, or not read back whole; names the place."""
+
+
+class RankLost(AtroposError):
+    """Another rank of the trainer ended, or did not come to a common step in time."""
 
 
 class WeightsError(AtroposError):

@@ -23,6 +23,8 @@ TOKEN_VARIABLE = "ATROPOS_API_TOKEN"
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0  # an API that came back waits no longer than this for its clients
 LONGEST_ASKED_S = 60.0  # longer pauses are not taken, whatever Retry-After says
+# Of its own: a retry must not shift the random numbers of a trainer that repeats a run.
+_JITTER = random.Random()
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -63,7 +65,7 @@ class Patience:
         wanted = max(self._pause_s, min(postponed.at_least_s, LONGEST_ASKED_S))
         pause = min(wanted, self._limit_s - waited)
         if wanted > postponed.at_least_s:  # the API named no time, so clients spread out
-            pause *= random.uniform(0.5, 1.0)
+            pause *= _JITTER.uniform(0.5, 1.0)
         self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
         return pause
 

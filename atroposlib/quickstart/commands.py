@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from atroposlib.processes import ProcessSpec
 from atroposlib.quickstart.plan import Engine, Plan
-from atroposlib.quickstart.processes import ProcessSpec
 
 MAX_THREADS = 8  # beyond that a model of 135 M parameters only gets slower
 
@@ -112,6 +112,8 @@ def trainer(plan: Plan) -> ProcessSpec:
         + ("--entropy-coef", str(recipe.entropy_coef))
         + ("--epochs-per-batch", str(recipe.epochs_per_batch))
         + ("--save-path", str(plan.checkpoints), "--checkpoint-interval", "0")
+        # A run of minutes is started anew after a crash: no time is spent on going back.
+        + ("--recover-mode", "disabled")
         # Two rows see a stale server as well as more would, for a second less per step.
         + ("--check-rows", "2", "--metrics-path", str(plan.metrics_path)),
         env=thread_env(compute_threads(plan.cores)),

@@ -17,10 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from atroposlib.errors import AtroposError
-from atroposlib.quickstart import models, preflight, vllm_env
-from atroposlib.quickstart.commands import commands_text, processes
-from atroposlib.quickstart.plan import Engine, Options, Plan, Recipe, recipe_for
-from atroposlib.quickstart.processes import (
+from atroposlib.processes import (
     Children,
     Interrupted,
     ProcessSpec,
@@ -28,6 +25,9 @@ from atroposlib.quickstart.processes import (
     StopRequest,
     free_port,
 )
+from atroposlib.quickstart import models, preflight, vllm_env
+from atroposlib.quickstart.commands import commands_text, processes
+from atroposlib.quickstart.plan import Engine, Options, Plan, Recipe, recipe_for
 from atroposlib.quickstart.report import Findings, write_report
 from atroposlib.quickstart.sources import Sources, version_of
 from atroposlib.quickstart.supervisor import Supervisor

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atroposlib.errors import AtroposError
-from atroposlib.quickstart.processes import Children, ProcessSpec
+from atroposlib.processes import Children, ProcessSpec
 
 CONVERT_WITHIN_S = 600.0
 DOWNLOAD_WITHIN_S = 900.0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from atroposlib.quickstart.processes import Child, ProcessSpec, RunFailed, log_tail
+from atroposlib.processes import Child, ProcessSpec, RunFailed, log_tail
 
 FRESH_S = 5.0  # a sign of life this old still speaks for a live process
 LOST_AFTER_S = 10.0  # a process restarted by hand is missing once it was silent this long

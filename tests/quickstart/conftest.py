@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from atroposlib.processes import Children, ProcessSpec
 from atroposlib.quickstart.plan import Engine, Options, Plan, recipe_for
-from atroposlib.quickstart.processes import Children, ProcessSpec
 
 SERVER = """
 import http.server, sys

@@ -11,8 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atroposlib.quickstart import watchdog
-from atroposlib.quickstart.processes import (
+from atroposlib.processes import (
     Children,
     Exit,
     Interrupted,
@@ -20,6 +19,7 @@ from atroposlib.quickstart.processes import (
     StopRequest,
     free_port,
     log_tail,
+    watchdog,
 )
 
 REPO = Path(__file__).resolve().parents[2]
@@ -156,7 +156,7 @@ def test_the_tail_of_a_log_leaves_out_what_a_progress_bar_overwrote(tmp_path):
 LAUNCHER = """
     import sys, time
     from pathlib import Path
-    from atroposlib.quickstart.processes import *
+    from atroposlib.processes import *
     stop = StopRequest(); stop.listen()
     try:
         with Children(Path(sys.argv[1]), stop) as children:

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from atroposlib.quickstart.processes import RunFailed
+from atroposlib.processes import RunFailed
 from atroposlib.quickstart.supervisor import LOST_AFTER_S, Supervisor
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atroposlib.errors import AtroposError
-from atroposlib.quickstart import watchdog
+from atroposlib.processes import watchdog
 
 POLL_S = 0.1
 LOG_TAIL_LINES = 12
