@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
-from atroposlib.errors import InvalidGroup
+from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.wire import (
     MASKED,
     MASKED_LOGPROB,
@@ -43,11 +44,15 @@ class Row:
     reward: float
     group: str
     temperature: float = 1.0
-    own_advantages: list[float] | None = None  # per token, instead of reward - baseline
+    own_advantages: list[float] | None = None  # (T - 1,) instead of reward - baseline
     zero_advantage: bool = False
     in_loss: bool = True  # False: counts in the baseline of its group only
+    finish_reason: str | None = None  # "stop", "length", ... as the engine said
+    ref_logprobs: list[float] | None = None  # (T - 1,) of a reference, by the environment
+    teacher_ids: list[list[int]] | None = None  # (T - 1, K) candidates for the label
+    teacher_logprobs: list[list[float]] | None = None  # (T - 1, K)
 
-    @property
+    @cached_property
     def trained(self) -> list[int]:
         """Positions that have a label."""
         return [j for j, label in enumerate(self.labels) if label != MASKED]
@@ -62,11 +67,17 @@ class Batch:
     env_metrics: dict[str, float] = field(default_factory=dict)
 
 
-def to_rows(groups: Sequence[ScoredData], max_tokens: int) -> Batch:
+def to_rows(
+    groups: Sequence[ScoredData], max_tokens: int, *, needs_sampler: bool = True
+) -> Batch:
     """Rows of a claimed batch.
 
     Rows of a failed outcome disappear: their score is no statement about the policy. Rows
     longer than ``max_tokens`` stay in the baseline of their group but not in the loss.
+
+    Args:
+        needs_sampler: the loss compares with the policy that sampled; False for losses
+            such as cross entropy, which text that nobody sampled can be trained with.
 
     Raises:
         InvalidGroup: trained tokens came without the sampler's logprobs.
@@ -78,18 +89,24 @@ def to_rows(groups: Sequence[ScoredData], max_tokens: int) -> Batch:
             if outcome not in TRAINABLE_OUTCOMES:
                 batch.counts[f"dropped_{outcome}"] += 1
                 continue
-            batch.rows.append(
-                _row(group, g, _group_key(group, number), max_tokens, batch.counts)
-            )
+            key = _group_key(group, number)
+            batch.rows.append(_row(group, g, key, max_tokens, needs_sampler, batch.counts))
     return batch
 
 
-def _row(group: ScoredData, g: int, key: str, max_tokens: int, counts: Counter[str]) -> Row:
+def _row(
+    group: ScoredData,
+    g: int,
+    key: str,
+    max_tokens: int,
+    needs_sampler: bool,
+    counts: Counter[str],
+) -> Row:
     tokens, mask = group.tokens[g], group.masks[g]
     # Some producers put another id than the token's where a token is trained, so the mask
     # only says whether.
     labels = [t if m != MASKED else MASKED for t, m in zip(tokens, mask)]
-    logprobs = _behaviour_logprobs(group, g, labels, key)
+    logprobs = _behaviour_logprobs(group, g, labels, key, needs_sampler)
     versions = group.versions[g] if group.versions else [MASKED_VERSION] * len(tokens)
     override = (group.overrides[g] if group.overrides else None) or {}
     fits = len(tokens) <= max_tokens
@@ -106,6 +123,10 @@ def _row(group: ScoredData, g: int, key: str, max_tokens: int, counts: Counter[s
         own_advantages=None if own is None else _shifted(own),
         zero_advantage=bool(override.get("set_advantage_to_zero")),
         in_loss=fits,
+        finish_reason=group.finish_reasons[g] if group.finish_reasons else None,
+        ref_logprobs=_shifted_row(group.ref_logprobs, g),
+        teacher_ids=_shifted_row(group.distill_token_ids, g),
+        teacher_logprobs=_shifted_row(group.distill_logprobs, g),
     )
 
 
@@ -114,21 +135,29 @@ def _shifted(values: list[V]) -> list[V]:
     return values[1:]
 
 
+def _shifted_row(values: list[list[V]] | None, g: int) -> list[V] | None:
+    """Row ``g`` of an optional per-token field, shifted; None where it is absent or empty."""
+    return _shifted(values[g]) if values and values[g] else None
+
+
 def _group_key(group: ScoredData, number: int) -> str:
     """Identity of a prompt; groups of one prompt in one batch share their baseline."""
     return f"#{number}" if group.group_id is None else f"{group.env_id}/{group.group_id}"
 
 
-def _behaviour_logprobs(group: ScoredData, g: int, labels: list[int], key: str) -> list[float]:
+def _behaviour_logprobs(
+    group: ScoredData, g: int, labels: list[int], key: str, needed: bool
+) -> list[float]:
     if group.inference_logprobs is None:
-        if all(label == MASKED for label in labels):
+        if not needed or all(label == MASKED for label in labels):
             return [MASKED_LOGPROB] * len(labels)
         raise InvalidGroup(
             "inference_logprobs",
             f" of group {key}",
             "missing. The loss compares the policy with the one that sampled, so every"
             " trained token needs its logprob: set server_type: vllm (or sglang, trl) in"
-            " the environment's server config and sample through managed_server",
+            " the environment's server config and sample through managed_server, or train text"
+            " that nobody sampled with loss: cross_entropy",
         )
     logprobs = group.inference_logprobs[g]
     for j, label in enumerate(labels):
@@ -162,35 +191,49 @@ def temperature_of(group: ScoredData, override: dict[str, Any]) -> float:
     return 1.0
 
 
-def for_loss(
-    rows: Sequence[Row], advantages_R: Sequence[float]
-) -> tuple[list[Row], list[list[float]]]:
-    """The rows that enter the loss and their per-token advantages, (R, T - 1).
+def without_stale_tokens(row: Row, version: int, max_staleness: int) -> Row:
+    """The row with tokens sampled more than ``max_staleness`` versions ago not trained.
 
-    A row's own advantages win over its scalar; ``set_advantage_to_zero`` wins over both.
+    A token of unknown version stays: nothing says that it is old.
     """
-    kept, spread = [], []
-    for row, advantage in zip(rows, advantages_R):
-        if not row.in_loss or not row.trained:
-            continue
-        kept.append(row)
-        if row.zero_advantage:
-            spread.append([0.0] * len(row.labels))
-        else:
-            spread.append(row.own_advantages or [advantage] * len(row.labels))
-    return kept, spread
+    oldest = version - max_staleness
+    labels = [
+        MASKED if MASKED_VERSION != v < oldest else label
+        for label, v in zip(row.labels, row.versions)
+    ]
+    return row if labels == row.labels else replace(row, labels=labels)
 
 
-def loss_weights(rows: Sequence[Row], aggregation: str) -> tuple[list[float], float]:
+def at_trained(row: Row, values: Sequence[V]) -> list[V]:
+    """Of a (T - 1,) list the entries of the trained tokens."""
+    return [values[j] for j in row.trained]
+
+
+def loss_weights(
+    rows: Sequence[Row], aggregation: str, aggregation_length: int | None = None
+) -> tuple[list[float], float]:
     """Weight of each token of a row, (R,), and what the sum over the batch is divided by.
 
     ``token``: a mean over all trained tokens of the batch. ``sequence``: a mean over rows
-    of the mean over a row's tokens. Neither knows how rows are split into passes.
+    of the mean over a row's tokens. ``constant``: the sum over tokens over
+    R x ``aggregation_length``, Dr. GRPO's (arXiv 2503.20783): a token counts the same in a
+    short row and a long one, in a batch of long rows and one of short ones. None of them
+    knows how rows are split into passes.
+
+    Raises:
+        ConfigError: the aggregation is unknown, or ``constant`` without its length.
     """
     lengths = [len(row.trained) for row in rows]
     if aggregation == "token":
         return [1.0] * len(rows), float(max(1, sum(lengths)))
-    return [1.0 / length for length in lengths], float(max(1, len(rows)))
+    if aggregation == "sequence":
+        return [1.0 / max(1, length) for length in lengths], float(max(1, len(rows)))
+    if aggregation != "constant" or aggregation_length is None:
+        raise ConfigError(
+            f"loss_aggregation {aggregation!r}: there are token, sequence, and constant,"
+            " which needs aggregation_length"
+        )
+    return [1.0] * len(rows), float(max(1, len(rows)) * aggregation_length)
 
 
 def staleness(rows: Iterable[Row], version: int) -> list[int]:

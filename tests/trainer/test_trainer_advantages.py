@@ -1,12 +1,33 @@
+"""Every estimator against numbers worked out by hand; groups go by id and by nothing else."""
+
 from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
+import torch
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from atroposlib.errors import ConfigError, InvalidGroup
 from example_trainer import advantages
+from example_trainer.advantages import ESTIMATORS
+from example_trainer.settings.advantage import AdvantageSettings
+
+EVERY = sorted(ESTIMATORS)
+
+
+def compute(name, rewards, groups, **fields):
+    lengths = fields.pop("lengths", None)
+    cfg = AdvantageSettings(advantage=name, **fields)
+    return advantages.compute(rewards, groups, cfg, lengths=lengths)
+
+
+# --- grpo, as it is without any settings --------------------------------------------------
 
 
 def test_rewards_are_normalised_by_the_population_deviation_of_their_group():
@@ -18,26 +39,196 @@ def test_a_group_of_one_keeps_its_raw_reward():
     assert advantages.compute([0.3, 1.0, 0.0], ["a", "b", "b"]) == [0.3, 1.0, -1.0]
 
 
-def test_equal_rewards_give_exactly_zero():
-    assert advantages.compute([0.1] * 7, ["a"] * 7) == [0.0] * 7
-
-
 def test_the_deviation_has_a_floor():
     low, high = advantages.compute([0.0, 1e-9], ["a", "a"])
     assert math.isclose(high, 0.5e-9 / 1e-8) and low == -high
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(0, 5).map(lambda i: i / 5)),
-        min_size=1,
-        max_size=30,
-    ),
-    st.randoms(use_true_random=False),
+# --- the others ---------------------------------------------------------------------------
+
+REWARDS, GROUPS = [1.0, 5.0, 0.0, 0.0, 1.0, 3.0], ["a", "b", "a", "a", "a", "b"]
+# a: 1, 0, 0, 1 (mean 0.5, std 0.5); b: 5, 3 (mean 4, std 1). All: mean 10/6, variance 36/6 -
+# (10/6)^2 = 116/36. Centred: 0.5, 1, -0.5, -0.5, 0.5, -1 (mean 0, variance 3/6).
+STD = math.sqrt(116) / 6
+BY_HAND = {
+    "grpo": [1, 1, -1, -1, 1, -1],
+    "dr_grpo": [0.5, 1, -0.5, -0.5, 0.5, -1],
+    "rloo": [2 / 3, 2, -2 / 3, -2 / 3, 2 / 3, -2],  # 1 - (0 + 0 + 1) / 3; 5 - 3
+    "lite_ppo": [x / STD for x in (0.5, 1, -0.5, -0.5, 0.5, -1)],
+    "reinforce_pp": [(r - 10 / 6) / STD for r in REWARDS],
+    "reinforce_pp_baseline": [x / math.sqrt(0.5) for x in (0.5, 1, -0.5, -0.5, 0.5, -1)],
+    "gae": REWARDS,
+    "raw": REWARDS,
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_estimator_by_hand(name):
+    assert compute(name, REWARDS, GROUPS) == pytest.approx(BY_HAND[name])
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(EVERY) - {"reinforce_pp", "reinforce_pp_baseline"})
 )
-def test_the_order_of_rows_does_not_matter(rows: list[tuple[str, float]], rng: random.Random):
-    straight = advantages.compute([r for _, r in rows], [g for g, _ in rows])
+def test_a_group_of_one_has_no_baseline_in_any_estimator(name):
+    assert compute(name, [0.25, 1.0, 0.0], ["alone", "b", "b"])[0] == 0.25
+
+
+def test_batch_normalisation_counts_a_group_of_one_by_its_reward():
+    """Centred: 2 (alone), 1, -1; mean 2/3, variance 6/3 - 4/9 = 14/9."""
+    found = compute("reinforce_pp_baseline", [2.0, 3.0, 1.0], ["alone", "b", "b"])
+    assert found == pytest.approx([(x - 2 / 3) / math.sqrt(14 / 9) for x in (2, 1, -1)])
+
+
+def test_batch_normalisation_weighs_rows_by_their_tokens():
+    """Rewards 0 on 3 tokens, 1 on 1 token: mean 1/4, std sqrt(3)/4."""
+    found = compute("reinforce_pp", [0.0, 1.0], ["a", "b"], lengths=[3, 1])
+    assert found == pytest.approx([-1 / math.sqrt(3), math.sqrt(3)])
+
+
+def test_batch_normalisation_may_follow_any_estimator():
+    """Dr. GRPO leaves 0.5, 1, ... with variance 1/2; see BY_HAND."""
+    found = compute("dr_grpo", REWARDS, GROUPS, advantage_norm="batch")
+    assert found == pytest.approx(BY_HAND["reinforce_pp_baseline"])
+
+
+def test_normalising_can_be_left_to_the_tokens():
+    cfg = AdvantageSettings(advantage="reinforce_pp")
+    scalars = advantages.compute([0.0, 1.0], ["a", "b"], cfg, normalise=False)
+    assert scalars == [0.0, 1.0] and advantages.normalises(cfg)
+    per_token = advantages.normalise_tokens([[scalars[0]] * 3, [scalars[1]]])
+    at_once = advantages.compute([0.0, 1.0], ["a", "b"], cfg, lengths=[3, 1])
+    assert per_token == [[at_once[0]] * 3, [at_once[1]]]
+
+
+def test_normalised_tokens_have_mean_zero_and_deviation_one():
+    found = advantages.normalise_tokens([[1.0, 2.0], [], [6.0]])
+    # mean 3, variance (4 + 1 + 9) / 3
+    std = math.sqrt(14 / 3)
+    assert [x for row in found for x in row] == pytest.approx([-2 / std, -1 / std, 3 / std])
+    assert found[1] == []
+    assert advantages.normalise_tokens([[0.1] * 3, [0.1]]) == [[0.0] * 3, [0.0]]
+    assert advantages.normalise_tokens([]) == [] and advantages.normalise_tokens([[]]) == [[]]
+
+
+# --- what holds for all -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(EVERY) - {"raw", "gae"}))
+def test_equal_rewards_give_exactly_zero(name):
+    assert compute(name, [0.1] * 7, ["a"] * 7) == [0.0] * 7
+
+
+ROWS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 5).map(lambda i: i / 5)),
+    min_size=1,
+    max_size=20,
+)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(rows=ROWS, rng=st.randoms(use_true_random=False))
+def test_the_order_of_rows_does_not_matter(name, rows, rng: random.Random):
+    straight = compute(name, [r for _, r in rows], [g for g, _ in rows])
     order = list(range(len(rows)))
     rng.shuffle(order)
-    shuffled = advantages.compute([rows[i][1] for i in order], [rows[i][0] for i in order])
+    shuffled = compute(name, [rows[i][1] for i in order], [rows[i][0] for i in order])
     assert [straight[i] for i in order] == shuffled
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(rows=ROWS, lost=st.integers(0, 19))
+def test_a_lost_member_changes_its_own_group_only(name, rows, lost):
+    """The groups of the others stay as they were, wherever the gap is."""
+    lost %= len(rows)
+    group = rows[lost][0]
+    whole = compute(name, [r for _, r in rows], [g for g, _ in rows])
+    rest = rows[:lost] + rows[lost + 1 :]
+    after = compute(name, [r for _, r in rest], [g for g, _ in rest])
+    kept = whole[:lost] + whole[lost + 1 :]
+    assert [a for a, (g, _) in zip(after, rest) if g != group] == [
+        a for a, (g, _) in zip(kept, rest) if g != group
+    ]
+
+
+def test_ids_say_what_a_group_is_not_its_number_of_rows():
+    """Three rows of one prompt, four of the next: AReaL's slices of four would mix them."""
+    found = compute("grpo", [1, 0, 0, 1, 1, 1, 1], ["a"] * 3 + ["b"] * 4)
+    assert found[3:] == [0.0] * 4
+    assert found[:3] == pytest.approx([math.sqrt(2), -math.sqrt(0.5), -math.sqrt(0.5)])
+
+
+@pytest.mark.parametrize("name", EVERY)
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(rewards=st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=6))
+def test_any_finite_rewards_give_finite_advantages(name, rewards):
+    found = compute(name, rewards, [i % 2 for i in range(len(rewards))])
+    assert all(math.isfinite(x) for x in found)
+
+
+# --- what may be passed -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_rewards_may_be_a_list_a_tuple_an_array_or_a_tensor(kind):
+    found = advantages.compute(kind([0.0, 1.0]), kind([7, 7]))
+    assert found == [-1.0, 1.0] and all(type(x) is float for x in found)
+    assert advantages.varied(kind([0.0, 1.0]), kind([7, 7])) == [True, True]
+
+
+def test_a_list_of_tensors_is_a_list_of_numbers():
+    ones = [torch.tensor(1), torch.tensor(1)]
+    assert advantages.compute([torch.tensor(0.0), np.float32(1.0)], ones) == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("ids", [[("env", 1)] * 2, [None, None], [frozenset("a")] * 2, "aa"])
+def test_group_ids_may_be_anything_hashable(ids):
+    assert advantages.compute([True, False], ids) == [1.0, -1.0]
+
+
+def test_settings_may_be_any_object_with_some_of_the_fields():
+    cfg = SimpleNamespace(advantage="rloo", reward_scale=10.0)
+    assert advantages.compute([1.0, 0.0], ["a", "a"], cfg) == [10.0, -10.0]
+
+
+def test_an_empty_batch_is_empty():
+    assert all(compute(name, [], []) == [] for name in EVERY)
+    assert advantages.varied([], []) == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [float("nan"), float("inf"), -float("inf"), None, "1", 10**400]
+)
+def test_what_is_no_reward_is_refused_by_the_name_of_its_row(wrong):
+    with pytest.raises(InvalidGroup, match=r"rewards\[2\]"):
+        advantages.compute([0.0, 1.0, wrong], ["a"] * 3)
+    with pytest.raises(InvalidGroup, match=r"rewards\[2\]"):
+        advantages.varied([0.0, 1.0, wrong], ["a"] * 3)
+
+
+def test_lists_of_different_length_are_refused():
+    with pytest.raises(InvalidGroup, match="group_ids: 1 entries for 2 rows"):
+        advantages.compute([0.0, 1.0], ["a"])
+    with pytest.raises(InvalidGroup, match="lengths"):
+        advantages.compute([0.0, 1.0], ["a", "a"], lengths=[1])
+    with pytest.raises(InvalidGroup, match="finish_reasons"):
+        advantages.compute([0.0, 1.0], ["a", "a"], finish_reasons=["stop"])
+
+
+def test_an_unknown_estimator_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match="there are: dr_grpo, gae, grpo"):
+        advantages.compute([1.0], ["a"], SimpleNamespace(advantage="gpo"))
+
+
+# --- dynamic filtering --------------------------------------------------------------------
+
+
+def test_a_group_varies_if_any_two_rewards_differ():
+    rewards, groups = [1, 0, 1, 0, 1, 0.5], ["even", "odd", "even", "odd", "odd", "alone"]
+    assert advantages.varied(rewards, groups) == [False, True, False, True, True, False]
+
+
+def test_rewards_that_differ_by_rounding_differ():
+    assert advantages.varied([0.3, 0.1 + 0.2], ["a", "a"]) == [True, True]

@@ -1,88 +1,194 @@
-"""The loss against numbers worked out by hand, and its gradient against differences."""
+"""What holds for every loss: its gradient, what masked and broken numbers do, sums."""
 
 from __future__ import annotations
 
-import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from atroposlib.errors import ConfigError
 from example_trainer import losses
-from example_trainer.config import TrainingConfig
+from tests.trainer.loss_batches import gradient, random_batch, run, settings
 
-CFG = TrainingConfig(model_name="m", clip_eps=0.2, clip_eps_high=0.3)
-
-
-def grpo(logprobs, behaviour, advantages, mask=None, cfg=CFG):
-    mask = torch.ones_like(logprobs) if mask is None else mask
-    return losses.get("grpo")(logprobs, logprobs.detach(), behaviour, advantages, mask, cfg)
-
-
-# ratio, advantage, loss = -min(r A, clip(r, 0.8, 1.3) A), d loss / d logprob, clipped
-BY_HAND = [
-    (1.0, 2.0, -2.0, -2.0, 0),
-    (1.1, 2.0, -2.2, -2.2, 0),
-    (2.0, 2.0, -2.6, 0.0, 1),  # far enough up: no gradient
-    (0.5, 2.0, -1.0, -1.0, 0),  # went the wrong way: full gradient
-    (1.0, -2.0, 2.0, 2.0, 0),
-    (0.9, -2.0, 1.8, 1.8, 0),
-    (0.5, -2.0, 1.6, 0.0, 1),  # far enough down: no gradient
-    (2.0, -2.0, 4.0, 4.0, 0),  # went the wrong way: full gradient
+EVERY = sorted(losses.LOSSES)
+CLIPPED = ["decoupled", "grpo", "ppo"]
+VARIANTS = [
+    *((name, {}) for name in EVERY),
+    *((name, {"dual_clip": 1.5, "clip_eps_high": 0.5}) for name in CLIPPED),
+    *(
+        (name, {"importance_weight": kind, "importance_level": level, "importance_cap": 1.2})
+        for name in ("decoupled", "reinforce")
+        for kind in ("truncate", "mask", "none")
+        for level in ("token", "sequence")
+    ),
+    ("gspo", {"clip_eps": 0.01}),
+    ("distillation", {"distill_temperature": 2.0}),
 ]
 
 
-@pytest.mark.parametrize(("ratio", "advantage", "loss", "slope", "clipped"), BY_HAND)
-def test_the_clip_is_right_for_both_signs_and_both_sides(
-    ratio, advantage, loss, slope, clipped
-):
-    logprob = torch.tensor([[math.log(ratio) - 1.5]], dtype=torch.double, requires_grad=True)
-    behaviour = torch.full_like(logprob, -1.5)
-    total, metrics = grpo(logprob, behaviour, torch.full_like(logprob, advantage))
-    total.backward()
-    assert float(total.detach()) == pytest.approx(loss)
-    assert float(logprob.grad) == pytest.approx(slope)
-    assert int(metrics["clip_ratio"]) == clipped
-    assert float(metrics["ratio_mean"]) == pytest.approx(ratio)
+@pytest.mark.parametrize(("name", "fields"), VARIANTS)
+def test_the_gradient_is_the_derivative(name, fields):
+    cfg = settings(**fields)
+    for seed in range(2):
+        batch = random_batch(seed=seed)
+        logprobs = batch["logprobs"].clone().requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda x: run(name, {**batch, "logprobs": x}, cfg)[0], (logprobs,)
+        )
 
 
-def test_a_masked_token_adds_nothing_even_if_its_numbers_are_absurd():
-    logprobs = torch.tensor([[-1.0, 900.0]], requires_grad=True)
-    behaviour = torch.tensor([[-1.0, -900.0]])
-    total, metrics = grpo(
-        logprobs, behaviour, torch.tensor([[1.0, 5.0]]), torch.tensor([[1.0, 0.0]])
-    )
-    total.backward()
-    assert float(total.detach()) == -1.0
-    assert logprobs.grad.tolist() == [[-1.0, 0.0]]
-    assert float(metrics["approx_kl"]) == 0.0
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("absurd", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_what_is_masked_leaks_neither_into_the_value_nor_into_the_gradient(name, absurd):
+    batch = random_batch()
+    dirty = {key: value.clone() for key, value in batch.items()}
+    for key in dirty.keys() - {"mask"}:
+        dirty[key][batch["mask"] == 0] = absurd
+    clean_loss, clean_metrics = run(name, batch)
+    loss, metrics = run(name, dirty)
+    assert loss == clean_loss and metrics == clean_metrics
+    assert torch.equal(gradient(name, dirty), gradient(name, batch))
+    assert not gradient(name, dirty)[batch["mask"] == 0].any()
 
 
-def test_the_gradient_is_the_derivative():
-    torch.manual_seed(0)
-    logprobs = (-torch.rand(3, 5, dtype=torch.double) * 3).requires_grad_()
-    behaviour = logprobs.detach() + 0.3 * torch.randn(3, 5, dtype=torch.double)
-    advantages = torch.randn(3, 5, dtype=torch.double)
-    weights = (torch.rand(3, 5) > 0.3).double()
-    assert torch.autograd.gradcheck(
-        lambda x: grpo(x, behaviour, advantages, weights)[0], (logprobs,)
-    )
+@pytest.mark.parametrize("name", EVERY)
+def test_a_nan_in_a_trained_token_shows_in_the_value_and_in_the_gradient(name):
+    batch = random_batch()
+    batch["logprobs"][0, 0] = float("nan")
+    assert run(name, batch)[0].isnan()
+    if name not in ("cross_entropy", "distillation", "reinforce"):  # linear in log p
+        assert gradient(name, batch).isnan().any()
 
 
-def test_at_ratio_one_the_gradient_is_the_plain_policy_gradient():
-    logprobs = torch.tensor([[-0.5, -2.0]], requires_grad=True)
-    total, _ = grpo(logprobs, logprobs.detach(), torch.tensor([[1.5, -0.5]]))
-    total.backward()
-    assert logprobs.grad.tolist() == [[-1.5, 0.5]]
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [(name, "advantages") for name in EVERY if losses.needs_sampler(name)]
+    + [(name, "behaviour") for name in EVERY if losses.needs_sampler(name) and name != "ppo"]
+    + [(name, "proximal") for name in ("ppo", "decoupled", "reinforce")]
+    + [(name, "mask") for name in EVERY]
+    + [("distillation", "teacher")],
+)
+def test_no_input_can_hide_a_nan(name, key):
+    batch = random_batch()
+    batch[key][0, 0] = float("nan")
+    for kind in ("truncate", "mask"):
+        assert run(name, batch, settings(importance_weight=kind))[0].isnan()
 
 
-def test_without_clip_eps_high_the_clip_is_symmetric():
-    cfg = TrainingConfig(model_name="m", clip_eps=0.2)
-    logprob = torch.tensor([[math.log(1.25)]])
-    total, _ = grpo(logprob, torch.zeros(1, 1), torch.ones(1, 1), cfg=cfg)
-    assert float(total) == pytest.approx(-1.2)
+@pytest.mark.parametrize("name", EVERY)
+@given(data=st.data())
+@hypothesis_settings(max_examples=10, deadline=None)
+def test_parts_of_a_batch_add_up_to_the_whole_in_any_order(name, data):
+    batch = random_batch(rows=6, seed=data.draw(st.integers(0, 99)))
+    order = data.draw(st.permutations(range(6)))
+    cut = data.draw(st.integers(0, 6))
+    keep = None
+    if (mask_of := losses.batch_mask(name)) is not None:
+        keep = torch.tensor(mask_of(batch["proximal"], batch["behaviour"], settings()))
+    whole, whole_metrics = run(name, batch, **({} if keep is None else {"keep": keep}))
+    parts = [
+        run(
+            name,
+            {key: value[rows] for key, value in batch.items()},
+            **({} if keep is None else {"keep": keep[rows]}),
+        )
+        for rows in (order[:cut], order[cut:])
+    ]
+    assert torch.allclose(sum(loss for loss, _ in parts), whole, atol=1e-12)
+    for key, value in whole_metrics.items():
+        total = sum(float(metrics[key]) for _, metrics in parts)
+        assert total == pytest.approx(float(value), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_mask_may_be_bool_or_numbers_and_weights_scale(name):
+    batch = random_batch()
+    whole, metrics = run(name, batch)
+    for kind in (torch.bool, torch.long, torch.float32):
+        other, other_metrics = run(name, {**batch, "mask": batch["mask"].to(kind)})
+        assert other == whole and other_metrics == metrics and other.dtype == torch.double
+    halved, same = run(name, {**batch, "mask": batch["mask"] / 2})
+    assert halved == pytest.approx(float(whole) / 2) and same == metrics
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_pass_without_trained_tokens_is_zero_with_a_zero_gradient(name):
+    batch = random_batch()
+    batch["mask"].zero_()
+    loss, metrics = run(name, batch)
+    assert loss == 0 and all(value == 0 for value in metrics.values())
+    assert not gradient(name, batch).any()
+
+
+@pytest.mark.parametrize("name", sorted(set(EVERY) - {"distillation"}))
+def test_half_precision_is_computed_in_single(name):
+    batch = random_batch()
+    low = {key: value.bfloat16() for key, value in batch.items()}
+    single = {key: value.float() for key, value in low.items()}
+    assert run(name, low)[0] == run(name, single)[0]
+    assert run(name, low)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "name", ["decoupled", "ppo", "grpo", "gspo", "sapo", "m2po", "reinforce"]
+)
+@pytest.mark.parametrize("eps", [0.0, 0.2])
+def test_when_all_three_policies_agree_every_loss_is_the_policy_gradient(name, eps):
+    """r = w = 1: the gradient is -A grad log p and no setting of the clip matters."""
+    batch = random_batch()
+    batch["proximal"] = batch["behaviour"] = batch["logprobs"].clone()
+    batch["advantages"] = batch["advantages"][:, :1].expand(-1, 5).clone()  # gspo: one per row
+    cfg = settings(clip_eps=eps, m2_threshold=1e-9)
+    expected = -batch["advantages"] * batch["mask"]
+    assert torch.allclose(gradient(name, batch, cfg), expected, atol=1e-12)
+    _, metrics = run(name, batch, cfg)
+    trained = float(batch["mask"].sum())
+    for one in {"ratio_mean", "importance_weight"} & metrics.keys():
+        assert float(metrics[one]) == trained
+    for zero in metrics.keys() - {"ratio_mean", "importance_weight"}:
+        assert float(metrics[zero]) == 0
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if not losses.needs_sampler(name)])
+def test_losses_without_a_sampler_ignore_it_and_the_advantages(name):
+    batch = random_batch()
+    nothing = {**batch, "behaviour": None, "proximal": None, "advantages": None}
+    assert run(name, nothing)[0] == run(name, batch)[0]
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if not losses.needs_proximal(name)])
+def test_losses_without_a_proximal_policy_ignore_it(name):
+    batch = random_batch()
+    other = {**batch, "proximal": torch.full_like(batch["proximal"], float("nan"))}
+    assert run(name, other)[0] == run(name, batch)[0]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_settings_may_be_any_object_with_the_fields_that_matter(name):
+    batch = random_batch()
+    some = SimpleNamespace(clip_eps=0.1, dual_clip=None)
+    assert run(name, batch, some)[0] == run(name, batch, settings(clip_eps=0.1))[0]
+
+
+def test_extreme_ratios_stay_finite():
+    batch = random_batch()
+    batch["logprobs"][0, 0], batch["logprobs"][1, 0] = 0.0, -500.0
+    batch["behaviour"][0, 0] = batch["proximal"][0, 0] = -500.0
+    for name in EVERY:
+        single = {key: value.float() for key, value in batch.items()}
+        assert run(name, single)[0].isfinite() and gradient(name, single).isfinite().all()
 
 
 def test_an_unknown_loss_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="there are: grpo"):
+    with pytest.raises(ConfigError, match="there are: cross_entropy, decoupled, distill"):
         losses.get("ppo3")
+
+
+def test_the_default_loss_is_decoupled_with_truncated_weights():
+    cfg = settings()
+    assert (cfg.loss, cfg.importance_weight) == ("decoupled", "truncate")
+    assert losses.get(cfg.loss) is losses.LOSSES["decoupled"]

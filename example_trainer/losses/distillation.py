@@ -1,0 +1,98 @@
+"""Distillation from the K likeliest tokens of a teacher (Hinton et al., arXiv 1503.02531).
+
+    p_T = softmax over the K entries of (q / tau)            q: the teacher's logprobs
+    p_S = softmax over the vocabulary of (student logits / tau)
+    L = -tau^2 sum m sum_k p_T(k) log p_S(k)                 m: weight of a token
+
+tau is distill_temperature. The gradient on the student's logits is that of
+KL(p_T || p_S) x tau^2, which keeps its size for any tau. The student is not renormalised over
+the K entries, so probability that it gives to other tokens costs as well. Trained tokens
+without an entry of the teacher add nothing and still count in the divisor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from atroposlib.errors import ConfigError
+from example_trainer.losses.tokens import Tokens, at_least_float32
+from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.partial import complete
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def loss(
+    logprobs: Tensor,  # (B, T), not used
+    proximal_logprobs: Tensor | None,  # not used
+    behaviour_logprobs: Tensor | None,  # not used
+    advantages: Tensor | None,  # not used
+    loss_mask: Tensor,  # (B, T)
+    cfg: object,
+    *,
+    student_logprobs: Tensor | None = None,  # (B, T, K)
+    teacher_logprobs: Tensor | None = None,  # (B, T, K)
+    teacher_mask: Tensor | None = None,  # (B, T, K)
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """``distill_sum`` as a loss of its own; distill_coef is not used.
+
+    Metrics: ``distill_kl``, KL(p_T || p_S) x tau^2 of the K entries, which falls to 0 as the
+    student agrees; ``distill_share``, trained tokens that have an entry of the teacher.
+
+    Raises:
+        ConfigError: the batch came without a teacher; says where it comes from.
+    """
+    if student_logprobs is None or teacher_logprobs is None:
+        raise ConfigError(
+            "loss distillation needs the teacher's tokens and logprobs with every group:"
+            " distill_token_ids and distill_logprobs. Run an environment that sends them"
+            " (TeacherDistillationEnv with a teacher server), or choose another loss"
+        )
+    tau, tokens = _tau(cfg), Tokens.of(loss_mask)
+    share, log_share = teacher_shares(teacher_logprobs, loss_mask, teacher_mask, tau)
+    gap = share * (log_share - _where_shared(share, student_logprobs))
+    return distill_sum(student_logprobs, teacher_logprobs, loss_mask, teacher_mask, cfg), {
+        "distill_kl": tokens.total(tau**2 * gap.sum(-1)),
+        "distill_share": tokens.total((share != 0).any(-1)),
+    }
+
+
+def distill_sum(
+    student_logprobs: Tensor,  # (B, T, K) log_softmax(logits / tau) at the teacher's ids
+    teacher_logprobs: Tensor,  # (B, T, K) as the teacher sent them; divided by tau here
+    mask: Tensor,  # (B, T) weight of each token; 0 where not trained
+    K_mask: Tensor | None,  # (B, T, K) which entries there are; None: all
+    cfg: object,
+) -> Tensor:
+    """Sum over tokens of the distillation loss; distill_coef is left to the caller."""
+    tau = _tau(cfg)
+    share, _ = teacher_shares(teacher_logprobs, mask, K_mask, tau)
+    student = _where_shared(share, student_logprobs)
+    return Tokens.of(mask).loss_sum(-(tau**2) * (share * student).sum(-1))
+
+
+@torch.no_grad()
+def teacher_shares(
+    teacher_logprobs: Tensor, mask: Tensor, K_mask: Tensor | None, tau: float
+) -> tuple[Tensor, Tensor]:
+    """p_T and log p_T, (B, T, K): 0 in entries that are not there or not trained."""
+    there = (mask != 0).unsqueeze(-1).expand(teacher_logprobs.shape)
+    if K_mask is not None:
+        there = there & (K_mask != 0)
+    scaled = torch.where(there, at_least_float32(teacher_logprobs) / tau, -torch.inf)
+    there = there & ~torch.isneginf(scaled)  # -inf: ruled out by the teacher itself
+    # Where a token has no entry this is 0 / 0, and replaced right away.
+    log_share = torch.where(there, scaled.log_softmax(-1), 0.0)
+    return torch.where(there, log_share.exp(), 0.0), log_share
+
+
+def _where_shared(share: Tensor, student_logprobs: Tensor) -> Tensor:
+    """The student's logprobs, 0 where the teacher gives nothing: there they may be -inf."""
+    return torch.where(share != 0, at_least_float32(student_logprobs), 0.0)
+
+
+def _tau(cfg: object) -> float:
+    return complete(cfg, LossSettings).distill_temperature

@@ -1,0 +1,52 @@
+"""Estimates of KL(policy || reference) from the policy's own samples.
+
+From Schulman, joschu.net/blog/kl-approx.html. With d = log p - log p_ref of a sampled token:
+
+                value          gradient when it is a term of the loss, x grad log p
+    k1          d              1: zero on average. Says nothing about the reference
+    k2          d^2 / 2        d: on average the gradient of KL(policy || reference)
+    k3          e^-d - 1 + d   1 - e^-d: on average that of KL(reference || policy)
+
+k1 and k3 average to the KL itself, k2 to it up to third order in d; k2 and k3 are never
+negative. So: in the loss k2 or k3, which agree near the reference; k3 pushes back hard,
+e^-d, on tokens that the policy gave up. In the reward, where only the value counts, k1. It
+can be negative for a token; its gradient then comes from the policy gradient.
+"On average" means over samples of the policy being trained; stale samples bias all three.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from atroposlib.errors import ConfigError
+from example_trainer.losses.tokens import Tokens, bounded, kl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def penalty(
+    logprobs: Tensor,  # (B, T)
+    ref_logprobs: Tensor,  # (B, T), without a gradient
+    estimator: str = "k3",
+    mask: Tensor | None = None,  # (B, T) nonzero where trained; None: everywhere
+) -> Tensor:
+    """(B, T) estimates, with the gradient on ``logprobs``; 0 where ``mask`` is 0.
+
+    Pass the mask if untrained entries may hold anything but numbers: multiplied by a weight
+    of 0, a NaN stays one. d of k3 is held within 20 nats, beyond which it has no gradient.
+
+    Raises:
+        ConfigError: there is no such estimator.
+    """
+    tokens = Tokens.of(torch.ones_like(logprobs) if mask is None else mask)
+    d = tokens.only(logprobs) - tokens.only(ref_logprobs.detach())
+    if estimator == "k1":
+        return d
+    if estimator == "k2":
+        return d**2 / 2
+    if estimator == "k3":
+        return kl(bounded(-d))
+    raise ConfigError(f"kl_estimator {estimator!r} is unknown; there are: k1, k2, k3")

@@ -1,0 +1,93 @@
+"""M2PO, arXiv 2510.01161: the farthest tokens are left out until the second moment of the
+batch is small. There is no clip.
+
+    m2_t = (log p_proximal - log p_behaviour)^2
+    keep = all tokens but the fewest with the largest m2 whose absence brings the mean m2 of
+           the rest below m2_threshold; one token always stays
+    L = -sum m keep exp(log p - log p_behaviour) A                      m: weight of a token
+
+Left-out tokens count in the divisor like any other: the gradient shrinks, it is not scaled
+up. Among equal m2 the earlier token is left out first.
+
+Who is kept is a matter of the whole minibatch. ``batch_mask`` decides it over all rows, and
+``loss`` takes the verdict as ``keep``, so that it does not depend on how rows are packed
+into passes. Without ``keep`` the rows at hand are taken for all there are.
+
+The mask bounds what the sampler's age does, not what further steps on the batch do: one
+step per batch (minibatches 1, epochs_per_batch 1) is what the method is made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+
+from example_trainer.losses.tokens import Tokens, bounded, kl, ratio_metrics
+from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.partial import complete
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def loss(
+    logprobs: Tensor,  # (B, T)
+    proximal_logprobs: Tensor,  # (B, T)
+    behaviour_logprobs: Tensor,  # (B, T)
+    advantages: Tensor,  # (B, T)
+    loss_mask: Tensor,  # (B, T)
+    cfg: object,
+    *,
+    keep: Tensor | None = None,  # (B, T) verdict of batch_mask
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum over kept tokens of the weighted policy gradient, and token sums of its metrics."""
+    settings, tokens = complete(cfg, LossSettings), Tokens.of(loss_mask)
+    behaviour = tokens.only(behaviour_logprobs.detach())
+    log_w = tokens.only(proximal_logprobs.detach()) - behaviour
+    if keep is None:
+        keep = torch.ones_like(tokens.trained)
+        keep[tokens.trained] = kept(log_w[tokens.trained] ** 2, settings.m2_threshold)
+    log_ratio = bounded(tokens.only(logprobs) - behaviour)
+    objective = log_ratio.exp() * tokens.only(advantages)
+    metrics = {
+        **ratio_metrics(tokens, log_ratio),
+        "importance_kl": tokens.total(kl(bounded(log_w))),
+        "filtered_ratio": tokens.total(keep == 0),
+    }
+    return tokens.loss_sum(-torch.where(keep != 0, objective, 0.0)), metrics
+
+
+def batch_mask(
+    proximal_R_T: Sequence[Sequence[float]],
+    behaviour_R_T: Sequence[Sequence[float]],
+    cfg: object,
+) -> list[list[bool]]:
+    """For every trained token of all rows of a minibatch, whether it is kept."""
+    lengths = [len(row) for row in proximal_R_T]
+    proximal, behaviour = (
+        torch.tensor([value for row in rows for value in row], dtype=torch.float64)
+        for rows in (proximal_R_T, behaviour_R_T)
+    )
+    kept_N = kept((proximal - behaviour) ** 2, complete(cfg, LossSettings).m2_threshold)
+    flags = iter(kept_N.tolist())
+    return [list(islice(flags, length)) for length in lengths]
+
+
+def kept(m2: Tensor, threshold: float) -> Tensor:
+    """(N,) squared log weights -> (N,) bool, False for the fewest largest to leave out.
+
+    A NaN is kept, so that it shows.
+    """
+    if not len(m2):
+        return torch.ones_like(m2, dtype=torch.bool)
+    m2 = m2.double().nan_to_num(nan=0.0)
+    ascending, order = m2.flip(0).sort(stable=True)  # flipped: of equals the later comes first
+    means = ascending.cumsum(0) / torch.arange(1, len(m2) + 1, device=m2.device)
+    # Means of ascending numbers never fall, so those below the threshold come first.
+    count = max(1, int((means < threshold).sum()))
+    keep = torch.zeros_like(m2, dtype=torch.bool)
+    keep[len(m2) - 1 - order[:count]] = True
+    return keep

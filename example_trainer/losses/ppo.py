@@ -1,0 +1,37 @@
+"""PPO's clipped policy gradient, arXiv 1707.06347 eq. 7, centred on the proximal policy.
+
+    r = exp(log p - log p_proximal)
+    L = -sum m min(r A, clip(r, 1 - eps, 1 + eps_high) A)               m: weight of a token
+
+The sampler's logprobs are not used: right when the sampler is the proximal policy, and a
+bias when it is older or computes differently (``decoupled`` corrects it). On the first
+step on a batch r = 1, and the gradient is -m A grad log p whatever eps is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from example_trainer.losses.clip import clip
+from example_trainer.losses.tokens import Tokens, bounded, ratio_metrics
+from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.partial import complete
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def loss(
+    logprobs: Tensor,  # (B, T)
+    proximal_logprobs: Tensor,  # (B, T)
+    behaviour_logprobs: Tensor,  # (B, T), not used
+    advantages: Tensor,  # (B, T)
+    loss_mask: Tensor,  # (B, T)
+    cfg: object,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum over tokens of the clipped objective, negated, and token sums of its metrics."""
+    settings, tokens = complete(cfg, LossSettings), Tokens.of(loss_mask)
+    log_ratio = bounded(tokens.only(logprobs) - tokens.only(proximal_logprobs.detach()))
+    clipped = clip(log_ratio.exp(), tokens.only(advantages), settings, settings.dual_clip)
+    metrics = {**clipped.metrics(tokens), **ratio_metrics(tokens, log_ratio)}
+    return tokens.loss_sum(clipped.loss), metrics

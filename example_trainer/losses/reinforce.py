@@ -1,0 +1,34 @@
+"""REINFORCE (Williams 1992), with an importance weight for samplers of another age.
+
+    w = sg[exp(log p_proximal - log p_behaviour)], bounded as losses.importance says
+    L = -sum m w A log p                                                m: weight of a token
+
+``importance_weight none`` is the plain estimator, right for fresh samples only. There is
+no clip: nothing stops further steps on the same batch from going too far, so take one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from example_trainer.losses.importance import importance
+from example_trainer.losses.tokens import Tokens
+from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.partial import complete
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def loss(
+    logprobs: Tensor,  # (B, T)
+    proximal_logprobs: Tensor,  # (B, T)
+    behaviour_logprobs: Tensor,  # (B, T)
+    advantages: Tensor,  # (B, T)
+    loss_mask: Tensor,  # (B, T)
+    cfg: object,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum over tokens of the weighted policy gradient, and token sums of the weights."""
+    settings, tokens = complete(cfg, LossSettings), Tokens.of(loss_mask)
+    weight, metrics = importance(proximal_logprobs, behaviour_logprobs, tokens, settings)
+    return tokens.loss_sum(-weight * tokens.only(advantages) * tokens.only(logprobs)), metrics

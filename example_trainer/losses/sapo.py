@@ -1,0 +1,40 @@
+"""SAPO, arXiv 2511.20347: a smooth gate instead of the clip.
+
+    r = exp(log p - log p_behaviour)
+    L = -sum m (4 / tau) sigmoid(tau (r - 1)) A                         m: weight of a token
+    tau = sapo_tau_positive where A > 0, else sapo_tau_negative
+
+At r = 1 the gradient is -m A grad log p, as without a gate. It fades to both sides, faster
+for the larger tau: 1.05 for A <= 0, whose gradient spreads over all other tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from example_trainer.losses.tokens import Tokens, bounded, ratio_metrics
+from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.partial import complete
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def loss(
+    logprobs: Tensor,  # (B, T)
+    proximal_logprobs: Tensor,  # (B, T), not used
+    behaviour_logprobs: Tensor,  # (B, T)
+    advantages: Tensor,  # (B, T)
+    loss_mask: Tensor,  # (B, T)
+    cfg: object,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum over tokens of the gated objective, negated, and token sums of its metrics."""
+    settings, tokens = complete(cfg, LossSettings), Tokens.of(loss_mask)
+    log_ratio = bounded(tokens.only(logprobs) - tokens.only(behaviour_logprobs.detach()))
+    advantages = tokens.only(advantages)
+    up, down = settings.sapo_tau_positive, settings.sapo_tau_negative
+    tau = torch.where(advantages > 0, up, torch.full_like(log_ratio, down))
+    gate = 4 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1))
+    return tokens.loss_sum(-gate * advantages), ratio_metrics(tokens, log_ratio)

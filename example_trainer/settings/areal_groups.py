@@ -1,0 +1,190 @@
+"""Values of AReaL's options as values of ours, where they differ; see areal_names.
+
+Each function takes what was given and returns settings. ConfigError where a value has no
+counterpart here: it says what to write instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atroposlib.errors import ConfigError
+
+Given = Mapping[str, Any]
+NORM_OPTIONS = (
+    "mean_level",
+    "std_level",
+    "group_size",
+    "mean_leave1out",
+    "std_unbiased",
+    "eps",
+)
+# reward_norm (mean, std, leave one out) -> estimator; the recipes AReaL ships.
+ESTIMATORS = {
+    ("group", "group", False): "grpo",
+    ("group", None, False): "dr_grpo",
+    ("group", "batch", False): "lite_ppo",
+    ("group", None, True): "rloo",
+    (None, None, False): "raw",
+}
+
+
+def level(given: Given, name: str) -> str | None:
+    """A level of a norm; AReaL's files write none as null and as "none"."""
+    value = given.get(name)
+    return None if value in (None, "none", "null") else str(value)
+
+
+def reward_norm(given: Given) -> dict[str, Any]:
+    """The estimator whose baseline and scale this norm is."""
+    wanted = (
+        level(given, "mean_level"),
+        level(given, "std_level"),
+        bool(given.get("mean_leave1out")),
+    )
+    if wanted not in ESTIMATORS:
+        raise ConfigError(
+            f"no estimator has mean_level {wanted[0]}, std_level {wanted[1]}"
+            f"{' and mean_leave1out' if wanted[2] else ''}; set advantage= instead:"
+            " grpo (group, group), dr_grpo (group, null), lite_ppo (group, batch),"
+            " rloo (group leaving one out, null), raw (null, null)"
+        )
+    return {"advantage": ESTIMATORS[wanted]}
+
+
+def advantage_norm(given: Given) -> dict[str, Any]:
+    wanted = (level(given, "mean_level"), level(given, "std_level"))
+    names = {("batch", "batch"): "batch", (None, None): "none"}
+    if wanted not in names:
+        raise ConfigError(
+            f"advantages are normalised over the batch (batch, batch) or not at all, not with"
+            f" mean_level {wanted[0]} and std_level {wanted[1]}"
+        )
+    return {"advantage_norm": names[wanted]}
+
+
+def loss(given: Given) -> dict[str, Any]:
+    """The loss that AReaL's switches choose together."""
+    if given.get("use_sapo_loss"):
+        return {"loss": "sapo"}
+    if given.get("m2_threshold") is not None:
+        return {"loss": "m2po", "m2_threshold": given["m2_threshold"]}
+    if given.get("importance_sampling_level") == "sequence":
+        return {"loss": "gspo"}
+    if given.get("use_decoupled_loss"):
+        return {"loss": "decoupled"}
+    if "use_decoupled_loss" not in given and "recompute_logprob" not in given:
+        return {}
+    # Not decoupled: the clip is centred on recomputed logprobs, or on the sampler's.
+    return {"loss": "ppo" if given.get("recompute_logprob") else "grpo"}
+
+
+def importance(given: Given) -> dict[str, Any]:
+    """How the weight proximal / behaviour is bounded."""
+    if "behav_imp_weight_cap" in given:
+        cap = given["behav_imp_weight_cap"]
+        # Beyond the cap AReaL leaves tokens out; it does not cut their weight.
+        return {} if cap is None else {"importance_weight": "mask", "importance_cap": cap}
+    if "" in given:  # AReaL then drops the weight without a word; here one has to say so
+        raise ConfigError(
+            "without bounds AReaL leaves the importance weight out of the loss; if that is"
+            " meant, set importance_weight=none"
+        )
+    if given.get("metric", "ratio") != "ratio":
+        raise ConfigError("only the metric ratio bounds importance weights here")
+    per_sequence = given.get("level") == "sequence"
+    if per_sequence and given.get("agg", "mean") != "mean":
+        raise ConfigError(
+            "a sequence's weight is the mean of its log weights here; set agg=mean"
+        )
+    settings: dict[str, Any] = {"importance_level": "sequence" if per_sequence else "token"}
+    if "action" in given:
+        settings["importance_weight"] = "truncate" if given["action"] == "clamp" else "mask"
+    if given.get("upper") is not None:
+        settings["importance_cap"] = given["upper"]
+    if given.get("lower") is not None:
+        settings["importance_floor"] = given["lower"]
+    return settings
+
+
+def kl(given: Given) -> dict[str, Any]:
+    """AReaL takes the KL off the reward, by the estimator k1 unless it is told another."""
+    coefficient = given.get("kl_ctl") or 0
+    if not coefficient:
+        return {} if "kl_ctl" not in given else {"kl_coef": 0.0}
+    return {
+        "kl_coef": coefficient,
+        "kl_in": "reward",
+        "kl_estimator": given.get("kl_estimator") or "k1",
+    }
+
+
+def overlong(given: Given) -> dict[str, Any]:
+    if not given.get("overlong_reward_penalty"):
+        return {"overlong_tokens": 0}
+    if given.get("overlong_tokens") is None:
+        raise ConfigError("overlong_reward_penalty needs overlong_tokens")
+    factor = given.get("overlong_penalty_factor")
+    settings = {"overlong_tokens": given["overlong_tokens"]}
+    return settings if factor is None else {**settings, "overlong_penalty": factor}
+
+
+def batch(given: Given) -> dict[str, Any]:
+    """AReaL counts prompts, the trainer here sequences: n_samples of each prompt."""
+    if given.get("prompts") is None or given.get("n_samples") is None:
+        return {}
+    return {
+        "batch_size": given["n_samples"],
+        "gradient_accumulation_steps": given["prompts"],
+    }
+
+
+def trackers(given: Given) -> dict[str, Any]:
+    """Every tracker whose mode is not disabled, tensorboard by its path."""
+    off = (None, False, "disabled")
+    return {"trackers": [name for name, mode in given.items() if mode not in off]}
+
+
+def run_name(given: Given) -> dict[str, Any]:
+    words = [given.get("experiment_name"), given.get("trial_name")]
+    return {"run_name": "_".join(str(word) for word in words if word is not None) or None}
+
+
+def recover_mode(value: Any) -> Any:
+    """Later versions write on and off, YAML reads those as booleans in places."""
+    return {"on": "auto", True: "auto", "off": "disabled", False: "disabled"}.get(value, value)
+
+
+def publisher(value: Any) -> str:
+    names = {"disk": "disk", "xccl": "distributed", "nccl": "distributed"}
+    if value not in names:
+        raise ConfigError(f"weights travel by disk or xccl, not {value!r}")
+    return names[value]
+
+
+def optimizer(value: Any) -> Any:
+    names = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd"}
+    if value not in names:
+        raise ConfigError(
+            f"{value!r} is not an optimizer here: adam, sgd, or optimizer=adamw_8bit|adafactor"
+        )
+    return names[value]
+
+
+def staleness(given: Given) -> dict[str, Any]:
+    """async_training false: a batch is generated by the weights that it trains."""
+    if given.get("async_training") is False:
+        return {"max_staleness": 0}
+    if "max_head_offpolicyness" in given:
+        return {"max_staleness": given["max_head_offpolicyness"]}
+    return {}
+
+
+def no_dropout(value: Any) -> float:
+    if not value:
+        raise ConfigError(
+            "the trainer never uses dropout: its noise would make the trainer another policy"
+            " than the sampler"
+        )
+    return 0.0

@@ -1,0 +1,55 @@
+"""How many sequences make a step, and how they are cut into minibatches and passes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class BatchSettings(BaseModel):
+    batch_size: int = Field(
+        2,
+        ge=1,
+        description="with gradient_accumulation_steps: sequences per step; with seq_len:"
+        " tokens of a forward pass unless max_tokens_per_pass says so",
+    )
+    gradient_accumulation_steps: int = Field(
+        32, ge=1, description="sequences per step in units of batch_size"
+    )
+    training_steps: int = Field(10, ge=1, description="batches until the trainer ends")
+    steps_per_epoch: int | None = Field(
+        None, ge=1, description="batches that count as an epoch, for the epochs settings"
+    )
+    minibatches: int = Field(
+        1,
+        ge=1,
+        description="optimizer steps per batch, each on another part of it"
+        " (ppo_n_minibatches); advantages and proximal logprobs are made once before",
+    )
+    epochs_per_batch: int = Field(
+        1,
+        ge=1,
+        description="times each batch is gone through; the clip bounds how far it goes",
+    )
+    max_tokens_per_pass: int | None = Field(
+        None,
+        ge=2,
+        description="token budget of one forward pass on each rank"
+        " (default: batch_size x seq_len); bounds memory, never changes the step",
+    )
+    packing: Literal["packed", "padded"] = Field(
+        "packed",
+        description="packed: rows end to end, no padding; padded: one row per line,"
+        " for models whose attention cannot be packed (found out at the start)",
+    )
+    share_prefixes: bool = Field(
+        True, description="compute a prompt that rows of a group share once, where it pays"
+    )
+    prefetch: bool = Field(
+        True, description="fetch the next batch while the step runs; false: one at a time"
+    )
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.batch_size * self.gradient_accumulation_steps

@@ -1,0 +1,71 @@
+"""The policy loss and what is added to it. Formulae: the files of example_trainer.losses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class LossSettings(BaseModel):
+    loss: str = Field("decoupled", description="name in example_trainer.losses")
+    clip_eps: float = Field(0.2, ge=0, description="ratio may fall to 1 - clip_eps")
+    clip_eps_high: float | None = Field(
+        None, ge=0, description="ratio may rise to 1 + clip_eps_high (default: clip_eps)"
+    )
+    dual_clip: float | None = Field(
+        None, gt=1, description="bound of the loss of a token with A < 0, in |A| (c_clip)"
+    )
+    importance_weight: Literal["truncate", "mask", "none"] = Field(
+        "truncate",
+        description="proximal / behaviour policy of each token in the decoupled loss: cut to the"
+        " bounds, tokens beyond them left out, or not used at all",
+    )
+    importance_level: Literal["token", "sequence"] = Field(
+        "token", description="a weight per token, or the geometric mean of a sequence"
+    )
+    importance_cap: float = Field(
+        5.0, gt=0, description="upper bound of the importance weight (behav_imp_weight_cap)"
+    )
+    importance_floor: float = Field(
+        0.0, ge=0, description="lower bound of the importance weight"
+    )
+    sapo_tau_positive: float = Field(1.0, gt=0, description="SAPO temperature where A > 0")
+    sapo_tau_negative: float = Field(1.05, gt=0, description="SAPO temperature where A <= 0")
+    m2_threshold: float = Field(
+        0.04, gt=0, description="M2PO: bound of the mean squared log importance weight"
+    )
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    kl_coef: float = Field(
+        0.0, ge=0, description="weight of the KL to the reference model (kl_ctl)"
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="see losses.kl")
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss", description="the KL is a term of the loss, or taken off each token's reward"
+    )
+    reference_model: str | None = Field(
+        None, description="model the KL is measured to (default: the model at the start)"
+    )
+    distill_coef: float = Field(
+        0.0, ge=0, description="weight of the distillation loss on distill_* beside the loss"
+    )
+    distill_temperature: float = Field(
+        1.0, gt=0, description="both distributions are softened by it"
+    )
+    loss_aggregation: Literal["token", "sequence", "constant"] = Field(
+        "token",
+        description="each token of the batch, or each sequence, counts the same; constant:"
+        " the sum over tokens / (sequences x aggregation_length) of Dr. GRPO",
+    )
+    aggregation_length: int | None = Field(
+        None, ge=1, description="tokens, for loss_aggregation constant (default: seq_len)"
+    )
+    max_token_staleness: int | None = Field(
+        None,
+        ge=0,
+        description="tokens sampled more versions ago are left out of the loss, their rows stay"
+        " in the baseline (default: all tokens are trained)",
+    )
+    mask_truncated: bool = Field(
+        False, description="rows cut off at the token limit count in the baseline only"
+    )

@@ -1,0 +1,77 @@
+"""The rollout API, saving, recovery, evaluation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class RunSettings(BaseModel):
+    atropos_url: str = Field("http://localhost:8000", description="rollout API")
+    lease_s: float = Field(
+        600.0,
+        gt=0,
+        description="a batch of a trainer that fell silent for this long may be trained by"
+        " another; the lease is extended while a step runs",
+    )
+    batch_timeout_s: float = Field(
+        3600.0, gt=0, description="give up when no batch can be formed for this long"
+    )
+    max_staleness: int | None = Field(
+        None,
+        ge=0,
+        description="versions between the start of a rollout and its training that environments"
+        " are paced to (max_head_offpolicyness; default: no pacing)",
+    )
+    staleness_policy: Literal["keep", "mask", "drop"] = Field(
+        "keep", description="what the rollout API does with groups that are older all the same"
+    )
+
+    # --- saving: each counter on its own, a save when any of them is full ---------------
+    save_path: str = Field("trained_model_checkpoints", description="checkpoints go here")
+    checkpoint_interval: int = Field(
+        3, ge=0, description="steps between saved models; 0: only the final one"
+    )
+    save_every_epochs: int | None = Field(
+        None, ge=1, description="epochs between saved models"
+    )
+    save_every_s: float | None = Field(None, gt=0, description="seconds between saved models")
+    keep_saved: int | None = Field(
+        None, ge=1, description="saved models kept (default: all of them)"
+    )
+
+    # --- recovery -------------------------------------------------------------------------
+    recover_mode: Literal["disabled", "auto", "fault", "resume"] = Field(
+        "auto",
+        description="auto: go on from save_path/recover if it holds a checkpoint of this run, or"
+        " of an unfinished earlier one with the same settings;"
+        " fault: only when the launcher restarts the trainer; resume: there must be one;"
+        " disabled: neither write nor read any",
+    )
+    recover_every_epochs: int | None = Field(None, ge=1, description="epochs between them")
+    recover_every_steps: int | None = Field(
+        None, ge=1, description="steps between recovery checkpoints"
+    )
+    recover_every_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds between them (default: 600 if neither epochs nor steps are set);"
+        " batches after the last one are trained again after a crash",
+    )
+    keep_recover: int = Field(2, ge=1, description="recovery checkpoints kept")
+    recover_retries: int = Field(
+        3, ge=0, description="times the launcher starts a trainer again that failed"
+    )
+
+    # --- evaluation -----------------------------------------------------------------------
+    eval_command: list[str] | None = Field(
+        None,
+        description="program and arguments, run while the servers hold one version; {version},"
+        " {step}, {url} and {out} are filled in; numbers in {out}/metrics.json are logged",
+    )
+    eval_every_epochs: int | None = Field(None, ge=1, description="epochs between evaluations")
+    eval_every_steps: int | None = Field(None, ge=1, description="steps between evaluations")
+    eval_every_s: float | None = Field(None, gt=0, description="seconds between evaluations")
+    eval_at_start: bool = Field(False, description="evaluate once before the first step")
+    eval_timeout_s: float = Field(1800.0, gt=0, description="bound of one evaluation")

@@ -1,0 +1,116 @@
+"""Rewards as environments gave them -> rewards as the estimator sees them.
+
+    1  r <- r - overlong penalty                  DAPO, arXiv 2503.14476, eq. 13
+    2  r <- (r + reward_bias) * reward_scale
+    3  r <- r within plus and minus reward_clip
+
+The overlong penalty rises linearly over the last ``overlong_tokens`` before
+``max_new_tokens``, where it is ``overlong_penalty``, and never more. A row that was really
+cut off (finish reason "length") pays all of it, whatever its length: the limit it met may
+be that of one turn, or of the model's context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from atroposlib.errors import ConfigError, InvalidGroup
+from example_trainer.settings.advantage import AdvantageSettings
+
+TRUNCATED = "length"
+# Squares of larger numbers overflow; a reward of this size is a mistake of units anyway.
+LARGEST_REWARD = 1e100
+
+
+def shaped(
+    rewards_R: Sequence[float],
+    cfg: AdvantageSettings,
+    lengths_R: Sequence[float] | None,
+    finish_reasons_R: Sequence[str | None] | None,
+) -> list[float]:
+    """The rewards of rows after overlong penalty, bias, scale and clip.
+
+    Args:
+        lengths_R: trained tokens of each row.
+
+    Raises:
+        ConfigError: an overlong penalty is asked for without what it is measured by.
+        InvalidGroup: a reward is not finite after all that; names the row.
+    """
+    if cfg.overlong_tokens:
+        rewards_R = [
+            reward - penalty
+            for reward, penalty in zip(
+                rewards_R, overlong_penalties(cfg, lengths_R, finish_reasons_R)
+            )
+        ]
+    rewards_R = [(reward + cfg.reward_bias) * cfg.reward_scale for reward in rewards_R]
+    if (bound := cfg.reward_clip) is not None:
+        rewards_R = [min(max(reward, -bound), bound) for reward in rewards_R]
+    return numbers("rewards", rewards_R)
+
+
+def overlong_penalties(
+    cfg: AdvantageSettings,
+    lengths_R: Sequence[float] | None,
+    finish_reasons_R: Sequence[str | None] | None,
+) -> list[float]:
+    """What each row loses for its length, 0 to ``overlong_penalty``."""
+    if cfg.max_new_tokens is None or lengths_R is None:
+        raise ConfigError(
+            "overlong_tokens counts back from max_new_tokens in the length of each row; set"
+            " max_new_tokens, and pass lengths"
+        )
+    reasons_R = finish_reasons_R or [None] * len(lengths_R)
+    free = cfg.max_new_tokens - cfg.overlong_tokens
+    penalties = []
+    for length, reason in zip(lengths_R, reasons_R):
+        share = 1.0 if reason == TRUNCATED else (length - free) / cfg.overlong_tokens
+        penalties.append(cfg.overlong_penalty * min(max(share, 0.0), 1.0))
+    return penalties
+
+
+def listed(values: Any) -> list[Any]:
+    """A list of Python values from a list, a tuple, an array or a tensor."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    # A lone number of an array or tensor: as a group id, two equal tensors would differ.
+    return [value.item() if hasattr(value, "item") else value for value in values]
+
+
+def numbers(field: str, values: Any, expected: int | None = None) -> list[float]:
+    """Finite floats from anything ``listed`` takes.
+
+    Raises:
+        InvalidGroup: one is not a finite number (names the row), or their number is not
+            ``expected``.
+    """
+    found = of_length(field, listed(values), expected)
+    return [_number(field, row, value) for row, value in enumerate(found)]
+
+
+def of_length(field: str, values: list[Any], expected: int | None) -> list[Any]:
+    if expected is not None and len(values) != expected:
+        raise InvalidGroup(field, "", f"{len(values)} entries for {expected} rows")
+    return values
+
+
+def members(group_ids_R: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    """Rows of each group, by id, wherever they stand in the batch."""
+    rows: dict[Hashable, list[int]] = {}
+    for row, group in enumerate(group_ids_R):
+        rows.setdefault(group, []).append(row)
+    return rows
+
+
+def _number(field: str, row: int, value: Any) -> float:
+    try:
+        number = float("nan") if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan")
+    if not abs(number) <= LARGEST_REWARD:  # also NaN
+        raise InvalidGroup(
+            field, f"[{row}]", f"not a finite number within plus and minus {LARGEST_REWARD:g}"
+        )
+    return number
