@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
+from typing import Any
 
 from atroposlib.errors import StaleWeights
 from example_trainer.data import Row
-from example_trainer.model import Policy
+from example_trainer.diagnosis import LIKELY, explain
+from example_trainer.model import Policy, fully_trained_row
+from example_trainer.together import on_first
 from example_trainer.weights.engines import Engine
 
 # A rare token may differ by more than the tolerance where low precision rounds badly, or
@@ -23,14 +26,11 @@ from example_trainer.weights.engines import Engine
 MAX_SHARE_BEYOND = 0.01
 # Only characters that every tokenizer knows, also one of single characters.
 PROBE_TEXT = "what is 12 + 7? the answer is 19. and 3 - 2 = 1, as anyone can see."
-CAUSES = (
-    "Likely causes: a server loaded other weights than the trainer's (start it with the same"
-    " model and dtype); it kept its own copy of a tied output head across the reload (start"
-    " it from an untied copy, example_trainer.checkpoint.untied_copy, and pass"
-    " --untie-published-head); part of a fleet was not updated (name every server in"
-    " --inference-urls); its logprobs are not those at the sampling temperature (vLLM:"
-    " --logprobs-mode processed_logprobs). If the difference is rounding of low precision,"
-    " raise --max-logprob-mismatch."
+PROBE_TEMPERATURE = 0.5
+PROBE_SAMPLES = 6
+UNSCALED = (
+    "They are the logprobs before the temperature: start vLLM with --logprobs-mode"
+    " processed_logprobs, SGLang without RETURN_ORIGINAL_LOGPROB."
 )
 
 
@@ -99,34 +99,71 @@ def check_servers(
 ) -> Mismatch:
     """Score the sequences on every server and here; both must agree.
 
+    Collective: every rank scores, the first one asks the servers.
+
     Raises:
-        StaleWeights: with the numbers, the versions, likely causes and what to do.
+        StaleWeights: with the numbers, the versions, why (as far as it can be found out)
+            and what to do.
         InferenceUnavailable: a server does not answer.
     """
     ours = policy.logprobs_of(sequences)
+    asked = on_first(policy.world, lambda: _ask_all(engines, sequences, ours, tolerance))
+    if asked["wrong"] is None:
+        return Mismatch(**asked["worst"])
+    server = asked["wrong"]
+    causes = explain(policy, sequences, server, version)
+    found = Mismatch(**server["found"])
+    here = "initial weights" if version is None else f"version {version}"
+    raise StaleWeights(
+        f"{server['url']} (version {server['version']!r}) and the trainer ({here})"
+        f" disagree on {len(sequences)} sequences: {found}, tolerance {tolerance:g}."
+        f" Nothing was acked. {' '.join(causes)}"
+    )
+
+
+def _ask_all(
+    engines: Sequence[Engine],
+    sequences: Sequence[list[int]],
+    ours: Sequence[Sequence[float]],
+    tolerance: float,
+) -> dict[str, Any]:
+    """The worst mismatch of all servers, and all about the first one that is wrong."""
     worst = Mismatch()
     for engine in engines:
         with ThreadPoolExecutor(len(sequences) or 1) as pool:  # one batch for the server
-            theirs = pool.map(engine.score, sequences)
+            theirs = list(pool.map(engine.score, sequences))
         found = sum(map(compare, ours, theirs, repeat(tolerance)), Mismatch())
         if not found.is_rounding:
-            here = "initial weights" if version is None else f"version {version}"
-            raise StaleWeights(
-                f"{engine.url} (version {engine.version()!r}) and the trainer ({here})"
-                f" disagree on {len(sequences)} sequences: {found}, tolerance"
-                f" {tolerance:g}. Nothing was acked. {CAUSES}"
-            )
+            wrong = {
+                "url": engine.url,
+                "name": engine.name,
+                "version": engine.version(),
+                "dtype": engine.dtype(),
+                "stale_head": engine.wants_untied_head,
+                "found": asdict(found),
+                "theirs": theirs,
+                "tolerance": tolerance,
+            }
+            return {"worst": asdict(found), "wrong": wrong}
         worst = max(worst, found, key=lambda mismatch: mismatch.max)
-    return worst
+    return {"worst": asdict(worst), "wrong": None}
 
 
 def check_start(policy: Policy, engines: Sequence[Engine], tolerance: float) -> Mismatch:
-    """Refuse servers of another model or tokenizer before anything is trained.
+    """Refuse servers of another model, tokenizer or temperature before anything is trained.
 
     Raises:
-        StaleWeights: a server tokenizes or scores a sentence differently.
+        StaleWeights: a server tokenizes or scores a sentence differently, or reports
+            logprobs of another distribution than the one it samples from.
     """
     ids: list[int] = policy.tokenizer(PROBE_TEXT)["input_ids"]
+    on_first(policy.world, lambda: _check_tokenizers(engines, ids))
+    found = check_servers(policy, engines, [ids], None, tolerance)
+    check_temperature(policy, engines, ids, tolerance)
+    return found
+
+
+def _check_tokenizers(engines: Sequence[Engine], ids: list[int]) -> None:
     for engine in engines:
         if (theirs := engine.token_ids(PROBE_TEXT)) != ids:
             raise StaleWeights(
@@ -134,7 +171,44 @@ def check_start(policy: Policy, engines: Sequence[Engine], tolerance: float) -> 
                 f" {len(theirs)} tokens there and {len(ids)} here. Start server and trainer"
                 " with the same model."
             )
-    return check_servers(policy, engines, [ids], None, tolerance)
+
+
+def check_temperature(
+    policy: Policy, engines: Sequence[Engine], prompt: list[int], tolerance: float
+) -> None:
+    """Sampled at another temperature than 1, tokens must come with its logprobs.
+
+    The ratio of trainer to sampler is only 1 for equal weights when both divide by the
+    temperature; engines disagree about whether they do by default.
+
+    Raises:
+        StaleWeights: a server's are those of another temperature.
+    """
+
+    def sample() -> list[Any]:
+        asked = [e.sample(prompt, PROBE_SAMPLES, PROBE_TEMPERATURE) for e in engines]
+        return [[list(tokens), list(logprobs)] for tokens, logprobs in asked]
+
+    sampled = on_first(policy.world, sample)
+    urls = on_first(policy.world, lambda: [engine.url for engine in engines])
+    for url, (tokens, theirs) in zip(urls, sampled):
+        if not tokens:
+            continue  # it ended at once
+        by_temperature = {}
+        for temperature in (PROBE_TEMPERATURE, 1.0):
+            row = replace(fully_trained_row(prompt + tokens, "probe"), temperature=temperature)
+            (ours,) = policy.trained_logprobs([row])
+            by_temperature[temperature] = compare(ours[-len(tokens) :], theirs, tolerance)
+        found = by_temperature[PROBE_TEMPERATURE]
+        if found.is_rounding:
+            continue
+        unscaled = by_temperature[1.0].is_rounding
+        why = UNSCALED if unscaled else "They are not those of temperature 1 either."
+        raise StaleWeights(
+            f"{url} agrees with the trainer on a given text, but sampled at temperature"
+            f" {PROBE_TEMPERATURE} its tokens come with other logprobs than the trainer's at"
+            f" that temperature: {found}, tolerance {tolerance:g}. {why}"
+        )
 
 
 def require_same_policy(sampled: Mismatch, version: int, tolerance: float) -> None:
@@ -147,5 +221,5 @@ def require_same_policy(sampled: Mismatch, version: int, tolerance: float) -> No
         raise StaleWeights(
             f"tokens sampled at version {version} do not have the logprobs of the trainer's"
             f" version {version}: {sampled}, tolerance {tolerance:g}. The batch was not"
-            f" trained on and not acked. {CAUSES}"
+            f" trained on and not acked. {LIKELY}"
         )

@@ -10,7 +10,9 @@ is room (continuous batching). The engine thread owns one of these; tests may ca
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +31,6 @@ from atroposlib.inference.sequence import (
     Sequence,
     TokenEvent,
 )
-from atroposlib.inference.weights import load_in_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Counters:
     finished_sequences: int = 0
     decode_steps: int = 0
     weight_updates: int = 0
+    forgotten_pauses: int = 0  # ended because whoever paused did not come back
 
 
 class EngineCore:
@@ -283,9 +285,13 @@ class EngineCore:
                 request.scored = entries
                 request.resolve_if_complete()
 
-    def update_weights(self, directory: str, version: int | None) -> int:
-        """Load in place, then bring kept rows up to date; returns the number of tensors."""
-        count = load_in_place(self.served.model, directory)
+    def update_weights(self, load: Callable[[Any], int], version: int | None) -> int:
+        """Change the model by ``load``, then bring kept rows up to date; returns its count.
+
+        Raises:
+            WeightsError: ``load`` changed nothing.
+        """
+        count = load(self.served.model)
         self.counters.weight_updates += 1
         self.begin_version(self.weight_version + 1 if version is None else version)
         self._recompute_kv()

@@ -18,14 +18,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # not the builtin in 3.10
 from enum import Enum
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from atroposlib.errors import AtroposError, InferenceUnavailable, boundary
+from atroposlib.inference.adapters import MergedAdapter
 from atroposlib.inference.core import Counters, EngineCore, EngineLimits
 from atroposlib.inference.model import ServedModel
 from atroposlib.inference.sequence import GenerationRequest
+from atroposlib.inference.weights import load_in_place
 
 T = TypeVar("T")
 GATHER_S = 0.002  # an idle engine waits this long for company after the first request,
@@ -66,7 +69,9 @@ class Engine:
         self.limits = limits or EngineLimits()
         self.state = EngineState.RUNNING
         self._core = EngineCore(served, self.limits, seed=seed, weight_version=weight_version)
+        self._adapter = MergedAdapter()
         self._num_threads = num_threads
+        self._resume_at: float | None = None  # monotonic time at which a pause ends
         self._drained: list[Future[None]] = []  # callers of pause(wait)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -89,15 +94,23 @@ class Engine:
         """Free what a request holds; nobody waits for its result any more."""
         self._inbox.put(lambda: self._cancel(request))
 
-    def pause(self, mode: PauseMode, timeout_s: float = 60.0) -> None:
+    def pause(
+        self, mode: PauseMode, timeout_s: float = 60.0, resume_after_s: float | None = None
+    ) -> None:
         """Stop sampling; returns once nothing is sampled any more.
+
+        Args:
+            resume_after_s: go on by itself after this time, for a caller that may die. A
+                later pause replaces the bound or, without one, lifts it; so does any
+                attempt to change weights, because what they became is for the caller to
+                judge.
 
         Raises:
             InferenceUnavailable: running sequences did not finish in time (mode wait).
                 The engine goes on draining: resume it, or pause it in another mode.
         """
         done: Future[None] = Future()
-        self._inbox.put(lambda: self._pause(mode, done))
+        self._inbox.put(lambda: self._pause(mode, done, resume_after_s))
         self._await(done, timeout_s, f"pause(mode={mode.value})")
 
     def resume(self, timeout_s: float = 60.0) -> None:
@@ -106,7 +119,18 @@ class Engine:
     def update_weights(
         self, directory: str, version: int | None = None, timeout_s: float = 600.0
     ) -> int:
-        """Load new weights in place; returns the number of tensors.
+        """Load new weights from a directory in place; returns the number of tensors.
+
+        Raises:
+            WeightsError: nothing changed.
+        """
+        load = partial(load_in_place, directory=directory)
+        return self.replace_weights(load, version, timeout_s)
+
+    def replace_weights(
+        self, load: Callable[[Any], int], version: int | None, timeout_s: float = 600.0
+    ) -> int:
+        """Let ``load`` replace all weights of the model it is given; returns its count.
 
         Running sequences keep their tokens; their KV is recomputed, so that every later
         logprob belongs to the new weights. Without a ``version`` the present one rises
@@ -117,9 +141,39 @@ class Engine:
         """
 
         def update() -> int:
-            return self._core.update_weights(directory, version)
+            count = self._change_weights(load, version)
+            self._adapter.forget()
+            return count
 
         return self._control(update, timeout_s, "update_weights")
+
+    def load_adapter(
+        self, directory: str, name: str, version: int | None, timeout_s: float = 600.0
+    ) -> int:
+        """Merge a LoRA adapter instead of the present one; returns the number of weights.
+
+        Raises:
+            WeightsError: nothing changed.
+        """
+        load = partial(self._adapter.load, directory=directory, name=name)
+        return self._control(
+            lambda: self._change_weights(load, version), timeout_s, "load_adapter"
+        )
+
+    def unload_adapter(self, name: str, version: int | None, timeout_s: float = 600.0) -> int:
+        """Serve the weights without the adapter; returns how many change.
+
+        Raises:
+            WeightsError: it is not loaded.
+        """
+        unload = partial(self._adapter.unload, name=name)
+        return self._control(
+            lambda: self._change_weights(unload, version), timeout_s, "unload_adapter"
+        )
+
+    def stay_paused(self, timeout_s: float = 60.0) -> None:
+        """Lift the bound of a pause: weights are about to change."""
+        self._control(self._lift_bound, timeout_s, "stay_paused")
 
     def set_weight_version(self, version: int, timeout_s: float = 60.0) -> None:
         """Rename the present weights."""
@@ -134,6 +188,17 @@ class Engine:
     @property
     def counters(self) -> Counters:
         return self._core.counters
+
+    @property
+    def adapter(self) -> str | None:
+        """Name of the adapter that is merged into the weights."""
+        return self._adapter.name
+
+    @property
+    def resumes_in_s(self) -> float | None:
+        """Seconds until a pause ends by itself; None when it does not."""
+        at = self._resume_at
+        return None if at is None else max(0.0, at - time.monotonic())
 
     @property
     def num_running(self) -> int:
@@ -177,6 +242,7 @@ class Engine:
         with torch.inference_mode():  # also per thread
             while self.state is not EngineState.CLOSED:
                 self._read_inbox(wait=not self._has_work())
+                self._end_forgotten_pause()
                 if self._has_work():
                     self._step()
             self._read_inbox(wait=False)  # whoever still asks is answered
@@ -191,10 +257,16 @@ class Engine:
         return self.state is EngineState.DRAINING and bool(core.batch.sequences)
 
     def _read_inbox(self, wait: bool) -> None:
-        """Run all commands that are there; if ``wait``, block for the first one."""
+        """Run all commands that are there; if ``wait``, block for the first one.
+
+        While a pause is bounded the wait ends with it.
+        """
         deadline = 0.0
         if wait:
-            self._inbox.get()()
+            try:
+                self._inbox.get(timeout=self.resumes_in_s)()
+            except queue.Empty:
+                return
             deadline = time.monotonic() + GATHER_MAX_S
         while True:
             gather = time.monotonic() < deadline and self._has_work()
@@ -222,8 +294,24 @@ class Engine:
         self._core.remove(request)
         self._settle_if_drained()
 
-    def _pause(self, mode: PauseMode, done: Future[None]) -> None:
+    def _change_weights(self, load: Callable[[Any], int], version: int | None) -> int:
+        self._lift_bound()  # even if it fails: other servers may hold the new ones by now
+        return self._core.update_weights(load, version)
+
+    def _lift_bound(self) -> None:
+        self._resume_at = None
+
+    def _end_forgotten_pause(self) -> None:
+        if self._resume_at is not None and time.monotonic() >= self._resume_at:
+            self._core.counters.forgotten_pauses += 1
+            self._settle(EngineState.RUNNING)
+
+    def _pause(
+        self, mode: PauseMode, done: Future[None], resume_after_s: float | None = None
+    ) -> None:
         self._drained.append(done)
+        bound = None if resume_after_s is None else time.monotonic() + resume_after_s
+        self._resume_at = bound
         if mode is PauseMode.ABORT:
             self._core.abort_all()
         if not self._core.batch.sequences:
@@ -240,6 +328,8 @@ class Engine:
     def _settle(self, state: EngineState) -> None:
         """Enter a state and release whoever waited for the end of a drain."""
         self.state = state
+        if state in (EngineState.RUNNING, EngineState.CLOSED):
+            self._lift_bound()
         waiters, self._drained = self._drained, []
         for waiter in waiters:
             waiter.set_result(None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from atroposlib.errors import InferenceRefused
 from atroposlib.inference.sequence import MAX_TOP_LOGPROBS, SamplingParams
@@ -148,6 +148,66 @@ class CollectiveRpc(BaseModel):
 
     method: Literal["reload_weights"]
     kwargs: dict[str, Any] = {}
+
+
+class SharedWeights(BaseModel):
+    """POST /update_weights_from_shared_memory."""
+
+    path: str
+    weight_version: int
+
+
+class LoadAdapter(BaseModel):
+    """POST /v1/load_lora_adapter (vLLM's name). Requests go on naming the served model."""
+
+    lora_name: str
+    lora_path: str
+    weight_version: int | None = None
+
+
+class UnloadAdapter(BaseModel):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+    weight_version: int | None = None
+
+
+class InitWeightsGroup(BaseModel):
+    """POST /init_weights_update_group (SGLang's name); this server is rank ``rank_offset``."""
+
+    master_address: str
+    master_port: int = Field(gt=0, le=65535)
+    rank_offset: int = Field(ge=1)
+    world_size: int = Field(ge=2)
+    group_name: str = "weight_update_group"
+    backend: Literal["nccl", "gloo"] = "nccl"
+    timeout_s: float = Field(300.0, gt=0, le=3600)
+
+
+class UpdateFromGroup(BaseModel):
+    """POST /update_weights_from_distributed (SGLang's name).
+
+    ``final`` false: more tensors follow in another message, and nothing changes yet.
+    """
+
+    names: list[str]
+    dtypes: list[Literal["float32", "bfloat16", "float16"]]
+    shapes: list[list[int]]
+    group_name: str = "weight_update_group"
+    weight_version: int | None = None
+    final: bool = True
+
+    @model_validator(mode="after")
+    def _parallel(self) -> UpdateFromGroup:
+        if not len(self.names) == len(self.dtypes) == len(self.shapes):
+            raise ValueError("names, dtypes and shapes must have one entry per tensor")
+        return self
+
+
+class LeaveWeightsGroup(BaseModel):
+    """POST /destroy_weights_update_group (SGLang's name)."""
+
+    group_name: str = "weight_update_group"
 
 
 class WeightVersion(BaseModel):

@@ -16,10 +16,16 @@ from atroposlib.errors import (
     InferenceUnavailable,
     WeightsError,
 )
-from atroposlib.inference import routes_control, routes_generate, routes_openai
+from atroposlib.inference import (
+    routes_control,
+    routes_generate,
+    routes_openai,
+    routes_weights,
+)
 from atroposlib.inference.engine import Engine
 from atroposlib.inference.replies import Json, JsonResponse
 from atroposlib.inference.service import InferenceService
+from atroposlib.inference.weight_group import WeightGroups
 
 STATUS_OF = {WeightsError: 400, InferenceUnavailable: 503}
 
@@ -30,12 +36,14 @@ def create_app(engine: Engine) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        groups.close()
         engine.close()
 
     app = FastAPI(title="Atropos local inference", lifespan=lifespan)
-    service = InferenceService(engine)
+    service, groups = InferenceService(engine), WeightGroups()
     for routes in (routes_openai, routes_generate, routes_control):
         app.include_router(routes.router(service))
+    app.include_router(routes_weights.router(service, groups))
 
     @app.get("/health")
     async def health() -> Json:

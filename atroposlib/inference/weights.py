@@ -1,14 +1,18 @@
-"""New weights from a directory into the model's own tensors, all or none.
+"""New weights into the model's own tensors, all or none: from a directory, from a file in
+shared memory, or from tensors that are already here.
 
-Names and shapes of every tensor are verified against the file headers before the first
-byte is copied; a mismatch leaves the served weights as they were. Tied tensors (an
-output layer that is the embedding) are one tensor under two names: writing either
-writes both, and a file that holds both names with different content is refused.
+Names and shapes of every tensor are verified before the first byte is copied; a mismatch
+leaves the served weights as they were. Tied tensors (an output layer that is the
+embedding) are one tensor under two names: writing either writes both, and weights that
+hold both names with different content are refused.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import stat
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,30 +24,72 @@ from torch import Tensor
 from atroposlib.errors import WeightsError
 
 
-@torch.no_grad()
 def load_in_place(model: Any, directory: str | Path) -> int:
     """Copy ``directory``/*.safetensors into ``model``; returns the number of tensors.
 
     Raises:
         WeightsError: nothing was changed; the message names file, tensor and reason.
     """
-    files = weight_files(Path(directory))
-    targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
     with ExitStack() as stack:
         found: dict[str, Any] = {}
-        for file in files:
-            try:
-                reader = stack.enter_context(safe_open(file, framework="pt"))
-            except (SafetensorError, OSError) as cause:
-                raise WeightsError(f"{file} cannot be read: {cause}") from cause
+        for file in weight_files(Path(directory)):
+            reader = _reader(file, stack)
             found.update({name: reader for name in reader.keys()})
-        _verify(targets, {n: tuple(r.get_slice(n).get_shape()) for n, r in found.items()})
-        staged = {name: reader.get_tensor(name) for name, reader in found.items()}
-        _verify_ties(targets, staged)
-        _verify_finite(staged)
-        for name, tensor in staged.items():
-            targets[name].copy_(tensor)
-    return len(staged)
+        shapes = {n: tuple(r.get_slice(n).get_shape()) for n, r in found.items()}
+        verify_shapes(model, shapes, complete=True)
+        return copy_tensors(model, {n: r.get_tensor(n) for n, r in found.items()})
+
+
+def load_shared(model: Any, path: str, version: int) -> int:
+    """Copy a safetensors file that the trainer keeps in memory; returns how many tensors.
+
+    The trainer rewrites the same file for every version, and its header names the version
+    that is whole in it: a file of another version, or one half written, is refused.
+
+    Raises:
+        WeightsError: nothing was changed; not this version, not this user's private file,
+            or not this model.
+    """
+    _require_private(path)
+    with ExitStack() as stack:
+        reader = _reader(Path(path), stack)
+        held = (reader.metadata() or {}).get("version", "no version").strip()
+        if held != str(version):
+            raise WeightsError(f"{path} holds {held!r}, not version {version}")
+        return copy_tensors(model, {name: reader.get_tensor(name) for name in reader.keys()})
+
+
+@torch.no_grad()
+def copy_tensors(model: Any, tensors: Mapping[str, Tensor]) -> int:
+    """Replace all weights of ``model`` by these; returns their number.
+
+    Raises:
+        WeightsError: nothing was changed; a name, shape, tie or number does not fit.
+    """
+    verify_shapes(model, {n: tuple(t.shape) for n, t in tensors.items()}, complete=True)
+    targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    _verify_ties(targets, tensors)
+    verify_finite(tensors)
+    for name, tensor in tensors.items():
+        targets[name].copy_(tensor)
+    return len(tensors)
+
+
+def _reader(file: Path, stack: ExitStack) -> Any:
+    try:
+        return stack.enter_context(safe_open(file, framework="pt"))
+    except (SafetensorError, OSError) as cause:
+        raise WeightsError(f"{file} cannot be read: {cause}") from cause
+
+
+def _require_private(path: str) -> None:
+    """Only this user may have written what is about to be served."""
+    try:
+        info = os.lstat(path)
+    except OSError as cause:
+        raise WeightsError(f"{path} cannot be read: {cause.strerror}") from cause
+    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise WeightsError(f"{path} is not a file of this user that nobody else can reach")
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -62,21 +108,29 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
-def _verify(targets: dict[str, Tensor], shapes: dict[str, tuple[int, ...]]) -> None:
+def verify_shapes(
+    model: Any, shapes: Mapping[str, tuple[int, ...]], *, complete: bool
+) -> None:
+    """Every name is a tensor of the model with this shape; ``complete``: and none lacks.
+
+    Raises:
+        WeightsError: names the first tensors that do not fit.
+    """
+    targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
     unknown = sorted(set(shapes) - set(targets))
     if unknown:
         raise WeightsError(f"the served model has no {_listed(unknown)}")
     written = {targets[name].data_ptr() for name in shapes}
     missing = sorted(n for n, t in targets.items() if t.data_ptr() not in written)
-    if missing:
-        raise WeightsError(f"the files lack {_listed(missing)}")
+    if complete and missing:
+        raise WeightsError(f"the new weights lack {_listed(missing)}")
     for name, shape in shapes.items():
         if tuple(targets[name].shape) != shape:
             expected = tuple(targets[name].shape)
             raise WeightsError(f"{name} has shape {shape} where {expected} is served")
 
 
-def _verify_ties(targets: dict[str, Tensor], staged: dict[str, Tensor]) -> None:
+def _verify_ties(targets: Mapping[str, Tensor], staged: Mapping[str, Tensor]) -> None:
     first_name: dict[int, str] = {}
     for name, tensor in staged.items():
         other = first_name.setdefault(targets[name].data_ptr(), name)
@@ -86,7 +140,8 @@ def _verify_ties(targets: dict[str, Tensor], staged: dict[str, Tensor]) -> None:
             )
 
 
-def _verify_finite(staged: dict[str, Tensor]) -> None:
+def verify_finite(staged: Mapping[str, Tensor]) -> None:
+    """Raises WeightsError for a tensor with a number that is not finite."""
     for name, tensor in staged.items():
         if tensor.is_floating_point() and not bool(
             torch.isfinite(tensor.sum(dtype=torch.float32))

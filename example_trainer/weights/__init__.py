@@ -1,24 +1,32 @@
 """How a new policy version reaches the inference servers. One publisher per file.
 
 A publisher promises: when ``publish`` returns, every server holds exactly this version and
-answers requests again. When it raises, every server it could reach stays paused, so no
-sample of an unknown mixture is generated. The order is
+answers requests again. The order is
 
-    stage    write the new weights while servers still generate
+    stage    make the new weights ready while servers still generate
     pause    every server; running requests finish first
-    load     on every server
+    apply    on every server
     verify   every server names the new version
     resume   every server
     announce the version to the rollout API
+
+When it raises before the first server was touched, all go on with what they held. When it
+raises later, every server it could reach stays paused, so that no sample of an unknown
+mixture is generated, and the message says what each one holds.
+
+    disk            a directory that every server sees; works with every engine
+    lora            only the adapter
+    distributed     broadcast to the servers, no file
+    shared_memory   through memory of the machine that trainer and servers share
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from atroposlib.errors import ConfigError
-from example_trainer.weights.disk import DiskPublisher
 
 if TYPE_CHECKING:
     from example_trainer.checkpoint import TrainerState
@@ -26,41 +34,58 @@ if TYPE_CHECKING:
     from example_trainer.model import Policy
     from example_trainer.weights.engines import Engine
 
+Announce = Callable[[int], None]
+
 
 class Publisher(Protocol):
-    """Carries the weights of a policy to servers."""
+    """Carries the weights of a policy to servers. Every rank has one; rank 0 the servers."""
 
     engines: Sequence[Engine]
+    # Servers cannot answer the environments before the first version is published.
+    publishes_start: bool
 
     def publish(self, policy: Policy, state: TrainerState) -> None:
-        """Make every server hold ``state.version``.
+        """Make every server hold ``state.version``. Collective: every rank calls it.
 
         Raises:
-            PublishFailed: names the server and what it said; servers stay paused.
+            PublishFailed: names the server and what it said; see the module.
+            CheckpointError: nothing could be staged; no server was touched.
         """
 
     def hold(self) -> list[str]:
         """Pause every server that still answers; returns the URLs of those that do not."""
 
+    def close(self) -> None:
+        """Give back groups and shared memory."""
 
-PUBLISHERS: dict[
-    str, Callable[[TrainingConfig, Sequence[Engine], Callable[[int], None]], Publisher]
-] = {
-    "disk": DiskPublisher,
+
+# Imported when used: a worker of vLLM imports this package for ``vllm_worker`` alone.
+PUBLISHERS: dict[str, tuple[str, str]] = {
+    "disk": ("disk", "DiskPublisher"),
+    "lora": ("lora", "LoraPublisher"),
+    "distributed": ("distributed", "DistributedPublisher"),
+    "shared_memory": ("shared_memory", "SharedMemoryPublisher"),
 }
 
 
 def make_publisher(
-    cfg: TrainingConfig, engines: Sequence[Engine], announce: Callable[[int], None]
+    cfg: TrainingConfig, engines: Sequence[Engine], announce: Announce | None
 ) -> Publisher:
-    """The publisher named in the settings.
+    """The publisher named in the settings, after a look whether every server can take it.
+
+    Args:
+        engines: all servers on rank 0, none on the others.
+        announce: tells the rollout API a version; None on ranks other than 0.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: a server cannot take weights in this way; says what to do.
     """
-    if cfg.weight_publisher not in PUBLISHERS:
+    if cfg.publisher not in PUBLISHERS:
         known = ", ".join(sorted(PUBLISHERS))
-        raise ConfigError(
-            f"weight_publisher {cfg.weight_publisher!r} is unknown; there are: {known}"
-        )
-    return PUBLISHERS[cfg.weight_publisher](cfg, engines, announce)
+        raise ConfigError(f"weight_publisher {cfg.publisher!r} is unknown; there are: {known}")
+    for engine in engines:
+        engine.require(cfg.publisher, cfg.publish_adapter_name)
+    module, name = PUBLISHERS[cfg.publisher]
+    kind = getattr(import_module(f"{__name__}.{module}"), name)
+    publisher: Publisher = kind(cfg, engines, announce)
+    return publisher

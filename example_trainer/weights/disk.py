@@ -2,91 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from pathlib import Path
 
-from atroposlib.errors import InferenceError, PublishFailed
-from example_trainer.checkpoint import TrainerState, is_tied, keep_newest, save_model
-from example_trainer.config import TrainingConfig
+from example_trainer.checkpoint import TrainerState, keep_newest, save_model
 from example_trainer.model import Policy
-from example_trainer.weights.engines import Engine
-
-T = TypeVar("T")
-MAX_PARALLEL_SERVERS = 16
-AFTERWARDS = (
-    "Mend or remove the server, then start the trainer again; POST /resume lets a server"
-    " generate with what it holds."
-)
+from example_trainer.together import on_first
+from example_trainer.weights.fleet import FleetPublisher
 
 
-class DiskPublisher:
-    """Works with every engine; needs a directory that trainer and servers all see."""
+class DiskPublisher(FleetPublisher):
+    """Works with every engine; needs a directory that trainer and servers all see.
 
-    def __init__(
-        self, cfg: TrainingConfig, engines: Sequence[Engine], announce: Callable[[int], None]
-    ) -> None:
-        self.engines = engines
-        self._announce = announce
-        self._directory = cfg.published.resolve()
-        self._keep = cfg.keep_published
-        self._untie = cfg.untie_published_head
+    An adapter is merged into the weights it adapts. A load that fails is tried once more,
+    because a directory may reach a server's network file system a moment late.
+    """
 
-    def publish(self, policy: Policy, state: TrainerState) -> None:
-        directory = self._directory / f"version_{state.version}"
+    def stage(self, policy: Policy, state: TrainerState) -> Path:
+        directory = self.cfg.published.resolve() / f"version_{state.version}"
         # Not durable: after the death of the machine the servers are gone as well.
-        save_model(policy, directory, state, untie_head=self._unties(policy), durable=False)
-        self._on_all("pause", lambda engine: engine.pause())
-        self._on_all("load", lambda engine: engine.load(str(directory), state.version))
-        held = self._on_all("verify", lambda engine: engine.version())
-        for engine, version in zip(self.engines, held):
-            if version != str(state.version):
-                raise PublishFailed(
-                    f"{engine.url} answered that it loaded version {state.version} but names"
-                    f" {version!r}; all servers stay paused. {AFTERWARDS}"
-                )
-        self._on_all("resume", lambda engine: engine.resume())
-        self._announce(state.version)
-        keep_newest(self._directory, "version_*", self._keep)
-
-    def hold(self) -> list[str]:
-        answers = self._ask_all(lambda engine: engine.pause())
-        return [
-            e.url
-            for e, answer in zip(self.engines, answers)
-            if isinstance(answer, InferenceError)
-        ]
-
-    def _unties(self, policy: Policy) -> bool:
-        if self._untie is not None:
-            return self._untie and is_tied(policy)
-        # vLLM's CPU build answers a reload with 200 and keeps its packed copy of a tied
-        # head. A head of its own is always refreshed.
-        return is_tied(policy) and any(engine.name == "vllm" for engine in self.engines)
-
-    def _on_all(self, stage: str, action: Callable[[Engine], T]) -> list[T]:
-        """Do it on every server at once; if one fails, stop the others from going on."""
-        answers = self._ask_all(action)
-        failures = [
-            f"{engine.url}: {answer}"
-            for engine, answer in zip(self.engines, answers)
-            if isinstance(answer, InferenceError)
-        ]
-        if not failures:
-            return [answer for answer in answers if not isinstance(answer, InferenceError)]
-        silent = self.hold()
-        raise PublishFailed(
-            f"could not {stage} {len(failures)} of {len(answers)} servers:"
-            f" {'; '.join(failures)}. Every server that answers stays paused"
-            f"{' (silent: ' + ', '.join(silent) + ')' if silent else ''}. {AFTERWARDS}"
+        return save_model(
+            policy, directory, state, untie_head=self.unties(policy), durable=False
         )
 
-    def _ask_all(self, action: Callable[[Engine], T]) -> list[T | InferenceError]:
-        def ask(engine: Engine) -> T | InferenceError:
-            try:
-                return action(engine)
-            except InferenceError as error:
-                return error
+    def apply(self, policy: Policy, staged: Path, version: int) -> None:
+        def load() -> None:
+            self.fleet.load(lambda engine: engine.load(str(staged), version), retries=1)
 
-        with ThreadPoolExecutor(MAX_PARALLEL_SERVERS) as pool:
-            return list(pool.map(ask, self.engines))
+        on_first(policy.world, load)
+
+    def tidy(self) -> None:
+        keep_newest(self.cfg.published.resolve(), "version_*", self.cfg.keep_published)

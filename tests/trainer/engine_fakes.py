@@ -7,11 +7,28 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from example_trainer.weights.vllm_worker import NAME
+
 Diary = list[tuple[str, Any]]
 
 
-def vllm_app(diary: Diary, *, fail: str | None = None, keeps_version: bool = False) -> FastAPI:
-    """vLLM in development mode; ``fail`` names a route that answers 500."""
+def vllm_app(
+    diary: Diary,
+    *,
+    fail: str | None = None,
+    keeps_version: bool = False,
+    extension: bool = False,
+    lora: bool = False,
+    transfer: bool = False,
+    bracketed: bool = True,
+) -> FastAPI:
+    """vLLM in development mode; ``fail`` names a route that answers 500.
+
+    Args:
+        extension: started with our worker extension.
+        lora: started with adapters that can be loaded.
+        transfer: started with a weight transfer engine; ``bracketed`` as from 0.17 on.
+    """
     app = FastAPI()
     state: dict[str, Any] = {"version": "default"}
 
@@ -26,6 +43,12 @@ def vllm_app(diary: Diary, *, fail: str | None = None, keeps_version: bool = Fal
             {"error": "out of memory"} if broken else {}, 500 if broken else 200
         )
 
+    def notes(route: str) -> None:
+        async def handler(body: dict[str, Any]) -> JSONResponse:
+            return note(route, body)
+
+        app.post(route)(handler)
+
     @app.post("/pause")
     async def pause(mode: str) -> JSONResponse:
         return note("/pause", mode)
@@ -36,6 +59,9 @@ def vllm_app(diary: Diary, *, fail: str | None = None, keeps_version: bool = Fal
 
     @app.post("/collective_rpc")
     async def collective_rpc(body: dict[str, Any]) -> JSONResponse:
+        if body["method"] == "weight_worker":  # a question, asked at any time
+            known = JSONResponse({"results": [NAME]})
+            return known if extension else JSONResponse({"error": "no such method"}, 500)
         return note("/collective_rpc", body)
 
     @app.post("/reset_prefix_cache")
@@ -53,25 +79,55 @@ def vllm_app(diary: Diary, *, fail: str | None = None, keeps_version: bool = Fal
     async def weight_info() -> dict[str, Any]:
         return {"weight_version": state["version"]}
 
+    _vllm_models(app, diary)
+    if lora:
+        notes("/v1/load_lora_adapter")
+    if transfer:
+        app.get("/get_world_size")(lambda: {"world_size": 2})
+        bracket = ["/start_weight_update", "/finish_weight_update"] if bracketed else []
+        for route in ("/init_weight_transfer_engine", "/update_weights", *bracket):
+            notes(route)
+    return app
+
+
+def _vllm_models(app: FastAPI, diary: Diary) -> None:
+    """Scoring and sampling; a model that is not the base is noted."""
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"data": [{"id": "served"}]}
 
     @app.post("/v1/completions")
     async def completions(body: dict[str, Any]) -> dict[str, Any]:
-        assert body["model"] == "served"
+        if body["model"] != "served":
+            diary.append(("model", body["model"]))
         if isinstance(body["prompt"], str):
             return {"choices": [{"prompt_token_ids": [1, 2, 3]}]}
+        if body.get("return_token_ids"):
+            sampled = {"token_ids": [7, 8], "logprobs": {"token_logprobs": [-0.7, -0.8]}}
+            return {"choices": [sampled]}
         entries = [{str(t): {"logprob": -t / 10, "rank": 1}} for t in body["prompt"][1:]]
         return {"choices": [{"prompt_logprobs": [None, *entries]}]}
 
-    return app
 
-
-def sglang_app(diary: Diary, *, success: bool = True) -> FastAPI:
+def sglang_app(
+    diary: Diary, *, success: bool = True, lora: bool = False, ranks: int = 1
+) -> FastAPI:
     """SGLang; with ``success`` False it answers 200 and says that it could not load."""
     app = FastAPI()
     state: dict[str, Any] = {"version": "default"}
+    routes = ["/init_weights_update_group", "/destroy_weights_update_group"]
+    routes += ["/load_lora_adapter", "/unload_lora_adapter"] if lora else []
+
+    def notes(route: str) -> None:
+        async def handler(body: dict[str, Any]) -> dict[str, Any]:
+            diary.append((route, body))
+            return {"success": success, "message": "shape mismatch"}
+
+        app.post(route)(handler)
+
+    for route in routes:
+        notes(route)
 
     @app.get("/health")
     async def health() -> PlainTextResponse:
@@ -87,11 +143,22 @@ def sglang_app(diary: Diary, *, success: bool = True) -> FastAPI:
         diary.append(("/continue_generation", None))
         return {"status": "ok"}
 
+    @app.post("/flush_cache")
+    async def flush_cache() -> PlainTextResponse:
+        diary.append(("/flush_cache", None))
+        return PlainTextResponse("Cache flushed.\n")
+
     @app.post("/update_weights_from_disk")
     async def update_weights_from_disk(body: dict[str, Any]) -> dict[str, Any]:
         diary.append(("/update_weights_from_disk", body["model_path"]))
         if success:
             state["version"] = body["weight_version"]
+        return {"success": success, "message": "shape mismatch"}
+
+    @app.post("/update_weights_from_distributed")
+    async def update_weights_from_distributed(body: dict[str, Any]) -> dict[str, Any]:
+        diary.append(("/update_weights_from_distributed", body))
+        state["version"] = body.get("weight_version", state["version"])
         return {"success": success, "message": "shape mismatch"}
 
     @app.post("/update_weight_version")
@@ -101,12 +168,16 @@ def sglang_app(diary: Diary, *, success: bool = True) -> FastAPI:
 
     @app.get("/server_info")
     async def server_info() -> dict[str, Any]:
-        return {"weight_version": state["version"]}
+        return {"weight_version": state["version"], "tp_size": ranks, "dtype": "auto"}
 
     @app.post("/generate")
     async def generate(body: dict[str, Any]) -> dict[str, Any]:
+        if "lora_path" in body:
+            diary.append(("lora_path", body["lora_path"]))
         tokens = body.get("input_ids", [1, 2, 3])
         entries = [[None if i == 0 else -t / 10, t, None] for i, t in enumerate(tokens)]
-        return {"text": "", "meta_info": {"input_token_logprobs": entries}}
+        sampled = [[-0.7, 7, None], [-0.8, 8, None]]
+        meta = {"input_token_logprobs": entries, "output_token_logprobs": sampled}
+        return {"text": "", "meta_info": meta}
 
     return app

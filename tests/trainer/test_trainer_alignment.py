@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from atroposlib.errors import StaleWeights
-from example_trainer import alignment
+from example_trainer import alignment, model
 from example_trainer.alignment import Mismatch
+from example_trainer.diagnosis import without_adapter
 from example_trainer.minibatch import sampled_mismatch, targets
+from example_trainer.model import fully_trained_row
+from example_trainer.parallel import World
 from tests.trainer.rows import row
 
 SEQUENCES = [[6, 7, 8, 9, 10, 11], [6, 12, 13]]
@@ -18,12 +22,23 @@ class InProcessEngine:
     """A server without HTTP: a policy that may hold other weights."""
 
     name, url = "in-process", "the-server"
+    wants_untied_head = True
+    says_dtype, scales = "float32", True
 
     def __init__(self, policy):
         self.policy = policy
 
     def version(self):
         return "3"
+
+    def dtype(self):
+        return self.says_dtype
+
+    def sample(self, tokens, count, temperature):
+        sampled = [9, 10, 11][:count]
+        probe = fully_trained_row(tokens + sampled, "sampled")
+        probe = replace(probe, temperature=temperature if self.scales else 1.0)
+        return sampled, self.policy.trained_logprobs([probe])[0][-len(sampled) :]
 
     def token_ids(self, text):
         return self.policy.tokenizer(text)["input_ids"]
@@ -66,6 +81,38 @@ def test_one_stale_server_among_good_ones_is_named(policy, server):
         head_of(other).weight.mul_(1.1)
     with pytest.raises(StaleWeights, match="the-stale-one"):
         alignment.check_servers(policy, [server, other], SEQUENCES, 3, tolerance=1e-3)
+
+
+def test_a_server_without_the_adapter_is_told_so(config):
+    policy = model.load(config(lora=True), World.single())
+    server = InProcessEngine(copy.deepcopy(policy))
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight.add_(0.1 * torch.randn_like(weight))
+    with pytest.raises(StaleWeights, match="Found: The adapter is missing"):
+        alignment.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-3)
+    before = policy.logprobs_of(SEQUENCES)
+    with without_adapter(policy):
+        assert policy.logprobs_of(SEQUENCES) == server.policy.logprobs_of(SEQUENCES)
+    assert policy.logprobs_of(SEQUENCES) == before
+
+
+def test_another_precision_and_another_version_are_told_as_the_cause(policy, server):
+    server.says_dtype = "bfloat16"
+    with torch.no_grad():
+        head_of(server).weight.mul_(1.05)
+    with pytest.raises(StaleWeights) as stopped:
+        alignment.check_servers(policy, [server], SEQUENCES, 4, tolerance=1e-4)
+    assert "Found: It computes in bfloat16, the trainer in float32" in str(stopped.value)
+    assert "Found: It names version 3, not 4" in str(stopped.value)
+
+
+def test_logprobs_from_before_the_temperature_are_refused_at_the_start(policy, server):
+    assert alignment.check_start(policy, [server], tolerance=1e-3).is_rounding
+    server.scales = False
+    with pytest.raises(StaleWeights, match="processed_logprobs"):
+        alignment.check_start(policy, [server], tolerance=1e-3)
 
 
 def test_another_tokenizer_is_refused_at_the_start(policy, server):

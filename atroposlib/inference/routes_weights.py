@@ -1,0 +1,117 @@
+"""New weights, under the names SGLang and vLLM gave the routes.
+
+    /update_weights_from_disk              a model directory
+    /update_weights_from_shared_memory     a file in memory, on this machine
+    /init_weights_update_group ...         broadcast by the trainer
+    /v1/load_lora_adapter ...              an adapter, merged into what is served
+    /update_weight_version                 another name for the present weights
+
+Each either changes all it should and names the new version, or changes nothing and says
+why (400, ``success`` false). Requests are answered while weights travel; they are copied
+between two steps of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from fastapi import APIRouter
+
+from atroposlib.errors import InferenceRefused, WeightsError
+from atroposlib.inference.protocol import (
+    CollectiveRpc,
+    InitWeightsGroup,
+    LeaveWeightsGroup,
+    LoadAdapter,
+    SharedWeights,
+    UnloadAdapter,
+    UpdateFromGroup,
+    UpdateWeights,
+    WeightVersion,
+)
+from atroposlib.inference.replies import Json, JsonResponse
+from atroposlib.inference.service import InferenceService
+from atroposlib.inference.weight_group import WeightGroups
+from atroposlib.inference.weights import copy_tensors, load_shared, verify_shapes
+
+
+def router(service: InferenceService, groups: WeightGroups) -> APIRouter:
+    routes = APIRouter()
+    engine = service.engine
+
+    def changed(change: Callable[[], int]) -> JsonResponse:
+        try:
+            count = change()
+        except WeightsError as error:
+            message = f"weights unchanged, still version {engine.weight_version}: {error}"
+            return JsonResponse({"success": False, "message": message}, status_code=400)
+        version = engine.weight_version
+        message = f"{count} tensors loaded, weight version {version}"
+        return JsonResponse({"success": True, "message": message, "weight_version": version})
+
+    @routes.post("/update_weights_from_disk")
+    def update_weights_from_disk(body: UpdateWeights) -> JsonResponse:
+        return changed(lambda: engine.update_weights(body.model_path, body.weight_version))
+
+    @routes.post("/update_weights_from_shared_memory")
+    def update_weights_from_shared_memory(body: SharedWeights) -> JsonResponse:
+        load = partial(load_shared, path=body.path, version=body.weight_version)
+        return changed(lambda: engine.replace_weights(load, body.weight_version))
+
+    @routes.post("/init_weights_update_group")
+    def init_weights_update_group(body: InitWeightsGroup) -> JsonResponse:
+        try:
+            groups.join(body, service.served.device)
+        except WeightsError as error:
+            return JsonResponse({"success": False, "message": str(error)}, status_code=400)
+        return JsonResponse({"success": True, "message": f"in group {body.group_name}"})
+
+    @routes.post("/update_weights_from_distributed")
+    def update_weights_from_distributed(body: UpdateFromGroup) -> JsonResponse:
+        engine.stay_paused()  # part of the fleet may change before this server does
+
+        def receive() -> int:
+            shapes = {name: tuple(shape) for name, shape in zip(body.names, body.shapes)}
+            verify_shapes(service.served.model, shapes, complete=False)
+            tensors = groups.receive(body)
+            if tensors is None:
+                return 0
+            load = partial(copy_tensors, tensors=tensors)
+            return engine.replace_weights(load, body.weight_version)
+
+        return changed(receive)
+
+    @routes.post("/destroy_weights_update_group")
+    def destroy_weights_update_group(body: LeaveWeightsGroup) -> Json:
+        groups.leave(body.group_name)
+        return {"success": True, "message": f"not in group {body.group_name}"}
+
+    @routes.post("/v1/load_lora_adapter")
+    def load_lora_adapter(body: LoadAdapter) -> JsonResponse:
+        where, name = body.lora_path, body.lora_name
+        return changed(lambda: engine.load_adapter(where, name, body.weight_version))
+
+    @routes.post("/v1/unload_lora_adapter")
+    def unload_lora_adapter(body: UnloadAdapter) -> JsonResponse:
+        return changed(lambda: engine.unload_adapter(body.lora_name, body.weight_version))
+
+    @routes.post("/collective_rpc")
+    def collective_rpc(body: CollectiveRpc) -> Json:
+        directory = body.kwargs.get("weights_path", service.served.path)
+        if not isinstance(directory, str) or not Path(directory).is_dir():
+            raise InferenceRefused(400, f"weights_path {directory!r} is not a directory")
+        engine.update_weights(directory)
+        return {"results": [None]}
+
+    @routes.post("/update_weight_version")
+    def update_weight_version(body: WeightVersion) -> Json:
+        engine.set_weight_version(body.weight_version)
+        return {"success": True, "weight_version": body.weight_version}
+
+    @routes.get("/weight_info")
+    async def weight_info() -> Json:
+        return {"weight_version": engine.weight_version}
+
+    return routes

@@ -1,0 +1,112 @@
+"""One buffer on the trainer's GPU that workers of vLLM on the same machine open by handle.
+
+The description is the original's bridge file, with the handles as base64 in JSON; nothing
+is pickled. There it was vLLM's own memory that the trainer wrote into while vLLM read it;
+here it is the trainer's, and workers copy from it when they are paused.
+
+Needs a GPU and has not been run.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from example_trainer.weights.outgoing import Placed
+
+ALIGN = 256  # bytes; what an allocation of its own would have had
+
+
+class CudaBuffer:
+    """Lives as long as the trainer: workers keep the handle open."""
+
+    def __init__(
+        self, tensors: Sequence[Placed], device: torch.device, path: Path, model: str
+    ) -> None:
+        self.path = path
+        self._model = model
+        self._placed = list(tensors)
+        self._starts: list[int] = []
+        size = 0
+        for tensor in tensors:
+            self._starts.append(size)
+            size += -(-tensor.bytes // ALIGN) * ALIGN
+        self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        starts = zip(self._placed, self._starts)
+        self._views = {t.name: self._bytes[at : at + t.bytes] for t, at in starts}
+        storage: Any = self._bytes.untyped_storage()
+        self._handle: tuple[Any, ...] = storage._share_cuda_()
+
+    def write(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace all contents, then describe them as this version."""
+        self.path.unlink(missing_ok=True)  # until all is there, nothing is described
+        for name, tensor in tensors:
+            plain = tensor.detach().contiguous().flatten()
+            self._views[name].copy_(plain.view(torch.uint8))
+        torch.cuda.synchronize(self._bytes.device)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_name(f".{self.path.name}.draft")
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(self.describe(version), file)
+        os.replace(draft, self.path)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def describe(self, version: int) -> dict[str, Any]:
+        """The bridge file: what it holds and how to open it."""
+        device = self._bytes.device
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        mappings, handles = {}, {}
+        for tensor, start in zip(self._placed, self._starts):
+            shape = list(tensor.shape)
+            mappings[tensor.name] = {
+                "vllm_name": tensor.name,
+                "shape": shape,
+                "dtype": tensor.dtype_name,
+                "device": str(device),
+            }
+            handles[tensor.name] = {
+                **handle_fields(self._handle),
+                "tensor_storage_offset": start // tensor.dtype.itemsize,
+                "shape": shape,
+                "stride": list(torch.empty(shape, device="meta").stride()),
+                "dtype": tensor.dtype_name,
+            }
+        return {
+            "model": self._model,
+            "version": str(version),
+            "device_uuid": uuid,
+            "tp_degree": 1,
+            "dp_shard_degree": 1,
+            "param_names": list(handles),
+            "param_mappings": mappings,
+            "ipc_handles": handles,
+            "shared_weights_enabled": True,
+            "num_params": len(handles),
+            "single_copy_enabled": False,
+        }
+
+
+def handle_fields(handle: tuple[Any, ...]) -> dict[str, Any]:
+    """What ``UntypedStorage._share_cuda_`` returns, under the original's names."""
+    device, memory, size, offset, counter, counter_offset, event, event_sync = handle
+    return {
+        "device_index": device,
+        "ipc_handle_b64": base64.b64encode(memory).decode(),
+        "storage_size": size,
+        "storage_offset_orig": offset,
+        "ref_counter_handle_b64": base64.b64encode(counter).decode(),
+        "ref_counter_offset": counter_offset,
+        "event_handle_b64": base64.b64encode(event).decode(),
+        "event_sync_required": event_sync,
+    }

@@ -1,0 +1,161 @@
+"""Weights by broadcast: trainer and servers in one process group, no file in between.
+
+    trainer (rank 0)   gather -> cast -> broadcast, bucket by bucket
+    servers            told by HTTP which tensors come, they receive them in that order
+
+Other trainer ranks only take part in the gathering. All of it happens while the servers
+are paused: most engines write what they receive straight into the weights.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from atroposlib.errors import ConfigError, PublishFailed
+from example_trainer.checkpoint import TrainerState
+from example_trainer.config import TrainingConfig
+from example_trainer.model import Policy
+from example_trainer.together import on_first
+from example_trainer.weights import Announce, members
+from example_trainer.weights.engines import Bucket, Engine, GroupSpec
+from example_trainer.weights.fleet import FleetPublisher, ask
+from example_trainer.weights.native_group import NativeGroup
+from example_trainer.weights.outgoing import Placed, layout, outgoing
+from example_trainer.weights.transfer import BROKEN, Group, TorchGroup, Transfer
+
+MIB = 2**20
+
+
+class DistributedPublisher(FleetPublisher):
+    """For servers without a common disk, and for models that a disk is too slow for."""
+
+    def __init__(
+        self, cfg: TrainingConfig, engines: Sequence[Engine], announce: Announce | None
+    ) -> None:
+        super().__init__(cfg, engines, announce)
+        self._spec: GroupSpec | None = None
+        self._group: Group | None = None
+        self._layout: list[Placed] = []
+
+    def stage(self, policy: Policy, state: TrainerState) -> None:
+        """Meet the servers, the first time and after a failure; they generate meanwhile."""
+        self._layout = self._layout or layout(policy, untie_head=self.unties(policy))
+        on_first(policy.world, lambda: self._meet(policy.device))
+
+    def apply(self, policy: Policy, staged: None, version: int) -> None:
+        cuts = buckets(self._layout, self.cfg.publish_bucket_mb * MIB)
+        last = {cut[-1].name for cut in cuts}
+        transfer = self._begin(cuts, version) if self.engines else None
+        # Whatever fails here, the other ranks count on all of it being gathered.
+        for name, tensor in outgoing(policy, untie_head=self.unties(policy)):
+            if transfer is not None:
+                transfer.add(tensor)
+                if name in last:
+                    transfer.flush()
+        on_first(policy.world, lambda: self._end(transfer))
+
+    def close(self) -> None:
+        spec, group = self._spec, self._group
+        self._spec = self._group = None
+        if group is not None and spec is not None:
+            ask(self.engines, lambda engine: engine.leave_group(spec))
+            group.close()
+
+    def _meet(self, device: torch.device) -> None:
+        if self._group is not None or not self.engines:
+            return
+        address, port = self._meeting_place()
+        ranks = [engine.ranks() for engine in self.engines]
+        try:
+            listener = members.listen(address, port)
+        except OSError as error:
+            raise ConfigError(f"publish_group_address {address}:{port}: {error}") from error
+        near_gpu = "nccl" if device.type == "cuda" else "gloo"
+        spec = GroupSpec(
+            address=address,
+            port=listener.getsockname()[1],
+            world_size=1 + sum(ranks),
+            backend=self.cfg.publish_group_backend or near_gpu,
+            name=f"atropos-{secrets.token_hex(4)}",
+            timeout_s=self.cfg.publish_timeout_s,
+        )
+        kind = NativeGroup if self._is_native() else TorchGroup
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            joining: list[Future[None]] = [
+                pool.submit(engine.join_group, spec, 1 + sum(ranks[:i]))
+                for i, engine in enumerate(self.engines)
+            ]
+            problem: BaseException | None = None
+            try:
+                group: Group = kind(spec, listener, device)
+            except BROKEN as error:
+                problem = error
+            failed = [
+                f"{engine.url}: {why}"
+                for engine, future in zip(self.engines, joining)
+                if (why := future.exception()) is not None
+            ]
+        if problem is not None or failed:
+            raise PublishFailed(
+                f"no group of the trainer and {len(ranks)} servers at {address}:{spec.port}:"
+                f" {'; '.join(failed) or problem}. No server was touched."
+            )
+        self._group, self._spec = group, spec
+
+    def _is_native(self) -> bool:
+        native = [engine.url for engine in self.engines if engine.native_group]
+        if native and len(native) < len(self.engines):
+            raise ConfigError(
+                f"{', '.join(native)} can only be in a group of vLLM's own, the other servers"
+                " cannot; start those vLLM with the worker extension (docs/weights.md)"
+            )
+        return bool(native)
+
+    def _meeting_place(self) -> tuple[str, int]:
+        given = self.cfg.publish_group_address
+        if given is None:
+            return members.own_address(self.engines[0].url), 0
+        host, _, port = given.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"publish_group_address is host:port, not {given!r}")
+        return host, int(port)
+
+    def _begin(self, cuts: Sequence[Sequence[Placed]], version: int) -> Transfer:
+        group, spec = self._group, self._spec
+        assert group is not None and spec is not None  # staged before
+        told = [
+            Bucket(
+                names=[tensor.name for tensor in cut],
+                dtypes=[tensor.dtype_name for tensor in cut],
+                shapes=[list(tensor.shape) for tensor in cut],
+            )
+            for cut in cuts
+        ]
+        return Transfer(
+            group, self.engines, lambda engine: engine.receive(spec, told, version)
+        )
+
+    def _end(self, transfer: Transfer | None) -> None:
+        if transfer is None:
+            return
+        failed = transfer.finish(self.cfg.publish_timeout_s)
+        if failed:
+            self._group = None  # what is left of it is out of step
+            raise self.fleet.half_updated("broadcast to", failed)
+
+
+def buckets(tensors: Sequence[Placed], bytes_each: int) -> list[list[Placed]]:
+    """Cut a layout into pieces of at most so many bytes, or of one larger tensor."""
+    cuts: list[list[Placed]] = []
+    room = 0
+    for tensor in tensors:
+        if not cuts or tensor.bytes > room:
+            cuts.append([])
+            room = bytes_each
+        cuts[-1].append(tensor)
+        room -= tensor.bytes
+    return cuts

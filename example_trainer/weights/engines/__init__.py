@@ -1,0 +1,96 @@
+"""Inference servers as the trainer sees them: pause, take weights, version, resume, score.
+
+One class per protocol. ``connect`` asks a server which one it speaks by looking at its
+routes, so a new server version is a new class here and nothing elsewhere.
+
+    local    atroposlib.inference
+    vllm     vLLM with VLLM_SERVER_DEV_MODE=1, best with our worker extension
+    sglang   SGLang
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from atroposlib.errors import ConfigError, InferenceError, InferenceUnavailable
+from example_trainer.weights.engines.http import Bucket, Connect, Engine, Http
+from example_trainer.weights.engines.local import LocalEngine
+from example_trainer.weights.engines.sglang import SglangEngine
+from example_trainer.weights.engines.vllm import VllmEngine
+from example_trainer.weights.members import GroupSpec
+
+__all__ = ["Bucket", "Engine", "GroupSpec", "Http", "connect", "detect"]
+
+ENGINES: dict[str, Connect] = {
+    "local": LocalEngine,
+    "vllm": VllmEngine,
+    "sglang": SglangEngine,
+}
+
+
+def connect(
+    url: str,
+    kind: str,
+    *,
+    timeout_s: float,
+    wait_s: float,
+    on_wait: Callable[[str], None],
+    token: str | None = None,
+) -> Engine:
+    """The engine at ``url``, waiting up to ``wait_s`` for it to start.
+
+    Args:
+        token: sent as bearer token with every request.
+
+    Raises:
+        InferenceUnavailable: nothing answers /health within ``wait_s``.
+        ConfigError: something answers, but it cannot take new weights.
+    """
+    http = Http(url, timeout_s, token)
+    try:
+        _wait_until_healthy(http, wait_s, on_wait)
+        return ENGINES[detect(http) if kind == "auto" else kind](http)
+    except BaseException:  # not swallowed: only the connections are given back
+        http.close()
+        raise
+
+
+def _wait_until_healthy(http: Http, wait_s: float, on_wait: Callable[[str], None]) -> None:
+    started = time.monotonic()
+    while True:
+        try:
+            http.get("/health")
+            return
+        except InferenceError as error:
+            waited_s = time.monotonic() - started
+            if waited_s > wait_s:
+                raise InferenceUnavailable(
+                    f"no inference server at {http.url} after {waited_s:.0f} s: {error};"
+                    " set --inference-urls"
+                ) from error
+            on_wait(
+                f"inference server at {http.url}: {error}; {waited_s:.0f} s of at most"
+                f" {wait_s:.0f} s"
+            )
+            time.sleep(0.5)
+
+
+def detect(http: Http) -> str:
+    """Which protocol the server speaks, judged by its routes.
+
+    Raises:
+        ConfigError: none that can take new weights; says how to start the server.
+    """
+    info = http.get("/server_info", optional=True) if http.has_route("/server_info") else None
+    if isinstance(info, dict) and info.get("engine") == "atropos-local":
+        return "local"
+    if http.has_route("/pause_generation") and http.has_route("/update_weights_from_disk"):
+        return "sglang"
+    if http.has_route("/pause") and http.has_route("/collective_rpc"):
+        return "vllm"
+    raise ConfigError(
+        f"the server at {http.url} has no routes for new weights. Start vLLM 0.16 or newer"
+        " with VLLM_SERVER_DEV_MODE=1, SGLang, or python -m atroposlib.inference; or name"
+        " its protocol with --inference-engine"
+    )

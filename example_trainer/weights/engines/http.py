@@ -1,0 +1,262 @@
+"""JSON over HTTP to one inference server, and what a server is to the trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+
+from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
+from example_trainer.weights.members import GroupSpec
+
+CONNECT_TIMEOUT_S = 10.0
+# A server under load may refuse a connection for a moment; each retry waits twice as long.
+RETRIES_S = (0.2, 0.4, 0.8, 1.6)
+DETAIL_CHARS = 500
+CHOOSE = "choose another --weight-publisher"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors that are broadcast one after the other, without their contents."""
+
+    names: list[str]
+    dtypes: list[str]  # such as bfloat16
+    shapes: list[list[int]]
+
+
+class Engine(Protocol):
+    """One server. Every call is bounded and, but for those of a group, safe to repeat.
+
+    Raises:
+        InferenceUnavailable: no answer within the bound.
+        InferenceRefused: the server answered that it could not.
+    """
+
+    name: str
+    url: str
+
+    @property
+    def wants_untied_head(self) -> bool:
+        """It keeps a stale copy of an output head that is tied to the embedding."""
+
+    @property
+    def native_group(self) -> bool:
+        """Its groups are of its own making, not of torch.distributed's."""
+
+    @property
+    def opens_cuda_memory(self) -> bool:
+        """``load_shared`` takes the description of a GPU's memory."""
+
+    def require(self, publisher: str, adapter_name: str | None) -> None:
+        """Check that this server can take weights from the named publisher.
+
+        Raises:
+            ConfigError: it cannot; says how to start it, or what else to choose.
+        """
+
+    def pause(self, resume_after_s: float | None = None) -> None:
+        """Start no new request; returns when none runs. Pausing twice is pausing.
+
+        Args:
+            resume_after_s: where the server can, it goes on by itself after this time;
+                pausing again without it lifts that bound.
+        """
+
+    def resume(self) -> None: ...
+
+    def load(self, directory: str, version: int) -> None:
+        """Replace all weights by those in ``directory`` and drop caches made by old ones."""
+
+    def load_adapter(self, directory: str, version: int, name: str | None) -> None:
+        """Serve the LoRA adapter in ``directory`` on top of the weights it started with.
+
+        Args:
+            name: under which requests ask for it; None: every request gets it.
+        """
+
+    def load_shared(self, path: str, version: int) -> None:
+        """Replace all weights by those in a file in memory, on the same machine."""
+
+    def ranks(self) -> int:
+        """Processes of this server that each hold a part of the weights."""
+
+    def join_group(self, group: GroupSpec, first_rank: int) -> None:
+        """Enter a group with the trainer; returns when all members are there."""
+
+    def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
+        """Take part in the broadcast of every tensor, then serve them."""
+
+    def leave_group(self, group: GroupSpec) -> None: ...
+
+    def label(self, version: int) -> None:
+        """Name the weights that are loaded already."""
+
+    def version(self) -> str | None:
+        """What the server calls its weights; None before anybody named them."""
+
+    def dtype(self) -> str | None:
+        """Precision it computes in, where it says so."""
+
+    def token_ids(self, text: str) -> list[int]:
+        """``text`` as the server's tokenizer sees it."""
+
+    def score(self, tokens: list[int]) -> list[float]:
+        """Logprob of every token but the first, at temperature 1."""
+
+    def sample(
+        self, tokens: list[int], count: int, temperature: float
+    ) -> tuple[list[int], list[float]]:
+        """Up to ``count`` sampled tokens and the logprobs the server reports for them."""
+
+    def close(self) -> None:
+        """Give the connections back."""
+
+
+class Http:
+    """JSON over HTTP to one server, with bounded waits."""
+
+    def __init__(self, url: str, timeout_s: float, token: str | None = None) -> None:
+        self.url = url
+        self.timeout_s = timeout_s
+        # Proxies of the environment are not used: they would carry calls to localhost away.
+        self._client = httpx.Client(
+            base_url=url,
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+        )
+
+    def get(self, path: str, *, optional: bool = False) -> Any:
+        return self._json("GET", path, None, None, optional)
+
+    def post(
+        self, path: str, body: Any = None, *, params: Any = None, optional: bool = False
+    ) -> Any:
+        return self._json("POST", path, body, params, optional)
+
+    def has_route(self, path: str) -> bool:
+        """A route that only takes POST answers GET with 405; an absent one with 404."""
+        return self._send("GET", path, None, None).status_code != 404
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _json(self, method: str, path: str, body: Any, params: Any, optional: bool) -> Any:
+        response = self._send(method, path, body, params)
+        if optional and response.status_code == 404:
+            return None
+        if response.status_code >= 500:
+            raise InferenceUnavailable(f"{method} {path}: {_detail(response)}")
+        if response.status_code >= 400:
+            raise InferenceRefused(
+                response.status_code, f"{method} {path}: {_detail(response)}"
+            )
+        try:
+            return response.json() if response.content else {}
+        except ValueError:
+            return {}  # some routes answer with plain text; nothing reads it
+
+    def _send(self, method: str, path: str, body: Any, params: Any) -> httpx.Response:
+        for delay_s in (*RETRIES_S, None):
+            try:
+                return self._client.request(method, path, json=body, params=params)
+            except (httpx.ConnectError, httpx.RemoteProtocolError) as error:
+                if delay_s is None:
+                    raise InferenceUnavailable(f"{method} {path}: {error}") from error
+                time.sleep(delay_s)
+            except httpx.HTTPError as error:
+                raise InferenceUnavailable(
+                    f"{method} {path}: {type(error).__name__} {error}"
+                ) from error
+        raise AssertionError("unreachable")
+
+
+class OverHttp:
+    """What all engines do alike: they refuse what their protocol has no route for."""
+
+    name = "server"
+
+    def __init__(self, http: Http) -> None:
+        self.http, self.url = http, http.url
+
+    def close(self) -> None:
+        self.http.close()
+
+    @property
+    def wants_untied_head(self) -> bool:
+        return False
+
+    @property
+    def native_group(self) -> bool:
+        return False
+
+    @property
+    def opens_cuda_memory(self) -> bool:
+        return False
+
+    def dtype(self) -> str | None:
+        return None
+
+    def load_adapter(self, directory: str, version: int, name: str | None) -> None:
+        raise self._cannot("lora")
+
+    def load_shared(self, path: str, version: int) -> None:
+        raise self._cannot("shared_memory")
+
+    def ranks(self) -> int:
+        return 1
+
+    def join_group(self, group: GroupSpec, first_rank: int) -> None:
+        raise self._cannot("distributed")
+
+    def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
+        raise self._cannot("distributed")
+
+    def leave_group(self, group: GroupSpec) -> None:
+        raise self._cannot("distributed")
+
+    def _cannot(self, publisher: str) -> ConfigError:
+        return ConfigError(
+            f"the {self.name} server at {self.url} cannot take weights by"
+            f" {publisher}; {CHOOSE}"
+        )
+
+    def _needs(self, path: str, remedy: str) -> None:
+        """Raises ConfigError when the server lacks a route."""
+        if not self.http.has_route(path):
+            raise ConfigError(f"the server at {self.url} has no {path}: {remedy}")
+
+
+def must_succeed(answer: dict[str, Any], what: str) -> None:
+    """Some routes answer 200 and say in the body that they failed."""
+    if answer.get("success") is not True:
+        raise InferenceRefused(200, f"{what}: {answer.get('message', answer)}")
+
+
+def version_name(version: Any) -> str | None:
+    return None if version is None else str(version)
+
+
+def by_token(entries: Sequence[Any], tokens: Sequence[int]) -> list[float]:
+    """Logprob of each token from one entry per token.
+
+    An entry is {"<id>": lp}; the local server wraps it in a list, vLLM makes lp an object
+    {"logprob": lp, ...}.
+    """
+    scored = []
+    for entry, token in zip(entries, tokens):
+        by_id = entry[0] if isinstance(entry, list) else entry
+        value = by_id[str(token)]
+        scored.append(float(value["logprob"] if isinstance(value, dict) else value))
+    return scored
+
+
+def _detail(response: httpx.Response) -> str:
+    return f"{response.status_code} {response.text[:DETAIL_CHARS]}"
+
+
+Connect = Callable[[Http], Engine]

@@ -1,0 +1,127 @@
+"""The server of ``atroposlib.inference``: it takes weights by every publisher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from atroposlib.errors import ConfigError
+from example_trainer.weights.engines.http import (
+    Bucket,
+    OverHttp,
+    by_token,
+    must_succeed,
+    version_name,
+)
+from example_trainer.weights.members import GroupSpec
+
+LONGEST_PAUSE_S = 3600.0  # the server takes no longer bound
+
+
+class LocalEngine(OverHttp):
+    """/pause /update_weights_from_disk /update_weights_from_shared_memory
+    /init_weights_update_group /v1/load_lora_adapter /server_info /generate
+    """
+
+    name = "local"
+
+    def require(self, publisher: str, adapter_name: str | None) -> None:
+        if publisher == "lora" and adapter_name is not None:
+            raise ConfigError(
+                f"the server at {self.url} merges the adapter into the model it serves:"
+                " every request gets it, leave --publish-adapter-name out"
+            )
+        route = {
+            "shared_memory": "/update_weights_from_shared_memory",
+            "distributed": "/init_weights_update_group",
+            "lora": "/v1/load_lora_adapter",
+        }.get(publisher)
+        if route is not None:
+            self._needs(route, "start the atropos-infer of this version")
+
+    def pause(self, resume_after_s: float | None = None) -> None:
+        # Its own bound is a minute; ours is what the user set.
+        params: dict[str, Any] = {
+            "mode": "wait",
+            "timeout_s": min(self.http.timeout_s, LONGEST_PAUSE_S),
+        }
+        if resume_after_s is not None:
+            params["resume_after_s"] = resume_after_s
+        self.http.post("/pause", params=params)
+
+    def resume(self) -> None:
+        self.http.post("/resume")
+
+    def load(self, directory: str, version: int) -> None:
+        self._update(
+            "/update_weights_from_disk", {"model_path": directory, "weight_version": version}
+        )
+
+    def load_adapter(self, directory: str, version: int, name: str | None) -> None:
+        body = {"lora_path": directory, "weight_version": version}
+        self._update("/v1/load_lora_adapter", {"lora_name": f"policy-v{version}", **body})
+
+    def load_shared(self, path: str, version: int) -> None:
+        body = {"path": path, "weight_version": version}
+        self._update("/update_weights_from_shared_memory", body)
+
+    def join_group(self, group: GroupSpec, first_rank: int) -> None:
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": first_rank,
+            "world_size": group.world_size,
+            "group_name": group.name,
+            "backend": group.backend,
+            "timeout_s": group.timeout_s,
+        }
+        self._update("/init_weights_update_group", body)
+
+    def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
+        for i, bucket in enumerate(buckets):
+            body = {
+                "names": bucket.names,
+                "dtypes": bucket.dtypes,
+                "shapes": bucket.shapes,
+                "group_name": group.name,
+                "weight_version": version,
+                "final": i == len(buckets) - 1,
+            }
+            self._update("/update_weights_from_distributed", body)
+
+    def leave_group(self, group: GroupSpec) -> None:
+        self.http.post("/destroy_weights_update_group", {"group_name": group.name})
+
+    def label(self, version: int) -> None:
+        self.http.post("/update_weight_version", {"weight_version": version})
+
+    def version(self) -> str | None:
+        return version_name(self.http.get("/server_info").get("weight_version"))
+
+    def dtype(self) -> str | None:
+        dtype: str | None = self.http.get("/server_info").get("dtype")
+        return dtype
+
+    def token_ids(self, text: str) -> list[int]:
+        # No token is generated, here and in score: a paused server answers as well.
+        body = {"prompt": text, "max_tokens": 0, "logprobs": 0, "prompt_logprobs": 0}
+        ids: list[int] = self.http.post("/generate", body)["prompt_token_ids"]
+        return ids
+
+    def score(self, tokens: list[int]) -> list[float]:
+        answer = self._generate(tokens, max_tokens=0, prompt_logprobs=0)
+        return by_token(answer["prompt_logprobs"][1:], tokens[1:])
+
+    def sample(
+        self, tokens: list[int], count: int, temperature: float
+    ) -> tuple[list[int], list[float]]:
+        answer = self._generate(tokens, max_tokens=count, temperature=temperature)
+        sampled: list[int] = answer["token_ids"][0]
+        return sampled, by_token(answer["logprobs"][0], sampled)
+
+    def _generate(self, tokens: list[int], **settings: Any) -> Any:
+        body = {"prompt": {"prompt_token_ids": tokens}, "temperature": 1.0, "logprobs": 0}
+        return self.http.post("/generate", {**body, **settings})
+
+    def _update(self, path: str, body: dict[str, Any]) -> None:
+        must_succeed(self.http.post(path, body), path)

@@ -1,0 +1,213 @@
+"""vLLM with its development routes on. Weights go through our worker extension
+(``vllm_worker.WeightWorker``) where it was started with it, else through vLLM's own routes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+from atroposlib.errors import ConfigError, InferenceError
+from example_trainer.weights.engines.http import (
+    Bucket,
+    Http,
+    OverHttp,
+    by_token,
+    version_name,
+)
+from example_trainer.weights.members import GroupSpec
+
+EXTENSION = "--worker-extension-cls example_trainer.weights.vllm_worker.WeightWorker"
+# What the extension answers to the trainer's question; see vllm_worker.
+EXTENSION_NAME = "atropos-weight-worker"
+
+
+class VllmEngine(OverHttp):
+    """/pause /collective_rpc /update_weight_version /init_weight_transfer_engine
+    /update_weights /v1/load_lora_adapter /v1/completions (VLLM_SERVER_DEV_MODE=1)
+    """
+
+    name = "vllm"
+
+    def __init__(self, http: Http) -> None:
+        super().__init__(http)
+        self._adapter: str | None = None  # what requests ask for; set by the first load
+
+    @cached_property
+    def has_extension(self) -> bool:
+        """Whether it was started with our worker extension."""
+        try:
+            return EXTENSION_NAME in json.dumps(self._rpc("weight_worker"))
+        except InferenceError:  # an unknown method; whatever else is wrong shows later
+            return False
+
+    @property
+    def native_group(self) -> bool:
+        return not self.has_extension
+
+    @property
+    def opens_cuda_memory(self) -> bool:
+        return self.has_extension
+
+    @property
+    def wants_untied_head(self) -> bool:
+        # vLLM's CPU build answers a reload with 200 and keeps its packed copy of a tied
+        # head. A head of its own is always refreshed, and so does our extension.
+        return not self.has_extension
+
+    def require(self, publisher: str, adapter_name: str | None) -> None:
+        if publisher == "shared_memory" and not self.has_extension:
+            raise ConfigError(f"start the vLLM at {self.url} with {EXTENSION}")
+        if publisher == "distributed" and not self.has_extension:
+            self._needs(
+                "/init_weight_transfer_engine",
+                f"start vLLM with {EXTENSION}, or with --weight-transfer-config"
+                ' \'{"backend": "nccl"}\'',
+            )
+        if publisher == "lora":
+            self._require_lora(adapter_name)
+
+    def _require_lora(self, adapter_name: str | None) -> None:
+        if self.http.has_route("/lora/load"):  # the original's server: active for all
+            return
+        self._needs(
+            "/v1/load_lora_adapter",
+            "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
+        )
+        if adapter_name is None:
+            raise ConfigError(
+                f"vLLM at {self.url} applies an adapter only to requests that name it. Set"
+                " --publish-adapter-name and let the environments ask for that name as"
+                " model, or use --weight-publisher disk, which publishes merged weights"
+            )
+        if adapter_name == self._base_model:
+            raise ConfigError(
+                f"vLLM at {self.url} serves its base model as {adapter_name!r} and refuses"
+                " an adapter of that name; start it with another --served-model-name"
+            )
+
+    def pause(self, resume_after_s: float | None = None) -> None:
+        self.http.post("/pause", params={"mode": "wait"})
+
+    def resume(self) -> None:
+        self.http.post("/resume")
+
+    def load(self, directory: str, version: int) -> None:
+        if self.has_extension:
+            self._rpc("load_checkpoint", path=directory)
+        else:
+            self._rpc("reload_weights", weights_path=directory)
+        self._loaded(version)
+
+    def load_adapter(self, directory: str, version: int, name: str | None) -> None:
+        if self.http.has_route("/lora/load"):
+            body = {"adapter_path": directory, "adapter_name": f"policy-v{version}"}
+            self.http.post("/lora/load", body)
+        elif name is None:
+            raise self._cannot("lora")
+        else:
+            body = {"lora_name": name, "lora_path": directory}
+            self.http.post("/v1/load_lora_adapter", {**body, "load_inplace": True})
+            self._adapter = name
+        self._loaded(version)
+
+    def load_shared(self, path: str, version: int) -> None:
+        self._rpc("load_shared", path=path, version=str(version))
+        self._loaded(version)
+
+    def ranks(self) -> int:
+        answer = self.http.get("/get_world_size", optional=True) or {}
+        return int(answer.get("world_size", 1))
+
+    def join_group(self, group: GroupSpec, first_rank: int) -> None:
+        if self.has_extension:
+            body = json.dumps({**asdict(group), "first_rank": first_rank})
+            self._rpc("join_weight_group", spec=body)
+            return
+        info = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": first_rank,
+            "world_size": group.world_size,
+        }
+        self.http.post("/init_weight_transfer_engine", {"init_info": info})
+
+    def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
+        # One message for all buckets: the workers take tensors in as they come.
+        names = [name for bucket in buckets for name in bucket.names]
+        dtypes = [dtype for bucket in buckets for dtype in bucket.dtypes]
+        shapes = [shape for bucket in buckets for shape in bucket.shapes]
+        if self.has_extension:
+            body = {"name": group.name, "names": names, "dtypes": dtypes, "shapes": shapes}
+            self._rpc("receive_weights", spec=json.dumps(body))
+        else:
+            self._receive_natively(names, dtypes, shapes)
+        self._loaded(version)
+
+    def _receive_natively(
+        self, names: list[str], dtypes: list[str], shapes: list[list[int]]
+    ) -> None:
+        # From 0.17 on an update is bracketed; 0.16 has the one call.
+        bracketed = self.http.has_route("/start_weight_update")
+        if bracketed:
+            self.http.post("/start_weight_update", {})
+        info = {"names": names, "dtype_names": dtypes, "shapes": shapes}
+        self.http.post("/update_weights", {"update_info": info})
+        if bracketed:
+            self.http.post("/finish_weight_update", {})
+
+    def leave_group(self, group: GroupSpec) -> None:
+        if self.has_extension:
+            self._rpc("leave_weight_group", name=group.name)
+        else:
+            self.http.post("/shutdown_weight_transfer_engine", optional=True)
+
+    def label(self, version: int) -> None:
+        # vLLM takes a string only, and under this name.
+        self.http.post("/update_weight_version", {"new_version": str(version)})
+
+    def version(self) -> str | None:
+        return version_name(self.http.get("/weight_info").get("weight_version"))
+
+    def token_ids(self, text: str) -> list[int]:
+        choice = self._complete(text, max_tokens=1, return_token_ids=True)
+        ids: list[int] = choice["prompt_token_ids"]
+        return ids
+
+    def score(self, tokens: list[int]) -> list[float]:
+        choice = self._complete(tokens, max_tokens=1, prompt_logprobs=0)
+        return by_token(choice["prompt_logprobs"][1:], tokens[1:])
+
+    def sample(
+        self, tokens: list[int], count: int, temperature: float
+    ) -> tuple[list[int], list[float]]:
+        choice = self._complete(
+            tokens,
+            max_tokens=count,
+            temperature=temperature,
+            logprobs=0,
+            return_token_ids=True,
+        )
+        logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
+        return choice["token_ids"], logprobs
+
+    def _complete(self, prompt: Any, **settings: Any) -> dict[str, Any]:
+        model = self._adapter or self._base_model
+        body = {"model": model, "prompt": prompt, "temperature": 1.0, **settings}
+        choice: dict[str, Any] = self.http.post("/v1/completions", body)["choices"][0]
+        return choice
+
+    @cached_property
+    def _base_model(self) -> str:
+        return str(self.http.get("/v1/models")["data"][0]["id"])
+
+    def _rpc(self, method: str, **kwargs: str) -> Any:
+        return self.http.post("/collective_rpc", {"method": method, "kwargs": kwargs})
+
+    def _loaded(self, version: int) -> None:
+        # Prefixes computed by the old weights would be reused by the new ones.
+        self.http.post("/reset_prefix_cache", optional=True)
+        self.label(version)

@@ -1,0 +1,211 @@
+"""All servers together: what every publisher does alike, and what it does when one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from atroposlib.errors import InferenceError, PublishFailed
+from example_trainer.checkpoint import TrainerState, is_tied
+from example_trainer.config import TrainingConfig
+from example_trainer.model import Policy
+from example_trainer.together import on_first
+from example_trainer.weights import Announce
+from example_trainer.weights.engines import Engine
+
+T = TypeVar("T")
+MAX_PARALLEL_SERVERS = 64
+# Beyond the two waits in which a server may be paused and untouched: while the slowest of
+# the fleet finishes its requests, and while the bound is lifted.
+WATCHDOG_SLACK_S = 60.0
+AFTERWARDS = (
+    "Mend or remove the server, then start the trainer again; POST /resume lets a server"
+    " generate with what it holds."
+)
+
+
+class Fleet:
+    """Every server, asked at once."""
+
+    def __init__(self, engines: Sequence[Engine], timeout_s: float) -> None:
+        self.engines = engines
+        self._watchdog_s = 2 * timeout_s + WATCHDOG_SLACK_S
+
+    def pause(self) -> None:
+        """Bring all to rest, and only then lift the bound after which they would go on.
+
+        A trainer that dies before leaves servers that wake up by themselves (where they
+        can); after it, only a trainer or a person who knows what they hold resumes them.
+
+        Raises:
+            PublishFailed: one does not pause; none was touched, so the others go on.
+        """
+        self._or_go_on("pause", lambda engine: engine.pause(self._watchdog_s))
+        self._or_go_on("pause", lambda engine: engine.pause())
+
+    def load(self, action: Callable[[Engine], None], retries: int = 0) -> None:
+        """Change the weights of every server.
+
+        Args:
+            retries: times to repeat it where it failed; ``action`` must allow that.
+
+        Raises:
+            PublishFailed: one could not; all that answer stay paused.
+        """
+        waiting = list(self.engines)
+        for left in range(retries, -1, -1):
+            answers = ask(waiting, action)
+            failed = _failures(waiting, answers)
+            if not failed:
+                return
+            if left == 0:
+                raise self.half_updated("load", failed)
+            waiting = [e for e, answer in zip(waiting, answers) if _is_error(answer)]
+
+    def verify(self, version: int) -> None:
+        """Raises PublishFailed unless every server names this version."""
+        answers = ask(self.engines, lambda engine: engine.version())
+        wrong = [
+            (engine.url, answer if _is_error(answer) else f"it names version {answer!r}")
+            for engine, answer in zip(self.engines, answers)
+            if answer != str(version)
+        ]
+        if wrong:
+            raise self.half_updated(f"verify version {version} on", wrong)
+
+    def resume(self) -> None:
+        """Let all generate again.
+
+        Raises:
+            PublishFailed: one does not; the others hold the same version and go on.
+        """
+        answers = ask(self.engines, lambda engine: engine.resume())
+        failed = _failures(self.engines, answers)
+        if failed:
+            raise PublishFailed(
+                f"could not resume {len(failed)} of {len(answers)} servers: {_lines(failed)}."
+                f" All hold the new version and the others generate. {AFTERWARDS}"
+            )
+
+    def hold(self) -> list[str]:
+        """Pause every server that still answers; returns the URLs of those that do not."""
+        answers = ask(self.engines, lambda engine: engine.pause())
+        return [url for url, _ in _failures(self.engines, answers)]
+
+    def half_updated(self, stage: str, failed: Sequence[tuple[str, object]]) -> PublishFailed:
+        """The error of a fleet that may hold several versions; it is paused first."""
+        silent = self.hold()
+        held = ask(self.engines, lambda engine: engine.version())
+        named = ", ".join(
+            f"{engine.url} {'is silent' if _is_error(v) else f'holds version {v!r}'}"
+            for engine, v in zip(self.engines, held)
+        )
+        return PublishFailed(
+            f"could not {stage} {len(failed)} of {len(self.engines)} servers:"
+            f" {_lines(failed)}. Every server that answers stays paused"
+            f"{' (silent: ' + ', '.join(silent) + ')' if silent else ''}; {named}."
+            f" {AFTERWARDS}"
+        )
+
+    def _or_go_on(self, stage: str, action: Callable[[Engine], None]) -> None:
+        answers = ask(self.engines, action)
+        failed = _failures(self.engines, answers)
+        if not failed:
+            return
+        ask(self.engines, lambda engine: engine.resume())
+        raise PublishFailed(
+            f"could not {stage} {len(failed)} of {len(answers)} servers: {_lines(failed)}."
+            f" No server was touched; those that answer go on with what they hold."
+            f" {AFTERWARDS}"
+        )
+
+
+def ask(engines: Sequence[Engine], action: Callable[[Engine], T]) -> list[T | InferenceError]:
+    """The answer or the failure of every engine, asked at the same time."""
+
+    def one(engine: Engine) -> T | InferenceError:
+        try:
+            return action(engine)
+        except InferenceError as error:
+            return error
+
+    if not engines:
+        return []
+    with ThreadPoolExecutor(min(len(engines), MAX_PARALLEL_SERVERS)) as pool:
+        return list(pool.map(one, engines))
+
+
+def _is_error(answer: object) -> bool:
+    return isinstance(answer, InferenceError)
+
+
+def _failures(
+    engines: Sequence[Engine], answers: Sequence[object]
+) -> list[tuple[str, object]]:
+    return [(e.url, answer) for e, answer in zip(engines, answers) if _is_error(answer)]
+
+
+def _lines(failed: Sequence[tuple[str, object]]) -> str:
+    return "; ".join(f"{url}: {what}" for url, what in failed)
+
+
+class FleetPublisher:
+    """The order of a publish. A publisher says how weights are staged and applied."""
+
+    publishes_start = False
+
+    def __init__(
+        self, cfg: TrainingConfig, engines: Sequence[Engine], announce: Announce | None
+    ) -> None:
+        self.engines = engines
+        self.cfg = cfg
+        self.fleet = Fleet(engines, cfg.publish_timeout_s)
+        self._announce = announce
+
+    def publish(self, policy: Policy, state: TrainerState) -> None:
+        world = policy.world
+        if self.cfg.debug_loading and world.first:
+            print(*_listing(policy), sep="\n", flush=True)
+        staged = self.stage(policy, state)
+        on_first(world, self.fleet.pause)
+        self.apply(policy, staged, state.version)
+        on_first(world, lambda: self._finish(state.version))
+        if world.first:
+            self.tidy()
+
+    def stage(self, policy: Policy, state: TrainerState) -> Any:
+        """Make the weights ready while servers generate. Collective."""
+        raise NotImplementedError
+
+    def apply(self, policy: Policy, staged: Any, version: int) -> None:
+        """Bring what was staged into every server; all are paused. Collective."""
+        raise NotImplementedError
+
+    def tidy(self) -> None:
+        """Remove what only older versions needed; servers generate again."""
+
+    def hold(self) -> list[str]:
+        return self.fleet.hold()
+
+    def close(self) -> None:
+        """Nothing is held; a publisher that holds something gives it back here."""
+
+    def unties(self, policy: Policy) -> bool:
+        """Whether a tied output head goes out as a tensor of its own."""
+        if not is_tied(policy):
+            return False
+        if self.cfg.untie_published_head is not None:
+            return self.cfg.untie_published_head
+        return any(engine.wants_untied_head for engine in self.engines)
+
+    def _finish(self, version: int) -> None:
+        self.fleet.verify(version)
+        self.fleet.resume()
+        if self._announce is not None:
+            self._announce(version)
+
+
+def _listing(policy: Policy) -> list[str]:
+    tensors = policy.model.state_dict()
+    return [f"publishing {name} {tuple(tensor.shape)}" for name, tensor in tensors.items()]

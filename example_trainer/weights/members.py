@@ -1,0 +1,110 @@
+"""Process groups between trainer and servers, beside whatever groups a process has already.
+
+The store and its prefixes are those of ``torch.distributed``, laid out as SGLang does, so
+that one of its ranks can be the other end. Imports nothing but torch: a worker of vLLM
+imports this file.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch.distributed
+
+dist: Any = torch.distributed  # its stubs leave out half of what is used here
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Where trainer and servers meet to broadcast weights. The trainer is rank 0."""
+
+    address: str
+    port: int
+    world_size: int
+    backend: str  # nccl or gloo
+    name: str
+    timeout_s: float
+
+
+def bound(group: GroupSpec) -> timedelta:
+    """Of every wait of one member for another."""
+    return timedelta(seconds=group.timeout_s)
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """The port where members will meet, taken before anybody is told; 0 picks a free one."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=2048)
+
+
+def host_store(listener: socket.socket, group: GroupSpec) -> Any:
+    """The store of a group, served by this process on ``listener`` alone."""
+    return dist.TCPStore(
+        group.address,
+        group.port,
+        group.world_size,
+        is_master=True,
+        timeout=bound(group),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def guest_store(group: GroupSpec) -> Any:
+    """The store of a group that another process serves."""
+    return dist.TCPStore(
+        group.address,
+        group.port,
+        group.world_size,
+        is_master=False,
+        timeout=bound(group),
+        wait_for_workers=False,
+    )
+
+
+def join(store: Any, group: GroupSpec, rank: int) -> Any:
+    """A member of the group; with gloo it returns when all are there.
+
+    Raises:
+        RuntimeError: they did not meet within the bound.
+    """
+    kind = "cuda" if group.backend == "nccl" else "cpu"
+    for prefix in (group.name, f"{group.name}/", f"{kind}/"):
+        store = dist.PrefixStore(prefix, store)
+    if group.backend == "nccl":
+        settings = dist.ProcessGroupNCCL.Options()
+        settings._timeout = bound(group)
+        return dist.ProcessGroupNCCL(store, rank, group.world_size, settings)
+    gloo = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = bound(group)
+    near = group.address in LOOPBACK
+    options._devices = [
+        gloo.create_device(hostname="127.0.0.1") if near else gloo.create_default_device()
+    ]
+    return gloo(store, rank, group.world_size, options)
+
+
+def broadcast(members: Any, tensor: Any) -> Any:
+    """Begin to send (rank 0) or receive ``tensor`` in place; the work has ``wait()``."""
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    return members.broadcast([tensor], options)
+
+
+def own_address(url: str) -> str:
+    """The address of this machine that the server at ``url`` can reach."""
+    parts = urlsplit(url)
+    if parts.hostname in LOOPBACK:
+        return "127.0.0.1"
+    # No packet is sent: the system only chooses the interface it would use.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))
+        address: str = probe.getsockname()[0]
+    return address

@@ -1,0 +1,169 @@
+"""What a worker of vLLM does for the trainer; vLLM mixes this class into its own worker:
+
+    VLLM_SERVER_DEV_MODE=1 PYTHONPATH=<this repository> vllm serve MODEL \\
+        --worker-extension-cls example_trainer.weights.vllm_worker.WeightWorker
+
+The trainer calls the methods through /collective_rpc, while generation is paused. Weights
+go through vLLM's own in-place reload, which cuts them for tensor parallelism and packs
+them again where a kernel wants them packed. Arguments are strings: the route passes no
+others. Imports nothing of the trainer but ``members``; this runs in vLLM's environment.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from example_trainer.weights import members
+from example_trainer.weights.members import GroupSpec
+
+NAME = "atropos-weight-worker"
+
+Weights = Iterable[tuple[str, Tensor]]
+
+
+class WeightWorker:
+    """Methods that vLLM's worker gets; ``model_runner``, ``device``, ``rank`` are its own."""
+
+    model_runner: Any
+    device: torch.device
+    rank: int
+    _weight_group: tuple[str, Any] | None = None
+
+    def weight_worker(self) -> str:
+        """Answers the trainer's question whether this class is here."""
+        return NAME
+
+    def load_checkpoint(self, path: str) -> str:
+        """Load the safetensors files of a model directory."""
+        files = sorted(Path(path).glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(f"{path} has no .safetensors file")
+        return self._reload(weight for file in files for weight in _of_file(file))
+
+    def load_shared(self, path: str, version: str) -> str:
+        """Copy weights out of memory: a safetensors file there, or CUDA handles in JSON."""
+        if not path.endswith(".json"):
+            return self._reload(_of_file(Path(path), version))
+        described = json.loads(Path(path).read_text(encoding="utf-8"))
+        if described["version"] != version:
+            raise ValueError(f"{path} holds {described['version']!r}, not {version!r}")
+        text = self._reload(_of_cuda(described))
+        torch.cuda.synchronize()  # before the trainer may write there again
+        return text
+
+    def join_weight_group(self, spec: str) -> str:
+        """Enter a group with the trainer; one of an earlier trainer is left."""
+        fields = json.loads(spec)
+        first_rank = fields.pop("first_rank")
+        self._leave()
+        group = GroupSpec(**fields)
+        entered = members.join(members.guest_store(group), group, first_rank + self.rank)
+        self._weight_group = group.name, entered
+        return group.name
+
+    def receive_weights(self, spec: str) -> str:
+        """Load tensors as they are broadcast; none is kept longer than its layer needs."""
+        told = json.loads(spec)
+        name, group = self._weight_group or ("none", None)
+        if name != told["name"]:
+            raise ValueError(f"this worker is in group {name!r}, not {told['name']!r}")
+        where = self.device if _is_nccl(group) else torch.device("cpu")
+
+        def received() -> Iterator[tuple[str, Tensor]]:
+            for key, dtype, shape in zip(told["names"], told["dtypes"], told["shapes"]):
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=where)
+                members.broadcast(group, tensor).wait()
+                yield key, tensor
+
+        return self._reload(received())
+
+    def leave_weight_group(self, name: str) -> str:
+        if self._weight_group is not None and self._weight_group[0] == name:
+            self._leave()
+        return name
+
+    def _leave(self) -> None:
+        entered, self._weight_group = self._weight_group, None
+        if entered is not None:
+            entered[1].abort()
+
+    def _reload(self, weights: Weights) -> str:
+        seen: list[str] = []
+
+        def counted() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in weights:
+                seen.append(name)
+                yield name, tensor
+
+        self.model_runner.reload_weights(weights_iterator=counted())
+        self._refresh_tied_head()
+        return f"{len(seen)} tensors"
+
+    def _refresh_tied_head(self) -> None:
+        """A head that is the embedding gets no tensor of its own, so no reload packs it."""
+        head = getattr(self.model_runner.get_model(), "lm_head", None)
+        method = getattr(head, "quant_method", None)
+        if method is not None and hasattr(method, "process_weights_after_loading"):
+            method.process_weights_after_loading(head)
+
+
+def _of_file(path: Path, version: str | None = None) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as reader:
+        held = (reader.metadata() or {}).get("version", "no version").strip()
+        if version is not None and held != version:
+            raise ValueError(f"{path} holds {held!r}, not {version!r}")
+        for name in reader.keys():
+            yield name, reader.get_tensor(name)
+
+
+def _of_cuda(described: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of the trainer's GPU memory. All lie in one allocation, opened once."""
+    index = _device_index(described["device_uuid"])
+    storage: Any = None
+    for name in described["param_names"]:
+        fields = described["ipc_handles"][name]
+        if storage is None:
+            storage = open_storage(fields, index)
+        empty = torch.empty(0, dtype=getattr(torch, fields["dtype"]), device=f"cuda:{index}")
+        yield name, empty.set_(
+            storage, fields["tensor_storage_offset"], fields["shape"], fields["stride"]
+        )
+
+
+def open_storage(fields: dict[str, Any], device_index: int) -> Any:
+    """The trainer's allocation, seen from this process."""
+    storages: Any = torch.UntypedStorage
+    return storages._new_shared_cuda(
+        device_index,
+        base64.b64decode(fields["ipc_handle_b64"]),
+        fields["storage_size"],
+        fields["storage_offset_orig"],
+        base64.b64decode(fields["ref_counter_handle_b64"]),
+        fields["ref_counter_offset"],
+        base64.b64decode(fields["event_handle_b64"]),
+        fields["event_sync_required"],
+    )
+
+
+def _device_index(uuid: str) -> int:
+    """The trainer's GPU by this process's numbers, which may be others."""
+    for index in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(index).uuid) == uuid:
+            return index
+    raise RuntimeError(
+        f"GPU {uuid} of the trainer is not visible to this worker: name it in its"
+        " CUDA_VISIBLE_DEVICES, or publish by disk"
+    )
+
+
+def _is_nccl(group: Any) -> bool:
+    return "nccl" in type(group).__name__.lower()
