@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from types import FrameType
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import RolloutApiUnavailable
-from atroposlib.wire import ClaimedBatch, Registration
-from example_trainer.checkpoint import TrainerState, read_state
+from atroposlib.wire import Registration
 from example_trainer.config import TrainingConfig
 from example_trainer.heartbeat import Pulse
-from example_trainer.model import Policy
+from example_trainer.stopping import Stop, Stopped
 from example_trainer.weights.engines import Engine, connect
 
-CLAIM_WAIT_S = 5.0  # of one call; short, so that a signal is noticed soon
+__all__ = ["Stop", "Stopped", "Waits", "connect_all", "name_weights", "registration"]
+
 SERVER_START_S = 600.0
 REPEAT_WAIT_LINE_S = 30.0
-
-
-class Stopped(Exception):
-    """The trainer was asked to stop, by the signal the message names."""
-
-
-class Stop:
-    """Set by a signal, read where stopping is safe: never between publish and ack."""
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-
-    def request(self, number: int, frame: FrameType | None = None) -> None:
-        self.reason = signal.Signals(number).name
-
-    def check(self) -> None:
-        if self.reason is not None:
-            raise Stopped(self.reason)
 
 
 class Waits:
@@ -74,6 +53,7 @@ def connect_all(cfg: TrainingConfig, waits: Waits, stack: ExitStack) -> list[Eng
                     timeout_s=cfg.publish_timeout_s,
                     wait_s=SERVER_START_S,
                     on_wait=waits,
+                    token=cfg.server_token,
                 )
             )
         )
@@ -81,24 +61,27 @@ def connect_all(cfg: TrainingConfig, waits: Waits, stack: ExitStack) -> list[Eng
     ]
 
 
-def register(client: RolloutClient, cfg: TrainingConfig, policy: Policy) -> TrainerState:
-    """Open the run, or join it again with weights the trainer itself published in it."""
-    state = read_state(cfg.model_name)
-    registration = Registration(
+def registration(
+    cfg: TrainingConfig, max_token_len: int, starting_step: int, *, commits: bool
+) -> Registration:
+    """What the run is told about its trainer.
+
+    Args:
+        commits: keep acked batches until a checkpoint that holds them is committed.
+    """
+    return Registration(
         wandb_group=cfg.wandb_group or "",
         wandb_project=cfg.wandb_project or "",
         batch_size=cfg.sequences_per_step,
-        max_token_len=policy.max_tokens_per_row,
+        max_token_len=max_token_len,
         checkpoint_dir=cfg.save_path,
         save_checkpoint_interval=cfg.checkpoint_interval or cfg.training_steps,
-        starting_step=state.step if state else 0,
+        starting_step=starting_step,
         num_steps=cfg.training_steps,
+        commits=commits,
+        max_staleness=cfg.max_staleness,
+        staleness_policy=cfg.staleness_policy,
     )
-    registered = client.register(registration)
-    if state is None or state.run_id != registered.run_id:
-        return TrainerState(registered.run_id, 0, 0, None)
-    print(f"continuing run {state.run_id} at step {state.step}; optimizer starts afresh")
-    return state
 
 
 def name_weights(client: RolloutClient, engines: Sequence[Engine], version: int) -> None:
@@ -106,31 +89,3 @@ def name_weights(client: RolloutClient, engines: Sequence[Engine], version: int)
     for engine in engines:
         engine.label(version)
     client.announce_version(version)
-
-
-def wait_for_batch(
-    client: RolloutClient, cfg: TrainingConfig, state: TrainerState, waits: Waits
-) -> ClaimedBatch:
-    """The next batch these weights have not been trained on.
-
-    Raises:
-        RolloutApiUnavailable: none could be formed within ``batch_timeout_s``.
-        Stopped: asked to stop.
-    """
-    started = time.monotonic()
-    while True:
-        waits.stop.check()
-        claimed = client.claim(lease_s=cfg.lease_s, wait_s=CLAIM_WAIT_S)
-        if claimed.batch is not None and claimed.batch_no is not None:
-            if not state.has_trained(state.run_id, claimed.batch_no):
-                return claimed
-            print(
-                f"batch {claimed.batch_no} is in the weights already: acked, not trained again"
-            )
-            client.ack(claimed)
-            continue
-        waited_s = time.monotonic() - started
-        reason = claimed.blocked_reason or "no reason given"
-        if waited_s > cfg.batch_timeout_s:
-            raise RolloutApiUnavailable(f"no batch for {waited_s:.0f} s: {reason}")
-        waits(f"a batch: {reason}; {waited_s:.0f} s of at most {cfg.batch_timeout_s:.0f} s")

@@ -76,6 +76,13 @@ def environment_outages(rounds: int, seed: int) -> Figures:
     return environment_campaign(rounds, Durations())
 
 
+def trainer_kills(kills: int, seed: int) -> Figures:
+    """CI kills once in each phase of a run: tests/trainer/test_trainer_kill.py."""
+    from tests.torture.killed_trainers import trainer_campaign  # imports torch
+
+    return trainer_campaign(kills, seed)
+
+
 CAMPAIGNS: dict[str, Campaign] = {
     "model-memory": Campaign(model_on_memory, "examples", 300, 5_000),
     "model-sqlite": Campaign(model_on_sqlite, "examples", 2_000, 20_000),
@@ -89,6 +96,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "full-disk": Campaign(full_disk_campaign, "rounds", 4, 100),
     "kills": Campaign(kill_campaign, "kills", 100, 1_000),
     "environment": Campaign(environment_outages, "rounds", 1, 5),
+    "trainer": Campaign(trainer_kills, "kills", 5, 300),
     "fuzz": Campaign(
         lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 100_000, 10**6
     ),

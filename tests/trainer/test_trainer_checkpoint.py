@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
-from atroposlib.errors import ConfigError
+from atroposlib.errors import CheckpointError, ConfigError
 from example_trainer import checkpoint, model
 from example_trainer.checkpoint import TrainerState
 
@@ -63,3 +65,38 @@ def test_a_state_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigError, match=checkpoint.STATE_FILE):
         checkpoint.read_state(str(tmp_path))
     assert checkpoint.read_state(str(tmp_path / "absent")) is None
+
+
+def test_a_writer_that_died_between_its_two_renames_left_the_old_directory(tmp_path):
+    final = tmp_path / "model"
+    replaced, draft = tmp_path / ".model.replaced", tmp_path / ".model.draft"
+    for directory, text in ((replaced, "old"), (draft, "new")):
+        directory.mkdir()
+        (directory / "weights").write_text(text)
+    checkpoint.tidy(tmp_path)
+    assert (final / "weights").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_full_disk_is_named_and_harms_nothing(policy, tmp_path, monkeypatch):
+    directory = checkpoint.save_model(policy, tmp_path / "step_4", STATE)
+    before = (directory / "model.safetensors").read_bytes()
+
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "sync", full)
+    with pytest.raises(CheckpointError, match="step_4 could not be written.*No space left"):
+        checkpoint.save_model(policy, tmp_path / "step_4", STATE)
+    assert (directory / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["step_4"]
+
+
+def test_what_was_written_last_is_kept_also_after_going_back(tmp_path):
+    for age, name in enumerate(("other_1", "step_10", "step_11", "step_final", "step_2")):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (age, age))
+    checkpoint.keep_newest(tmp_path, "step_*", 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("other_1", "step_11", "step_2", "step_final")
+    ]

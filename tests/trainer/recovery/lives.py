@@ -1,0 +1,81 @@
+"""Lives of a trainer, as far as recovery is concerned, and what they leave."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atroposlib.client import RolloutClient
+from example_trainer import optim
+from example_trainer.checkpoint import TrainerState
+from example_trainer.config import TrainingConfig
+from example_trainer.model import Policy
+from example_trainer.recovery import Recovery
+from tests.trainer.rows import row, scored
+
+BATCHES = 6
+
+
+@dataclass
+class Life:
+    """One start of a trainer, as far as recovery is concerned."""
+
+    client: RolloutClient
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    recovery: Recovery
+    state: TrainerState
+
+    def step(self, *, save: bool = True) -> list[str]:
+        """Train on the next batch; its keys."""
+        claimed = self.client.claim(wait_s=0)
+        assert claimed.batch is not None, claimed.blocked_reason
+        learn(self.policy, self.optimizer, self.state.step)
+        step = self.state.step + 1
+        self.state = TrainerState(self.state.run_id, step, step, claimed.batch_no)
+        self.client.ack(claimed)
+        if save:
+            self.save()
+        return [group.idempotency_key or "" for group in claimed.batch]
+
+    def save(self) -> None:
+        self.recovery.save(self.client, self.policy, self.optimizer, self.state)
+
+
+def learn(policy: Policy, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """A real gradient on tokens that random numbers chose."""
+    tokens = torch.randint(5, 40, (5,)).tolist() + [random.randrange(5, 40)]
+    for plan in policy.plan([row([5, 6], tokens)]):
+        torch.autograd.backward(-policy.score(plan).logprobs.sum())
+    optim.step(optimizer, policy, TrainingConfig(model_name="", lr=1e-3), step)
+
+
+def groups(count: int) -> list[dict[str, Any]]:
+    """Groups of the size of a batch, so that each makes one."""
+    rows = [[5, 6, 7 + i] for i in range(8)]
+    return [
+        {
+            **{"tokens": group.tokens, "masks": group.masks, "scores": group.scores},
+            **{"inference_logprobs": group.inference_logprobs, "idempotency_key": f"key {n}"},
+        }
+        for n in range(count)
+        for group in [scored(rows, 2, [float(i) for i in range(8)])]
+    ]
+
+
+def recover_directory(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints" / "recover"
+
+
+def checkpoints(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in recover_directory(tmp_path).glob("step_*"))
+
+
+def everything(life: Life) -> dict[str, torch.Tensor]:
+    held, numbers = optim.state_tensors(life.optimizer, life.policy)
+    weights = {f"w{i}": p.detach() for i, p in enumerate(life.policy.parameters())}
+    return {**held, **weights, "rng": torch.get_rng_state(), "lr": torch.tensor(numbers["lr"])}

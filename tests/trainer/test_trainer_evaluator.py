@@ -1,0 +1,165 @@
+"""Evaluations are real programs here; none of them outlives its test."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from example_trainer.checkpoint import TrainerState
+from example_trainer.evaluator import Evaluator, read_metrics
+from example_trainer.heartbeat import Pulse
+from example_trainer.parallel import World
+from example_trainer.session import Stop, Stopped, Waits
+
+STATE = TrainerState("run", step=7, version=6, batch_no=7)
+WRITES = """
+import json, pathlib, sys
+version, step, url, out, extra = sys.argv[1:]
+metrics = {"version": int(version), "step": int(step), "url": url, "extra": json.loads(extra)}
+pathlib.Path(out, "metrics.json").write_text(json.dumps(metrics))
+"""
+
+
+@pytest.fixture
+def evaluate(config):
+    """Run a Python program as the evaluation."""
+
+    def run(program: str, *arguments: str, **settings: Any) -> dict[str, float]:
+        command = [sys.executable, "-c", program, *arguments]
+        defaults: dict[str, Any] = {"eval_every_steps": 1, "eval_command": command}
+        evaluator = Evaluator(config(**{**defaults, **settings}), World.single())
+        return evaluator.maybe(STATE, False, ["http://one", "http://two"])
+
+    return run
+
+
+def test_the_command_is_told_what_to_evaluate_and_its_numbers_come_back(evaluate):
+    arguments = ("{version}", "{step}", "{url}", "{out}", '{"share": 0.5, "flag": true}')
+    assert evaluate(WRITES, *arguments) == {
+        "eval/version": 6.0,
+        "eval/step": 7.0,
+        "eval/extra/share": 0.5,
+        "eval_failures": 0.0,
+    }
+
+
+def test_metrics_of_an_environment_lose_what_is_no_result(tmp_path):
+    path = tmp_path / "metrics.json"
+    document = {
+        "config_general": {"start": 12.5},
+        "results": {
+            "atropos|gsm8k|0": {"accuracy": 0.25},
+            "all": {"accuracy": 0.5, "n": 4, "none": None, "nan": float("nan")},
+        },
+    }
+    path.write_text(json.dumps(document))
+    assert read_metrics(path) == {
+        "eval/atropos|gsm8k|0/accuracy": 0.25,
+        "eval/accuracy": 0.5,
+        "eval/n": 4.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import sys; print('no data'); sys.exit(3)", "exit status 3\nno data"),
+        ("pass", "metrics.json"),
+        (
+            "import sys; open(sys.argv[1] + '/metrics.json', 'w').write('[1]')",
+            "no JSON object",
+        ),
+        (
+            "import sys; open(sys.argv[1] + '/metrics.json', 'w').write('{')",
+            "EVALUATION FAILED",
+        ),
+        (
+            "import sys; open(sys.argv[1] + '/metrics.json', 'w').write('{}')",
+            "holds no number",
+        ),
+    ],
+)
+def test_a_failed_evaluation_is_counted_and_printed_and_no_number(
+    evaluate, capsys, program, said
+):
+    assert evaluate(program, "{out}") == {"eval_failures": 1.0}
+    output = capsys.readouterr().out
+    assert "EVALUATION FAILED at step 7" in output and said in output
+
+
+def test_a_program_that_is_not_there_is_a_failed_evaluation(config, capsys):
+    cfg = config(eval_every_steps=1, eval_command=["/no/such/program"])
+    evaluator = Evaluator(cfg, World.single())
+    for failures in (1.0, 2.0):
+        assert evaluator.maybe(STATE, False, []) == {"eval_failures": failures}
+    assert "/no/such/program" in capsys.readouterr().out
+
+
+def test_numbers_of_an_earlier_evaluation_are_not_taken_for_those_of_a_failed_one(
+    evaluate, config
+):
+    out = Path(config().save_path) / "eval" / "step_7"
+    out.mkdir(parents=True)
+    (out / "metrics.json").write_text('{"accuracy": 1.0}')
+    assert evaluate("pass") == {"eval_failures": 1.0}
+
+
+HANGS = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(sys.argv[1], "pids").write_text(f"{os.getpid()} {child.pid}")
+time.sleep(600)
+"""
+
+
+def test_an_evaluation_that_takes_too_long_ends_with_all_its_processes(
+    evaluate, config, capsys
+):
+    assert evaluate(HANGS, "{out}", eval_timeout_s=1.0) == {"eval_failures": 1.0}
+    assert "not done after 1 s" in capsys.readouterr().out
+    pids = (Path(config().save_path) / "eval" / "step_7" / "pids").read_text().split()
+    assert len(pids) == 2 and all(map(gone, map(int, pids)))
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ended, or does within the time init takes to notice."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        state = Path(f"/proc/{pid}/stat")
+        if state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+    return False
+
+
+def test_a_signal_ends_the_evaluation_and_the_trainer(config):
+    stop = Stop()
+    cfg = config(
+        eval_every_steps=1, eval_command=[sys.executable, "-c", "import time; time.sleep(600)"]
+    )
+    stop.request(15)
+    evaluator = Evaluator(cfg, World.single(), Waits(stop, Pulse(lambda beat: None, "test")))
+    with pytest.raises(Stopped, match="SIGTERM"):
+        evaluator.maybe(STATE, False, [])
+
+
+def test_evaluations_come_by_their_own_frequency_and_at_the_start_if_asked(config):
+    calls = [sys.executable, "-c", WRITES, "{version}", "{step}", "", "{out}", "{}"]
+    cfg = config(eval_every_steps=2, eval_at_start=True, eval_command=calls)
+    evaluator = Evaluator(cfg, World.single())
+    start = TrainerState("run", 0, 0, None)
+    assert evaluator.at_start(start, [])["eval/step"] == 0.0
+    assert evaluator.at_start(STATE, []) == {}  # a restarted trainer has begun long ago
+    assert [bool(evaluator.maybe(STATE, False, [])) for _ in range(4)] == [
+        *(False, True, False, True)
+    ]
+    assert Evaluator(config(), World.single()).maybe(STATE, True, []) == {}
