@@ -1,0 +1,247 @@
+"""What atropos-sft-gen and atropos-dpo-gen share: flags, the run, the loop.
+
+    run-api --claim--> batch -> lines of each group -> FILE, synced -> ack
+
+The tool takes the place of a trainer. It opens a run of its own and refuses one that
+somebody opened before, unless ``--reset`` says that it may be wiped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atroposlib.cli.line_file import LineFile
+from atroposlib.cli.selection import Rules, usable_rows
+from atroposlib.client import RolloutClient
+from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.wire import Heartbeat, Registration, RunStatus, ScoredData
+
+CLAIM_WAIT_S = 5.0
+DEFAULT_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"
+LIVE_TRAINER_S = 60.0  # a trainer of ours says something every few seconds
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One command; ``lines_of(group, rows, rules, tokenizer or None, rng)`` are the lines."""
+
+    name: str
+    unit: str  # what a line is
+    lines_of: Callable[..., list[Line]]
+
+
+def main(job: Job, parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Collect as the flags say: 0 when done, 1 with a sentence if it could not be."""
+    options = parser.parse_args(argv)
+    try:
+        collect(job, options)
+    except (AtroposError, OSError) as error:
+        print(f"{job.name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{job.name}: stopped; --append-to-previous goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def build_parser(
+    name: str, description: str, *, most: str, min_difference: float, tasks: int
+) -> argparse.ArgumentParser:
+    """The flags of both commands; ``most`` is the flag that bounds the lines of a group."""
+    parser = argparse.ArgumentParser(
+        prog=name, description=description, epilog="How to use it: docs/other-training.md"
+    )
+    add = parser.add_argument
+    add("filepath", type=Path, help="file of JSON lines to write")
+    _value(add, "--api-url", "http://localhost:8000", "rollout API", str)
+    _value(add, "--group-size", 2, "sequences per group that environments make", _count)
+    _value(add, "--max-token-len", 2048, "tokens of a sequence, told to environments", _count)
+    _value(add, "--tokenizer", DEFAULT_TOKENIZER, "of the model that was sampled", str)
+    add("--save-messages", action="store_true", help="lines of messages instead of text")
+    _value(add, most, 3, "lines of one group, at most", _count, dest="most")
+    _value(add, "--num-seqs-to-save", 100, "lines to write, exactly", _count)
+    add("--allow-negative-scores", action="store_true", help="keep scores of 0 and below too")
+    _value(
+        add,
+        "--minimum-score-diff-max-min",
+        min_difference,
+        "a line's score lies above the group's lowest, or its negative's, by more than this",
+        float,
+    )
+    add(
+        "--append-to-previous",
+        action="store_true",
+        help="add to a file that exists; a collection that was cut off goes on where it was",
+    )
+    _value(add, "--tasks-per-step", tasks, "groups per batch", _count)
+    _value(add, "--seed", 0, "of random choices", int)
+    add(
+        "--reset",
+        action="store_true",
+        help="if somebody has opened a run at this API, wipe it, its queue included",
+    )
+    return parser
+
+
+def _value(
+    add: Callable[..., Any], flag: str, default: Any, text: str, kind: Any, **more: Any
+) -> None:
+    add(flag, type=kind, default=default, help=f"{text} (%(default)s)", **more)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("a whole number above 0")
+    return int(text)
+
+
+def collect(job: Job, options: argparse.Namespace) -> None:
+    """Write ``num_seqs_to_save`` lines.
+
+    Nothing is asked of the API before the file and the tokenizer are known to be usable.
+
+    Raises:
+        ConfigError: one of them is not, or the run belongs to somebody else.
+        RolloutApiError, Fenced: the API is gone, or a trainer took over; what was written
+            stays, and ``--append-to-previous`` goes on.
+    """
+    out = LineFile(options.filepath, append=options.append_to_previous)
+    tokenizer = None if options.save_messages else _load(options.tokenizer)
+    rules = Rules(
+        options.most, options.allow_negative_scores, options.minimum_score_diff_max_min
+    )
+
+    def say(text: str) -> None:
+        print(f"{job.name}: {text}", file=sys.stderr, flush=True)
+
+    with closing(RolloutClient(options.api_url, on_wait=say)) as client:
+        if options.reset:
+            client.reset()
+        require_free(client.status(), options.api_url, out)
+        registered = client.register(_registration(options))
+        if out.resumed:
+            say(f"going on after {out.progress.lines} lines; {out.cut} bytes cut")
+        out.open(registered.run_id)
+
+        def lines_of(batch_no: int, groups: Sequence[ScoredData]) -> tuple[list[Line], str]:
+            lines, counts = [], Counter(groups=len(groups))
+            for number, group in enumerate(groups):
+                rows = usable_rows(group)
+                counts["failed rollouts left out"] += len(group.tokens) - len(rows)
+                if options.save_messages and group.messages is None:
+                    counts["groups without messages"] += 1
+                elif rows:
+                    # Its own for each group: a batch delivered again gives the same lines.
+                    rng = random.Random(f"{options.seed}/{batch_no}/{number}")
+                    lines += job.lines_of(group, rows, rules, tokenizer, rng)
+            return lines, ", ".join(f"{n} {what}" for what, n in counts.items() if n)
+
+        _fill(job, client, out, options.num_seqs_to_save, lines_of, say)
+    out.finish()
+    say(f"done: {out.progress.lines} {job.unit} in {out.path}")
+
+
+def _fill(
+    job: Job,
+    client: RolloutClient,
+    out: LineFile,
+    wanted: int,
+    lines_of: Callable[[int, Sequence[ScoredData]], tuple[list[Line], str]],
+    say: Callable[[str], None],
+) -> None:
+    wait_s = 0.0  # a batch whose ack was cut off is there at once
+    reason = None
+    while True:
+        claimed = client.claim(wait_s=wait_s, binary=True)
+        left = wanted - out.progress.lines
+        if out.holds(claimed):
+            client.ack(claimed)
+        elif left <= 0:
+            return
+        elif claimed.batch is None or claimed.batch_no is None:
+            if claimed.blocked_reason != reason:
+                say(f"{out.progress.lines} of {wanted}; waiting: {claimed.blocked_reason}")
+            reason = claimed.blocked_reason
+        else:
+            lines, told = lines_of(claimed.batch_no, claimed.batch)
+            out.append(lines[:left], claimed.batch_no)
+            client.ack(claimed)
+            kept = min(left, len(lines))
+            say(
+                f"{out.progress.lines} of {wanted}:"
+                f" {kept} {job.unit} from batch {claimed.batch_no} ({told})"
+            )
+            reason = None
+        _beat(client, job, out.progress.lines, wanted, reason)
+        if out.progress.lines >= wanted:
+            return
+        wait_s = CLAIM_WAIT_S
+
+
+def require_free(status: RunStatus, url: str, out: LineFile) -> None:
+    """Refuse to end the run of another trainer by surprise.
+
+    Free is an API on which nobody registered, or the run that this very file was cut off
+    in, unless a trainer lives in it now.
+
+    Raises:
+        ConfigError: the run is somebody else's.
+    """
+    lives = any(
+        one.role == "trainer" and one.age_s < LIVE_TRAINER_S and one.phase != "done"
+        for one in status.participants
+    )
+    ours = out.resumed and status.run_id == out.progress.run_id and not lives
+    if status.state != "EMPTY" and not ours:
+        raise ConfigError(
+            f"a run is open at {url} (step {status.current_step}, {status.queue_size} groups"
+            " queued) and would lose its trainer: use an API of its own, or --reset to wipe"
+            " that run and take its environments over"
+        )
+
+
+def _registration(options: argparse.Namespace) -> Registration:
+    return Registration(
+        wandb_group="test",
+        wandb_project="test",
+        batch_size=options.group_size * options.tasks_per_step,
+        max_token_len=options.max_token_len,
+        checkpoint_dir="checkpoints",
+        save_checkpoint_interval=10,
+        starting_step=0,
+        # Environments that take their number of steps from here go on for so long.
+        num_steps=2 * options.num_seqs_to_save,
+    )
+
+
+def _beat(client: RolloutClient, job: Job, lines: int, wanted: int, why: str | None) -> None:
+    details: dict[str, float | int | str] = {"lines": lines, "wanted": wanted}
+    phase = "done" if lines >= wanted else "collecting"
+    client.heartbeat(
+        Heartbeat(
+            role="tool",
+            name=job.name,
+            phase=phase,
+            waiting_on=why[:400] if why else None,
+            details=details,
+        )
+    )
+
+
+def _load(name: str) -> Any:
+    from atroposlib.utils.tokenizers.loading import load_tokenizer_named
+
+    try:
+        return load_tokenizer_named(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--tokenizer {name!r} cannot be loaded: {error}") from error

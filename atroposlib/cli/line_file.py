@@ -1,0 +1,124 @@
+"""A file of JSON lines that gets each batch exactly once, whatever is killed when.
+
+    lines of batch n --append, sync--> FILE --> FILE.progress --> ack of batch n
+                                                "n is in the first b bytes"
+
+Killed before the second arrow: the bytes after the last progress are cut at the next start,
+and the API, which heard no ack, delivers the batch again. Killed after it: the batch comes
+again too, is found in the progress, and is acked without being written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from atroposlib.errors import ConfigError
+from atroposlib.wire import ClaimedBatch
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What of a collection is in the file; kept beside it until the collection is done."""
+
+    bytes: int  # of the file
+    lines: int = 0  # this collection wrote
+    run_id: str = ""
+    batch_no: int = 0  # the last one whose lines are among the bytes
+
+
+class LineFile:
+    """The file and its progress.
+
+    Raises:
+        ConfigError: the file exists and ``append`` is false, or is shorter than it was.
+    """
+
+    def __init__(self, path: Path, *, append: bool) -> None:
+        self.path = path
+        self._progress_path = path.with_name(path.name + ".progress")
+        if path.exists() and not append:
+            cut_off = self._progress_path.exists()
+            raise ConfigError(
+                f"{path} exists"
+                + (" and its collection was cut off" if cut_off else "")
+                + ": name another file, or add --append-to-previous to go on with it"
+            )
+        if not path.parent.is_dir():
+            raise ConfigError(f"{path.parent} is no directory: create it first")
+        self.resumed = path.exists() and self._progress_path.exists()
+        size = path.stat().st_size if path.exists() else 0
+        self.progress = self._read() if self.resumed else Progress(size)
+        if size < self.progress.bytes:
+            raise ConfigError(
+                f"{path} has {size} bytes, fewer than were collected: if that is right,"
+                f" remove {self._progress_path}"
+            )
+        self.cut = size - self.progress.bytes  # bytes of a batch that was not finished
+
+    def open(self, run_id: str) -> None:
+        """Create the file, or cut what a killed collection left unfinished."""
+        with self.path.open("ab") as file:
+            file.truncate(self.progress.bytes)
+        size = self.progress.bytes
+        if size and not _ends_a_line(self.path):
+            with self.path.open("ab") as file:
+                file.write(b"\n")
+            size += 1
+        same = run_id == self.progress.run_id
+        batch_no = self.progress.batch_no if same else 0
+        self._save(replace(self.progress, bytes=size, run_id=run_id, batch_no=batch_no))
+
+    def holds(self, batch: ClaimedBatch) -> bool:
+        """Whether the lines of this batch, of the run opened with, are in the file already."""
+        return batch.batch_no is not None and batch.batch_no == self.progress.batch_no
+
+    def append(self, lines: Sequence[dict[str, Any]], batch_no: int) -> None:
+        """Write the lines of one batch; on return they, and that fact, are on disk."""
+        data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+        with self.path.open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._save(
+            replace(
+                self.progress,
+                bytes=self.progress.bytes + len(data),
+                lines=self.progress.lines + len(lines),
+                batch_no=batch_no,
+            )
+        )
+
+    def finish(self) -> None:
+        """The collection is complete: the next one with this file begins anew."""
+        self._progress_path.unlink(missing_ok=True)
+
+    def _read(self) -> Progress:
+        try:
+            return Progress(**json.loads(self._progress_path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{self._progress_path} cannot be read ({error})") from error
+
+    def _save(self, progress: Progress) -> None:
+        draft = self._progress_path.with_name(self._progress_path.name + ".draft")
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(asdict(progress), file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._progress_path)
+        directory = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        self.progress = progress
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"

@@ -1,0 +1,116 @@
+"""Which sequences of a scored group become training text, and where the prompt ends.
+
+Pure: scores and tokens in, indices and texts out. Letters: G sequences of a group, T tokens
+of one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atroposlib.wire import MASKED, TRAINABLE_OUTCOMES, ScoredData
+
+# A character of several tokens may straddle the boundary; no tokenizer needs more of them.
+MOST_TOKENS_OF_A_CHARACTER = 8
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a sequence must fulfil."""
+
+    most: int  # sequences, or pairs, of a group
+    allow_negative: bool  # scores <= 0 as well
+    min_difference: float
+
+
+def usable_rows(group: ScoredData) -> list[int]:
+    """Rows whose score says something about their text: not those of a failed rollout."""
+    outcomes = group.outcomes or ["ok"] * len(group.tokens)
+    return [g for g, outcome in enumerate(outcomes) if outcome in TRAINABLE_OUTCOMES]
+
+
+def best_rows(scores_G: Sequence[float], rules: Rules) -> list[int]:
+    """Indices of the sequences to keep, best first; ties in their order.
+
+    Kept are scores above 0 (any, if allowed), which also exceed the lowest of the group by
+    more than ``min_difference`` if that is positive; of those the first ``most``.
+    """
+    lowest = min(scores_G, default=0.0)
+    ranked = sorted(range(len(scores_G)), key=lambda g: -scores_G[g])
+    return [
+        g
+        for g in ranked
+        if (rules.allow_negative or scores_G[g] > 0)
+        and (rules.min_difference <= 0 or scores_G[g] - lowest > rules.min_difference)
+    ][: rules.most]
+
+
+def pairs(
+    scores_G: Sequence[float], rules: Rules, rng: random.Random
+) -> list[tuple[int, int]]:
+    """(positive, negative) indices, best positive first.
+
+    Negatives are the ``most`` lowest sequences. Each of the ``most`` best positives (scores
+    above 0, any if allowed) gets a random one of those that score less than it by more than
+    ``min_difference``; none is used twice, and a positive for which none is left is left out.
+    """
+    ranked = sorted(range(len(scores_G)), key=lambda g: -scores_G[g])
+    left = sorted(range(len(scores_G)), key=lambda g: scores_G[g])[: rules.most]
+    positives = [g for g in ranked if rules.allow_negative or scores_G[g] > 0][: rules.most]
+    chosen = []
+    for positive in positives:
+        # Below 0 the difference would let a "negative" score more than its positive.
+        limit = scores_G[positive] - max(0.0, rules.min_difference)
+        fitting = [g for g in left if scores_G[g] < limit]
+        if fitting:
+            negative = rng.choice(fitting)
+            left.remove(negative)
+            chosen.append((positive, negative))
+    return chosen
+
+
+def prompt_length(
+    tokens_G_T: Sequence[Sequence[int]], masks_G_T: Sequence[Sequence[int]]
+) -> int:
+    """Tokens of the longest common prefix of the group, none of them one the model wrote.
+
+    Completions may begin alike, or be the same altogether, so the prefix ends at the first
+    trained token. Masks that train every token, or none, do not say where that is; then it
+    is the common prefix alone, and 0 where one sequence is the beginning of all others.
+    """
+    shortest = min(map(len, tokens_G_T))
+    common = next(
+        (t for t in range(shortest) if len({row[t] for row in tokens_G_T}) > 1), shortest
+    )
+    starts = [
+        next(t for t, label in enumerate(mask) if label != MASKED)
+        for mask in masks_G_T
+        if any(label != MASKED for label in mask)
+    ]
+    if prompt := min(starts, default=0):
+        return min(common, prompt)
+    return common if common < shortest else 0
+
+
+def split_texts(
+    tokenizer: Any, tokens_G_T: Sequence[Sequence[int]], length: int
+) -> tuple[str, list[str]]:
+    """The text of the first ``length`` tokens, and for each sequence the text after it.
+
+    Prefix and completion together are the text of the whole sequence, special tokens
+    included: where a character straddles the boundary it belongs to the completion.
+    """
+    wholes = [_text(tokenizer, tokens) for tokens in tokens_G_T]
+    for end in range(length, max(-1, length - MOST_TOKENS_OF_A_CHARACTER), -1):
+        prefix = _text(tokenizer, tokens_G_T[0][:end])
+        if all(whole.startswith(prefix) for whole in wholes):
+            return prefix, [whole[len(prefix) :] for whole in wholes]
+    prefix = _text(tokenizer, tokens_G_T[0][:length])
+    return prefix, [_text(tokenizer, tokens[length:]) for tokens in tokens_G_T]
+
+
+def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))

@@ -1,0 +1,252 @@
+"""Lines of JSON -> rows. What atropos-sft-gen and atropos-dpo-gen write, and what looks like it.
+
+    {"prefix", "completion"}                the completion is trained
+    {"messages"}                            what the assistant says is trained
+    {"prefix", "pos", "neg"}, {"pos", "neg"}     a pair, of texts or of lists of messages
+
+Other keys, such as ``score``, are let be. An example is the rows of one line; they share a
+``group``, so that what they have in common is computed once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atroposlib.errors import ConfigError
+from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
+from example_trainer.data import Row
+from example_trainer.settings.corpus import CorpusSettings
+
+TRAINED_ROLES = ("assistant", "agent")
+
+Example = list[Row]
+
+
+@dataclass
+class Corpus:
+    """The examples of a file, and how many lines were left out, by reason."""
+
+    examples: list[Example] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        left_out = "".join(f", {n} left out: {why}" for why, n in self.left_out.items())
+        return f"{len(self.examples)} lines{left_out}"
+
+
+def read(
+    path: str, rows_of: Callable[[dict[str, Any], str], Example], max_tokens: int
+) -> Corpus:
+    """The lines of a file that can be trained on.
+
+    Lines of which a row is longer than ``max_tokens``, or trains nothing, are left out whole.
+
+    Args:
+        rows_of: the rows of a line, and the name of their group.
+
+    Raises:
+        ConfigError: the file cannot be read or has no such line; names the line.
+    """
+    corpus = Corpus()
+    for number, line in _lines(path):
+        try:
+            rows = rows_of(line, f"line {number}")
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+        if any(len(row.tokens) > max_tokens for row in rows):
+            corpus.left_out[f"longer than {max_tokens} tokens"] += 1
+        elif not rows or not all(row.trained for row in rows):
+            corpus.left_out["nothing to train"] += 1
+        else:
+            corpus.examples.append(rows)
+    if not corpus.examples:
+        raise ConfigError(f"{path} has no line to train on ({corpus})")
+    return corpus
+
+
+def read_both(
+    cfg: CorpusSettings, rows_of: Callable[[dict[str, Any], str], Example], max_tokens: int
+) -> tuple[Corpus, Corpus | None]:
+    """``train_file``, and ``valid_file`` if there is one; see :func:`read`."""
+    train = read(cfg.train_file, rows_of, max_tokens)
+    return train, read(cfg.valid_file, rows_of, max_tokens) if cfg.valid_file else None
+
+
+def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: no JSON ({error})") from error
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path}, line {number}: not an object in braces")
+        yield number, value
+
+
+# --- a line of each kind --------------------------------------------------------------
+
+
+def sft_rows(
+    tokenizer: Any, line: dict[str, Any], group: str, *, end_completions: bool = False
+) -> Example:
+    """Rows of a line for supervised training."""
+    if "messages" in line:
+        return chat_rows(tokenizer, _messages(line, "messages"), group)
+    prefix, completion = _text(line, "prefix"), _text(line, "completion")
+    end = tokenizer.eos_token or ""
+    if end_completions and end and not completion.endswith(end):
+        completion += end
+    return [completion_row(tokenizer, prefix, completion)]
+
+
+def pair_rows(tokenizer: Any, line: dict[str, Any], group: str) -> Example:
+    """The better and the worse row of a line, in this order."""
+    if "prefix" in line:
+        prefix = _text(line, "prefix")
+        return [
+            completion_row(tokenizer, prefix, _text(line, side)) for side in ("pos", "neg")
+        ]
+    if isinstance(line.get("pos"), str):
+        return [completion_row(tokenizer, "", _text(line, side)) for side in ("pos", "neg")]
+    sides = [_messages(line, side) for side in ("pos", "neg")]
+    shared = _shared(*sides)
+    rows = [chat_rows(tokenizer, side, group, trained_from=shared) for side in sides]
+    if any(len(row) > 1 for row in rows):
+        raise ConfigError(
+            "the chat template renders earlier turns differently when more follow, so that an"
+            " answer of several turns is no single sequence: write the pair with a prefix"
+        )
+    return [row for side in rows for row in side]
+
+
+def completion_row(tokenizer: Any, prefix: str, completion: str) -> Row:
+    """A row whose completion is trained, and nothing of its prefix.
+
+    The prefix has the tokens it has alone, as it had when the completion was sampled. The
+    whole is tokenised at once where that keeps them, else the completion by itself.
+    """
+    begin = _ids(tokenizer, prefix)
+    whole = _ids(tokenizer, prefix + completion)
+    if whole[: len(begin)] != begin:
+        whole = begin + _ids(tokenizer, completion)
+    bos = _bos(tokenizer, prefix + completion)
+    length = len(bos) + len(begin)
+    return row_of(bos + whole, [t >= length for t in range(len(bos + whole))], prefix)
+
+
+def chat_rows(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], group: str, *, trained_from: int = 0
+) -> Example:
+    """Rows that train what the assistant says in turn ``trained_from`` and after it.
+
+    Each turn stands behind exactly what the model is given when it has to write it. With
+    most chat templates these are beginnings of each other, so that one row holds all; with
+    one that, say, drops earlier reasoning, there is a row per turn.
+    """
+    found: list[tuple[list[int], list[bool]]] = []
+    for i, message in enumerate(messages):
+        if message["role"] not in TRAINED_ROLES or i < trained_from:
+            continue
+        tokens = _render(tokenizer, messages[: i + 1])
+        start = _start_of_turn(tokenizer, messages[:i], tokens)
+        trained = [t >= start for t in range(len(tokens))]
+        if found and tokens[: len(found[-1][0])] == found[-1][0]:
+            before = found.pop()[1]
+            trained[: len(before)] = before
+        found.append((tokens, trained))
+    return [row_of(tokens, trained, group) for tokens, trained in found]
+
+
+def row_of(tokens: list[int], trained_T: Sequence[bool], group: str) -> Row:
+    """A row of text that nobody sampled; the first token, which nothing predicts, is not
+    trained."""
+    n = len(tokens) - 1
+    labels = [token if on else MASKED for token, on in zip(tokens, trained_T)][1:]
+    return Row(tokens, labels, [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, 0.0, group)
+
+
+# --- text -> tokens -------------------------------------------------------------------
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+
+def _bos(tokenizer: Any, text: str) -> list[int]:
+    """The token that this tokenizer puts before every text, unless it stands there."""
+    bos = tokenizer.bos_token_id
+    if bos is None or text.startswith(tokenizer.bos_token):
+        return []
+    return [bos] if tokenizer(text)["input_ids"][:1] == [bos] else []
+
+
+def _render(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], *, ask: bool = False
+) -> list[int]:
+    from jinja2 import TemplateError
+
+    try:
+        ids = tokenizer.apply_chat_template(
+            list(messages), tokenize=True, add_generation_prompt=ask, return_dict=False
+        )
+    except (TemplateError, ValueError) as error:  # ValueError: there is no template
+        raise ConfigError(
+            f"the chat template does not take these messages: {error}"
+        ) from error
+    return [int(token) for token in ids]
+
+
+def _start_of_turn(
+    tokenizer: Any, before: Sequence[dict[str, Any]], tokens: Sequence[int]
+) -> int:
+    """How many of the tokens the model was given, not asked for, before its turn."""
+    if not before:  # most templates take no empty chat: then its own marker is trained too
+        try:
+            given = _render(tokenizer, before, ask=True)
+        except (ConfigError, IndexError):
+            return 0
+        return _shared(given, tokens)
+    given = _render(tokenizer, before, ask=True)
+    shared = _shared(given, tokens)
+    if shared == len(given):
+        return shared
+    # A prompt may end in more than the finished turn begins with, such as an open <think>;
+    # the turns before it have to stand.
+    earlier = _render(tokenizer, before)
+    if _shared(earlier, tokens) < len(earlier):
+        raise ConfigError(
+            "the chat template renders earlier turns differently when one follows"
+        )
+    return max(shared, len(earlier))
+
+
+def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many entries both begin with."""
+    pairs = enumerate(zip(first, second))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _text(line: dict[str, Any], key: str) -> str:
+    if not isinstance(line.get(key), str):
+        raise ConfigError(f"{key!r} has to be a text; the keys are {sorted(line)}")
+    return str(line[key])
+
+
+def _messages(line: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    messages = line.get(key)
+    if not isinstance(messages, list) or not all(
+        isinstance(one, dict) and "role" in one and "content" in one for one in messages
+    ):
+        raise ConfigError(f"{key!r} has to be a list of messages with role and content")
+    return messages

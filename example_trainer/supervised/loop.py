@@ -1,0 +1,189 @@
+"""What training on files shares: settings, steps over epochs, validation, saving, metrics.
+
+    file -> examples --shuffled--> lines of a step -> objective (loss, gradient) -> step
+                                        |                                             |
+                                        '<----------------- until the epochs are over '
+
+An objective is one training method: ``sft``, ``dpo``, ``reward_model``.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from pydantic import ConfigDict
+
+from atroposlib.errors import AtroposError
+from atroposlib.wire import Heartbeat
+from example_trainer import optim
+from example_trainer.checkpoint import TrainerState
+from example_trainer.config import TrainingConfig
+from example_trainer.loading import resolve_device
+from example_trainer.metrics import Clock, MetricsLog
+from example_trainer.model import PackedModel, Policy
+from example_trainer.saver import Saver
+from example_trainer.settings.corpus import CorpusSettings
+from example_trainer.settings.model import ModelSettings
+from example_trainer.settings.optim import OptimSettings
+from example_trainer.settings.watch import WatchSettings
+from example_trainer.supervised.corpus import Corpus, Example
+
+
+class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
+    """Settings that all training on files has."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    def shared(self, steps: int = 1, **more: Any) -> TrainingConfig:
+        """The settings of the same names for the parts shared with atropos-grpo.
+
+        Raises:
+            ConfigError: settings contradict each other.
+        """
+        given = {
+            name: value
+            for name in type(self).model_fields
+            # What is not said here has the default of atropos-grpo, such as loss.
+            if name in TrainingConfig.model_fields
+            and (value := getattr(self, name)) is not None
+        }
+        device = {"device": resolve_device(self.device)}
+        return TrainingConfig(**{**given, "training_steps": steps, **device, **more})
+
+
+class Objective(Protocol):
+    """A loss of examples, a mean over the tokens or the pairs of a step."""
+
+    def learn(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Add the gradient of the mean loss to the parameters; means, ``loss`` among them."""
+
+    def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
+        """Sums without a gradient, and what they are to be divided by."""
+
+
+# Called after every step, on every rank, with whether it is the last.
+Save = Callable[[TrainerState, bool], None]
+
+
+def run(train: Callable[[], None]) -> int:
+    """Exit status of a command: 0 when done, 1 with a sentence on an error."""
+    try:
+        train()
+    except AtroposError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; what was saved stays", file=sys.stderr, flush=True)
+        return 130
+    return 0
+
+
+def fit(
+    cfg: FileTraining,
+    model: PackedModel,
+    objective: Objective,
+    train: Corpus,
+    valid: Corpus | None,
+    save: Save,
+) -> None:
+    """Train for the epochs that ``cfg`` asks for. Every rank calls it.
+
+    Metrics are of the model before the step, those of validation of the one after it.
+    """
+    world, examples = model.world, train.examples
+    steps_of_epoch = math.ceil(len(examples) / cfg.lines_per_step)
+    steps = min(cfg.epochs * steps_of_epoch, cfg.training_steps or sys.maxsize)
+    shared = cfg.shared(steps)
+    optimizer = optim.build(model, shared)
+    valid_every = cfg.valid_every_steps or steps_of_epoch
+    clock = Clock()
+    if world.first:
+        print(f"{cfg.train_file}: {train}; {steps} steps", flush=True)
+    with MetricsLog(shared, Lines()) if world.first else MetricsLog.silent() as log:
+        for step, lines in enumerate(lines_of_steps(cfg, len(examples), steps), 1):
+            chosen = [examples[i] for i in lines]
+            with clock.measure("train"):
+                told = objective.learn(chosen)
+                norm, stepped = optim.step(optimizer, model, shared, step - 1)
+            if valid is not None and (step % valid_every == 0 or step == steps):
+                with clock.measure("valid"):
+                    told |= validate(objective, valid, cfg.lines_per_step)
+            with clock.measure("save"):
+                save(TrainerState("", step, step, None), step == steps)
+            log.write(
+                {
+                    "step": step,
+                    "epoch": step / steps_of_epoch,
+                    **told,
+                    "lr": optimizer.param_groups[0]["lr"],
+                    "grad_norm": norm,
+                    "updates_skipped": int(not stepped),
+                    "lines": len(chosen),
+                    "tokens": sum(len(row.tokens) for rows in chosen for row in rows),
+                    **clock.take(),
+                }
+            )
+
+
+def lines_of_steps(cfg: FileTraining, count: int, steps: int) -> Iterator[list[int]]:
+    """The lines of each step: every epoch goes through all of them once, in its own order.
+
+    The last step of an epoch has what is left.
+    """
+    done = 0
+    for epoch in range(cfg.epochs):
+        order = list(range(count))
+        if cfg.shuffle:
+            random.Random(f"{cfg.seed}/{epoch}").shuffle(order)
+        for start in range(0, count, cfg.lines_per_step):
+            if done == steps:
+                return
+            done += 1
+            yield order[start : start + cfg.lines_per_step]
+
+
+def saving(cfg: FileTraining, policy: Policy) -> Save:
+    """Saves as atropos-grpo does: ``save_path/step_<n>`` now and then, ``final_model``."""
+    saver = Saver(cfg.shared(), policy.world)
+
+    def save(state: TrainerState, last: bool) -> None:
+        saver.maybe(policy, state, epoch_ended=False)
+        if last:
+            saver.final(policy, state)
+
+    return save
+
+
+@torch.no_grad()
+def validate(objective: Objective, corpus: Corpus, at_once: int) -> dict[str, float]:
+    """Means over the whole file, as ``valid/<name>``. Collective."""
+    sums: dict[str, float] = {}
+    total = 0.0
+    for start in range(0, len(corpus.examples), at_once):
+        found, count = objective.measure(corpus.examples[start : start + at_once])
+        total += count
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return {f"valid/{name}": value / max(1.0, total) for name, value in sums.items()}
+
+
+class Lines:
+    """A line per step with every number that says something about learning."""
+
+    SHOWN = ("loss", "accuracy", "margin", "grad_norm", "lr")
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        names = [*self.SHOWN, *(name for name in record if name.startswith("valid/"))]
+        shown = [f"{name} {record[name]:.4g}" for name in names if name in record]
+        print(f"step {record['step']}: {', '.join(shown)}", flush=True)
+
+    def beat(self, beat: Heartbeat) -> None:
+        """Nobody waits for anybody here."""
+
+    def close(self) -> None:
+        """Nothing to put away."""

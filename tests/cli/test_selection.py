@@ -1,0 +1,117 @@
+"""Which sequences and pairs are kept, and where the prompt of a group ends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from atroposlib.cli.selection import (
+    Rules,
+    best_rows,
+    pairs,
+    prompt_length,
+    split_texts,
+    usable_rows,
+)
+from atroposlib.testing.tiny import char_tokenizer
+from tests.client.harness import group
+
+M = -100
+
+
+@pytest.mark.parametrize(
+    ("scores", "most", "allow", "difference", "kept"),
+    [
+        ([0.2, 1.0, 0.5], 3, False, 0.0, [1, 2, 0]),
+        ([0.2, 1.0, 0.5], 2, False, 0.0, [1, 2]),
+        ([-1.0, 0.0, 0.5], 3, False, 0.0, [2]),  # 0 is not above 0
+        ([-1.0, 0.0, 0.5], 3, True, 0.0, [2, 1, 0]),
+        ([0.1, 0.6, 1.1], 3, False, 0.5, [2]),  # 0.6 - 0.1 is not above 0.5
+        ([-2.0, 0.5], 3, False, 0.5, [1]),  # the lowest counts, kept or not
+        ([1.0, 1.0, 1.0], 2, False, 0.0, [0, 1]),  # ties in their order
+        ([1.0, 1.0], 3, False, 0.1, []),
+        ([0.5, 0.2], 3, False, -1.0, [0, 1]),  # no positive difference: no rule
+        ([], 3, True, 0.0, []),
+    ],
+)
+def test_the_best_sequences_of_a_group_are_kept(scores, most, allow, difference, kept):
+    assert best_rows(scores, Rules(most, allow, difference)) == kept
+
+
+@pytest.mark.parametrize(
+    ("scores", "most", "allow", "difference", "kept"),
+    [
+        ([1.0, 0.0], 3, False, 0.5, [(0, 1)]),
+        ([1.0, 0.5], 3, False, 0.5, []),  # 0.5 is not below 1.0 - 0.5
+        ([1.0, 0.5], 3, False, 0.0, [(0, 1)]),
+        ([0.0, -1.0], 3, False, 0.5, []),  # the better one is not above 0
+        ([0.0, -1.0], 3, True, 0.5, [(0, 1)]),
+        ([1.0, 0.9, 0.0], 3, False, 0.5, [(0, 2)]),  # the negative is not used twice
+        ([0.7, 1.0, 0.0], 1, False, 0.5, [(1, 2)]),
+        ([1.0, 1.0], 3, False, 0.0, []),
+        ([1.0, 0.0], 3, False, -5.0, [(0, 1)]),  # a negative never scores as much or more
+        ([1.0], 3, False, 0.0, []),
+    ],
+)
+def test_pairs_of_a_group(scores, most, allow, difference, kept):
+    assert pairs(scores, Rules(most, allow, difference), random.Random(0)) == kept
+
+
+def test_negatives_are_of_the_lowest_and_follow_the_seed():
+    scores = [1.0, 0.9, 0.8, 0.3, 0.2, 0.1, 0.0]
+    rules = Rules(2, False, 0.1)
+    drawn = [pairs(scores, rules, random.Random(seed)) for seed in range(20)]
+    assert drawn == [pairs(scores, rules, random.Random(seed)) for seed in range(20)]
+    assert {tuple(found) for found in drawn} == {((0, 5), (1, 6)), ((0, 6), (1, 5))}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "masks", "length"),
+    [
+        ([[1, 2, 3], [1, 2, 4]], [[M, M, 3], [M, M, 4]], 2),
+        ([[1, 2, 3, 4], [1, 2, 3, 5]], [[M, M, 3, 4], [M, M, 3, 5]], 2),  # begin alike
+        ([[1, 2, 3], [1, 2, 3]], [[M, M, 3], [M, M, 3]], 2),  # the same
+        ([[1, 9, 3], [1, 2, 3]], [[M, M, 3], [M, M, 3]], 1),  # another prompt from there
+        ([[1, 2, 3], [1, 2, 4]], [[1, 2, 3], [1, 2, 4]], 2),  # masks tell nothing
+        ([[1, 2], [1, 2]], [[1, 2], [1, 2]], 0),
+        ([[1, 2, 3], [1, 2, 4]], [[M, M, M], [M, M, M]], 2),
+        ([[1, 2, 3], [1, 2, 4]], [[M, M, M], [M, 2, 4]], 1),
+        ([[7, 1], [8, 1]], [[M, 1], [M, 1]], 0),
+    ],
+)
+def test_the_prefix_is_of_tokens_and_ends_where_the_model_begins(tokens, masks, length):
+    assert prompt_length(tokens, masks) == length
+
+
+def test_a_completion_that_repeats_the_prefix_is_whole():
+    tokenizer = char_tokenizer()
+    tokens = [tokenizer("ab ab ab c")["input_ids"], tokenizer("ab d")["input_ids"]]
+    assert split_texts(tokenizer, tokens, 3) == ("ab ", ["ab ab c", "d"])
+    assert split_texts(tokenizer, tokens, 0) == ("", ["ab ab ab c", "ab d"])
+
+
+def test_special_tokens_stay_in_the_text():
+    tokenizer = char_tokenizer()
+    tokens = tokenizer("<|user|>a<|assistant|>b<|end|>")["input_ids"]
+    assert split_texts(tokenizer, [tokens], 3) == (
+        "<|user|>a<|assistant|>",
+        ["b<|end|>"],
+    )
+
+
+class Bytes:
+    """One token per byte, so characters may straddle a boundary."""
+
+    def decode(self, tokens, **_):
+        return bytes(tokens).decode("utf-8", errors="replace")
+
+
+def test_a_character_that_straddles_the_boundary_goes_to_the_completion():
+    tokens = [list("aé".encode()), list("aè".encode())]  # the first byte is shared
+    assert split_texts(Bytes(), tokens, 2) == ("a", ["é", "è"])
+
+
+def test_sequences_of_failed_rollouts_are_not_usable():
+    assert usable_rows(group(rows=2)) == [0, 1]
+    assert usable_rows(group(rows=2, outcomes=["truncated", "judge_error"])) == [0]
