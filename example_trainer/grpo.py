@@ -1,51 +1,47 @@
-"""The trainer. One process, one loop:
+"""The trainer. One loop, the same on every rank:
 
-    rollout API --claim--> batch -> rows -> advantages -> packs -> loss -> step
-         ^                                                                   |
-         '--ack-- check servers <-- inference servers <-- publish weights <--'
+    rollout API --claim--> batch -> rows -> advantages -> minibatches -> packs -> loss -> step
+         ^                                                                               |
+         '--- ack <-- check servers <-- inference servers <-- publish weights <----------'
 
-Who waits for whom: the trainer for a whole batch; the servers, paused, for whole weights;
-the environments for servers and, once enough is queued, for the trainer.
+Who waits for whom: the trainer for a whole batch (the next one is fetched while it learns);
+the servers, paused, for whole weights; the environments for servers and, once enough is
+queued, for the trainer. Only the first rank talks to anybody; all ranks compute.
 
-Order of publish and ack. A batch is acked only when the weights that learned from it are
-published, and ``trainer_state.json`` beside them names the batch. Killed before the
-publish, the trainer loses the step and the batch is delivered again: trained once. Killed
-between publish and ack, the batch is delivered again too, but a trainer started from the
-published directory finds it in trainer_state.json and acks it without training. Acking
-first would lose the batch in the one case and could not tell the cases apart.
+A batch is acked when the weights that learned from it are published, and a recovery
+checkpoint names the last batch in it. Killed anywhere, a restarted trainer goes back to the
+last whole checkpoint and rewinds the API to its batch: what came later is delivered again,
+in the same order, and nothing is trained twice or skipped (``recovery``).
 """
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, StaleWeights
-from example_trainer import (
-    advantages,
-    alignment,
-    checkpoint,
-    data,
-    losses,
-    model,
-    optim,
-    session,
-)
-from example_trainer.alignment import Mismatch
+from example_trainer import alignment, data, losses, model, optim, parallel, session, values
+from example_trainer.checkpoint import TrainerState
 from example_trainer.cli import parse_args
 from example_trainer.config import TrainingConfig
 from example_trainer.data import Row
+from example_trainer.evaluator import Evaluator
+from example_trainer.feed import Feed, next_batch
 from example_trainer.heartbeat import Pulse
-from example_trainer.metrics import Clock, MetricsLog, batch_metrics
-from example_trainer.minibatch import TokenSums, sampled_mismatch, targets
+from example_trainer.learn import Critic, learn
+from example_trainer.metrics import Clock, MetricsLog, SilentLog, batch_metrics
 from example_trainer.model import Policy
+from example_trainer.parallel import World
+from example_trainer.prepare import prepare
+from example_trainer.recovery import Recovery
+from example_trainer.saver import Saver
 from example_trainer.weights import Publisher, make_publisher
 from example_trainer.weights.engines import Engine
 
@@ -68,6 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@dataclass
+class Outside:
+    """What only the first rank has: the ways to the other processes."""
+
+    client: RolloutClient | None
+    engines: Sequence[Engine]
+    waits: session.Waits
+    log: MetricsLog | SilentLog
+
+
 def train(cfg: TrainingConfig, stop: session.Stop | None = None) -> None:
     """Train until ``training_steps`` and write ``save_path/final_model``.
 
@@ -75,58 +81,124 @@ def train(cfg: TrainingConfig, stop: session.Stop | None = None) -> None:
         AtroposError: says what to do; the batch in hand stays unacked.
         session.Stopped: ``stop`` was requested; what is published stays published.
     """
-    with ExitStack() as stack:
-        beats = stack.enter_context(
-            closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S))
-        )
-        pulse = stack.enter_context(Pulse(beats.heartbeat, f"atropos-grpo {cfg.model_name}"))
-        waits = session.Waits(stop or session.Stop(), pulse)
-        client = stack.enter_context(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
-        engines = session.connect_all(cfg, waits, stack)
-        log = stack.enter_context(MetricsLog(cfg))
-        _train(cfg, client, engines, waits, log)
-        pulse.phase("done")
-
-
-def _train(
-    cfg: TrainingConfig,
-    client: RolloutClient,
-    engines: Sequence[Engine],
-    waits: session.Waits,
-    log: MetricsLog,
-) -> None:
-    torch.manual_seed(cfg.seed)
     cfg = cfg.model_copy(update={"device": model.resolve_device(cfg.device)})
-    policy = model.load(cfg)
-    optimizer = optim.build(policy, cfg)
-    loss_of = losses.get(cfg.loss)
-    publisher = make_publisher(cfg, engines, client.announce_version)
-    clock, phase = Clock(), waits.phase
+    with ExitStack() as stack:
+        world = stack.enter_context(parallel.start(cfg))
+        cfg = cfg.model_copy(update={"device": str(world.device)})  # of this rank
+        outside = _connect(cfg, world, stop or session.Stop(), stack)
+        _train(cfg, world, outside, stack)
+        outside.waits.phase("done")
 
-    phase("checking servers")  # a wrong model or tokenizer is refused before anything else
-    if cfg.check_rows:
+
+def _connect(
+    cfg: TrainingConfig, world: World, stop: session.Stop, stack: ExitStack
+) -> Outside:
+    name = f"atropos-grpo {cfg.model_name}"
+    if not world.first:
+        waits = session.Waits(stop, Pulse(lambda beat: None, name))
+        return Outside(None, [], waits, stack.enter_context(MetricsLog.silent()))
+    beats = stack.enter_context(
+        closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S))
+    )
+    waits = session.Waits(stop, stack.enter_context(Pulse(beats.heartbeat, name)))
+    client = stack.enter_context(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
+    engines = session.connect_all(cfg, waits, stack)
+    return Outside(client, engines, waits, stack.enter_context(MetricsLog(cfg)))
+
+
+@dataclass
+class Models:
+    """What is trained, and what it is compared with."""
+
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    reference: Policy | None
+    critic: Critic | None
+
+
+def _load(cfg: TrainingConfig, world: World) -> Models:
+    policy = model.load(cfg, world)
+    reference = model.load_reference(cfg, world) if cfg.kl_coef > 0 else None
+    critic = None
+    if cfg.critic:
+        value_model = values.load(cfg, world=world)
+        own = cfg.model_copy(update={"lr": cfg.critic_lr})
+        critic = Critic(value_model, optim.build(value_model, own))
+    return Models(policy, optim.build(policy, cfg), reference, critic)
+
+
+def _join(
+    cfg: TrainingConfig,
+    models: Models,
+    recovery: Recovery,
+    publisher: Publisher,
+    outside: Outside,
+) -> TrainerState:
+    """Where training goes on; servers and API agree with the trainer about the weights."""
+    policy, client, engines = models.policy, outside.client, outside.engines
+    begins = recovery.begins(client)
+    if begins and cfg.check_rows:  # a wrong model or tokenizer is refused before anything else
         alignment.check_start(policy, engines, cfg.logprob_tolerance)
-    state = session.register(client, cfg, policy)
-    session.name_weights(client, engines, state.version)
+    state = recovery.resume(client, policy, models.optimizer, models.critic)
+    if begins and client is not None:
+        session.name_weights(client, engines, state.version)
+    # Servers may hold any version, also half of one; or wait for the first adapter.
+    if not begins or publisher.publishes_start:
+        outside.waits.phase("publishing weights", step=state.step, version=state.version)
+        publisher.publish(policy, state)
+        if cfg.check_rows:
+            alignment.check_start(policy, engines, cfg.logprob_tolerance)
+    return state
+
+
+def _train(cfg: TrainingConfig, world: World, outside: Outside, stack: ExitStack) -> None:
+    client, waits, log = outside.client, outside.waits, outside.log
+    clock, phase = Clock(), waits.phase
+    torch.manual_seed(cfg.seed)
+    random.seed(cfg.seed)
+
+    # The models, and where an earlier life of this trainer left off.
+    phase("loading the model")
+    models = _load(cfg, world)
+    policy = models.policy
+    announce = client.announce_version if client is not None else None
+    publisher = stack.enter_context(
+        closing(make_publisher(cfg, outside.engines, announce))
+    )
+    saver, evaluator = Saver(cfg, world), Evaluator(cfg, world, waits)
+    counters = {"saver": saver.frequency, "evaluator": evaluator.frequency}
+    recovery = Recovery(cfg, world, counters)
+    phase("joining the run")
+    state = _join(cfg, models, recovery, publisher, outside)
+    log.begin(state.run_id, state.step)
+    feed = stack.enter_context(Feed(client, cfg, state, waits)) if client is not None else None
+    needs_sampler = losses.needs_sampler(cfg.loss)
+    first_evaluation = evaluator.at_start(state, cfg.servers)
 
     while state.step < cfg.training_steps:
         # A batch: whole groups, sequences_per_step rows, leased to this trainer.
         phase("waiting for batch", step=state.step, version=state.version)
         with clock.measure("wait"):
-            claimed = session.wait_for_batch(client, cfg, state, waits)
+            claimed = next_batch(feed, world, cfg, waits)
 
         # Rows, advantages, steps. Baselines go by group id, never by place in the batch.
         phase("training")
+        with clock.measure("prepare"):
+            batch = data.to_rows(
+                claimed.batch or [], policy.max_tokens_per_row, needs_sampler=needs_sampler
+            )
+            prepared = prepare(
+                batch.rows,
+                cfg,
+                state.version,
+                reference=models.reference,
+                critic=models.critic.model if models.critic else None,
+            )
         with clock.measure("train"):
-            batch = data.to_rows(claimed.batch or [], policy.max_tokens_per_row)
-            advantages_R = advantages.compute(
-                [row.reward for row in batch.rows], [row.group for row in batch.rows]
-            )
-            rows, advantages_R_T = data.for_loss(batch.rows, advantages_R)
             learned = learn(
-                cfg, policy, optimizer, loss_of, rows, advantages_R_T, state, waits.stop
+                cfg, policy, models.optimizer, prepared, state, waits.stop, models.critic
             )
-        record = {**batch_metrics(claimed, batch, rows, state.version), **learned}
+        record = {**batch_metrics(claimed, batch, prepared, state.version), **learned}
 
         # The new version to every server. From here to the ack a signal waits.
         state = replace(state, step=state.step + 1, batch_no=claimed.batch_no)
@@ -137,77 +209,28 @@ def _train(
                 publisher.publish(policy, state)
             phase("checking servers")
             with clock.measure("check"):
-                record |= check(cfg, policy, publisher, rows, state.version)
-        client.ack(claimed)
+                record |= check(cfg, policy, publisher, prepared.rows, state.version)
+        if feed is not None:
+            feed.ack(claimed)
 
-        if cfg.checkpoint_interval and state.step % cfg.checkpoint_interval == 0:
-            phase("saving checkpoint")
-            with clock.measure("save"):
-                checkpoint.save_model(
-                    policy, Path(cfg.save_path) / f"step_{state.step}", state
-                )
+        # Servers generate again while this is written. Recovery comes last: a step in it is
+        # finished in every respect, and one that is not is repeated in every respect.
+        epoch_ended = bool(cfg.steps_per_epoch) and state.step % cfg.steps_per_epoch == 0
+        phase("saving checkpoint")
+        with clock.measure("save"):
+            saver.maybe(policy, state, epoch_ended)
+        phase("evaluating")
+        with clock.measure("evaluate"):
+            record |= first_evaluation | evaluator.maybe(state, epoch_ended, cfg.servers)
+        first_evaluation = {}
         log.write({"step": state.step, "version": state.version, **record, **clock.take()})
+        phase("saving for recovery")
+        with clock.measure("recovery"):  # its seconds stand in the next record
+            if recovery.due(state, epoch_ended):
+                recovery.save(client, policy, models.optimizer, state, models.critic)
 
     phase("saving checkpoint")
-    checkpoint.save_model(policy, Path(cfg.save_path) / "final_model", state)
-
-
-def learn(
-    cfg: TrainingConfig,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    loss_of: losses.Loss,
-    rows: Sequence[Row],
-    advantages_R_T: Sequence[Sequence[float]],
-    state: checkpoint.TrainerState,
-    stop: session.Stop,
-) -> dict[str, float]:
-    """Take ``epochs_per_batch`` optimizer steps on one batch; metrics of the last one.
-
-    Raises:
-        StaleWeights: tokens of the version held here have other logprobs than here.
-    """
-    weights_R, divisor = data.loss_weights(rows, cfg.loss_aggregation)
-    passes = policy.plan(rows)  # packs that hold shared prefixes once
-    proximal: list[torch.Tensor] = []  # (B, T) per pass, of the policy before the first step
-    sampled, skipped = Mismatch(), 0
-    for epoch in range(cfg.epochs_per_batch):
-        sums = TokenSums()
-        for i, plan in enumerate(passes):
-            stop.check()
-            wanted = targets(plan, rows, advantages_R_T, weights_R, policy.device)
-            scores = policy.score(plan, entropy_grad=cfg.entropy_coef > 0)
-            if epoch == 0:
-                proximal.append(scores.logprobs.detach())
-                sampled += sampled_mismatch(
-                    scores, wanted, state.version, cfg.logprob_tolerance
-                )
-            loss_sum, metrics = loss_of(
-                scores.logprobs,
-                proximal[i],
-                wanted.behaviour,
-                wanted.advantages,
-                wanted.weights,
-                cfg,
-            )
-            loss_sum = loss_sum - cfg.entropy_coef * (wanted.weights * scores.entropy).sum()
-            # One divisor for the whole batch: the gradient is the same for any split.
-            torch.autograd.backward(loss_sum / divisor)
-            sums.add({**metrics, "entropy": scores.entropy.sum(), "loss": loss_sum})
-        alignment.require_same_policy(sampled, state.version, cfg.logprob_tolerance)
-        grad_norm, stepped = optim.step(optimizer, policy, cfg, state.step)
-        skipped += not stepped
-    tokens = sum(len(row.trained) for row in rows)
-    return {
-        **sums.means(tokens),
-        "loss": sums.total("loss") / divisor,
-        "lr": optimizer.param_groups[0]["lr"],
-        "grad_norm": grad_norm,
-        "updates_skipped": skipped,
-        "logprob_mismatch_mean": sampled.mean,
-        "logprob_mismatch_max": sampled.max,
-        "packed_tokens": sum(len(pack.tokens) for plan in passes for pack in plan.packs),
-    }
+    saver.final(policy, state)
 
 
 def check(

@@ -1,33 +1,36 @@
 """The policy: a causal language model, and the logprobs it gives to packed rows.
 
-Letters: P packs of L nodes, D hidden size, H positions that need logits, V vocabulary,
-N (row, token) pairs, B rows of T trained tokens.
+    rows --plan--> passes --score--> logprobs, entropy    on each rank its share of the passes
+
+Letters: B rows of a pass, T trained tokens of its longest row, K candidates of a teacher;
+``x_R_T`` has one entry per trained token of each row.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from atroposlib.errors import ConfigError
 from atroposlib.wire import MASKED_LOGPROB, MASKED_VERSION
+from example_trainer import adapters, loading, parallel
 from example_trainer.config import TrainingConfig
 from example_trainer.data import Row
-from example_trainer.packing import Pack, Pass, pack_rows, padded, passes, plan_pass
+from example_trainer.loading import resolve_device
+from example_trainer.packing import Pass, pack_rows, plan_passes
+from example_trainer.parallel import World
+from example_trainer.scoring import (
+    Backbone,
+    TokenModule,
+    inputs_of,
+    scattered,
+    scored_mask,
+)
 
-# Logits of this many positions exist at a time. Beyond it they are made again in the
-# backward pass: a vocabulary of 150,000 costs 0.6 MB per position in float32.
-HEAD_CHUNK = 2048
-# Sharing prefixes must not change a logprob by more than float32 rounding does.
-PROBE_TOLERANCE = 1e-3
-PROBE_TOKENS = 6
+__all__ = ["Policy", "Scores", "fully_trained_row", "load", "load_reference", "resolve_device"]
 
 
 @dataclass
@@ -37,118 +40,137 @@ class Scores:
     logprobs: Tensor  # (B, T)
     entropy: Tensor  # (B, T) of the distribution at the row's temperature
     mask: Tensor  # (B, T) bool
+    teacher: Tensor | None = None  # (B, T, K) of a teacher's candidates, if asked for
 
 
 @dataclass
-class Policy:
-    """The model being trained, its tokenizer, and how its rows may be packed."""
+class PackedModel:
+    """A model, its tokenizer, and how its rows may be packed."""
 
-    model: Any  # a transformers causal language model; its parameters are float32
+    module: Backbone  # everything differentiable; what FSDP2 shards
     tokenizer: Any
     device: torch.device
-    compute_dtype: torch.dtype
     max_tokens_per_pass: int
     max_tokens_per_row: int = 2048
+    padded: bool = False  # a line per row, for attention that cannot be packed
     share_prefixes: bool = False
     attention_crossover: float = float("inf")  # see packing.pack_rows
+    distill_temperature: float = 1.0
+    world: World = field(default_factory=World.single)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model, or a peft wrapper of it; its parameters are float32."""
+        return self.module.model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self.module.model = model
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return self.module.compute_dtype
+
+    @compute_dtype.setter
+    def compute_dtype(self, dtype: torch.dtype) -> None:
+        self.module.compute_dtype = dtype
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        return [p for p in self.model.parameters() if p.requires_grad]
+        """Those that are trained."""
+        return [p for p in self.module.parameters() if p.requires_grad]
 
-    def plan(self, rows: Sequence[Row]) -> list[Pass]:
-        """Forward passes that score every trained token of ``rows``."""
+    def plan(
+        self, rows: Sequence[Row], *, min_passes: int = 1, divisor: int = 1
+    ) -> list[Pass]:
+        """Forward passes that score every trained token of ``rows``.
+
+        The same on every rank. Rank r of n takes the passes r, r + n, ...; with ``divisor``
+        n each has as many, and neighbours are of similar length.
+        """
         trained = {i: row for i, row in enumerate(rows) if row.trained}
         ids = list(trained)
         packs = pack_rows(
             list(trained.values()),
             max_tokens=self.max_tokens_per_pass,
             crossover=self.attention_crossover,
-            share=self.share_prefixes,
+            share=self.share_prefixes and not self.padded,
         )
         for pack in packs:
             pack.rows = [ids[i] for i in pack.rows]
-        return [plan_pass(some, rows) for some in passes(packs, self.max_tokens_per_pass)]
-
-    def score(self, plan: Pass, *, entropy_grad: bool = False) -> Scores:
-        """Logprobs and entropy of the trained tokens of one pass."""
-        hidden = self._hidden(plan)  # (P * L, D)
-        picked = hidden[_ids(plan.nodes, self.device)]  # (H, D)
-        pair_logprobs, node_entropy = self._head(picked, plan, entropy_grad)  # (N,), (H,)
-        rows, columns = _ids(plan.rows, self.device), _ids(plan.columns, self.device)
-        zeros = torch.zeros(plan.shape, device=self.device)
-        pair_entropy = node_entropy[_ids(plan.head_index, self.device)]
-        return Scores(
-            logprobs=zeros.index_put((rows, columns), pair_logprobs),
-            entropy=zeros.index_put((rows, columns), pair_entropy),
-            mask=zeros.index_put((rows, columns), torch.ones_like(pair_logprobs)) > 0,
+        return plan_passes(
+            packs,
+            rows,
+            self.max_tokens_per_pass,
+            min_passes=min_passes,
+            divisor=divisor,
+            padded=self.padded,
         )
 
-    def _hidden(self, plan: Pass) -> Tensor:
-        ids = padded((pack.tokens for pack in plan.packs), plan.length, 0)
-        positions = padded((pack.positions for pack in plan.packs), plan.length, 0)
-        with self._autocast():
-            output = self.model.base_model(
-                input_ids=_ids(ids, self.device),
-                position_ids=_ids(positions, self.device),
-                attention_mask=attention_mask(plan.packs, plan.length, self.device),
-                use_cache=False,
-            )
-        hidden: Tensor = output.last_hidden_state.flatten(0, 1)
-        return hidden
-
-    def _head(self, picked: Tensor, plan: Pass, entropy_grad: bool) -> tuple[Tensor, Tensor]:
-        temperatures = torch.tensor(plan.temperatures, device=self.device)
-        pairs = _ids(plan.head_index, self.device)
-        targets = _ids(plan.targets, self.device)
-        logprobs = torch.zeros(len(plan.targets), device=self.device)
-        entropies = []
-        for start in range(0, len(picked), HEAD_CHUNK):
-            end = min(start + HEAD_CHUNK, len(picked))
-            here = ((pairs >= start) & (pairs < end)).nonzero().squeeze(1)
-            inputs = (
-                picked[start:end],
-                temperatures[start:end],
-                pairs[here] - start,
-                targets[here],
-                entropy_grad,
-            )
-            if len(picked) > HEAD_CHUNK and torch.is_grad_enabled():
-                scored, entropy = checkpoint(self._head_chunk, *inputs, use_reentrant=False)
-            else:
-                scored, entropy = self._head_chunk(*inputs)
-            logprobs = logprobs.index_put((here,), scored)
-            entropies.append(entropy)
-        return logprobs, torch.cat(entropies)
-
-    def _head_chunk(
-        self, picked: Tensor, temperatures: Tensor, pairs: Tensor, targets: Tensor, grad: bool
-    ) -> tuple[Tensor, Tensor]:
-        with self._autocast():
-            logits = self.model.get_output_embeddings()(picked)  # (h, V)
-        logits = logits.float() / temperatures[:, None]
-        normaliser = logits.logsumexp(-1)  # (h,)
-        logprobs = logits[pairs, targets] - normaliser[pairs]
-        with contextlib.nullcontext() if grad else torch.no_grad():
-            entropy = normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
-        return logprobs, entropy
-
     @torch.no_grad()
+    def _trained(self, rows: Sequence[Row]) -> list[list[float]]:
+        """One number per trained token, of all ranks together; every rank calls it."""
+        world = self.world
+        ends = [0]
+        for row in rows:
+            ends.append(ends[-1] + len(row.trained))
+        found = torch.zeros(ends[-1])
+        for plan in self.plan(rows, divisor=world.size)[world.rank :: world.size]:
+            scored = self._numbers(plan).cpu()
+            for b, i in enumerate(plan.row_ids):
+                found[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
+        values = world.sum_(found).tolist()
+        return [values[start:end] for start, end in zip(ends, ends[1:])]
+
+    def _numbers(self, plan: Pass) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass
+class Policy(PackedModel):
+    """The model being trained, or the frozen one that it is compared with."""
+
+    module: TokenModule
+
+    def score(
+        self, plan: Pass, *, entropy_grad: bool = False, teacher: bool = False
+    ) -> Scores:
+        """Logprobs and entropy of the trained tokens of one pass.
+
+        Args:
+            entropy_grad: the entropy has a gradient.
+            teacher: also score the rows' ``teacher_ids``, at ``distill_temperature``.
+        """
+        inputs = inputs_of(
+            plan,
+            self.device,
+            padded=self.padded,
+            entropy_grad=entropy_grad,
+            teacher_temperature=self.distill_temperature if teacher else None,
+        )
+        logprobs_N, entropy_H, teacher_N_K = self.module(inputs)
+        entropy_N = entropy_H[inputs.wanted.positions]
+        return Scores(
+            logprobs=scattered(plan, logprobs_N, self.device),
+            entropy=scattered(plan, entropy_N, self.device),
+            mask=scored_mask(plan, self.device),
+            teacher=None if not teacher else scattered(plan, teacher_N_K, self.device),
+        )
+
+    def _numbers(self, plan: Pass) -> Tensor:
+        return self.score(plan).logprobs
+
+    def trained_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Logprob of every trained token at its row's temperature, without a gradient.
+
+        Collective: every rank calls it, scores its share, and gets all of them.
+        """
+        return self._trained(rows)
+
     def logprobs_of(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Logprob of every token but the first of each sequence, at temperature 1."""
-        rows = [
-            fully_trained_row(tokens, f"sequence {i}") for i, tokens in enumerate(sequences)
-        ]
-        result: list[list[float]] = [[] for _ in rows]
-        for plan in self.plan(rows):
-            scored = self.score(plan).logprobs.cpu()
-            for b, i in enumerate(plan.row_ids):
-                result[i] = scored[b, : len(rows[i].labels)].tolist()
-        return result
-
-    def _autocast(self) -> Any:
-        if self.compute_dtype is torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.compute_dtype)
+        return self.trained_logprobs(
+            [fully_trained_row(tokens, f"sequence {i}") for i, tokens in enumerate(sequences)]
+        )
 
 
 def fully_trained_row(tokens: list[int], group: str) -> Row:
@@ -157,137 +179,57 @@ def fully_trained_row(tokens: list[int], group: str) -> Row:
     return Row(tokens, tokens[1:], [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, 0.0, group)
 
 
-def attention_mask(packs: Sequence[Pack], length: int, device: torch.device) -> Tensor | None:
-    """(P, 1, L, L) bool, True where a node attends; None where plain causal does the same."""
-    if all(pack.parents == list(range(-1, len(pack.parents) - 1)) for pack in packs):
-        return None
-    mask = torch.zeros(len(packs), 1, length, length, dtype=torch.bool)
-    for p, pack in enumerate(packs):
-        ancestors = mask[p, 0].numpy()  # the same memory
-        for node, parent in enumerate(pack.parents):
-            if parent >= 0:
-                ancestors[node] = ancestors[parent]
-            ancestors[node, node] = True
-        # Padding attends to itself: a row of the softmax with no key at all is NaN.
-        for node in range(len(pack.parents), length):
-            ancestors[node, node] = True
-    return mask.to(device)
+def load(cfg: TrainingConfig, world: World | None = None) -> Policy:
+    """Load model and tokenizer, and find out how its rows may be packed.
 
-
-def load(cfg: TrainingConfig) -> Policy:
-    """Load model and tokenizer, and find out whether its rows may share prefixes.
+    Args:
+        world: the ranks that train it. Given, the model also gets the adapter of the
+            settings and is split over the ranks; every rank calls this. Without, it stays
+            whole and as it was saved.
 
     Raises:
-        ConfigError: the model cannot be loaded, or changes logits after its output head.
+        ConfigError: the model cannot be loaded, has not the layers or modules that are to
+            be trained, or changes its logits after its output head.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(cfg.model_name)
-        # float32 parameters whatever the compute dtype: an update of 1e-6 of a bfloat16
-        # weight rounds to nothing.
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            cfg.model_name, dtype=torch.float32, attn_implementation="sdpa"
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model_name {cfg.model_name!r} cannot be loaded: {error}"
-        ) from error
-    device = torch.device(cfg.device)
-    model.to(device)
-    # Dropout would make the trainer's policy another one than the sampler's.
-    modules: list[Any] = list(model.modules())
-    for module in modules:
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(vars(module).get("attention_dropout"), float):
-            module.attention_dropout = 0.0
-    model.eval()
-    checkpointing = cfg.gradient_checkpointing
-    if cfg.on_cuda if checkpointing is None else checkpointing:
-        # Named so since transformers 5.23; the older name goes with version 6.
-        older = "gradient_checkpointing_enable"
-        newer = "activation_checkpointing_enable"
-        getattr(model, newer if hasattr(model, newer) else older)({"use_reentrant": False})
-        model.train()
-    dtype = torch.bfloat16 if cfg.compute_dtype == "bfloat16" else torch.float32
-    policy = Policy(model, tokenizer, device, dtype, cfg.max_tokens_per_pass)
-    policy.max_tokens_per_row = min(cfg.seq_len, model_positions(model))
-    policy.attention_crossover = attention_crossover(model)
-    policy.share_prefixes = probe_sharing(policy) and cfg.seq_len <= attention_window(model)
+    model = loading.causal_model(cfg, cfg.model_name)
+    loading.freeze_other_layers(model, cfg.train_layer_indices)
+    loading.checkpoint_activations(model, cfg)
+    policy = _policy(cfg, model, cfg.model_name)
+    if world is not None:
+        if cfg.trains_adapter:
+            adapters.wrap(policy.model, cfg)
+        parallel.shard(policy, cfg, world)
     return policy
 
 
-def resolve_device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def load_reference(cfg: TrainingConfig, world: World | None = None) -> Policy:
+    """The frozen model that the KL is measured to: ``reference_model``, or the start.
 
-
-def attention_crossover(model: Any) -> float:
-    """Tokens of context at which attention costs as much as all matrices of the layers.
-
-    Per token 2 x parameters FLOPs against 4 x layers x hidden size FLOPs per key.
-    """
-    config = model.config.get_text_config()
-    embeddings = {id(m.weight) for m in (model.get_input_embeddings(),)}
-    embeddings.add(id(model.get_output_embeddings().weight))
-    matrices = sum(p.numel() for p in model.parameters() if id(p) not in embeddings)
-    return float(matrices / (2 * config.num_hidden_layers * config.hidden_size))
-
-
-def model_positions(model: Any) -> int:
-    """Tokens of the longest sequence the model was made for."""
-    positions = model.config.get_text_config().to_dict().get("max_position_embeddings")
-    return int(positions) if positions else sys.maxsize
-
-
-def attention_window(model: Any) -> float:
-    """Keys a layer sees at most. A mask of ours replaces the model's window."""
-    settings = model.config.get_text_config().to_dict()
-    window = settings.get("sliding_window")
-    return window if window and settings.get("use_sliding_window", True) else float("inf")
-
-
-@torch.no_grad()
-def probe_sharing(policy: Policy) -> bool:
-    """Score two rows with a shared prefix both ways, against the model's own logits.
-
-    A model that ignores the mask or the positions, such as a recurrent one, must not share.
+    Args:
+        world: as for :func:`load`.
 
     Raises:
-        ConfigError: even plain rows score otherwise than by the model's own logits.
+        ConfigError: the model cannot be loaded.
     """
-    stem = list(range(1, PROBE_TOKENS))
-    rows = [fully_trained_row(stem + tail, "probe") for tail in ([2, 3], [4, 5, 6])]
-    kept = policy.share_prefixes, policy.compute_dtype, policy.attention_crossover
-    policy.compute_dtype, policy.attention_crossover = torch.float32, float("inf")
-    worst = {}
-    for share in (False, True):
-        policy.share_prefixes = share
-        worst[share] = max(_distance(policy, plan, rows) for plan in policy.plan(rows))
-    policy.share_prefixes, policy.compute_dtype, policy.attention_crossover = kept
-    if worst[False] > PROBE_TOLERANCE:
-        raise ConfigError(
-            f"{type(policy.model).__name__} changes its logits after the output head"
-            f" (logprobs differ by {worst[False]:.3g}); such models cannot be trained yet"
-        )
-    return worst[True] <= PROBE_TOLERANCE
+    name = cfg.reference_model or cfg.model_name
+    model = loading.causal_model(cfg, name)
+    model.requires_grad_(False)
+    policy = _policy(cfg, model, name)
+    if world is not None:
+        parallel.shard(policy, cfg, world)
+    return policy
 
 
-def _distance(policy: Policy, plan: Pass, rows: Sequence[Row]) -> float:
-    """Largest difference between scores of a pass and the model's own forward."""
-    scored = policy.score(plan).logprobs
-    worst = 0.0
-    for b, i in enumerate(plan.row_ids):
-        logits = policy.model(_ids([rows[i].tokens], policy.device), use_cache=False).logits[0]
-        expected = torch.log_softmax(logits[:-1].float(), -1)
-        expected = expected.gather(-1, _ids(rows[i].labels, policy.device)[:, None])[:, 0]
-        worst = max(worst, float((scored[b, : len(expected)] - expected).abs().max()))
-    return worst
-
-
-def _ids(values: Any, device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.long, device=device)
+def _policy(cfg: TrainingConfig, model: Any, name: str) -> Policy:
+    policy = Policy(
+        TokenModule(model, loading.compute_dtype(cfg)),
+        loading.tokenizer(name),
+        torch.device(cfg.device),
+        cfg.pass_budget,
+        max_tokens_per_row=min(cfg.seq_len, loading.model_positions(model)),
+        attention_crossover=loading.attention_crossover(model),
+        distill_temperature=cfg.distill_temperature,
+    )
+    loading.choose_packing(policy, cfg)
+    loading.check_head(policy)
+    return policy

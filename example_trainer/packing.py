@@ -1,5 +1,11 @@
 """Rows -> packs -> passes. A pack holds every shared prefix of its rows once.
 
+A pass is one forward: packs end to end on one line, each with positions of its own and
+attention inside itself, so that no position is padding.
+
+    packs   a0 a1 a2 a3 | b0 b1 b2 | c0 c1        one line of 9 tokens, (1, 9)
+    starts  0             4          7
+
 The rows of a group answer one prompt. A pack is the tree of their tokens: a node per
 distinct prefix, which attends to its ancestors and itself and stands at its depth.
 
@@ -14,15 +20,20 @@ Causal attention gives a node the same hidden state as the last token of its pre
 plain row, so losses and gradients are those of plain rows, at the price of the distinct
 tokens. docs/decisions/0004-prefix-sharing.md says when this pays.
 
-Letters: P packs of a pass, L nodes of its longest pack, N (row, trained token) pairs,
-H distinct nodes that predict a trained token, B rows, T trained tokens of a row.
+Letters: P packs of a pass, L nodes of a pack, N (row, trained token) pairs, H distinct
+nodes that predict a trained token, B rows, T trained tokens of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
+import numpy as np
+
+from atroposlib.errors import ConfigError
 from example_trainer.data import Row
 
 
@@ -38,6 +49,11 @@ class Pack:
     children: dict[tuple[int, int], int] = field(
         default_factory=dict
     )  # (parent, token) -> node
+
+    @property
+    def branches(self) -> bool:
+        """Whether it is more than one plain row, so that causal attention is not enough."""
+        return self.parents != list(range(-1, len(self.parents) - 1))
 
     def new_tokens(self, tokens: Sequence[int]) -> int:
         """How many nodes adding this row would add."""
@@ -73,7 +89,8 @@ def pack_rows(
         rows: each trains at least one token.
         max_tokens: nodes of a pack; a longer row gets a pack of its own.
         crossover: length at which a token costs as much in attention as in everything
-            else; a masked pack of L nodes costs L + L^2 / crossover.
+            else; a masked pack of L nodes costs L + L^2 / crossover, a plain row, whose
+            causal attention skips half of it, L + L^2 / (2 crossover).
         share: False packs every row alone.
     """
     packs: list[Pack] = []
@@ -104,65 +121,209 @@ def _sort_key(row: Row) -> tuple[str, float, list[int]]:
 def _joins(pack: Pack, tokens: Sequence[int], max_tokens: int, crossover: float) -> bool:
     joined = len(pack.tokens) + pack.new_tokens(tokens)
     added_cost = _cost(joined, crossover) - _cost(len(pack.tokens), crossover)
-    return joined <= max_tokens and added_cost <= _cost(len(tokens), crossover)
+    return joined <= max_tokens and added_cost <= _cost(len(tokens), 2 * crossover)
 
 
 def _cost(length: int, crossover: float) -> float:
     return length + length * length / crossover
 
 
-def passes(packs: Sequence[Pack], max_tokens: int) -> list[list[Pack]]:
-    """Packs of similar length together, each pass at most ``max_tokens`` with padding."""
-    batches: list[list[Pack]] = []
-    for pack in sorted(packs, key=lambda pack: -len(pack.tokens)):
-        longest = len(batches[-1][0].tokens) if batches else 0
-        if batches and (len(batches[-1]) + 1) * longest <= max_tokens:
-            batches[-1].append(pack)
-        else:
-            batches.append([pack])
-    return batches
+def pack_ffd(
+    lengths: Sequence[int], capacity: int, min_groups: int = 1, divisor: int = 1
+) -> list[list[int]]:
+    """Group items so that no group exceeds ``capacity``: longest first, fewest items first.
+
+    The longest item left opens a new group while there are fewer than ``min_groups`` or when
+    it does not fit the emptiest group; else it joins, of the groups that it fits, the one
+    with the fewest items (then the smallest sum).
+
+    Example: lengths [7, 5, 4, 3, 1], capacity 10 -> [[0, 3], [1, 2, 4]] (sums 10, 10).
+
+    Args:
+        lengths: of each item.
+        capacity: sum of the lengths of a group, at most.
+        min_groups: at least so many groups, if there are so many items.
+        divisor: the number of groups is a multiple of it; groups stay empty only where
+            there are too few items for that.
+
+    Returns:
+        Indices into ``lengths``, sorted in each group; the groups by their first index.
+
+    Raises:
+        ConfigError: an item is longer than the capacity.
+    """
+    if lengths and max(lengths) > capacity:
+        raise ConfigError(
+            f"a sequence of {max(lengths)} tokens does not fit the budget of {capacity} tokens"
+            " of a pass; raise max_tokens_per_pass or lower seq_len"
+        )
+    wanted = min_groups
+    while True:
+        groups = _decreasing(lengths, capacity, wanted)
+        missing = -len(groups) % divisor
+        if not missing or len(groups) == len(lengths):
+            return groups + [[] for _ in range(missing)]
+        wanted = len(groups) + missing
+
+
+def _decreasing(lengths: Sequence[int], capacity: int, min_groups: int) -> list[list[int]]:
+    groups: list[list[int]] = []
+    by_sum: list[tuple[int, int]] = []  # (sum, group), sorted
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        room = capacity - lengths[i]
+        if len(groups) < min_groups or not by_sum or by_sum[0][0] > room:
+            insort(by_sum, (lengths[i], len(groups)))
+            groups.append([i])
+            continue
+        fitting = range(bisect_left(by_sum, (room + 1, -1)))
+        place = min(fitting, key=lambda place: len(groups[by_sum[place][1]]))
+        total, group = by_sum.pop(place)
+        groups[group].append(i)
+        insort(by_sum, (total + lengths[i], group))
+    return sorted(sorted(group) for group in groups)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Index lists of one forward pass; plain integers, no tensors."""
+    """Index lists of one forward pass; plain integers, no tensors.
+
+    A pass without packs computes one token for nothing, so that a rank without rows takes
+    part in what all ranks do together.
+    """
 
     packs: list[Pack]
-    length: int  # L
-    nodes: list[int]  # (H,) pack * L + node, of each position that needs logits
+    starts: list[int]  # (P,) place of each pack's first node among lines * width
+    lines: int  # 1, or P where each pack has a line of its own
+    width: int  # tokens of a line
+    nodes: list[int]  # (H,) place of each position that needs logits
     temperatures: list[float]  # (H,)
-    head_index: list[int]  # (N,) into nodes
+    head_index: list[int]  # (N,) into nodes, ascending
     targets: list[int]  # (N,) token to be scored
     rows: list[int]  # (N,) 0 .. B - 1
     columns: list[int]  # (N,) 0 .. T - 1
     row_ids: list[int]  # (B,) index into the rows of the batch
+    teacher_ids: list[list[int]]  # (N, up to K); empty where no row has any
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(B, T) of the scored tokens."""
-        return len(self.row_ids), max(self.columns) + 1
+        """(B, T) of the scored tokens; (1, 1), with nothing in it, of an empty pass."""
+        return max(1, len(self.row_ids)), max(self.columns, default=0) + 1
+
+    @property
+    def length(self) -> int:
+        """Distinct tokens."""
+        return sum(len(pack.tokens) for pack in self.packs)
+
+    @property
+    def computed(self) -> int:
+        """Tokens that go through the model, padding included."""
+        return self.lines * self.width
 
 
-def plan_pass(packs: Sequence[Pack], rows: Sequence[Row]) -> Pass:
+def padding_share(plan: Sequence[Pass]) -> float:
+    """Share of the tokens that go through the model and belong to no row."""
+    computed = sum(one.computed for one in plan)
+    return 1.0 - sum(one.length for one in plan) / computed if computed else 0.0
+
+
+def plan_passes(
+    packs: Sequence[Pack],
+    rows: Sequence[Row],
+    max_tokens: int,
+    *,
+    min_passes: int = 1,
+    divisor: int = 1,
+    padded: bool = False,
+) -> list[Pass]:
+    """Passes of at most ``max_tokens``, the longest first; see pack_ffd for their number.
+
+    A pack that is longer than ``max_tokens`` is let through: no pass can do without it.
+
+    Args:
+        padded: a line per pack, as long as the longest of the pass, instead of one line.
+    """
+    lengths = [len(pack.tokens) for pack in packs]
+    capacity = max([max_tokens, *lengths])
+    if padded:
+        groups = _rectangles(lengths, capacity, min_passes, divisor)
+    else:
+        groups = pack_ffd(lengths, capacity, min_passes, divisor)
+    groups.sort(key=lambda group: -sum(lengths[i] for i in group))
+    return [plan_pass([packs[i] for i in group], rows, padded=padded) for group in groups]
+
+
+def _rectangles(
+    lengths: Sequence[int], capacity: int, min_groups: int, divisor: int
+) -> list[list[int]]:
+    """Items of similar length together, each group at most ``capacity`` with padding."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= capacity:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    while len(groups) < min_groups or len(groups) % divisor:
+        largest = max(groups, key=len, default=[])
+        if len(largest) < 2:
+            break
+        half = len(largest) // 2
+        groups.append(largest[half:])
+        del largest[half:]
+    return groups + [[] for _ in range(-len(groups) % divisor)]
+
+
+def plan_pass(packs: Sequence[Pack], rows: Sequence[Row], *, padded: bool = False) -> Pass:
     """Which node predicts which trained token of which row."""
-    length = max(len(pack.tokens) for pack in packs)
-    plan = Pass(list(packs), length, [], [], [], [], [], [], [])
-    seen: dict[int, int] = {}
-    for p, pack in enumerate(packs):
-        for i, path in zip(pack.rows, pack.paths):
-            for column, j in enumerate(rows[i].trained):
-                node = p * length + path[j]
-                if node not in seen:
-                    seen[node] = len(plan.nodes)
-                    plan.nodes.append(node)
-                    plan.temperatures.append(rows[i].temperature)
-                plan.head_index.append(seen[node])
-                plan.targets.append(rows[i].labels[j])
-                plan.rows.append(len(plan.row_ids))
-                plan.columns.append(column)
-            plan.row_ids.append(i)
-    return plan
+    # Plain rows first and equal lengths together: attention takes them in one call.
+    packs = sorted(packs, key=lambda pack: (pack.branches, len(pack.tokens)))
+    lengths = [len(pack.tokens) for pack in packs]
+    if padded:
+        lines, width = max(1, len(packs)), max(lengths, default=1)
+        starts = [p * width for p in range(len(packs))]
+    else:
+        lines, width = 1, max(1, sum(lengths))
+        starts = list(accumulate(lengths, initial=0))[:-1]
+    row_ids = [i for pack in packs for i in pack.rows]
+    paths = [
+        np.asarray(path, dtype=np.int64) + start
+        for pack, start in zip(packs, starts)
+        for path in pack.paths
+    ]
+    # Every (node, row, trained token), by node: a chunk of nodes has a slice of the pairs.
+    counts = [len(rows[i].trained) for i in row_ids]
+    nodes_N = np.concatenate(
+        [path[rows[i].trained] for path, i in zip(paths, row_ids)] or [[]]
+    )
+    order = np.argsort(nodes_N, kind="stable")
+    nodes_H, head_index = np.unique(nodes_N[order], return_inverse=True)
+    rows_N = np.repeat(np.arange(len(row_ids)), counts)[order]
+    columns_N = np.concatenate([np.arange(n) for n in counts] or [[]])[order]
+    first_pair = np.searchsorted(nodes_N[order], nodes_H)
+    targets = [rows[i].labels[j] for i in row_ids for j in rows[i].trained]
+    return Pass(
+        packs=packs,
+        starts=starts,
+        lines=lines,
+        width=width,
+        nodes=nodes_H.astype(int).tolist(),
+        temperatures=[rows[row_ids[b]].temperature for b in rows_N[first_pair]],
+        head_index=head_index.tolist(),
+        targets=[targets[n] for n in order],
+        rows=rows_N.tolist(),
+        columns=columns_N.astype(int).tolist(),
+        row_ids=row_ids,
+        teacher_ids=_teacher_ids(rows, row_ids, order.tolist()),
+    )
 
 
-def padded(lists: Iterable[Sequence[int]], length: int, fill: int) -> list[list[int]]:
-    return [[*values, *[fill] * (length - len(values))] for values in lists]
+def _teacher_ids(
+    rows: Sequence[Row], row_ids: Sequence[int], order: Sequence[int]
+) -> list[list[int]]:
+    """Candidates of each pair in ``order``; nothing at all where no row has any."""
+    if all(rows[i].teacher_ids is None for i in row_ids):
+        return []
+    found = []
+    for i in row_ids:
+        candidates = rows[i].teacher_ids
+        found += [candidates[j] if candidates else [] for j in rows[i].trained]
+    return [found[n] for n in order]

@@ -41,3 +41,25 @@ def scored(
         ],
     }
     return ScoredData(**{**values, **fields})
+
+
+# Same prompt, diverging at once, late, by being a prefix of another, and not at all.
+BRANCHING = [
+    row([5, 6, 7, 8], [10, 11, 12]),
+    row([5, 6, 7, 8], [10, 11, 13, 14]),
+    row([5, 6, 7, 8], [20]),
+    row([5, 6, 7, 8], [10, 11]),
+    row([5, 6, 7, 8], [10, 11, 12]),
+    row([5, 6, 9], [10, 11, 12], temperature=0.7),
+    row([30, 31], [32, 33, 34, 35, 36], group="h"),
+]
+MULTI_TURN = [
+    masked_row([([5, 6], False), ([7, 8], True), ([9, 10, 11], False), ([12], True)]),
+    masked_row([([5, 6], False), ([7, 8], True), ([9, 13], False), ([14, 15], True)]),
+    masked_row([([5, 6], False), ([7, 16], True), ([9], False), ([17, 18], True)]),
+]
+
+
+def flat(values_R_T: list[list[float]]) -> list[float]:
+    """One entry per token, for a comparison with pytest.approx."""
+    return [value for values_T in values_R_T for value in values_T]

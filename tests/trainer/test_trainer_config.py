@@ -8,7 +8,7 @@ import pytest
 from atroposlib.errors import ConfigError
 from example_trainer import TrainingConfig, parse_args
 from example_trainer.cli import ALIASES, build_parser, flag
-from example_trainer.config import NOT_AVAILABLE_YET, parse_layers
+from example_trainer.config import parse_layers
 
 ORIGINAL_DEFAULTS = {
     "lr": 1e-5,
@@ -78,23 +78,34 @@ def test_aliases_of_the_original_are_kept():
     assert set(ALIASES.values()) == {"--model", "--gpu-memory-utilization"}
 
 
-@pytest.mark.parametrize("mode", ["shared_vllm", "lora_only", "lora_restart"])
-def test_a_mode_that_does_not_exist_yet_is_refused(mode):
-    with pytest.raises(ConfigError, match="not available yet"):
-        TrainingConfig(model_name="m", weight_bridge_mode=mode)
+@pytest.mark.parametrize(
+    ("mode", "publisher"),
+    [
+        ("none", "disk"),
+        ("shared_vllm", "shared_memory"),
+        ("lora_only", "lora"),
+        ("lora_restart", "lora"),
+    ],
+)
+def test_the_original_s_modes_are_names_of_publishers(mode, publisher):
+    cfg = TrainingConfig(model_name="m", weight_bridge_mode=mode)
+    assert (cfg.publisher, cfg.trains_adapter) == (publisher, publisher == "lora")
 
 
-@pytest.mark.parametrize("name", sorted(NOT_AVAILABLE_YET))
-def test_a_setting_without_effect_is_refused_unless_it_is_the_default(name):
-    default = TrainingConfig.model_fields[name].default
-    TrainingConfig(model_name="m", **{name: default})
-    changed = {str: "x", float: 0.9, int: 7, bool: True}.get(type(default), [1])
-    if default is None:
-        changed = {"vllm_gpu": 0, "vllm_config_path": "x", "lora_target_modules": ["q"]}.get(
-            name, [1]
-        )
-    with pytest.raises(ConfigError, match=name):
-        TrainingConfig(model_name="m", **{name: changed})
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"single_copy": True}, "single_copy"),
+        ({"weight_publisher": "lora", "lora": False}, "lora is false"),
+        ({"critic": True}, "advantage gae"),
+        ({"overlong_tokens": 8}, "max_new_tokens"),
+        ({"importance_floor": 6.0}, "importance_floor"),
+        ({"dual_clip": 3.0, "loss": "gspo"}, "dual_clip"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, why):
+    with pytest.raises(ConfigError, match=why):
+        TrainingConfig(model_name="m", **settings)
 
 
 def test_an_unusable_flag_ends_with_a_sentence_and_status_2(capsys):

@@ -4,7 +4,7 @@ import pytest
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED
-from example_trainer import advantages, data
+from example_trainer import data
 from tests.trainer.rows import masked_row, row, scored
 
 
@@ -41,10 +41,7 @@ def test_failed_rows_are_neither_in_the_loss_nor_in_the_baseline():
 
 def test_a_row_that_is_too_long_counts_in_the_baseline_only():
     batch = data.to_rows([scored([[1, 2], [1, 2, 3]], 1, [0.0, 1.0])], max_tokens=2)
-    scalars = advantages.compute([r.reward for r in batch.rows], [r.group for r in batch.rows])
-    rows, advantages_R_T = data.for_loss(batch.rows, scalars)
-    assert [r.tokens for r in rows] == [[1, 2]]
-    assert advantages_R_T == [[-1.0]]
+    assert [r.in_loss for r in batch.rows] == [True, False]
     assert batch.counts["rows_too_long"] == 1
 
 
@@ -83,20 +80,34 @@ def test_temperature_precedence(override, params, group_overrides, expected):
     assert only_row(group).temperature == expected
 
 
-def test_set_advantage_to_zero_keeps_the_row_in_the_baseline():
-    group = scored([[1, 2], [1, 3]], 1, [1.0, 0.0])
-    group.overrides = [{"set_advantage_to_zero": True}, {}]
-    rows, advantages_R_T = data.for_loss(data.to_rows([group], 64).rows, [1.0, -1.0])
-    assert len(rows) == 2 and advantages_R_T == [[0.0], [-1.0]]
-
-
-def test_advantages_of_the_producer_are_used_if_they_fit_and_counted_if_not():
+def test_advantages_of_the_producer_are_kept_if_they_fit_and_counted_if_not():
     group = scored([[1, 2, 3], [1, 2, 4]], 1, [1.0, 0.0])
     group.advantages = [[0.0, 0.25, 0.75], [0.5]]
     batch = data.to_rows([group], 64)
-    _, advantages_R_T = data.for_loss(batch.rows, [1.0, -1.0])
-    assert advantages_R_T == [[0.25, 0.75], [-1.0, -1.0]]
+    assert [r.own_advantages for r in batch.rows] == [[0.25, 0.75], None]
     assert batch.counts["advantages_ignored"] == 1
+
+
+def test_reference_and_teacher_are_shifted_like_labels():
+    group = scored([[1, 2, 3]], 1, [1.0], ref_logprobs=[[0.0, -0.5, -0.7]])
+    group.distill_token_ids = [[[], [2, 9], [3]]]
+    group.distill_logprobs = [[[], [-0.1, -2.0], [-0.3]]]
+    found = only_row(group)
+    assert found.ref_logprobs == [-0.5, -0.7]
+    assert found.teacher_ids == [[2, 9], [3]] and found.teacher_logprobs[1] == [-0.3]
+
+
+def test_text_that_nobody_sampled_becomes_rows_for_a_loss_that_asks_no_sampler():
+    group = scored([[1, 2]], 1, [1.0], inference_logprobs=None)
+    (found,) = data.to_rows([group], 64, needs_sampler=False).rows
+    assert found.trained == [0]
+
+
+def test_tokens_too_old_leave_the_loss_and_unknown_ones_stay():
+    mixed = masked_row([([1, 2], False), ([3, 4, 5], True)], versions=[-1, 2, 5, -1])
+    fresh = data.without_stale_tokens(mixed, version=6, max_staleness=2)
+    assert fresh.trained == [2, 3] and mixed.trained == [1, 2, 3]
+    assert data.without_stale_tokens(mixed, version=6, max_staleness=4) is mixed
 
 
 def test_loss_weights_make_tokens_or_sequences_equal():

@@ -108,9 +108,10 @@ def test_a_server_whose_weights_are_tampered_with_stops_the_run_unacked(
         kept = weight.detach().clone()
         with torch.no_grad():
             weight.mul_(1.05)
-        save(policy, directory, state, **how)
+        written = save(policy, directory, state, **how)
         with torch.no_grad():
             weight.copy_(kept)
+        return written
 
     monkeypatch.setattr("example_trainer.weights.disk.save_model", save_with_an_old_head)
     with running_environment(run.api, run.server):
@@ -121,7 +122,8 @@ def test_a_server_whose_weights_are_tampered_with_stops_the_run_unacked(
         httpx.post(f"{run.server}/resume")  # or the environment waits for its sample
 
 
-def test_a_batch_that_was_published_but_not_acked_is_not_trained_again(run, settings):
+def test_a_batch_that_was_published_but_not_acked_is_trained_once(run, settings):
+    """The first life dies between publish and ack; the second goes back and does it again."""
     cfg = settings(training_steps=1)
     with running_environment(run.api, run.server):
         with pytest.MonkeyPatch.context() as patch:
@@ -129,10 +131,20 @@ def test_a_batch_that_was_published_but_not_acked_is_not_trained_again(run, sett
             with pytest.raises(KeyboardInterrupt):
                 grpo.train(cfg)
         assert run.status()["batches_acked"] == 0
-        published = cfg.published / "version_1"
-        grpo.train(settings(model_name=str(published), training_steps=2))
-    assert [line["step"] for line in read_metrics(cfg)] == [2]
+        grpo.train(settings(training_steps=2))
+    lines = [line for line in read_metrics(cfg) if "loss" in line]
+    assert [(line["step"], line["batch_no"]) for line in lines] == [(1, 1), (2, 2)]
     assert run.status()["batches_acked"] == 2
+    assert httpx.get(f"{run.server}/server_info").json()["weight_version"] == 2
+
+
+def test_a_trainer_that_is_done_goes_on_when_it_may_take_more_steps(run, settings):
+    with running_environment(run.api, run.server):
+        grpo.train(settings(training_steps=1, recover_every_steps=1))
+        grpo.train(settings(training_steps=3, recover_every_steps=1, minibatches=2))
+    lines = [line for line in read_metrics(settings()) if "loss" in line]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert run.status()["policy_version"] == 3
 
 
 def die(*_: Any) -> bool:

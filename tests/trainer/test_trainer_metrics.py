@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import io
 import json
 import threading
+from collections import Counter
 
-from atroposlib.wire import ClaimedBatch
+import pytest
+from rich.console import Console
+
+from atroposlib.errors import ConfigError
+from atroposlib.wire import ClaimedBatch, Heartbeat
+from example_trainer import live
 from example_trainer.data import to_rows
 from example_trainer.heartbeat import Pulse
-from example_trainer.metrics import Clock, MetricsLog, batch_metrics
+from example_trainer.metrics import Clock, MetricsLog, batch_metrics, percentile
+from example_trainer.prepare import Prepared
+from example_trainer.trackers.jsonl import last_run, read_steps
 from tests.trainer.rows import scored
 
 
@@ -21,6 +30,14 @@ def test_a_line_is_readable_as_soon_as_it_is_written(config, capsys):
     assert "step 1" in capsys.readouterr().out
 
 
+def test_tokens_per_second_count_preparing_and_learning(config):
+    cfg = config()
+    with MetricsLog(cfg) as log:
+        seconds = {"seconds_prepare": 1.0, "seconds_learn": 3.0, "seconds_publish": 9.0}
+        log.write({"step": 1, "tokens": 8, **seconds})
+    assert read_steps(cfg.metrics_file)[0]["tokens_per_s"] == 2.0
+
+
 def test_benchmark_prints_the_mean_of_every_phase(config, capsys):
     with MetricsLog(config(benchmark=True)) as log:
         log.write({"step": 1, "tokens": 10, "seconds_train": 1.0, "seconds_publish": 0.5})
@@ -28,18 +45,45 @@ def test_benchmark_prints_the_mean_of_every_phase(config, capsys):
     assert "publish 0.25 s, train 2.00 s" in capsys.readouterr().out
 
 
-def test_what_a_batch_tells(config):
+def test_what_a_batch_tells():
     groups = [
         scored([[1, 2, 3], [1, 2, 4]], 1, [1.0, 0.0], group_id="a", idempotency_key="k-1"),
         scored([[1, 2]], 1, [0.5], versions=[[-1, 2]]),
     ]
     batch = to_rows(groups, 64)
     claimed = ClaimedBatch(batch_no=9, epoch=1, batch=groups)
-    told = batch_metrics(claimed, batch, batch.rows, version=5)
+    prepared = Prepared(batch.rows, [], counts=Counter(few=1), sums={"kl_reference": 2.5})
+    told = batch_metrics(claimed, batch, prepared, version=5)
+    assert (told["kl_reference"], told["few"]) == (0.5, 1)
     assert (told["batch_no"], told["reward_mean"]) == (9, 0.5)
     assert (told["keys"], told["group_ids"]) == (["k-1", None], ["a", None])
     assert (told["tokens"], told["completion_tokens"]) == (8, 5)
     assert (told["staleness_mean"], told["staleness_max"]) == (3.0, 3)
+    assert told["staleness_counts"] == {3: 1}
+    assert (told["prompt_length_mean"], told["prompt_length_max"]) == (1.0, 1)
+    assert (told["completion_length_mean"], told["completion_length_max"]) == (5 / 3, 2)
+    assert told["filtered_share"] == 0.0
+    assert told["truncated_share"] is None  # no engine said why it stopped
+
+
+def test_truncation_is_counted_by_real_finish_reasons_and_the_filter_by_rows_that_came():
+    reasons = ["length", "stop", None, "length"]
+    rows = [[1, 2, 3]] * 4
+    outcomes = ["truncated", "ok", "ok", "timeout"]
+    group = scored(rows, 1, [1.0, 0.0, 0.0, 0.0], finish_reasons=reasons, outcomes=outcomes)
+    batch = to_rows([group], 64)
+    prepared = Prepared(batch.rows[:2], [])
+    told = batch_metrics(ClaimedBatch(batch=[group]), batch, prepared, version=0)
+    assert told["truncated_share"] == 0.5  # of the two rows that count and told
+    assert told["filtered_share"] == 0.5  # one failed, one was left out later
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [([], 0.95, None), ([3], 0.95, 3), (range(100), 0.95, 94), ([4, 0, 0, 0], 0.75, 0)],
+)
+def test_a_percentile_is_one_of_the_values(values, share, expected):
+    assert percentile(list(values), share) == expected
 
 
 def test_the_clock_adds_up_and_starts_again():
@@ -48,6 +92,98 @@ def test_the_clock_adds_up_and_starts_again():
         with clock.measure("train"):
             pass
     assert clock.take().keys() == {"seconds_train"} and clock.take() == {}
+
+
+# --- after a restart ----------------------------------------------------------------
+
+
+def test_steps_trained_again_after_a_restart_replace_the_earlier_lines(config):
+    cfg = config()
+    with MetricsLog(cfg) as log:
+        log.begin("run-a", 0)
+        for step in (1, 2, 3):
+            log.write({"step": step, "tokens": 1, "loss": 0.0})
+    with cfg.metrics_file.open("ab") as file:
+        file.write(b'{"step": 4, "lo')  # killed while it wrote
+    with MetricsLog(cfg) as log:
+        log.begin("run-a", 1)
+        for step in (2, 3):
+            log.write({"step": step, "tokens": 1, "loss": 1.0})
+    found = read_steps(cfg.metrics_file)
+    assert [(line["step"], line["loss"]) for line in found] == [(1, 0.0), (2, 1.0), (3, 1.0)]
+    for line in cfg.metrics_file.read_text().splitlines():
+        json.loads(line)  # the torn line is gone: whoever reads line by line can
+
+
+def test_a_reader_sees_the_last_run_of_a_file_and_forgets_what_a_rewind_undid():
+    lines = [{"step": n, "run_id": "a"} for n in range(1, 9)]
+    lines += [{"step": n, "run_id": "b"} for n in (1, 2, 3)]
+    assert [line["step"] for line in last_run(lines)] == [1, 2, 3]
+    lines += [{"run_id": "b", "resumed_from": 1}]
+    assert [line["step"] for line in last_run(lines)] == [1]
+
+
+def test_a_metrics_file_that_cannot_be_written_is_a_setting_that_cannot_be_used(
+    config, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="metrics_path"):
+        MetricsLog(config(metrics_path=str(tmp_path / "file" / "metrics.jsonl")))
+
+
+# --- on the screen ------------------------------------------------------------------
+
+RECORD = {
+    "step": 3,
+    "reward_mean": 0.25,
+    "loss": 0.0123,
+    "clip_ratio": 0.045,
+    "entropy": 1.5,
+    "staleness_mean": 2.0,
+    "tokens_per_s": 812.0,
+    "env/exact": 0.125,
+    "seconds_train": 3.0,
+    "seconds_wait": 0.01,
+}
+
+
+def drawn(records, beat=None, width=80):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(live.picture("tiny", 40, records, beat))
+    return console.file.getvalue()
+
+
+def test_the_table_shows_the_last_steps_and_what_the_trainer_waits_for():
+    beat = Heartbeat(role="trainer", name="t", phase="waiting for batch", waiting_on="3 of 8")
+    text = drawn([RECORD, {**RECORD, "step": 4, "loss": None}], beat)
+    assert "waiting for batch: 3 of 8" in text and "4 of 40 steps" in text
+    assert "0.250" in text and "4.5%" in text and "812" in text and "–" in text
+    assert "train 3.0 s   env/exact 0.125" in text and "wait 0.0" not in text
+    assert "starting" in drawn([])
+    for line in text.splitlines():
+        assert len(line) == 80
+
+
+def test_a_live_table_is_redrawn_by_steps_and_shows_beats_before_they_go_out(config):
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    table, sent = live.LiveTable(config(), console), []
+    beat = Heartbeat(role="trainer", name="t", phase="publishing weights", waiting_on=None)
+    live.relay(table, sent.append)(beat)
+    table.step(RECORD)
+    table.close()
+    assert sent == [beat]
+    assert "publishing weights" in console.file.getvalue()
+
+
+def test_without_a_terminal_a_step_is_a_line(config, capsys):
+    display = live.open_display(config())
+    display.step(RECORD)
+    display.beat(Heartbeat(role="trainer", name="t", phase="x", waiting_on=None))
+    line = capsys.readouterr().out
+    assert line == (
+        "step 3: reward_mean 0.25, loss 0.0123, clip_ratio 0.045, entropy 1.5,"
+        " staleness_mean 2, env/exact 0.125, 3.0 s\n"
+    )
 
 
 def test_the_pulse_beats_during_a_long_phase_and_tells_its_last():

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer import model
-from tests.trainer.rows import row
+from example_trainer import loading, model
+from example_trainer.parallel import World
+from tests.trainer.rows import BRANCHING, flat, row
 
+# peft still reads a name that transformers 5.23 deprecates, and warns of tied heads.
+of_peft = pytest.mark.filterwarnings("ignore:.*(checkpointing|tie_word_embeddings|tied)")
 ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
 
 
@@ -55,4 +58,108 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused(policy, monke
     with torch.no_grad():
         policy.parameters()[0].mul_(20)  # or the cap changes too little to see
     with pytest.raises(ConfigError, match="after the output head"):
-        model.probe_sharing(policy)
+        loading.check_head(policy)
+
+
+def test_trained_tokens_are_scored_at_the_temperature_of_their_row(policy):
+    one = row([5, 6], [7, 8], temperature=0.5)
+    logits = policy.model(torch.tensor([one.tokens]), use_cache=False).logits[0, 1:3]
+    expected = torch.log_softmax(logits / 0.5, -1)[[0, 1], [7, 8]]
+    assert policy.trained_logprobs([one])[0] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_rows_without_a_trained_token_have_no_logprobs(policy):
+    found = policy.trained_logprobs([row([5, 6], []), ROWS[0]])
+    assert [len(logprobs) for logprobs in found] == [0, 3]
+
+
+def test_the_candidates_of_a_teacher_are_scored_at_the_distillation_temperature(config):
+    policy = model.load(config(distill_temperature=2.0))
+    one = row(
+        [5, 6], [7, 8], temperature=0.5, teacher_ids=[[], [7, 9], [4]], teacher_logprobs=None
+    )
+    (plan,) = policy.plan([one])
+    found = policy.score(plan, teacher=True).teacher
+    logits = policy.model(torch.tensor([one.tokens]), use_cache=False).logits[0, 1:3]
+    expected = torch.log_softmax(logits / 2.0, -1)
+    assert found.shape == (1, 2, 2)
+    assert torch.allclose(found[0, 0], expected[0, [7, 9]], atol=1e-5)
+    assert torch.allclose(found[0, 1, 0], expected[1, 4], atol=1e-5)
+    assert policy.score(plan).teacher is None
+
+
+def test_ranks_score_their_share_and_know_all_of_it(policy):
+    """Two ranks in turn; their sum is what one alone finds."""
+    alone = flat(policy.trained_logprobs(BRANCHING))
+
+    class Rank(World):
+        def sum_(self, tensor):
+            self.partial.append(tensor.clone())
+            return tensor
+
+    Rank.partial = []
+    for rank in (0, 1):
+        policy.world = Rank(rank, 2)
+        policy.trained_logprobs(BRANCHING)
+    first, second = Rank.partial
+    assert not (first * second).any() and first.any() and second.any()
+    assert (first + second).tolist() == pytest.approx(alone, abs=1e-6)
+
+
+def test_layers_that_are_not_named_stay_as_they_are(config):
+    policy = model.load(config(train_layer_indices="1"))
+    names = [n for n, p in policy.model.named_parameters() if p.requires_grad]
+    assert names and all(name.startswith("model.layers.1.") for name in names)
+    assert all(g is not None and g.any() for g in gradient(policy))
+    with pytest.raises(ConfigError, match=r"\[7\].* 2 layers"):
+        model.load(config(train_layer_indices="0,7"))
+
+
+def test_from_scratch_has_the_shape_but_not_the_weights(config, policy):
+    fresh = model.load(config(init_from_scratch=True, seed=3))
+    reference = model.load_reference(config(init_from_scratch=True, seed=3))
+    for ours, theirs, given in zip(
+        fresh.parameters(), reference.model.parameters(), policy.parameters()
+    ):
+        assert ours.shape == given.shape and torch.equal(ours, theirs)
+    assert fresh.logprobs_of([[5, 6, 7]]) != policy.logprobs_of([[5, 6, 7]])
+
+
+def test_the_reference_is_the_start_and_is_never_trained(config, policy):
+    reference = model.load_reference(config())
+    assert reference.parameters() == []
+    found, expected = (flat(one.trained_logprobs(ROWS)) for one in (reference, policy))
+    assert found == pytest.approx(expected, abs=1e-6)
+    (plan,) = reference.plan(ROWS)
+    assert not reference.score(plan).logprobs.requires_grad
+
+
+def test_another_reference_may_be_named(config, tmp_path, policy):
+    from atroposlib.testing.tiny import write_tiny_model
+
+    other = write_tiny_model(tmp_path / "other", seed=9)
+    reference = model.load_reference(config(reference_model=str(other)))
+    found, start = (flat(one.trained_logprobs(ROWS)) for one in (reference, policy))
+    assert found != pytest.approx(start, abs=1e-3)
+
+
+@of_peft
+def test_a_model_in_a_peft_wrapper_is_found_and_only_its_adapter_is_trained(policy):
+    peft = pytest.importorskip("peft")
+    before = flat(policy.trained_logprobs(ROWS))
+    wrapped = peft.get_peft_model(policy.model, peft.LoraConfig(target_modules=["q_proj"]))
+    policy.model = wrapped
+    assert flat(policy.trained_logprobs(ROWS)) == pytest.approx(before, abs=1e-6)
+    names = [n for n, p in policy.module.named_parameters() if p.requires_grad]
+    assert names and all("lora_" in name for name in names)
+    gradient(policy)
+    assert any(p.grad is not None and p.grad.any() for p in policy.parameters())
+
+
+@of_peft
+def test_an_adapter_on_the_output_head_is_refused(policy):
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules=["lm_head"])
+    policy.model = peft.get_peft_model(policy.model, settings)
+    with pytest.raises(ConfigError, match="lora_target_modules"):
+        policy.trained_logprobs(ROWS)

@@ -1,0 +1,251 @@
+"""The file that describes a whole run, checked before anything starts.
+
+name: gsm8k
+out: runs/gsm8k
+inference: {engine: vllm, count: 2, tensor_parallel: 1}
+environments:
+  - script: environments/gsm8k_server.py
+    config: {env: {group_size: 8}}
+trainer:
+  nproc: 2
+  settings: {model_name: Qwen/Qwen2.5-1.5B-Instruct, lr: 1e-6}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from atroposlib.errors import ConfigError
+from example_trainer.cli import validated
+from example_trainer.config import TrainingConfig
+from example_trainer.launch.servers import choose_engine
+from example_trainer.settings.overrides import (
+    Assignment,
+    Settings,
+    did_you_mean,
+    flatten,
+    read_file,
+    translate,
+)
+from example_trainer.settings.yaml_text import load_yaml
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ApiSection(_Section):
+    """The rollout API."""
+
+    port: int = Field(0, ge=0, le=65535, description="0: any free one")
+    args: list[str] = Field([], description="more arguments of run-api")
+    env: dict[str, str] = Field({}, description="environment variables")
+
+
+class InferenceSection(_Section):
+    """Inference servers, all alike."""
+
+    engine: Literal["auto", "local", "vllm", "sglang"] = Field(
+        "auto", description="auto: vllm where it is installed, else the local server"
+    )
+    count: int = Field(1, ge=1, description="servers")
+    model: str | None = Field(
+        None, description="what they start with (default: the trainer's)"
+    )
+    port: int = Field(
+        0, ge=0, le=65535, description="of the first server, the others follow; 0: any free"
+    )
+    tensor_parallel: int = Field(1, ge=1, description="GPUs of each server")
+    first_gpu: int | None = Field(
+        None, ge=0, description="servers take the GPUs from this one on (default: all see all)"
+    )
+    memory_share: float | None = Field(
+        None, gt=0, le=1, description="of each GPU (default: the engine's)"
+    )
+    max_model_len: int | None = Field(None, ge=2, description="tokens of prompt and answer")
+    ready_within_s: float = Field(900.0, gt=0, description="bound of the start")
+    args: list[str] = Field([], description="more arguments of each server")
+    env: dict[str, str] = Field({}, description="environment variables")
+
+
+class EnvironmentSection(_Section):
+    """One of the environments."""
+
+    name: str | None = Field(None, description="of its log (default: the script's)")
+    script: str | None = Field(
+        None, description="a script with a serve command; addresses are passed to it"
+    )
+    command: list[str] | None = Field(
+        None,
+        description="any other program and its arguments; {api_url}, {inference_url},"
+        " {inference_urls} (commas), {model}, {python} and {out} are filled in",
+    )
+    args: list[str] = Field([], description="more arguments of the script")
+    config: dict[str, Any] = Field(
+        {}, description="what the script's own YAML file would hold"
+    )
+    count: int = Field(1, ge=1, description="processes of this environment")
+    env: dict[str, str] = Field({}, description="environment variables")
+
+
+class TrainerSection(_Section):
+    """The trainer and its ranks."""
+
+    config: list[str] = Field([], description="YAML files of settings, first")
+    settings: dict[str, Any] = Field({}, description="settings, after the files")
+    nproc: int = Field(1, ge=1, description="ranks on each node, through torchrun if not 1")
+    nodes: int = Field(1, ge=1, description="nodes, on SLURM")
+    gpus: str | None = Field(None, description="CUDA_VISIBLE_DEVICES of a local trainer")
+    env: dict[str, str] = Field({}, description="environment variables")
+
+
+class SlurmSection(_Section):
+    """sbatch options are written as they are on its command line, without the dashes."""
+
+    options: dict[str, str | int] = Field(
+        {}, description="of every job: partition, account ..."
+    )
+    api: dict[str, str | int] = Field(
+        {"cpus-per-task": 4, "mem": "16G"}, description="of the API's job"
+    )
+    inference: dict[str, str | int] = Field({}, description="of each server's job")
+    environments: dict[str, str | int] = Field(
+        {"cpus-per-task": 8}, description="of each environment's job"
+    )
+    trainer: dict[str, str | int] = Field(
+        {"exclusive": ""}, description="of the trainer's job; an empty value is a bare option"
+    )
+    setup: list[str] = Field([], description="shell lines that each job runs first")
+    srun: list[str] = Field([], description="arguments of srun, such as --container-image=...")
+    python: str = Field("python", description="interpreter on the nodes, after setup")
+    wait_s: float = Field(3600.0, gt=0, description="bound of waiting for the other jobs")
+
+
+class Plan(_Section):
+    """The run as a whole."""
+
+    name: str = Field("atropos", pattern=r"^[\w.-]+$", description="of the run and its jobs")
+    out: str = Field("runs/launch", description="logs, queue, checkpoints")
+    api: ApiSection = Field(ApiSection(), description="section of the rollout API")
+    inference: InferenceSection = Field(
+        InferenceSection(), description="section of the servers"
+    )
+    environments: list[EnvironmentSection] = Field(
+        min_length=1, description="a list of environments"
+    )
+    trainer: TrainerSection = Field(TrainerSection(), description="section of the trainer")
+    slurm: SlurmSection = Field(SlurmSection(), description="section of the cluster's jobs")
+    restarts: int = Field(
+        3, ge=0, description="times an API or an environment that died is started again"
+    )
+    restart_delay_s: float = Field(2.0, ge=0, description="before anything is started again")
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.out).absolute()
+
+    @property
+    def launched(self) -> Path:
+        """Where the launcher writes what it tells the processes."""
+        return self.directory / "launch"
+
+
+HEADS = frozenset(Plan.model_fields)
+SECTIONS: dict[str, type[BaseModel]] = {
+    "run": Plan,
+    "api": ApiSection,
+    "inference": InferenceSection,
+    "environments": EnvironmentSection,
+    "trainer": TrainerSection,
+    "slurm": SlurmSection,
+}
+
+
+def read_plan(files: Sequence[str], overrides: Sequence[Assignment] = ()) -> Plan:
+    """The plan of YAML files in order, then ``api.port=8000``; any other key is the trainer's.
+
+    Raises:
+        ConfigError: names the key at fault.
+    """
+    tree: dict[str, Any] = {}
+    for path in files:
+        _merge(tree, load_yaml(path), path)
+    for one in overrides:
+        key = one.key if one.key.split(".")[0] in HEADS else f"trainer.settings.{one.key}"
+        path_in_tree = key.split(".")
+        if path_in_tree[:2] == ["trainer", "settings"]:  # their dots are the trainer's
+            path_in_tree = ["trainer", "settings", ".".join(path_in_tree[2:])]
+        for name in reversed(path_in_tree[1:]):
+            one = replace(one, value={name: one.value})
+        _merge(tree, {path_in_tree[0]: one.value}, one.where)
+    try:
+        plan = Plan(**tree)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentence(found) for found in error.errors())) from error
+    for i, environment in enumerate(plan.environments):
+        if (environment.script is None) == (environment.command is None):
+            raise ConfigError(f"environments.{i} needs either script or command")
+    return plan
+
+
+def _merge(tree: dict[str, Any], more: Mapping[str, Any], where: str, above: str = "") -> None:
+    """Put ``more`` over ``tree``, group by group; of the trainer's settings the last counts."""
+    if above == "trainer.settings.":
+        more = {one.key: one.value for one in flatten(more, where)}
+    for name, value in more.items():
+        below = f"{above}{name}"
+        old = tree.get(name)
+        if not isinstance(value, Mapping):
+            tree.pop(name, None)  # so that the order is that of the last assignments
+            tree[name] = value
+        elif old is None or isinstance(old, Mapping):
+            _merge(tree.setdefault(name, {}), value, where, f"{below}.")
+        else:
+            raise ConfigError(f"{below} ({where}) is a group of settings in one place only")
+
+
+def _sentence(found: Mapping[str, Any]) -> str:
+    key = ".".join(str(part) for part in found["loc"])
+    if found["type"] != "extra_forbidden":
+        return f"{key}: {found['msg']}"
+    return f"{key} is no setting of the launcher{did_you_mean(key, _known())}"
+
+
+def _known() -> list[str]:
+    names = []
+    for head, field in Plan.model_fields.items():
+        names.append(head)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            names += [f"{head}.{name}" for name in field.annotation.model_fields]
+    return names
+
+
+def trainer_settings(
+    plan: Plan, wiring: Mapping[str, Any] | None = None
+) -> tuple[Settings, TrainingConfig]:
+    """What the trainer will read, checked here so that a mistake costs no start.
+
+    Raises:
+        ConfigError: as ``atropos-grpo`` would say it.
+    """
+    first = {**default_settings(plan), **(wiring or {})}
+    assignments = list(flatten(first, "the launcher"))
+    for path in plan.trainer.config:
+        assignments += read_file(path)
+    assignments += flatten(plan.trainer.settings, "trainer.settings")
+    settings = translate(assignments)
+    return settings, validated(settings)
+
+
+def default_settings(plan: Plan) -> dict[str, Any]:
+    """What files and settings of the trainer may override."""
+    settings: dict[str, Any] = {"save_path": str(plan.directory / "checkpoints")}
+    settings["log_dir"] = str(plan.directory)
+    if choose_engine(plan.inference.engine) != "local":
+        settings["publish_adapter_name"] = plan.name  # only matters where LoRA is published
+    return settings

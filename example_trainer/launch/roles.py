@@ -1,0 +1,185 @@
+"""The exact command of every process, given where the others listen. Pure but for one file:
+what the launcher tells a process it writes down below ``<out>/launch``.
+
+The same functions serve ``local`` (all on 127.0.0.1) and ``node`` (a job of a cluster).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from example_trainer.config import TrainingConfig
+from example_trainer.launch.plan import EnvironmentSection, Plan, default_settings
+from example_trainer.launch.servers import CHAT_TYPES, Server, choose_engine
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where the others listen: ``http://host:port`` without a path."""
+
+    api: str
+    inference: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Command:
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+def api(plan: Plan, python: str, host: str, port: int) -> Command:
+    argv = (python, "-m", "atroposlib.cli.run_api", "--host", host, "--port", str(port))
+    argv += ("--data-dir", str(plan.directory / "queue"), *plan.api.args)
+    return Command(argv, dict(plan.api.env))
+
+
+def inference(
+    plan: Plan,
+    cfg: TrainingConfig,
+    python: str,
+    host: str,
+    port: int,
+    index: int,
+    *,
+    own_gpus: bool = False,
+) -> Command:
+    """Server ``index``; ``own_gpus``: its job sees its GPUs alone."""
+    wanted = plan.inference
+    gpus = None
+    if wanted.first_gpu is not None and not own_gpus:
+        start = wanted.first_gpu + index * wanted.tensor_parallel
+        gpus = ",".join(str(gpu) for gpu in range(start, start + wanted.tensor_parallel))
+    server = Server(
+        engine=choose_engine(wanted.engine),
+        model=wanted.model or cfg.model_name,
+        host=host,
+        port=port,
+        python=python,
+        tensor_parallel=wanted.tensor_parallel,
+        gpus=gpus,
+        memory_share=wanted.memory_share,
+        max_model_len=wanted.max_model_len,
+        lora_rank=cfg.lora_r if cfg.publisher == "lora" else None,
+        seed=cfg.seed + index,
+        args=tuple(wanted.args),
+        env=wanted.env,
+    )
+    return Command(server.argv, server.environment)
+
+
+def environment_name(plan: Plan, number: int) -> str:
+    """Name of an environment: its own, else that of its script."""
+    wanted = plan.environments[number]
+    stem = Path(wanted.script or (wanted.command or [""])[0]).stem
+    return wanted.name or stem or f"environment-{number}"
+
+
+def environment(
+    plan: Plan, cfg: TrainingConfig, python: str, number: int, at: Endpoints
+) -> Command:
+    """A script gets a YAML file with its own settings and where everybody is."""
+    wanted = plan.environments[number]
+    if wanted.command is not None:
+        words = filled(wanted.command, plan, cfg, python, at)
+        return Command(tuple(words), dict(wanted.env))
+    path = plan.launched / f"environment-{number}.yaml"
+    write_yaml(path, environment_settings(plan, wanted, cfg, at))
+    argv = (python, str(wanted.script), "serve", "--config", str(path), *wanted.args)
+    return Command(argv, dict(wanted.env))
+
+
+def environment_settings(
+    plan: Plan, wanted: EnvironmentSection, cfg: TrainingConfig, at: Endpoints
+) -> dict[str, Any]:
+    """Its own settings over what it has to know of the others."""
+    servers = [
+        {
+            "base_url": f"{url}/v1",
+            "model_name": served_name(plan, cfg),
+            "server_type": CHAT_TYPES[choose_engine(plan.inference.engine)],
+            "api_key": "none",
+        }
+        for url in at.inference
+    ]
+    wiring = {"rollout_server_url": at.api, "tokenizer_name": cfg.model_name}
+    own = dict(wanted.config)
+    env = {**wiring, **(own.pop("env", None) or {})}
+    return {"openai": servers, **own, "env": env}
+
+
+def served_name(plan: Plan, cfg: TrainingConfig) -> str:
+    """The model that requests ask for: vLLM and SGLang give an adapter only to its name."""
+    model = plan.inference.model or cfg.model_name
+    engine = choose_engine(plan.inference.engine)
+    if cfg.publisher != "lora" or engine == "local" or cfg.publish_adapter_name is None:
+        return model
+    name = cfg.publish_adapter_name
+    return name if engine == "vllm" else f"{model}:{name}"
+
+
+def filled(
+    words: Sequence[str], plan: Plan, cfg: TrainingConfig, python: str, at: Endpoints
+) -> list[str]:
+    """The words with the launcher's names filled in; other braces stay as they are."""
+    values = {
+        "{api_url}": at.api,
+        "{inference_url}": at.inference[0],
+        "{inference_urls}": ",".join(at.inference),
+        "{model}": cfg.model_name,
+        "{python}": python,
+        "{out}": str(plan.directory),
+    }
+    found = []
+    for word in words:
+        for name, value in values.items():
+            word = word.replace(name, value)
+        found.append(word)
+    return found
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How many ranks a trainer has, and where those of several nodes meet."""
+
+    nproc: int = 1  # on each node
+    nodes: int = 1
+    meet: str | None = None  # host:port on the first node
+    run_id: str = "atropos"
+
+
+def trainer(plan: Plan, python: str, at: Endpoints, ranks: Ranks) -> Command:
+    """``atropos-grpo`` itself, or as many ranks of it through torchrun."""
+    wiring = {"atropos_url": at.api, "inference_urls": list(at.inference)}
+    first, last = plan.launched / "wiring.yaml", plan.launched / "trainer.yaml"
+    write_yaml(first, {**default_settings(plan), **wiring})
+    write_yaml(last, plan.trainer.settings)
+    argv: tuple[str, ...] = (python, "-m")
+    if ranks.nodes > 1:
+        argv += ("torch.distributed.run", "--nnodes", str(ranks.nodes))
+        argv += ("--nproc-per-node", str(ranks.nproc), "--rdzv-backend", "c10d")
+        argv += ("--rdzv-endpoint", str(ranks.meet), "--rdzv-id", ranks.run_id, "-m")
+    elif ranks.nproc > 1:
+        argv += ("torch.distributed.run", "--standalone")
+        argv += ("--nproc-per-node", str(ranks.nproc), "-m")
+    argv += ("example_trainer.grpo",)
+    for path in (first, *plan.trainer.config, last):
+        argv += ("--config", str(path))
+    env = dict(plan.trainer.env)
+    if plan.trainer.gpus is not None:
+        env.setdefault("CUDA_VISIBLE_DEVICES", plan.trainer.gpus)
+    return Command(argv, env)
+
+
+def write_yaml(path: Path, tree: Mapping[str, Any]) -> None:
+    """As JSON, which is YAML; whole or not at all, as several nodes may write it at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+    ) as scratch:
+        scratch.write(json.dumps(tree, indent=2) + "\n")
+    Path(scratch.name).replace(path)

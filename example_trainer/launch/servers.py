@@ -1,0 +1,101 @@
+"""The command line of an inference server, for each engine the trainer can publish to."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass, field
+from typing import Literal
+
+Engine = Literal["local", "vllm", "sglang"]
+WORKER_EXTENSION = "example_trainer.weights.vllm_worker.WeightWorker"
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+CHAT_TYPES = {
+    "local": "vllm",
+    "vllm": "vllm",
+    "sglang": "sglang",
+}  # server_type for environments
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server. ``memory_share`` of each of its GPUs; lengths in tokens."""
+
+    engine: Engine
+    model: str
+    host: str
+    port: int
+    python: str = sys.executable
+    tensor_parallel: int = 1
+    gpus: str | None = None  # CUDA_VISIBLE_DEVICES
+    memory_share: float | None = None
+    max_model_len: int | None = None
+    dtype: str | None = None
+    lora_rank: int | None = None  # an adapter will be published
+    seed: int | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        words = {"local": _local, "vllm": _vllm, "sglang": _sglang}[self.engine](self)
+        return (self.python, "-m", *words, *self.args)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables beside those of the caller."""
+        env = dict(self.env)
+        if self.gpus is not None:
+            env.setdefault("CUDA_VISIBLE_DEVICES", self.gpus)
+        if self.engine == "vllm":
+            # Opens pause, reload and version routes: for a private network only.
+            env.setdefault("VLLM_SERVER_DEV_MODE", "1")
+            if self.lora_rank is not None:
+                env.setdefault("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")
+        return env
+
+
+def choose_engine(wanted: str) -> Engine:
+    """``auto``: vLLM where it is installed, else the server of this repository."""
+    if wanted == "auto":
+        return "vllm" if importlib.util.find_spec("vllm") is not None else "local"
+    return {"local": "local", "vllm": "vllm", "sglang": "sglang"}[wanted]  # type: ignore[return-value]
+
+
+def option(name: str, value: object) -> tuple[str, ...]:
+    return () if value is None else (name, str(value))
+
+
+def _local(s: Server) -> tuple[str, ...]:
+    words = ("atroposlib.inference", "--model", s.model)
+    words += ("--host", s.host, "--port", str(s.port))
+    words += option("--dtype", s.dtype) + option("--max-model-len", s.max_model_len)
+    words += option("--seed", s.seed)
+    return words if s.host in ("127.0.0.1", "localhost") else (*words, "--allow-remote")
+
+
+def _vllm(s: Server) -> tuple[str, ...]:
+    words = ("vllm.entrypoints.openai.api_server", "--model", s.model)
+    words += ("--host", s.host, "--port", str(s.port))
+    words += ("--tensor-parallel-size", str(s.tensor_parallel))
+    # Logprobs of what was sampled from, that is after temperature, as the trainer's are.
+    words += ("--logprobs-mode", "processed_logprobs")
+    words += ("--worker-extension-cls", WORKER_EXTENSION)
+    words += option("--gpu-memory-utilization", s.memory_share)
+    words += option("--max-model-len", s.max_model_len) + option("--dtype", s.dtype)
+    words += option("--seed", s.seed)
+    if s.lora_rank is not None:
+        fitting = next((rank for rank in LORA_RANKS if rank >= s.lora_rank), s.lora_rank)
+        words += ("--enable-lora", "--max-lora-rank", str(fitting))
+    return words
+
+
+def _sglang(s: Server) -> tuple[str, ...]:
+    words = ("sglang.launch_server", "--model-path", s.model)
+    words += ("--host", s.host, "--port", str(s.port), "--tp", str(s.tensor_parallel))
+    words += option("--mem-fraction-static", s.memory_share)
+    words += option("--context-length", s.max_model_len) + option("--dtype", s.dtype)
+    words += option("--random-seed", s.seed)
+    if s.lora_rank is not None:
+        words += ("--enable-lora", "--max-lora-rank", str(s.lora_rank))
+    return words

@@ -1,0 +1,127 @@
+"""sbatch scripts of a plan, as text. Nothing is written or run here.
+
+One job per role: api, inference (an array, one server each), one per environment, trainer.
+A script holds its resources, the user's setup lines and one ``srun`` of ``atropos-launch
+node``; what differs from node to node is decided there, in Python. The trainer's script
+starts the trainer again after a failure and ends the other jobs when it is through.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from atroposlib.errors import ConfigError
+from example_trainer.config import TrainingConfig
+from example_trainer.launch import roles
+from example_trainer.launch.plan import Plan
+
+JOBS_FILE = "jobs"  # ids of the other jobs, one a line
+RENDEZVOUS_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job to submit. ``after``: names of jobs that must have begun."""
+
+    name: str
+    script: str
+    after: tuple[str, ...] = ()
+
+
+def jobs(plan: Plan, cfg: TrainingConfig) -> list[Job]:
+    """All jobs in the order in which they are submitted; the trainer is the last.
+
+    Raises:
+        ConfigError: a value cannot stand in a script.
+    """
+    found = [
+        Job("api", _script(plan, "api", plan.slurm.api, _node(plan, "api"))),
+        Job("inference", inference_script(plan)),
+    ]
+    for number, wanted in enumerate(plan.environments):
+        name = f"env-{number}-{roles.environment_name(plan, number)}"
+        options = _array(plan.slurm.environments, wanted.count)
+        line = _node(plan, "environment", "--index", str(number))
+        found.append(Job(name, _script(plan, name, options, line), ("api", "inference")))
+    retries = cfg.recover_retries if cfg.recover_mode in ("auto", "fault") else 0
+    found.append(Job("trainer", trainer_script(plan, retries), ("api", "inference")))
+    return found
+
+
+def inference_script(plan: Plan) -> str:
+    gpus = {"gpus-per-node": plan.inference.tensor_parallel}
+    options = _array({**gpus, **plan.slurm.inference}, plan.inference.count)
+    index = ('"${SLURM_ARRAY_TASK_ID:-0}"',)
+    return _script(plan, "inference", options, _node(plan, "inference", "--index", raw=index))
+
+
+def trainer_script(plan: Plan, retries: int) -> str:
+    options: dict[str, str | int] = {
+        "nodes": plan.trainer.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": plan.trainer.nproc,
+    }
+    jobs_file = shlex.quote(str(plan.launched / JOBS_FILE))
+    head = '"${NODES[0]}:' + str(RENDEZVOUS_PORT) + '"'
+    line = _node(plan, "trainer", "--meet", raw=(head,), srun=("--kill-on-bad-exit=1",))
+    body = f"""\
+mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+
+# Whatever ends this job, the others have nothing left to do.
+trap 'xargs -r scancel < {jobs_file}' EXIT
+
+for attempt in $(seq 0 {retries}); do
+  export ATROPOS_RUN_ID=$attempt
+  if {line}
+  then
+    exit 0
+  fi
+  echo "trainer: attempt $attempt of {retries} failed" >&2
+done
+exit 1"""
+    return _script(plan, "trainer", {**options, **plan.slurm.trainer}, body)
+
+
+def _array(options: Mapping[str, str | int], count: int) -> dict[str, str | int]:
+    return {**({"array": f"0-{count - 1}"} if count > 1 else {}), **options}
+
+
+def _script(plan: Plan, name: str, options: Mapping[str, str | int], body: str) -> str:
+    """The whole text; the plan's general options come first, those of the role win."""
+    log = "%x-%A_%a.log" if "array" in options else "%x-%j.log"
+    header: dict[str, str | int] = {
+        "job-name": f"{plan.name}-{name}",
+        "output": str(plan.directory / "logs" / log),
+        "nodes": 1,
+        "ntasks-per-node": 1,
+        **plan.slurm.options,
+        **options,
+    }
+    lines = ["#!/bin/bash", *(_option(key, value) for key, value in header.items())]
+    lines += ["", "set -euo pipefail", *plan.slurm.setup, "", body]
+    return "\n".join(lines) + "\n"
+
+
+def _option(key: str, value: str | int) -> str:
+    text = str(value)
+    if not key.replace("-", "").isalnum() or "\n" in text:
+        raise ConfigError(f"{key}={text!r} cannot stand in an #SBATCH line")
+    return f"#SBATCH --{key}" + (f"={shlex.quote(text)}" if text else "")
+
+
+def _node(
+    plan: Plan, role: str, *words: str, raw: tuple[str, ...] = (), srun: tuple[str, ...] = ()
+) -> str:
+    """One srun of the role; ``raw`` are words that the shell is to expand."""
+    plan_file = str(plan_path(plan))
+    command = ["srun", *srun, *plan.slurm.srun, plan.slurm.python]
+    command += ["-m", "example_trainer.launch", "node", "--plan", plan_file, "--role", role]
+    return " ".join([shlex.join([*command, *words]), *raw])
+
+
+def plan_path(plan: Plan) -> Path:
+    """The plan as the jobs read it."""
+    return plan.launched / "plan.json"

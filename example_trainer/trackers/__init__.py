@@ -1,0 +1,146 @@
+"""Where metrics go beside metrics.jsonl. A tracker is one file and one line here.
+
+    MetricsLog --named (tracker names)--> Guarded --> wandb | tensorboard | swanlab | trackio
+
+The x axis is the trainer's step. A tracker never ends a run: what it raises is counted,
+printed once, and after GIVE_UP_AFTER failures in a row it is left alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from atroposlib.errors import ConfigError, RolloutError, boundary
+
+if TYPE_CHECKING:
+    from example_trainer.config import TrainingConfig
+
+# Name (of the tracker, of its package, and of the module in this folder that has
+# ``open_tracker(run) -> Tracker``) -> the extra of this package that installs it.
+TRACKERS = {
+    "wandb": "wandb",
+    "tensorboard": "trackers",
+    "swanlab": "trackers",
+    "trackio": "trackers",
+}
+GIVE_UP_AFTER = 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a tracker is told about the run it belongs to."""
+
+    cfg: TrainingConfig
+    run_id: str | None = None  # the rollout API's; the same after a restart
+    step: int = 0  # steps that are done; more than 0 after a restart
+
+    @property
+    def name(self) -> str | None:
+        """Name of the run: as configured, else the start of its id."""
+        return self.cfg.run_name or (self.run_id[:8] if self.run_id else None)
+
+    @property
+    def project(self) -> str:
+        """The project, or a common one: three of the four trackers insist on a name."""
+        return self.cfg.wandb_project or "atropos"
+
+    @property
+    def key(self) -> str | None:
+        """The id in a form that every tracker takes."""
+        return re.sub(r"[^A-Za-z0-9_-]", "-", self.run_id)[:64] if self.run_id else None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run, without what nobody else may read."""
+        return self.cfg.model_dump(mode="json", exclude={"inference_token"})
+
+
+class Tracker(Protocol):
+    """One place that metrics go to. Both methods may raise anything."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record the metrics of one step. A step that is trained again comes again."""
+
+    def close(self) -> None:
+        """Send what is left and end the run there."""
+
+
+def require(name: str) -> None:
+    """Look whether a tracker can be used, without importing it.
+
+    Raises:
+        ConfigError: there is none of that name, or its package is not installed.
+    """
+    if name not in TRACKERS:
+        known = ", ".join(sorted(TRACKERS))
+        raise ConfigError(f"tracker {name!r} is unknown; there are: {known}")
+    if importlib.util.find_spec(name) is None:
+        extra = TRACKERS[name]
+        raise ConfigError(f"tracker {name} needs: pip install 'atroposlib[{extra}]'")
+
+
+def open_tracker(name: str, run: Run) -> Tracker:
+    """Start the tracker of that name.
+
+    Raises:
+        ConfigError: it does not exist, is not installed, or lacks an account.
+        Exception: whatever its package raises besides.
+    """
+    require(name)
+    module = importlib.import_module(f"example_trainer.trackers.{name}")
+    tracker: Tracker = module.open_tracker(run)
+    return tracker
+
+
+class Guarded:
+    """A tracker whose failures are counted instead of raised.
+
+    Raises:
+        ConfigError: when it is made, if the tracker cannot work as configured.
+    """
+
+    def __init__(self, name: str, open_it: Callable[[], Tracker]) -> None:
+        self.name = name
+        self.failures = 0
+        self._in_a_row = 0
+        self._tracker: Tracker | None = None
+        try:
+            with boundary(f"tracker {name}", "its start", "starting"):
+                self._tracker = open_it()
+        except RolloutError as error:
+            self._failed(error, "metrics go on without it")
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record one step, or count a failure."""
+        if self._tracker is None:
+            return
+        try:
+            with boundary(f"tracker {self.name}", f"step {step}", "logging"):
+                self._tracker.log(metrics, step)
+        except RolloutError as error:
+            self._failed(error, "training goes on; later failures are only counted")
+            if self._in_a_row == GIVE_UP_AFTER:
+                print(f"tracker {self.name}: left alone after {GIVE_UP_AFTER} failures")
+                self._tracker = None
+        else:
+            self._in_a_row = 0
+
+    def close(self) -> None:
+        """End it, whatever it raises."""
+        if self._tracker is None:
+            return
+        try:
+            with boundary(f"tracker {self.name}", "its end", "closing"):
+                self._tracker.close()
+        except RolloutError as error:
+            self._failed(error, "its last metrics may be missing")
+
+    def _failed(self, error: RolloutError, consequence: str) -> None:
+        self.failures += 1
+        self._in_a_row += 1
+        if self.failures == 1:
+            print(f"{error}; {consequence}", flush=True)

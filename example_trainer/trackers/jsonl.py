@@ -1,0 +1,85 @@
+"""metrics.jsonl: one JSON object per step, and what a reader makes of it after restarts.
+
+A line is written whole and flushed. A trainer that starts again appends to the same file:
+first ``{"run_id": ..., "resumed_from": 5}``, then the steps from 6 on. Steps after 5 that the
+killed trainer had written are trained again, so :func:`read_steps` forgets the earlier lines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+RESUMED = "resumed_from"
+
+
+class Jsonl:
+    """Appends records to a file.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        _drop_torn_line(self._file)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        clean = {name: json_number(value) for name, value in record.items()}
+        self._file.write(json.dumps(clean).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _drop_torn_line(file: Any) -> None:
+    """A trainer killed while it wrote leaves half a line; the next one would be glued to it."""
+    size = file.seek(0, 2)
+    start = max(0, size - (1 << 20))
+    file.seek(start)
+    tail = file.read()
+    if tail and not tail.endswith(b"\n"):
+        file.truncate(start + tail.rfind(b"\n") + 1)
+
+
+def json_number(value: Any) -> Any:
+    """JSON has no NaN; a reader in another language would refuse the whole line."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The records of the last run in the file, one per step, in order; torn lines are skipped."""
+    return last_run(_lines(path))
+
+
+def _lines(path: Path) -> Iterable[dict[str, Any]]:
+    for line in path.read_bytes().splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def last_run(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of lines in the order of the file: the last run's steps, the last line of each.
+
+    Example: steps 1 2 3, resumed from 1, steps 2 3 4 give steps 1 2 3 4.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    run_id: Any = None
+    for line in lines:
+        if line.get("run_id") != run_id:
+            run_id, steps = line.get("run_id"), {}
+        if RESUMED in line:
+            done = int(line[RESUMED])
+            steps = {step: record for step, record in steps.items() if step <= done}
+        elif "step" in line:
+            steps[int(line["step"])] = dict(line)
+    return [steps[step] for step in sorted(steps)]

@@ -1,0 +1,143 @@
+"""LoRA adapters train alone, merge without a trace, and load wherever peft does."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+from atroposlib.errors import ConfigError
+from example_trainer import adapters, model, parallel
+from tests.trainer.rows import row
+
+ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
+SEQUENCES = [one.tokens for one in ROWS]
+
+
+@pytest.fixture
+def adapted(config):
+    """A policy with an adapter that changes something: B is no longer zero."""
+
+    def make(**settings):
+        cfg = config(lora=True, **settings)
+        policy = model.load(cfg)
+        if not adapters.adapted_layers(policy.model):
+            adapters.wrap(policy.model, cfg)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for layer in adapters.adapted_layers(policy.model).values():
+                layer.lora_B["default"].weight.normal_(generator=generator)
+        return policy
+
+    return make
+
+
+def test_an_untrained_adapter_changes_nothing(config, policy):
+    before = policy.logprobs_of(SEQUENCES)
+    adapters.wrap(policy.model, config(lora=True))
+    assert policy.logprobs_of(SEQUENCES) == before
+
+
+def test_only_the_adapter_trains(adapted):
+    policy = adapted(lora_r=4)
+    names = [n for n, p in policy.model.named_parameters() if p.requires_grad]
+    assert len(names) == 2 * 2 * 2 and all(".lora_" in name for name in names)
+    assert {min(p.shape) for p in policy.parameters()} == {4}
+    for plan in policy.plan(ROWS):
+        policy.score(plan).logprobs.sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in policy.parameters())
+    assert policy.model.get_input_embeddings().weight.grad is None
+
+
+def test_modules_and_layers_are_as_set(adapted):
+    policy = adapted(lora_target_modules=["up_proj", "o_proj"], lora_layer_indices=[1])
+    assert list(adapters.adapted_layers(policy.model)) == [
+        "model.layers.1.self_attn.o_proj",
+        "model.layers.1.mlp.up_proj",
+    ]
+
+
+def test_all_linear_is_every_layer_but_the_head(adapted):
+    policy = adapted(lora_target_modules=["all-linear"])
+    assert len(adapters.adapted_layers(policy.model)) == 2 * 7
+
+
+def test_every_rank_starts_with_the_same_adapter(adapted):
+    ours, theirs = adapted(seed=3), adapted(seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters()))
+
+
+def test_merged_weights_score_as_the_adapter_does(adapted, policy):
+    with_adapter = adapted(lora_r=4, lora_alpha=12)
+    before = with_adapter.logprobs_of(SEQUENCES)
+    merged = adapters.merged_weights(with_adapter)
+    assert merged.keys() == policy.model.state_dict().keys()
+    assert with_adapter.logprobs_of(SEQUENCES) == before
+    plain = policy.logprobs_of(SEQUENCES)
+    parallel.load_full_weights(policy, merged)
+    for ours, theirs, untrained in zip(policy.logprobs_of(SEQUENCES), before, plain):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+        assert ours != pytest.approx(untrained, abs=1e-2)
+
+
+def test_the_adapted_weight_is_w_plus_scaled_b_a(adapted):
+    policy = adapted(lora_r=4, lora_alpha=12)
+    name, layer = next(iter(adapters.adapted_layers(policy.model).items()))
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    expected = layer.base_layer.weight + 12 / 4 * b @ a
+    merged = adapters.merged_weights(policy)[f"{name}.weight"]
+    assert torch.allclose(merged, expected.detach(), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's own
+def test_peft_loads_what_was_saved(adapted, config, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    policy = adapted(lora_target_modules=["q_proj", "up_proj"], lora_layer_indices=[0])
+    adapters.save(policy, tmp_path / "adapter")
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == config().model_name
+    assert (written["lora_dropout"], written["inference_mode"]) == (0.0, True)
+    base = AutoModelForCausalLM.from_pretrained(config().model_name)
+    loaded = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    for tokens, expected in zip(SEQUENCES, policy.logprobs_of(SEQUENCES)):
+        logits = loaded(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        found = logits.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]
+        assert found.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_training_changes_is_enough_to_go_on(adapted):
+    policy, fresh = adapted(seed=1), adapted(seed=2)
+    kept = parallel.trained_weights(policy)
+    assert len(kept) == len(policy.parameters())
+    parallel.load_full_weights(fresh, kept)
+    assert fresh.logprobs_of(SEQUENCES) == policy.logprobs_of(SEQUENCES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"lora_target_modules": ["query"]}, "lora_target_modules"),
+        ({"lora_target_modules": ["embed_tokens"]}, "embed_tokens is not a linear layer"),
+        ({"lora_target_modules": ["lm_head"]}, "lm_head is the output head"),
+        ({"lora_layer_indices": [1, 2]}, r"\[2\]: the model has layers 0-1"),
+        ({"train_layer_indices": [1]}, "lora_layer_indices"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_refused(policy, config, settings, told):
+    with pytest.raises(ConfigError, match=told):
+        adapters.wrap(policy.model, config(lora=True, **settings))
+
+
+def test_without_peft_its_extra_is_named(policy, config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match=r"atroposlib\[lora\]"):
+        adapters.wrap(policy.model, config(lora=True))
+
+
+def test_a_policy_without_adapter_has_none_to_save(policy, tmp_path):
+    with pytest.raises(ConfigError, match="no adapter"):
+        adapters.save(policy, tmp_path / "adapter")

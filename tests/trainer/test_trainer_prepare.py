@@ -1,0 +1,96 @@
+"""A batch becomes rows with advantages: what is left out, what wins over what."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.errors import ConfigError
+from example_trainer.prepare import minibatches, part_of, prepare
+from tests.trainer.rows import row
+
+
+def group(*rewards, **fields):
+    return [row([1, 2], [3 + i], reward=r, **fields) for i, r in enumerate(rewards)]
+
+
+def test_each_trained_token_gets_the_advantage_of_its_row(config):
+    rows = [row([1], [2, 3], reward=1.0), row([1], [4], reward=0.0)]
+    assert prepare(rows, config(), 0).advantages_R_T == [[1.0, 1.0], [-1.0]]
+
+
+def test_a_row_that_only_counts_in_the_baseline_is_not_trained(config):
+    rows = [*group(0.0), row([1], [2], reward=1.0, in_loss=False)]
+    prepared = prepare(rows, config(), 0)
+    assert prepared.rows == rows[:1] and prepared.advantages_R_T == [[-1.0]]
+
+
+def test_set_advantage_to_zero_keeps_the_row_in_the_baseline(config):
+    rows = [row([1], [2], reward=1.0, zero_advantage=True), row([1], [3], reward=0.0)]
+    assert prepare(rows, config(), 0).advantages_R_T == [[0.0], [-1.0]]
+
+
+def test_advantages_of_the_environment_win(config):
+    rows = [
+        row([1], [2, 3], reward=1.0, own_advantages=[0.25, 0.75]),
+        row([1], [3], reward=0.0),
+    ]
+    assert prepare(rows, config(), 0).advantages_R_T == [[0.25, 0.75], [-1.0]]
+
+
+def test_groups_without_spread_are_filtered_if_asked_and_counted(config):
+    rows = group(1.0, 1.0, group="even") + group(0.0, 1.0, group="odd")
+    prepared = prepare(rows, config(dynamic_filter=True), 0)
+    assert [r.group for r in prepared.rows] == ["odd", "odd"]
+    assert prepared.counts["rows_filtered_equal"] == 2
+    assert len(prepare(rows, config(), 0).rows) == 4
+
+
+def test_truncated_rows_leave_the_loss_by_their_real_finish_reason(config):
+    rows = [*group(1.0, finish_reason="length"), *group(0.0, finish_reason="stop")]
+    prepared = prepare(rows, config(mask_truncated=True), 0)
+    assert [r.finish_reason for r in prepared.rows] == ["stop"]
+    assert prepared.advantages_R_T == [[-1.0]]  # the baseline still knows the other
+
+
+def test_stale_tokens_leave_the_loss(config):
+    rows = [row([1], [2, 3], reward=1.0, versions=[0, 5]), *group(0.0)]
+    prepared = prepare(rows, config(max_token_staleness=2), version=6)
+    assert [len(r.trained) for r in prepared.rows] == [1]
+    assert prepared.counts["tokens_filtered_stale"] == 2
+
+
+def test_the_kl_to_the_environments_reference_is_taken_off_the_reward(config):
+    """k1 = log p - log ref = -1 - (-1.5) = 0.5 per token; the rest of the row counts."""
+    rows = [
+        row([1], [2, 3], reward=1.0, ref_logprobs=[-1.5, -1.5]),
+        row([1], [3, 4], reward=0.0, ref_logprobs=[-1.0, -1.0]),
+    ]
+    cfg = config(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+    prepared = prepare(rows, cfg, 0)
+    assert prepared.advantages_R_T[0] == pytest.approx([1.0 - 0.1, 1.0 - 0.05])
+    assert prepared.advantages_R_T[1] == pytest.approx([-1.0, -1.0])
+
+
+def test_a_kl_without_any_reference_is_refused(config):
+    with pytest.raises(ConfigError, match="reference"):
+        prepare(group(1.0, 0.0), config(kl_coef=0.1), 0)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 8))
+def test_minibatches_share_out_every_row_once(lengths, count):
+    rows = [row([1], list(range(2, 2 + n))) for n in lengths]
+    parts = minibatches(rows, count)
+    assert sorted(i for part in parts for i in part) == list(range(len(rows)))
+    assert len(parts) == min(count, len(rows)) and all(parts)
+
+
+def test_a_part_of_a_batch_keeps_its_values_together(config):
+    rows = group(1.0, 0.0, ref_logprobs=[-1.0, -1.0])
+    prepared = prepare(rows, config(kl_coef=0.1), 0)
+    part = part_of(prepared, [1])
+    assert part.rows == rows[1:] and part.advantages_R_T == prepared.advantages_R_T[1:]
+    assert part.reference_R_T == [[-1.0]] and math.isfinite(part.sums["kl_reference"])

@@ -1,0 +1,292 @@
+"""What two ranks do in test_trainer_parallel: ``python -m tests.trainer.two_ranks RANK DIR``.
+
+The test is rank 0 and starts rank 1; each writes what it found to ``DIR/RANK.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atroposlib.errors import ConfigError
+from example_trainer import adapters, model, optim, parallel, shards
+from example_trainer.config import TrainingConfig
+from example_trainer.model import Policy
+from example_trainer.parallel import RankLost, World
+from tests.trainer.rows import row
+
+ROWS = [row([5, 6, 7], list(range(8, 9 + n)), group=f"{n // 4}") for n in (1, 3, 5, 8, 9)]
+OPTIMIZERS = ("adamw", "adafactor", "sgd")
+ONE_PASS = {"max_tokens_per_pass": 1000}
+LONE = World.single()
+
+
+def main(rank: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    cfg = TrainingConfig(
+        model_name=str(directory / "model"),
+        device="cpu",
+        optimizer="adamw",
+        lr=1e-2,
+        seq_len=64,
+        max_tokens_per_pass=24,
+        trainer_rank=rank,
+        world_size=2,
+        init_method=f"file://{directory}/meeting",
+        lora_r=4,
+        seed=rank,  # weights of rank 0 count all the same
+    )
+    found: dict[str, Any] = {}
+    try:
+        with parallel.start(cfg, timeout_s=60) as world:
+            for part in PARTS:
+                found[part.__name__] = part(cfg, world)
+            if rank == 1:
+                raise ValueError("rank 1 gives up")
+            world.sum_(torch.ones(1))
+    except (RankLost, ValueError) as error:
+        found["end"] = f"{type(error).__name__}: {error}"
+    (directory / f"{rank}.json").write_text(json.dumps(found))
+
+
+def values(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+    world.barrier()
+    shared = world.share({"a": [1, 2.5], "b": None} if world.first else None)
+    total = world.sum_(torch.tensor([1.0, world.rank]))
+    return {"shared": shared, "sum": total.tolist()}
+
+
+def gradients(cfg: TrainingConfig, world: World) -> dict[str, float]:
+    """Largest distance between gradients of two ranks and of one, by setting."""
+    found = {}
+    for name, more in (
+        ("plain", {}),
+        ("one pass for two ranks", ONE_PASS),
+        ("recomputed", {"gradient_checkpointing": True}),
+        ("some layers", {"train_layer_indices": [1]}),
+    ):
+        own = cfg.model_copy(update=more)
+        # One rank, one pass: another order of every sum.
+        alone = model.load(own.model_copy(update=ONE_PASS))
+        expected = {n: p.grad for n, p in _scored(alone, LONE).items()}
+        assert all(gradient.abs().max() > 1e-3 for gradient in expected.values())
+        policy = _sharded(own, world)
+        got = _scored(policy, world)
+        found[name] = _distance(_whole_gradients(got), expected)
+    return found
+
+
+def low_precision(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+    """The worst relative distance of a bfloat16 gradient from the float32 one."""
+    exact = {n: p.grad for n, p in _scored(model.load(cfg), LONE).items()}
+    policy = _sharded(cfg.model_copy(update={"dtype": "bfloat16"}), world)
+    got = _whole_gradients(_scored(policy, world))
+    worst = max(((got[n] - g).norm() / g.norm()).item() for n, g in exact.items())
+    return {"distance": worst, "float32": all(g.dtype is torch.float32 for g in got.values())}
+
+
+def _whole_gradients(parameters: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: shards.whole(parameter.grad) for name, parameter in parameters.items()}
+
+
+def _scored(policy: Policy, world: World) -> dict[str, Any]:
+    """The trained parameters after a backward pass over this rank's share of the rows."""
+    tokens = sum(len(one.trained) for one in ROWS)
+    for plan in policy.plan(ROWS, divisor=world.size)[world.rank :: world.size]:
+        scores = policy.score(plan, entropy_grad=True)
+        loss = (scores.logprobs + scores.entropy**2).masked_fill(~scores.mask, 0.0)
+        (loss.sum() / tokens).backward()
+    return {n: p for n, p in policy.module.named_parameters() if p.requires_grad}
+
+
+def weights(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+    """Weights out of two ranks and into one, and back."""
+    policy = _sharded(cfg, world)
+    optimizer = optim.build(policy, cfg)
+    _scored(policy, world)
+    norm, stepped = optim.step(optimizer, policy, cfg, 0)
+    before = policy.trained_logprobs(ROWS)
+    whole = parallel.full_weights(policy)
+    again = _sharded(cfg, world)
+    parallel.load_full_weights(again, whole)
+    found: dict[str, Any] = {
+        "names": sorted(whole),
+        "same on two": again.trained_logprobs(ROWS) == before,
+        "norm": norm,
+        "stepped": stepped,
+        "refused": _refused(lambda: parallel.load_full_weights(policy, {"other": Tensor()})),
+    }
+    if world.first:
+        lone = model.load(cfg)
+        parallel.load_full_weights(lone, whole)
+        alone = lone.trained_logprobs(ROWS)
+        found["on one"] = max(
+            abs(a - b) for ours, theirs in zip(alone, before) for a, b in zip(ours, theirs)
+        )
+        embedding, head = whole["model.embed_tokens.weight"], whole["lm_head.weight"]
+        found["tied"] = embedding is head
+        found["float32"] = {str(t.dtype) for t in whole.values()} == {"torch.float32"}
+        found["shard"] = list(policy.parameters()[0].to_local().shape)
+    return found
+
+
+def optimizers(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+    """Two ranks for step 0, one for step 1, two for step 2, against one for all of them."""
+    found = {}
+    for name in OPTIMIZERS:
+        own = cfg.model_copy(update={"optimizer": name})
+        policy = _sharded(own, world)
+        optimizer = optim.build(policy, own)
+        _step(policy, optimizer, own, 0)
+        kept = _taken(policy, optimizer)
+        # Uninterrupted, and begun anew from what was kept: the same bits.
+        _step(policy, optimizer, own, 1)
+        onward = _taken(policy, optimizer)
+        _step(*(resumed := _resumed(own, world, kept)), own, 1)
+        found[name] = {"two go on": _same(onward, _taken(*resumed))}
+        # One rank takes over from two, then two from one.
+        passed: Any = ({}, {}, {})
+        if world.first:
+            lone = _resumed(own, LONE, kept)
+            found[name]["taken over"] = _same(kept, _taken(*lone))
+            _step(*lone, own, 1)
+            passed = _taken(*lone)
+        back = _resumed(own, world, passed)
+        found[name]["handed back"] = _same(passed, _taken(*back))
+        _step(*back, own, 2)
+        last = _taken(*back)
+        if world.first:
+            one = model.load(own)
+            always = optim.build(one, own)
+            for index in range(3):
+                _step(one, always, own, index)
+            expected, _, _ = _taken(one, always)
+            found[name]["distance"] = _distance(expected, last[0])
+            found[name]["entries"] = sorted({key.split("/")[1] for key in kept[1]})
+    wrong = cfg.model_copy(update={"optimizer": "adamw"})
+    other = _sharded(wrong, world)
+    built = optim.build(other, wrong)
+    found["refused"] = _refused(lambda: optim.load_state(built, other, {}, kept[2]))
+    return found
+
+
+def _step(
+    policy: Policy, optimizer: torch.optim.Optimizer, cfg: TrainingConfig, index: int
+) -> None:
+    """A step with gradients that depend on nothing but its index."""
+    generator = torch.Generator().manual_seed(index)
+    for parameter in policy.parameters():
+        whole = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = torch.zeros_like(parameter)
+        shards.set_whole(parameter.grad, whole)
+    assert optim.step(optimizer, policy, cfg, index)[1]
+
+
+def _taken(policy: Policy, optimizer: torch.optim.Optimizer) -> Any:
+    tensors, numbers = optim.state_tensors(optimizer, policy)
+    return parallel.full_weights(policy), tensors, json.loads(json.dumps(numbers))
+
+
+def _resumed(cfg: TrainingConfig, world: World, kept: Any) -> Any:
+    policy = model.load(cfg) if world is LONE else _sharded(cfg, world)
+    optimizer = optim.build(policy, cfg)
+    parallel.load_full_weights(policy, kept[0])
+    optim.load_state(optimizer, policy, kept[1], kept[2])
+    return policy, optimizer
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """Whether weights, tensors and numbers are the same bits; on rank 0, which has them."""
+    return ours[2] == theirs[2] and all(
+        a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+        for a, b in zip(ours[:2], theirs[:2])
+    )
+
+
+def not_finite(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+    """A NaN in the loss of rank 1 only."""
+    policy = _sharded(cfg, world)
+    optimizer = optim.build(policy, cfg)
+    before = parallel.full_weights(policy)
+    for plan in policy.plan(ROWS, divisor=2)[world.rank :: 2]:
+        loss = policy.score(plan).logprobs.sum()
+        (loss * float("nan") if world.rank else loss).backward()
+    norm, stepped = optim.step(optimizer, policy, cfg, 0)
+    after = parallel.full_weights(policy)
+    unchanged = all(torch.equal(before[name], after[name]) for name in before)
+    return {"stepped": stepped, "nan": norm != norm, "unchanged": unchanged}
+
+
+def adapter(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+    """Two LoRA steps on two ranks, and on one."""
+    more = {"lora": True, "lora_target_modules": ["q_proj", "down_proj"], "lr": 1.0}
+    own = cfg.model_copy(update=more)
+    policy = _adapted(own, world)
+    _descend(policy, own, world)
+    merged = adapters.merged_weights(policy)
+    adapters.save(policy, Path(own.model_name).parent / "adapter")
+    apart = parallel.trained_weights(policy)
+    again = _adapted(own, world)
+    parallel.load_full_weights(again, apart)
+    found: dict[str, Any] = {
+        "trained": len(apart),
+        "names": sorted(merged),
+        "refused": _refused(lambda: parallel.load_full_weights(policy, merged)),
+        "same again": again.trained_logprobs(ROWS) == policy.trained_logprobs(ROWS),
+    }
+    if world.first:
+        lone = _adapted(own.model_copy(update=ONE_PASS), LONE)
+        before = adapters.merged_weights(lone)
+        _descend(lone, own, LONE)
+        expected = adapters.merged_weights(lone)
+        found["moved"] = _distance(before, merged)
+        found["distance"] = _distance(expected, merged)
+    return found
+
+
+def _adapted(cfg: TrainingConfig, world: World) -> Policy:
+    policy = model.load(cfg)
+    if not adapters.adapted_layers(policy.model):
+        adapters.wrap(policy.model, cfg)
+    if world is not LONE:
+        parallel.shard(policy, cfg, world)
+    return policy
+
+
+def _descend(policy: Policy, cfg: TrainingConfig, world: World) -> None:
+    """Two steps, because B starts at zero and only the second moves A."""
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+    for index in range(2):
+        _scored(policy, world)
+        optim.step(optimizer, policy, cfg, index)
+
+
+def _sharded(cfg: TrainingConfig, world: World) -> Policy:
+    policy = model.load(cfg)
+    parallel.shard(policy, cfg, world)
+    return policy
+
+
+def _distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    assert ours.keys() == theirs.keys()
+    return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
+
+
+def _refused(action: Callable[[], None]) -> str:
+    try:
+        action()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+PARTS = (values, gradients, low_precision, weights, optimizers, not_finite, adapter)
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
