@@ -37,7 +37,8 @@ INPUTS = ("pyproject.toml", "constraints.txt", "scripts/bootstrap.py")
 # PyTorch's own index of CPU builds: 0.2 GB where the default Linux build brings 3 GB of CUDA.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_TIMEOUT_S = 4.0
-WITH_TORCH = {"all", "example_trainer", "inference", "quickstart", "train"}
+WITH_TORCH = {"all", "bench", "dev", "example_trainer", "inference", "lora"}
+WITH_TORCH |= {"quickstart", "rewardfns", "train"}
 
 
 def say(text: str) -> None:

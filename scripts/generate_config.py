@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +35,7 @@ class Section:
     target: str  # "module:class"
     about: str
     below: str | None = None  # "module:class" whose options are not repeated
+    parts: str | None = None  # "module:dict" of the models it is joined from: a table each
 
 
 ENVIRONMENT = "atroposlib.envs.base:BaseEnvConfig"
@@ -81,7 +83,18 @@ SECTIONS = (
     Section(
         "Trainer",
         "example_trainer.config:TrainingConfig",
-        "Command line of `atropos-grpo`: `--<option>` with dashes for underscores.",
+        "Command line of `atropos-grpo`: `--<option>` with dashes for underscores, or"
+        " `<option>=<value>`; YAML: `--config FILE` with the same names, alone or below the"
+        " name of their section. AReaL's names are understood as well:"
+        " `example_trainer/settings/areal_names.py`.",
+        parts="example_trainer.settings.overrides:SECTIONS",
+    ),
+    Section(
+        "Launcher",
+        "example_trainer.launch.plan:Plan",
+        "The file of `atropos-launch local|slurm --config FILE`; on its command line"
+        " `<option>=<value>`, and any other key is the trainer's.",
+        parts="example_trainer.launch.plan:SECTIONS",
     ),
 )
 HEADER = """\
@@ -108,7 +121,10 @@ def page() -> str:
     for section in SECTIONS:
         module, name = section.target.split(":")
         parts.append(f"\n## {section.title}\n\n`{module}.{name}`. {section.about}\n\n")
-        parts += table(section)
+        if section.parts is None:
+            parts += table(section)
+        else:
+            parts += joined(section, load(section.parts))
     parts.append(
         "\n## Environments of this repository\n\n"
         "What each adds or changes; what it does stands in `environments/README.md`.\n"
@@ -131,11 +147,27 @@ def environment_sections() -> Iterator[Section]:
                 yield Section(f"`{path.name}`: {name}", target, "", below=ENVIRONMENT)
 
 
+def joined(section: Section, models: dict[str, Any]) -> list[str]:
+    """A heading and a table for every model that the section's model is joined from."""
+    known, lines = ORIGINAL.get(section.target), []
+    for title, model in models.items():
+        # A model of its own file is described there, one of several by itself.
+        about = (model.__doc__ or import_module(model.__module__).__doc__ or "").strip()
+        about = about.split("\n")[0]
+        lines.append(f"### {section.title}: {title}\n\n{about}\n\n")
+        lines += rows(model.model_fields, known)
+        lines.append("\n")
+    return lines[:-1]
+
+
 def table(section: Section) -> list[str]:
     fields = options(section)
     if not fields:
         return ["Nothing.\n"]
-    known = ORIGINAL.get(section.target)
+    return rows(fields, ORIGINAL.get(section.target))
+
+
+def rows(fields: dict[str, FieldInfo], known: frozenset[str] | None) -> list[str]:
     return ["| option | type | default | meaning |\n|---|---|---|---|\n"] + [
         row(name, field, new=known is not None and name not in known)
         for name, field in fields.items()
@@ -205,6 +237,8 @@ def default_text(field: FieldInfo) -> str:
     if factory is not None:
         return "computed"  # depends on the machine or on chance: no text would stay true
     value = field.default
+    if isinstance(value, BaseModel):
+        return "see below"
     if isinstance(value, enum.Enum):
         value = value.value
     return f"`{value!r}`"

@@ -35,7 +35,22 @@ def test_every_option_has_a_sentence(generator):
         for name, field in generator.options(section).items()
         if not field.description
     ]
+    silent += [
+        f"{title}.{name}"
+        for section in generator.SECTIONS
+        if section.parts is not None
+        for title, model in generator.load(section.parts).items()
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
     assert silent == []
+
+
+def test_a_model_joined_from_parts_shows_each_option_once(generator):
+    (section,) = [one for one in generator.SECTIONS if one.title == "Trainer"]
+    models = generator.load(section.parts)
+    shown = [line.split("`")[1] for line in generator.joined(section, models) if "| `" in line]
+    assert sorted(shown) == sorted(generator.load(section.target).model_fields)
 
 
 def test_every_configuration_of_the_package_has_a_section(generator):
@@ -43,6 +58,7 @@ def test_every_configuration_of_the_package_has_a_section(generator):
     assert shown >= {
         "APIServerConfig",
         "BaseEnvConfig",
+        "Plan",
         "ReasoningConfig",
         "ServerBaseline",
         "ServerManagerConfig",

@@ -57,8 +57,19 @@ ROLLOUT_API = (
 # Parts that stand alone: all of the repository they may know beside themselves.
 ALONE: Mapping[str, tuple[str, ...]] = {
     "atroposlib.inference": ("atroposlib.errors", "atroposlib.wire"),
-    "example_trainer": ("atroposlib.errors", "atroposlib.wire", "atroposlib.client"),
-    "atroposlib.quickstart": (*FOUNDATION, "atroposlib.client", "atroposlib.testing"),
+    "atroposlib.processes": ("atroposlib.errors",),
+    "example_trainer": (
+        "atroposlib.errors",
+        "atroposlib.wire",
+        "atroposlib.client",
+        "atroposlib.processes",
+    ),
+    "atroposlib.quickstart": (
+        *FOUNDATION,
+        "atroposlib.client",
+        "atroposlib.processes",
+        "atroposlib.testing",
+    ),
     "atroposlib.frontend": (*FOUNDATION, "atroposlib.utils"),
     "atroposlib.testing": FOUNDATION,
 }

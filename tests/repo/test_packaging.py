@@ -22,7 +22,11 @@ INDIRECT = {"jinja2": "transformers renders chat templates with it"}
 # Imported where it is at hand, with a clear message where it is not; no extra installs it.
 # Python 3.10 only knows what a distribution's top_level.txt says, and this one has none.
 PACKAGED_AS = {"markdown_it": ["markdown-it-py"]}
-OPTIONAL = {"bitsandbytes": "8-bit AdamW, CUDA only", "vllm": "has an environment of its own"}
+OPTIONAL = {
+    "bitsandbytes": "8-bit AdamW, CUDA only",
+    "flash-attn": "is compiled for the CUDA and the torch of a machine",
+    "vllm": "has an environment of its own",
+}
 OURS = ("atroposlib", "environments", "example_trainer", "helpers")
 LIGHT = ["atroposlib", "atroposlib.wire", "atroposlib.client", "atroposlib.envs.base"]
 LIGHT += ["atroposlib.api.server", "atroposlib.cli.run_api"]
