@@ -52,7 +52,12 @@ FIRST = {
     "atroposlib/api/store": ("base.py", "sql.py", "memory.py", "sqlite.py", "postgres.py"),
     "atroposlib/inference": ("server.py", "engine.py", "scheduler.py"),
     "atroposlib/quickstart": ("launch.py", "plan.py", "commands.py"),
-    "example_trainer": ("grpo.py", "config.py", "data.py", "advantages.py", "packing.py"),
+    "example_trainer": (
+        *("grpo.py", "config.py", "settings", "feed.py", "data.py", "prepare.py"),
+        *("advantages.py", "shaping.py", "gae.py", "packing.py", "attention.py"),
+        *("model.py", "scoring.py", "head.py", "learn.py", "spread.py", "losses", "optim.py"),
+        *("weights", "alignment.py", "diagnosis.py", "recovery.py", "snapshots.py"),
+    ),
 }
 
 

@@ -10,9 +10,9 @@ from atroposlib.errors import StaleWeights
 from example_trainer import alignment, model
 from example_trainer.alignment import Mismatch
 from example_trainer.diagnosis import without_adapter
-from example_trainer.minibatch import sampled_mismatch, targets
 from example_trainer.model import fully_trained_row
 from example_trainer.parallel import World
+from example_trainer.spread import sampled_mismatch, spread
 from tests.trainer.rows import row
 
 SEQUENCES = [[6, 7, 8, 9, 10, 11], [6, 12, 13]]
@@ -147,8 +147,9 @@ def test_only_tokens_of_the_version_held_here_are_compared(policy):
         row([6], [7, 8], behaviour_logprobs=[exact[0] + 0.5, -30.0], versions=[4, -1]),
     ]
     (plan,) = policy.plan(rows)
-    wanted = targets(plan, rows, [[0.0] * 2] * 2, [1.0, 1.0], policy.device)
-    found = sampled_mismatch(policy.score(plan), wanted, version=4, tolerance=1e-3)
+    sampled = spread(plan, [r.behaviour_logprobs for r in rows], policy.device)
+    versions = spread(plan, [r.versions for r in rows], policy.device)
+    found = sampled_mismatch(policy.score(plan), sampled, versions, 4, tolerance=1e-3)
     assert (found.tokens, found.beyond) == (2, 1)
     assert found.max == pytest.approx(0.5, abs=1e-5)
     with pytest.raises(StaleWeights, match="not acked"):
