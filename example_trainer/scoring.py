@@ -10,7 +10,6 @@ token) pairs, K candidates of a teacher.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 

@@ -40,7 +40,7 @@ def settings(rank: int, directory: Path, **more: Any) -> TrainingConfig:
         **{"lr": 1e-2, "seq_len": 64, "batch_size": 4, "gradient_accumulation_steps": 2},
         **{"save_path": str(directory / f"disk_of_{rank}"), "training_steps": 9},
         **{"eval_command": [sys.executable, "-c", EVALUATION, "{out}"]},
-        **{"eval_every_steps": 1, "checkpoint_interval": 1},
+        **{"eval_every_steps": 1, "checkpoint_interval": 1, "recover_every_steps": 1},
     }
     return TrainingConfig(**{**values, **more})
 
