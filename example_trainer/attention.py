@@ -115,10 +115,9 @@ def packed_rows(
     if asked := [name for name in FOREIGN if kwargs.get(name) is not None]:
         raise ConfigError(f"attention with {', '.join(asked)} cannot be packed")
     # (S, heads, d), views: transformers transposed them out of this order.
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    kernel = None
-    if q.is_cuda and q.dtype in HALF and packed.plain:
-        kernel = varlen_kernel(q.device, q.dtype, q.shape[-1])
+    dtype = _compute_dtype(value)
+    q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
+    kernel = varlen_kernel(q.device, dtype, q.shape[-1]) if packed.plain else None
     if kernel is None:
         return _by_run(q, k, v, packed.runs, scaling)[None], None
     sizes = [packed.plain, len(q) - packed.plain]
@@ -157,9 +156,19 @@ def _by_run(
     return torch.cat(outputs)
 
 
+def _compute_dtype(value: Tensor) -> torch.dtype:
+    """Under autocast queries and keys leave their rotation in float32, values do not."""
+    kind = value.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return value.dtype
+
+
 @functools.lru_cache(maxsize=None)
 def varlen_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel | None:
     """A variable-length kernel that works here and agrees with sdpa, or None."""
+    if device.type != "cuda" or dtype not in HALF:
+        return None
     for kernel in filter(None, (_torch_kernel(), _flash_kernel())):
         try:
             if _agrees(kernel, device, dtype, head_dim):

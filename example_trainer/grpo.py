@@ -162,9 +162,7 @@ def _train(cfg: TrainingConfig, world: World, outside: Outside, stack: ExitStack
     models = _load(cfg, world)
     policy = models.policy
     announce = client.announce_version if client is not None else None
-    publisher = stack.enter_context(
-        closing(make_publisher(cfg, outside.engines, announce))
-    )
+    publisher = stack.enter_context(closing(make_publisher(cfg, outside.engines, announce)))
     saver, evaluator = Saver(cfg, world), Evaluator(cfg, world, waits)
     counters = {"saver": saver.frequency, "evaluator": evaluator.frequency}
     recovery = Recovery(cfg, world, counters)

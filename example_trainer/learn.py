@@ -140,6 +140,7 @@ class _Update:
             sampled += found
             loss += loss_of_pass
             sums.add({"packed_tokens": float(plan.length)}, 0.0)
+            sums.add({"padding_share": plan.computed - plan.length}, plan.computed)
         # Each pass is divided by the size of the whole: the parts of a step add up to one.
         sums.add({"loss": loss}, float(world.first))
         if self.first:

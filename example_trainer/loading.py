@@ -60,8 +60,8 @@ def causal_model(cfg: TrainingConfig, name: str) -> Any:
 
 def from_scratch(kind: Any, config: Any, seed: int) -> Any:
     """Random weights, the same for the same seed: a reference starts where the policy does."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
         return kind.from_config(config, dtype=torch.float32)
 
 

@@ -291,13 +291,14 @@ def plan_pass(packs: Sequence[Pack], rows: Sequence[Row], *, padded: bool = Fals
     ]
     # Every (node, row, trained token), by node: a chunk of nodes has a slice of the pairs.
     counts = [len(rows[i].trained) for i in row_ids]
+    none = np.zeros(0, dtype=np.int64)
     nodes_N = np.concatenate(
-        [path[rows[i].trained] for path, i in zip(paths, row_ids)] or [[]]
+        [none, *(path[rows[i].trained] for path, i in zip(paths, row_ids))]
     )
     order = np.argsort(nodes_N, kind="stable")
     nodes_H, head_index = np.unique(nodes_N[order], return_inverse=True)
     rows_N = np.repeat(np.arange(len(row_ids)), counts)[order]
-    columns_N = np.concatenate([np.arange(n) for n in counts] or [[]])[order]
+    columns_N = np.concatenate([none, *(np.arange(n) for n in counts)])[order]
     first_pair = np.searchsorted(nodes_N[order], nodes_H)
     targets = [rows[i].labels[j] for i in row_ids for j in rows[i].trained]
     return Pass(
@@ -305,12 +306,12 @@ def plan_pass(packs: Sequence[Pack], rows: Sequence[Row], *, padded: bool = Fals
         starts=starts,
         lines=lines,
         width=width,
-        nodes=nodes_H.astype(int).tolist(),
+        nodes=nodes_H.tolist(),
         temperatures=[rows[row_ids[b]].temperature for b in rows_N[first_pair]],
         head_index=head_index.tolist(),
         targets=[targets[n] for n in order],
         rows=rows_N.tolist(),
-        columns=columns_N.astype(int).tolist(),
+        columns=columns_N.tolist(),
         row_ids=row_ids,
         teacher_ids=_teacher_ids(rows, row_ids, order.tolist()),
     )

@@ -185,6 +185,48 @@ def test_gradient_checkpointing_and_packing_go_together(config, gqa_dir, referen
     assert_equal(ours, reference_step(reference, BRANCHING))
 
 
+def one_row_after_another(q, k, v, bounds, longest, scale):
+    """A variable-length kernel as CUDA has them, for a look at what is given to it."""
+    assert max(bounds.diff()) == longest and len(q) == bounds[-1]
+    times = q.shape[1] // k.shape[1]
+    rows = []
+    for start, end in zip(bounds, bounds[1:]):
+        heads = [x[start:end].transpose(0, 1) for x in (q, k, v)]
+        heads[1:] = [x.repeat_interleave(times, dim=0) for x in heads[1:]]
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            *heads, is_causal=True, scale=scale
+        )
+        rows.append(attended.transpose(0, 1))
+    return torch.cat(rows)
+
+
+def test_a_variable_length_kernel_gets_the_plain_rows_and_no_tree(
+    policy, reference, monkeypatch
+):
+    monkeypatch.setattr(attention, "varlen_kernel", lambda *where: one_row_after_another)
+    rows = [*BRANCHING, *MULTI_TURN]
+    expected = reference_step(reference, rows)
+    for policy.share_prefixes in (True, False):
+        *ours, plans = our_step(policy, rows)
+        packs = [pack for plan in plans for pack in plan.packs]
+        assert any(pack.branches for pack in packs) == policy.share_prefixes
+        assert_equal(ours, expected)
+
+
+def test_a_kernel_is_used_only_if_it_agrees():
+    cpu = torch.device("cpu")
+    agrees = attention._agrees
+    assert agrees(one_row_after_another, cpu, torch.float32, 16)
+    assert agrees(one_row_after_another, cpu, torch.bfloat16, 16)
+
+    def leaking(q, k, v, bounds, longest, scale):
+        ends = torch.tensor([0, len(q)])
+        return one_row_after_another(q, k, v, ends, len(q), scale)
+
+    assert not agrees(leaking, cpu, torch.bfloat16, 16)
+    assert attention.varlen_kernel(cpu, torch.bfloat16, 16) is None
+
+
 def test_plain_text_is_scored_as_ever(policy, reference):
     """Calls without a layout, as by generate, take padding on either side."""
     tokens = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])

@@ -52,7 +52,8 @@ def test_the_step_does_not_depend_on_passes_or_packing(config, aggregation):
     }
     told, whole = step(config(**settings))
     told_apart, apart = step(config(**settings, max_tokens_per_pass=12, share_prefixes=False))
-    _, padded = step(config(**settings, packing="padded", share_prefixes=False))
+    told_padded, padded = step(config(**settings, packing="padded", share_prefixes=False))
+    assert told["padding_share"] == 0 < told_padded["padding_share"]
     assert told["packed_tokens"] < told_apart["packed_tokens"]
     assert told["loss"] == pytest.approx(told_apart["loss"], abs=1e-5)
     assert difference(whole, apart) < 1e-5 and difference(whole, padded) < 1e-5

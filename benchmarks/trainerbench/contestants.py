@@ -1,0 +1,228 @@
+"""Ways to take one optimizer step on the same rows. Each returns the mean loss per token.
+
+All take the step of PPO on the first pass over a batch (ratio 1, clip 0.2), a mean over the
+tokens of the batch, AdamW with float32 weights, bfloat16 products on CUDA, entropy as a
+figure without a gradient.
+
+    shared        ours: packs, a prompt that rows share computed once
+    packed        ours: packs of plain rows
+    padded        ours: a line per row, logits in chunks
+    full logits   padded, transformers' own forward, float32 logits of every position,
+                  log_softmax and gather: what a trainer written in an afternoon does
+    trl           trl.GRPOTrainer.compute_loss on the same rows, in the same minibatches;
+                  generation, rewards and its data loader are left out
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from trainerbench.workload import Workload, write_model
+
+from example_trainer import losses, model
+from example_trainer.config import TrainingConfig
+from example_trainer.data import Row
+from example_trainer.packing import padding_share
+from example_trainer.spread import spread
+
+Step = Callable[[list[Row]], float]
+
+
+class Contestant:
+    """A model, its optimizer, and the padding share of its last step."""
+
+    model: Any
+    padding = 0.0
+
+    def __init__(self, load: Workload) -> None:
+        self.load = load
+        self.device = torch.device(load.device)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        fused = self.device.type == "cuda"
+        return torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=fused)
+
+    def backward(self, rows: list[Row]) -> float:
+        """Leave the gradients of the mean loss in the parameters."""
+        raise NotImplementedError
+
+
+class Ours(Contestant):
+    def __init__(self, load: Workload, packing: str, share: bool) -> None:
+        super().__init__(load)
+        with tempfile.TemporaryDirectory() as scratch:
+            self.cfg = TrainingConfig(
+                model_name=str(write_model(Path(scratch), load)),
+                init_from_scratch=True,
+                device=load.device,
+                seq_len=load.seq_len,
+                max_tokens_per_pass=load.budget,
+                gradient_checkpointing=load.checkpointing,
+                packing=packing,
+                share_prefixes=share,
+                inference_urls=[],
+            )
+            self.policy = model.load(self.cfg)
+        assert self.policy.padded == (packing == "padded")
+        self.model = self.policy.model
+        self.loss_of = losses.get("grpo")
+
+    def backward(self, rows: list[Row]) -> float:
+        plans = self.policy.plan(rows)
+        self.padding = padding_share(plans)
+        tokens = sum(len(row.trained) for row in rows)
+        advantages_R_T = [[row.reward] * len(row.trained) for row in rows]
+        ones_R_T = [[1.0] * len(row.trained) for row in rows]
+        total = 0.0
+        for plan in plans:
+            scores = self.policy.score(plan)
+            advantages = spread(plan, advantages_R_T, self.device)
+            weights = spread(plan, ones_R_T, self.device)
+            old = scores.logprobs.detach()
+            loss_sum, _ = self.loss_of(
+                scores.logprobs, old, old, advantages, weights, self.cfg
+            )
+            torch.autograd.backward(loss_sum / tokens)
+            total += float(loss_sum.detach())
+        return total / tokens
+
+
+class FullLogits(Contestant):
+    def __init__(self, load: Workload) -> None:
+        super().__init__(load)
+        self.model = plain_model(load)
+
+    def backward(self, rows: list[Row]) -> float:
+        tokens, total, computed = sum(len(row.trained) for row in rows), 0.0, 0
+        for some in in_passes(rows, self.load):
+            ids, real = right_padded([row.tokens for row in some], self.device)
+            mask, _ = right_padded([_trained_flags(row) for row in some], self.device)
+            computed += ids.numel()
+            with autocast(self.device):
+                logits = self.model(ids, attention_mask=real).logits
+            logprobs = torch.log_softmax(logits[:, :-1].float(), -1)
+            chosen = logprobs.gather(-1, ids[:, 1:, None])[..., 0]
+            with torch.no_grad():
+                -(logprobs.exp() * logprobs).sum(-1)  # the entropy, as everyone logs it
+            advantages = torch.tensor([row.reward for row in some], device=self.device)
+            loss_sum = (clipped(chosen, advantages[:, None]) * mask[:, 1:]).sum()
+            torch.autograd.backward(loss_sum / tokens)
+            total += float(loss_sum.detach())
+        self.padding = 1 - sum(len(row.tokens) for row in rows) / computed
+        return total / tokens
+
+
+class Trl(Contestant):
+    def __init__(self, load: Workload) -> None:
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        from atroposlib.testing.tiny import char_tokenizer
+
+        super().__init__(load)
+        self.scratch = tempfile.TemporaryDirectory()
+        on_cuda = self.device.type == "cuda"
+        self.trainer = GRPOTrainer(
+            model=plain_model(load),
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=GRPOConfig(
+                output_dir=self.scratch.name,
+                use_cpu=not on_cuda,
+                bf16=on_cuda,
+                gradient_checkpointing=load.checkpointing,
+                per_device_train_batch_size=load.rows_per_pass,
+                num_generations=load.rows_per_pass,
+                max_completion_length=load.longest,
+                temperature=1.0,
+                beta=0.0,
+                loss_type="dapo",
+                report_to="none",
+            ),
+            train_dataset=Dataset.from_list([{"prompt": "a"}] * load.rows_per_pass),
+            processing_class=char_tokenizer(),
+        )
+        self.model = self.trainer.model
+        self.model.train()
+
+    def backward(self, rows: list[Row]) -> float:
+        tokens = sum(len(row.trained) for row in rows)
+        trainer, total, computed = self.trainer, 0.0, 0
+        trainer.current_gradient_accumulation_steps = 1
+        for some in in_passes(rows, self.load):
+            prompts = [row.tokens[: row.trained[0] + 1] for row in some]
+            prompt_ids, prompt_mask = right_padded(prompts, self.device)  # of one length
+            completions = [row.tokens[row.trained[0] + 1 :] for row in some]
+            ids, mask = right_padded(completions, self.device)
+            computed += prompt_ids.numel() + ids.numel()
+            inputs = {
+                "prompt_ids": prompt_ids,
+                "prompt_mask": prompt_mask,
+                "completion_ids": ids,
+                "completion_mask": mask,
+                "advantages": torch.tensor([row.reward for row in some], device=self.device),
+                "num_items_in_batch": torch.tensor(tokens, device=self.device),
+            }
+            loss = trainer.compute_loss(self.model, inputs)
+            trainer.accelerator.backward(loss)
+            total += float(loss.detach())
+        self.padding = 1 - sum(len(row.tokens) for row in rows) / computed
+        return total
+
+
+CONTESTANTS: dict[str, Callable[[Workload], Contestant]] = {
+    "shared": lambda load: Ours(load, "packed", share=True),
+    "packed": lambda load: Ours(load, "packed", share=False),
+    "padded": lambda load: Ours(load, "padded", share=False),
+    "full logits": FullLogits,
+    "trl": Trl,
+}
+
+
+def plain_model(load: Workload) -> Any:
+    """The weights that ours starts from, behind transformers' own attention."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as scratch, torch.random.fork_rng():
+        config = AutoConfig.from_pretrained(write_model(Path(scratch), load))
+        torch.manual_seed(0)
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    made.to(load.device)
+    if load.checkpointing:
+        made.gradient_checkpointing_enable({"use_reentrant": False})
+        made.train()
+    return made
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def clipped(logprobs: Tensor, advantages: Tensor) -> Tensor:
+    ratio = (logprobs - logprobs.detach()).exp()
+    return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+
+
+def in_passes(rows: list[Row], load: Workload) -> Iterator[list[Row]]:
+    """In the order in which rows came, as TRL takes them; padded to the longest of each."""
+    for start in range(0, len(rows), load.rows_per_pass):
+        yield rows[start : start + load.rows_per_pass]
+
+
+def right_padded(lists: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Values and where they are real, both (B, T)."""
+    longest = max(map(len, lists))
+    values = [[*one, *[0] * (longest - len(one))] for one in lists]
+    real = [[int(t < len(one)) for t in range(longest)] for one in lists]
+    return torch.tensor(values, device=device), torch.tensor(real, device=device)
+
+
+def _trained_flags(row: Row) -> list[int]:
+    flags = [0] * len(row.tokens)
+    for j in row.trained:
+        flags[j + 1] = 1
+    return flags
