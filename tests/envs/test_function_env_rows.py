@@ -9,7 +9,7 @@ from atroposlib.envs.function_env.rows import Call, Recorder, Rollout, groups_of
 from atroposlib.envs.judging import to_wire
 from atroposlib.envs.server_handling.sequences import SequenceNode
 from atroposlib.wire import validate_group
-from example_trainer.data import for_loss, to_rows
+from example_trainer.data import to_rows
 
 
 def node(*turns):
@@ -108,7 +108,7 @@ def test_the_trainer_counts_each_rollout_once_and_trains_each_sample_once():
     batch = to_rows([to_wire(group) for group in forked_groups()], max_tokens=9)
     assert [row.reward for row in batch.rows] == [1.0, 0.0, 1.0, 0.0]
     assert len({row.group for row in batch.rows}) == 2
-    kept, _ = for_loss(batch.rows, [0.5, -0.5, 0.5, -0.5])
+    kept = [row for row in batch.rows if row.in_loss and row.trained]
     assert [[row.labels[j] for j in row.trained] for row in kept] == [[2], [4], [3]]
     assert batch.env_metrics == {"env/exact": 0.5, "env/reward": 0.5}
 
