@@ -32,7 +32,7 @@ from example_trainer.packing import Pass
 from example_trainer.prepare import Prepared, minibatches, part_of
 from example_trainer.session import Stop
 from example_trainer.spread import over_ranks, sampled_mismatch, spread, spread_teacher
-from example_trainer.sums import Sums, add_logprobs, with_deviations
+from example_trainer.sums import Sums, add_logprobs, device_memory, with_deviations
 from example_trainer.values import ValueModel
 
 Optimizer = torch.optim.Optimizer
@@ -81,6 +81,7 @@ def learn(
     sums.share(policy.world)
     return {
         **with_deviations(sums.means()),
+        **device_memory(policy.device),
         "packed_tokens": sums.total("packed_tokens"),
         "lr": optimizer.param_groups[0]["lr"],
         "grad_norm": norms[-1] if norms else 0.0,

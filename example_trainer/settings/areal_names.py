@@ -235,7 +235,6 @@ PREFIXES: dict[str, Meaning] = {
     "stats_logger.": Elsewhere("trackers read the rest from their own environment variables"),
     "actor.megatron.": Refused("Megatron is not offered; the trainer shards by FSDP2"),
 }
-ALL_OF_THEM = (*NAMES, *(prefix + "*" for prefix in PREFIXES))
 
 
 def meaning_of(key: str) -> Meaning | None:

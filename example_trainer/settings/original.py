@@ -36,5 +36,8 @@ class OriginalSettings(BaseModel):
         "env://", description="where ranks meet, as torch.distributed says"
     )
     num_inference_nodes: int = Field(
-        0, ge=0, description="nodes that serve inference, for launch on SLURM"
+        0,
+        ge=0,
+        description="accepted for the original's sake, which did not use it either; servers are"
+        " named by inference_urls, or started by atropos-launch",
     )
