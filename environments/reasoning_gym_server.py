@@ -91,7 +91,9 @@ def make_dataset(name: str, settings: dict[str, Any] | None, size: int, seed: in
     try:
         import reasoning_gym
     except ImportError as error:
-        raise ConfigError("needs reasoning-gym: pip install 'atroposlib[reasoning-gym]'") from error
+        raise ConfigError(
+            "needs reasoning-gym: pip install 'atroposlib[reasoning-gym]'"
+        ) from error
     chosen = EASY.get(name, {}) if settings is None else settings
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **chosen)
