@@ -65,7 +65,9 @@ class ReasoningGymConfig(BaseEnvConfig):
         ge=0,
         description="solved tasks shown before each question, as earlier turns",
     )
-    max_new_tokens: int = Field(default=8, ge=1, description="most tokens of an answer")
+    # Short on purpose: the package gives some of the score to an answer anywhere in a text, and
+    # a model that may write "7 + 9 = 16" learns to repeat the question and stays there.
+    max_new_tokens: int = Field(default=5, ge=1, description="most tokens of an answer")
     temperature: float = Field(default=1.0, description="of training rollouts")
     eval_temperature: float = Field(default=0.0, description="of evaluation; 0: greedy")
 

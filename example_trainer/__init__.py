@@ -22,7 +22,34 @@
 Importing this package loads neither torch nor transformers.
 """
 
+from collections.abc import Callable
+
 from example_trainer.cli import config_from_args, parse_args
 from example_trainer.config import TrainingConfig
 
-__all__ = ["TrainingConfig", "config_from_args", "parse_args"]
+__all__ = [
+    "TrainingConfig",
+    "config_from_args",
+    "parse_args",
+    "train_legacy",
+    "train_lora",
+    "train_lora_restart",
+    "train_shared_vllm",
+]
+
+
+def _in_mode(mode: str) -> Callable[[TrainingConfig], None]:
+    def train(config: TrainingConfig) -> None:
+        from example_trainer import grpo  # loads torch
+
+        given = {name: getattr(config, name) for name in config.model_fields_set}
+        grpo.train(TrainingConfig(**{**given, "weight_bridge_mode": mode}))
+
+    train.__doc__ = f"The original's name for training with weight_bridge_mode {mode}."
+    return train
+
+
+train_legacy = _in_mode("none")
+train_shared_vllm = _in_mode("shared_vllm")
+train_lora = _in_mode("lora_only")
+train_lora_restart = _in_mode("lora_restart")

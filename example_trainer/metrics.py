@@ -28,6 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
@@ -158,7 +159,7 @@ class MetricsLog:
     def _start_trackers(self, step: int) -> None:
         run = trackers.Run(self._cfg, self._run_id, step)
         self._trackers = [
-            trackers.Guarded(name, lambda name=name: trackers.open_tracker(name, run))
+            trackers.Guarded(name, partial(trackers.open_tracker, name, run))
             for name in self._cfg.tracker_names
         ]
 

@@ -38,6 +38,7 @@ def open_tracker(run: Run) -> Wandb:
         ConfigError: wandb wants an account.
     """
     import wandb
+    from wandb.errors import UsageError
 
     try:
         started = wandb.init(
@@ -48,8 +49,8 @@ def open_tracker(run: Run) -> Wandb:
             resume="allow",
             config=run.settings(),
         )
-    except wandb.UsageError as error:  # no API key and nobody to ask for one
+    except UsageError as error:  # no API key and nobody to ask for one
         raise ConfigError(
-            f"wandb: {error}; run `wandb login`, or set WANDB_MODE=offline"
+            f"wandb: {str(error).rstrip('.')}; run `wandb login`, or set WANDB_MODE=offline"
         ) from error
     return Wandb(started)

@@ -77,7 +77,13 @@ PUBLIC = {
     ),
     "atroposlib.client": "AsyncRolloutClient RolloutClient",
     "atroposlib.frontend.jsonl2html": "create_html_for_group generate_html get_score_class",
-    "example_trainer": "TrainingConfig",
+    "example_trainer": (
+        "TrainingConfig config_from_args parse_args train_legacy train_lora "
+        "train_lora_restart train_shared_vllm"
+    ),
+    "example_trainer.advantages": "compute",
+    "example_trainer.losses": "get",
+    "example_trainer.packing": "pack_ffd",
     "helpers.length_penalties": (
         "ThresholdLengthPenaltyCalculator ThresholdLengthPenaltyConfig"
     ),

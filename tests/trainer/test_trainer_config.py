@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import example_trainer
 from atroposlib.errors import ConfigError
 from example_trainer import TrainingConfig, parse_args
 from example_trainer.cli import ALIASES, build_parser, flag
@@ -158,3 +159,22 @@ def test_layer_indices_that_mean_nothing_are_refused(text):
 def test_importing_the_package_loads_no_torch():
     code = "import sys, example_trainer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "publisher"),
+    [
+        ("train_legacy", "none", "disk"),
+        ("train_shared_vllm", "shared_vllm", "shared_memory"),
+        ("train_lora", "lora_only", "lora"),
+        ("train_lora_restart", "lora_restart", "lora"),
+    ],
+)
+def test_the_originals_ways_to_train_are_modes_of_the_one_loop(
+    name, mode, publisher, monkeypatch
+):
+    seen = []
+    monkeypatch.setattr("example_trainer.grpo.train", seen.append)
+    getattr(example_trainer, name)(TrainingConfig(model_name="m", lr=0.5))
+    (cfg,) = seen
+    assert (cfg.weight_bridge_mode, cfg.publisher, cfg.lr) == (mode, publisher, 0.5)
