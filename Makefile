@@ -57,8 +57,8 @@ wire: $(STAMP)  ## Refresh docs/wire.md from the running API
 map: $(STAMP)  ## Rewrite the README's map from the docstrings
 	$(PY) scripts/readme_map.py
 
-bench: $(STAMP)  ## Run benchmarks/*.py one after another, with their defaults
-	@set -e; for file in $(wildcard benchmarks/*.py); do $(PY) $$file; done
+bench: $(STAMP)  ## Run benchmarks/bench_*.py one after another, with their defaults
+	@set -e; for file in $(wildcard benchmarks/bench_*.py); do $(PY) $$file; done
 
 torture: $(STAMP)  ## Kills, power cuts, fuzzing, soak: the long campaigns (hours; TORTURE="kills=50")
 	$(PY) scripts/torture.py $(TORTURE)

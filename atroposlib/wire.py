@@ -131,6 +131,7 @@ class EnvStatus(BaseModel):
     env_weight: float
     policy_version: int = 0
     max_staleness: int | None = None  # only if the trainer set a bound: then POST /lease
+    batches_open: int | None = None  # only if more than one is delivered and not acked
 
 
 # --- 3. a scored group --------------------------------------------------------------

@@ -27,7 +27,17 @@ import torch
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, StaleWeights
-from example_trainer import alignment, data, losses, model, optim, parallel, session, values
+from example_trainer import (
+    alignment,
+    data,
+    live,
+    losses,
+    model,
+    optim,
+    parallel,
+    session,
+    values,
+)
 from example_trainer.checkpoint import TrainerState
 from example_trainer.cli import parse_args
 from example_trainer.config import TrainingConfig
@@ -100,10 +110,12 @@ def _connect(
     beats = stack.enter_context(
         closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S))
     )
-    waits = session.Waits(stop, stack.enter_context(Pulse(beats.heartbeat, name)))
+    display = stack.enter_context(closing(live.open_display(cfg)))
+    send = live.relay(display, beats.heartbeat)  # the table says what the API is told
+    waits = session.Waits(stop, stack.enter_context(Pulse(send, name)))
     client = stack.enter_context(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
     engines = session.connect_all(cfg, waits, stack)
-    return Outside(client, engines, waits, stack.enter_context(MetricsLog(cfg)))
+    return Outside(client, engines, waits, stack.enter_context(MetricsLog(cfg, display)))
 
 
 @dataclass

@@ -90,14 +90,27 @@ def rollouts_wanted(limits: Limits, queue: Queue, *, evaluating: bool = False) -
 
 
 def should_stop(
-    current_step: int, queue_size: int, group_size: int, batch_size: int, total_steps: int
+    current_step: int,
+    queue_size: int,
+    group_size: int,
+    batch_size: int,
+    total_steps: int,
+    batches_open: int = 1,
 ) -> bool:
-    """Whether the batches delivered and those that the queue can fill make the whole run."""
+    """Whether the batches delivered and those that the queue can fill make the whole run.
+
+    Args:
+        queue_size: groups, also those of batches that are delivered and not acked: these
+            count as steps as well, so all but one of them are taken off again. (One more is
+            made than needed where none is open: what is queued may yet grow too old.)
+        batches_open: delivered and not acked; a trainer that fetches ahead has two.
+    """
     if current_step >= total_steps:
         return True
     if batch_size <= 0:
         return False
-    return current_step + queue_size * group_size // batch_size > total_steps
+    counted_once = current_step - max(0, batches_open - 1)
+    return counted_once + queue_size * group_size // batch_size > total_steps
 
 
 def is_due(old_step: int, new_step: int, interval: int) -> bool:

@@ -242,6 +242,7 @@ class Serve:
             env.config.group_size,
             env.config.batch_size,
             env.config.total_steps,
+            (self.status.batches_open if self.status else None) or 1,
         )
 
     def _name_phase(self) -> None:

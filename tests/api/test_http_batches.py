@@ -54,6 +54,18 @@ async def test_a_waiting_claim_gets_the_batch_as_soon_as_it_forms(api):
     assert len((await waiting)["batch"]) == 2
 
 
+async def test_an_environment_is_told_of_batches_fetched_ahead(api):
+    generation = await api.registered(batch_size=4)
+    await api.claim(generation)  # the run has started: environments may join
+    env_id = (await api.post("/register-env", ENV))["env_id"]
+    await api.post("/scored_data_list", [group(4, env_id=env_id)] * 2)
+    await api.claim(generation)
+    assert "batches_open" not in await api.post("/status-env", {"env_id": env_id})
+    await api.claim(generation)
+    told = await api.post("/status-env", {"env_id": env_id})
+    assert (told["batches_open"], told["current_step"], told["queue_size"]) == (2, 2, 2)
+
+
 async def test_the_next_batch_may_be_fetched_while_one_is_in_training(any_api):
     api = any_api
     generation = await api.registered()

@@ -200,6 +200,12 @@ def test_the_run_ends_when_the_last_batch_can_be_filled(step, queued, total, sto
     assert should_stop(step, queued, 8, 64, total) is stop
 
 
+def test_batches_fetched_ahead_are_not_counted_as_steps_and_as_queue():
+    """Two of three are delivered and leased; nothing is queued for the third."""
+    assert not should_stop(2, 16, 8, 64, 3, batches_open=2)
+    assert should_stop(2, 24, 8, 64, 3, batches_open=2)
+
+
 def test_the_run_does_not_end_before_the_batch_size_is_known():
     assert not should_stop(0, 100, 8, -1, 3)
 

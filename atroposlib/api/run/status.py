@@ -34,6 +34,8 @@ async def status_of_env(core: Core, entry: EnvEntry) -> EnvStatus:
     step = trainer.starting_step + stats.delivered
     answer = env_status(entry, supply, step, core.run.policy_version)
     answer.max_staleness = trainer.max_staleness
+    if stats.batches_open > 1:
+        answer.batches_open = stats.batches_open
     return answer
 
 
