@@ -231,13 +231,14 @@ def main() -> int:
     options = parse_args()
     stop = StopRequest()
     stop.listen()
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     cases = [
         Case(staleness, loss, seed)
-        for seed in range(options.seeds)
+        for seed in seeds
         for staleness in options.staleness
         for loss in options.losses
     ]
-    for seed in range(options.seeds):
+    for seed in seeds:
         write_tiny_model(options.out / f"model-{seed}", seed=seed)
     results: list[Result] = []
     failed: list[str] = []
@@ -295,6 +296,7 @@ def parse_args() -> argparse.Namespace:
     add("--staleness", type=numbers, default=[0, 1, 2, 4, 8], help="0,1,2,4,8")
     add("--losses", type=lambda text: text.split(","), default=list(LOSSES), help="names")
     add("--seeds", type=int, default=3, help="how many (%(default)s)")
+    add("--first-seed", type=int, default=0, help="the first of them (%(default)s)")
     add("--steps", type=int, default=40, help="batches of every run (%(default)s)")
     add("--minibatches", type=int, default=4, help="parts of a batch (%(default)s)")
     add("--epochs", type=int, default=4, help="passes over a batch (%(default)s)")
