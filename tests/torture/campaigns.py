@@ -94,11 +94,11 @@ CAMPAIGNS: dict[str, Campaign] = {
     "power-without-fsync": Campaign(power_without_fsync, "cuts", 200, 2_000),
     "bit-rot": Campaign(bit_rot_campaign, "flips", 2_000, 20_000),
     "full-disk": Campaign(full_disk_campaign, "rounds", 4, 100),
-    "kills": Campaign(kill_campaign, "kills", 100, 1_000),
+    "kills": Campaign(kill_campaign, "kills", 60, 1_000),
     "environment": Campaign(environment_outages, "rounds", 1, 5),
     "trainer": Campaign(trainer_kills, "kills", 5, 300),
     "fuzz": Campaign(
-        lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 100_000, 10**6
+        lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 30_000, 10**6
     ),
     "schemathesis": Campaign(schema_campaign, "s", 60, 900),
     "bombs": Campaign(lambda n, seed: bomb_campaign(), "times", 1, 1),
