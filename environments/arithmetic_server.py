@@ -5,15 +5,13 @@
 64 of the 81 sums are trained on and 17 are held out; ``seed`` decides which.
 """
 
-import asyncio
 import random
 import re
-import time
 
 from pydantic import Field
 
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
-from atroposlib.envs.groups import from_nodes
+from atroposlib.envs.base import BaseEnvConfig
+from helpers.answers import ShuffledEnv, texts_of
 
 SYSTEM_PROMPT = "Answer with only a number."
 HELD_OUT = 17
@@ -59,57 +57,24 @@ def score(text: str, answer: str, stopped: bool) -> float:
     return right + digits * (0.3 if stopped else 0.2)
 
 
-class ArithmeticEnv(BaseEnv):
+class ArithmeticEnv(ShuffledEnv):
     """Asks sums, rewards an answer by how near it is, and measures how many are exact."""
 
     name = "arithmetic"
     env_config_cls = ArithmeticConfig
 
-    @classmethod
-    def config_init(cls):
-        server = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
-        return cls.env_config_cls(), [server]
-
     async def setup(self):
         self.train, self.held_out = problems(self.config.seed)
-        self.iter = 0
 
-    async def get_next_item(self):
-        epoch, position = divmod(self.iter, len(self.train))
-        self.iter += 1
-        order = random.Random(f"{self.config.seed}/{epoch}").sample(
-            self.train, len(self.train)
-        )
-        return order[position]
+    def messages(self, item):
+        return [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": item["prompt"]},
+        ]
 
-    async def collect_trajectories(self, item):
-        temperature = self.config.temperature
-        answers, nodes = await self.ask(item, self.config.group_size, temperature)
-        group = from_nodes(
-            nodes,
-            [answer["reward"] for answer in answers],
-            generation_params={"temperature": temperature},
-            metrics={"exact": mean(answer["exact"] for answer in answers)},
-        )
-        return group, []  # nothing for the backlog
-
-    async def ask(self, item, n, temperature, split="train"):
-        """``n`` scored answers to ``item``, and their token-exact nodes in the same order."""
-        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
-            completion = await managed.chat_completion(
-                messages=[
-                    {"role": "system", "content": SYSTEM_PROMPT},
-                    {"role": "user", "content": item["prompt"]},
-                ],
-                n=n,
-                max_tokens=self.config.max_new_tokens,
-                temperature=temperature,
-                split=split,
-            )
-            nodes = managed.nodes_for(completion)
+    async def scored(self, item, choices):
         answers = []
-        for choice in completion.choices:
-            text = choice.message.content or ""
+        for choice, text in zip(choices, texts_of(choices)):
             reward = score(text, item["answer"], choice.finish_reason == "stop")
             answers.append(
                 {
@@ -120,33 +85,10 @@ class ArithmeticEnv(BaseEnv):
                     "exact": reward == 1.0,
                 }
             )
-        return answers, nodes
+        return answers
 
-    async def evaluate(self, *args, **kwargs):
-        started, temperature = time.time(), self.config.eval_temperature
-        asked = [
-            self.ask(item, self.config.eval_samples, temperature, split="eval")
-            for item in self.held_out
-        ]
-        samples = [answer for answers, _ in await asyncio.gather(*asked) for answer in answers]
-        await self.evaluate_log(
-            {
-                "exact": mean(sample["exact"] for sample in samples),
-                "reward": mean(sample["reward"] for sample in samples),
-            },
-            start_time=started,
-            end_time=time.time(),
-            generation_parameters={"temperature": temperature},
-            samples=samples,
-        )
-
-    def save_checkpoint(self, step, data=None):
-        super().save_checkpoint(step, {"iter": self.iter})
-
-
-def mean(values) -> float:
-    values = list(values)
-    return sum(values) / len(values)
+    def eval_samples(self):
+        return self.config.eval_samples
 
 
 if __name__ == "__main__":

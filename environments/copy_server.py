@@ -5,14 +5,12 @@
 Words are drawn at random; ``held_out_words`` of them are never trained on.
 """
 
-import asyncio
 import random
-import time
 
 from pydantic import Field
 
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
-from atroposlib.envs.groups import from_nodes
+from atroposlib.envs.base import BaseEnvConfig
+from helpers.answers import AnsweredEnv, texts_of
 
 
 class CopyConfig(BaseEnvConfig):
@@ -42,55 +40,35 @@ def letters_right(text: str, word: str, alphabet: str) -> float:
     return sum(1.0 if a == b else 0.1 * (a in alphabet) for a, b in places) / len(word)
 
 
-class CopyEnv(BaseEnv):
+class CopyEnv(AnsweredEnv):
     """Shows a word and rewards every letter that comes back in its place."""
 
     name = "copy"
     env_config_cls = CopyConfig
 
-    @classmethod
-    def config_init(cls):
-        server = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
-        return cls.env_config_cls(), [server]
-
     async def setup(self):
         held_out = random.Random(f"{self.config.seed}/held out")
-        self.held_out = [self.word(held_out) for _ in range(self.config.held_out_words)]
-        self.iter = 0
+        self.held_out = [self.drawn(held_out) for _ in range(self.config.held_out_words)]
 
-    def word(self, rng):
-        return "".join(rng.choices(self.config.alphabet, k=self.config.word_length))
+    def drawn(self, rng):
+        return {"id": "".join(rng.choices(self.config.alphabet, k=self.config.word_length))}
 
     async def get_next_item(self):
         rng = random.Random(f"{self.config.seed}/{self.iter}")
         self.iter += 1
-        while (word := self.word(rng)) in self.held_out:
+        while (item := self.drawn(rng)) in self.held_out:
             pass
-        return {"id": word}
+        return item
 
-    async def collect_trajectories(self, item):
-        temperature = self.config.temperature
-        copies, nodes = await self.copy(item["id"], self.config.group_size, temperature)
-        group = from_nodes(
-            nodes,
-            [copy["reward"] for copy in copies],
-            generation_params={"temperature": temperature},
-            metrics={"exact": sum(copy["exact"] for copy in copies) / len(copies)},
-        )
-        return group, []  # nothing for the backlog
+    def messages(self, item):
+        return [{"role": "user", "content": item["id"]}]
 
-    async def copy(self, word, n, temperature, split="train"):
-        """``n`` scored copies of ``word``, and their token-exact nodes in the same order."""
-        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
-            completion = await managed.chat_completion(
-                messages=[{"role": "user", "content": word}],
-                n=n,
-                max_tokens=self.config.word_length,
-                temperature=temperature,
-                split=split,
-            )
-            nodes = managed.nodes_for(completion)
-        copies = [
+    def answer_tokens(self):
+        return self.config.word_length
+
+    async def scored(self, item, choices):
+        word = item["id"]
+        return [
             {
                 "prompt": word,
                 "completion": text,
@@ -98,27 +76,8 @@ class CopyEnv(BaseEnv):
                 "reward": letters_right(text, word, self.config.alphabet),
                 "exact": text == word,
             }
-            for text in (choice.message.content or "" for choice in completion.choices)
+            for text in texts_of(choices)
         ]
-        return copies, nodes
-
-    async def evaluate(self, *args, **kwargs):
-        started, temperature = time.time(), self.config.eval_temperature
-        copying = [self.copy(word, 1, temperature, split="eval") for word in self.held_out]
-        samples = [copy for copies, _ in await asyncio.gather(*copying) for copy in copies]
-        await self.evaluate_log(
-            {
-                "exact": sum(sample["exact"] for sample in samples) / len(samples),
-                "reward": sum(sample["reward"] for sample in samples) / len(samples),
-            },
-            start_time=started,
-            end_time=time.time(),
-            generation_parameters={"temperature": temperature},
-            samples=samples,
-        )
-
-    def save_checkpoint(self, step, data=None):
-        super().save_checkpoint(step, {"iter": self.iter})
 
 
 if __name__ == "__main__":

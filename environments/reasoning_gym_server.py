@@ -12,18 +12,15 @@ Needs reasoning-gym: pip install 'atroposlib[reasoning-gym]'.
 """
 
 import asyncio
-import random
 import re
-import time
 from typing import Any
 
 from pydantic import Field
 
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.function_env.data import split_held_out, task_id
-from atroposlib.envs.groups import from_nodes
 from atroposlib.errors import ConfigError
-from helpers.rollouts import mean
+from helpers.answers import ShuffledEnv, texts_of
 
 # Where a data set's own defaults are too hard for the smallest models.
 EASY: dict[str, dict[str, Any]] = {
@@ -105,16 +102,11 @@ def make_dataset(name: str, settings: dict[str, Any] | None, size: int, seed: in
         ) from error
 
 
-class ReasoningGymEnv(BaseEnv):
+class ReasoningGymEnv(ShuffledEnv):
     """Asks the package's questions and lets the package score the answers."""
 
     name = "reasoning_gym"
     env_config_cls = ReasoningGymConfig
-
-    @classmethod
-    def config_init(cls):
-        server = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
-        return cls.env_config_cls(), [server]
 
     async def setup(self):
         config = self.config
@@ -135,7 +127,6 @@ class ReasoningGymEnv(BaseEnv):
                 f"--env.dataset_name {config.dataset_name}: too few distinct questions to hold"
                 " any out; raise --env.dataset_size or widen --env.dataset_kwargs"
             )
-        self.iter = 0
 
     def distinct_tasks(self):
         """One task per question; its text is its identity, so none is on both sides."""
@@ -148,7 +139,7 @@ class ReasoningGymEnv(BaseEnv):
             for question, entry in entries.items()
         ]
 
-    def messages(self, entry):
+    def messages(self, item):
         """The prompt: system, solved examples, question."""
         turns = []
         if self.config.system_prompt:
@@ -156,39 +147,12 @@ class ReasoningGymEnv(BaseEnv):
         for example in self.shown:
             turns.append({"role": "user", "content": example["entry"]["question"]})
             turns.append({"role": "assistant", "content": example["entry"]["answer"]})
-        return [*turns, {"role": "user", "content": entry["question"]}]
+        return [*turns, {"role": "user", "content": item["entry"]["question"]}]
 
-    async def get_next_item(self):
-        epoch, position = divmod(self.iter, len(self.train))
-        self.iter += 1
-        shuffled = random.Random(f"{self.config.seed}/{epoch}")
-        return shuffled.sample(self.train, len(self.train))[position]
-
-    async def collect_trajectories(self, item):
-        temperature = self.config.temperature
-        answers, nodes = await self.ask(item, self.config.group_size, temperature)
-        group = from_nodes(
-            nodes,
-            [answer["reward"] for answer in answers],
-            generation_params={"temperature": temperature},
-            metrics={"exact": mean([answer["exact"] for answer in answers])},
-        )
-        return group, []  # nothing for the backlog
-
-    async def ask(self, item, n, temperature, split="train"):
-        """``n`` scored answers to ``item``, and their token-exact nodes in the same order."""
-        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
-            completion = await managed.chat_completion(
-                messages=self.messages(item["entry"]),
-                n=n,
-                max_tokens=self.config.max_new_tokens,
-                temperature=temperature,
-                split=split,
-            )
-            nodes = managed.nodes_for(completion)
-        texts = [choice.message.content or "" for choice in completion.choices]
+    async def scored(self, item, choices):
+        texts = texts_of(choices)
         rewards = await asyncio.to_thread(self.scores, texts, item["entry"])
-        answers = [
+        return [
             {
                 "prompt": item["entry"]["question"],
                 "completion": text,
@@ -198,7 +162,6 @@ class ReasoningGymEnv(BaseEnv):
             }
             for text, reward in zip(texts, rewards)
         ]
-        return answers, nodes
 
     def scores(self, texts, entry):
         """The package's own scores, 0 to 1; some give part of it for a near miss."""
@@ -206,24 +169,6 @@ class ReasoningGymEnv(BaseEnv):
             float(self.dataset.score_answer(answer=extracted(text), entry=entry))
             for text in texts
         ]
-
-    async def evaluate(self, *args, **kwargs):
-        started, temperature = time.time(), self.config.eval_temperature
-        asked = [self.ask(item, 1, temperature, split="eval") for item in self.held_out]
-        samples = [answer for answers, _ in await asyncio.gather(*asked) for answer in answers]
-        await self.evaluate_log(
-            {
-                "exact": mean([sample["exact"] for sample in samples]),
-                "reward": mean([sample["reward"] for sample in samples]),
-            },
-            start_time=started,
-            end_time=time.time(),
-            generation_parameters={"temperature": temperature},
-            samples=samples,
-        )
-
-    def save_checkpoint(self, step, data=None):
-        super().save_checkpoint(step, {"iter": self.iter})
 
 
 if __name__ == "__main__":

@@ -133,7 +133,8 @@ class _Update:
         policy, rows, world = self.policy, self.prepared.rows, self.policy.world
         weights_R_T = [[w] * len(r.trained) for w, r in zip(self.weights_R, rows)]
         kept_R_T = self._kept()
-        sampled, loss = Mismatch(), 0.0
+        sampled = Mismatch()
+        loss = torch.zeros((), dtype=torch.float64, device=policy.device)
         for plan in policy.plan(rows, divisor=world.size)[world.rank :: world.size]:
             if world.size == 1:  # several ranks stop together, between batches
                 self.stop.check()
@@ -164,7 +165,7 @@ class _Update:
         weights_R_T: Sequence[Sequence[float]],
         kept_R_T: Sequence[Sequence[bool]] | None,
         sums: Sums,
-    ) -> tuple[Mismatch, float]:
+    ) -> tuple[Mismatch, Tensor]:
         """Loss and gradient of one pass; how far its fresh tokens are from the sampler."""
         cfg, policy, device = self.cfg, self.policy, self.policy.device
         scores = policy.score(plan, entropy_grad=cfg.entropy_coef > 0, teacher=self.teacher)
@@ -209,7 +210,7 @@ class _Update:
                 self.state.version,
                 cfg.logprob_tolerance,
             )
-        return sampled, float(loss_sum.detach()) / self.divisor
+        return sampled, loss_sum.detach().double() / self.divisor
 
     def _beside(self, plan: Pass, scores: Scores, weights: Tensor) -> Tensor:
         """Entropy bonus and KL to the reference, summed like the loss."""

@@ -69,6 +69,19 @@ class Tracker(Protocol):
         """Send what is left and end the run there."""
 
 
+class OwnSteps:
+    """A run of a package that counts steps itself and takes the same one again."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 def require(name: str) -> None:
     """Look whether a tracker can be used, without importing it.
 

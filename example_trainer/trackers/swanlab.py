@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from example_trainer.trackers import Run
+from example_trainer.trackers import OwnSteps, Run
 
 
-class Swanlab:
-    """One run; its own step counter accepts a step again."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def open_tracker(run: Run) -> Swanlab:
+def open_tracker(run: Run) -> OwnSteps:
     """Start a run, or go on with the one of the same id."""
     import swanlab
 
@@ -34,4 +17,4 @@ def open_tracker(run: Run) -> Swanlab:
         resume="allow" if run.key else None,
         config=run.settings(),
     )
-    return Swanlab(started)
+    return OwnSteps(started)  # its step counter accepts a step again

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from example_trainer.trackers import Run
+from example_trainer.trackers import OwnSteps, Run
 
 
-class Trackio:
-    """One run; runs are told apart by name, so the name holds the run's id."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def open_tracker(run: Run) -> Trackio:
-    """Start a run, or go on with the one of the same name."""
+def open_tracker(run: Run) -> OwnSteps:
+    """Start a run, or go on with the one of the same name, which therefore holds the run's id."""
     import trackio
 
     started = trackio.init(
@@ -34,4 +17,4 @@ def open_tracker(run: Run) -> Trackio:
         config=run.settings(),
         embed=False,
     )
-    return Trackio(started)
+    return OwnSteps(started)

@@ -45,26 +45,22 @@ def listen(address: str, port: int) -> socket.socket:
 
 def host_store(listener: socket.socket, group: GroupSpec) -> Any:
     """The store of a group, served by this process on ``listener`` alone."""
-    return dist.TCPStore(
-        group.address,
-        group.port,
-        group.world_size,
-        is_master=True,
-        timeout=bound(group),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
+    return _store(group, is_master=True, master_listen_fd=listener.detach())
 
 
 def guest_store(group: GroupSpec) -> Any:
     """The store of a group that another process serves."""
+    return _store(group, is_master=False)
+
+
+def _store(group: GroupSpec, **place: Any) -> Any:
     return dist.TCPStore(
         group.address,
         group.port,
         group.world_size,
-        is_master=False,
         timeout=bound(group),
         wait_for_workers=False,
+        **place,
     )
 
 

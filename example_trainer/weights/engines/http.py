@@ -27,6 +27,27 @@ class Bucket:
     dtypes: list[str]  # such as bfloat16
     shapes: list[list[int]]
 
+    def described(self, group: GroupSpec) -> dict[str, Any]:
+        """In the fields of SGLang's /update_weights_from_distributed."""
+        return {
+            "names": self.names,
+            "dtypes": self.dtypes,
+            "shapes": self.shapes,
+            "group_name": group.name,
+        }
+
+
+def invitation(group: GroupSpec, first_rank: int) -> dict[str, Any]:
+    """In the fields of SGLang's /init_weights_update_group."""
+    return {
+        "master_address": group.address,
+        "master_port": group.port,
+        "rank_offset": first_rank,
+        "world_size": group.world_size,
+        "group_name": group.name,
+        "backend": group.backend,
+    }
+
 
 class Engine(Protocol):
     """One server. Every call is bounded and, but for those of a group, safe to repeat.

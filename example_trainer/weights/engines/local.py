@@ -10,6 +10,7 @@ from example_trainer.weights.engines.http import (
     Bucket,
     OverHttp,
     by_token,
+    invitation,
     must_succeed,
     version_name,
 )
@@ -66,24 +67,13 @@ class LocalEngine(OverHttp):
         self._update("/update_weights_from_shared_memory", body)
 
     def join_group(self, group: GroupSpec, first_rank: int) -> None:
-        body = {
-            "master_address": group.address,
-            "master_port": group.port,
-            "rank_offset": first_rank,
-            "world_size": group.world_size,
-            "group_name": group.name,
-            "backend": group.backend,
-            "timeout_s": group.timeout_s,
-        }
+        body = {**invitation(group, first_rank), "timeout_s": group.timeout_s}
         self._update("/init_weights_update_group", body)
 
     def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
         for i, bucket in enumerate(buckets):
             body = {
-                "names": bucket.names,
-                "dtypes": bucket.dtypes,
-                "shapes": bucket.shapes,
-                "group_name": group.name,
+                **bucket.described(group),
                 "weight_version": version,
                 "final": i == len(buckets) - 1,
             }

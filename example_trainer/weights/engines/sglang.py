@@ -9,6 +9,7 @@ from atroposlib.errors import ConfigError
 from example_trainer.weights.engines.http import (
     Bucket,
     OverHttp,
+    invitation,
     must_succeed,
     version_name,
 )
@@ -67,26 +68,12 @@ class SglangEngine(OverHttp):
         return int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1)
 
     def join_group(self, group: GroupSpec, first_rank: int) -> None:
-        body = {
-            "master_address": group.address,
-            "master_port": group.port,
-            "rank_offset": first_rank,
-            "world_size": group.world_size,
-            "group_name": group.name,
-            "backend": group.backend,
-        }
-        self._update("/init_weights_update_group", body)
+        self._update("/init_weights_update_group", invitation(group, first_rank))
 
     def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
         for i, bucket in enumerate(buckets):
             last = i == len(buckets) - 1
-            body: dict[str, Any] = {
-                "names": bucket.names,
-                "dtypes": bucket.dtypes,
-                "shapes": bucket.shapes,
-                "group_name": group.name,
-                "flush_cache": last,
-            }
+            body = {**bucket.described(group), "flush_cache": last}
             if last:  # until then the weights are a mixture without a name
                 body["weight_version"] = str(version)
             self._update("/update_weights_from_distributed", body)
