@@ -1,4 +1,4 @@
-"""The weights of a policy, whole, whatever it is sharded over.
+"""The weights of a model in training, whole, whatever it is sharded over.
 
 Names are those of the transformers model's ``state_dict``; tied weights appear under each
 of their names. Every function is collective: all ranks call it, in the same order, and
@@ -18,10 +18,10 @@ from atroposlib.errors import ConfigError
 from example_trainer import adapters, shards
 
 if TYPE_CHECKING:
-    from example_trainer.model import Policy
+    from example_trainer.model import PackedModel
 
 
-def iter_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
+def iter_weights(model: PackedModel, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Name and whole tensor, one after another, on the device and in the stored precision.
 
     For a reader that passes each on at once: a sharded model never exists whole anywhere.
@@ -30,8 +30,8 @@ def iter_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str, 
         merged: an adapter is added to the weights it adapts, and the names are those of
             the model without it. Otherwise both come apart, under peft's names.
     """
-    entries = policy.model.state_dict(keep_vars=True)
-    adapted = adapters.adapted_layers(policy.model) if merged else {}
+    entries = model.model.state_dict(keep_vars=True)
+    adapted = adapters.adapted_layers(model.model) if merged else {}
     shared = Counter(_sources(entries).values())
     tied: dict[str, Tensor] = {}
     for name, source in _sources(entries).items():
@@ -56,32 +56,32 @@ def _sources(entries: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 @torch.no_grad()
-def full_weights(policy: Policy, *, merged: bool = True) -> dict[str, Tensor]:
+def full_weights(model: PackedModel, *, merged: bool = True) -> dict[str, Tensor]:
     """Copies of all weights in main memory and float32 on rank 0; {} on the others.
 
     Args:
         merged: see :func:`iter_weights`. Only weights that came apart can be loaded again
-            into a policy with an adapter.
+            into a model with an adapter.
     """
-    return _collected(policy, iter_weights(policy, merged=merged))
+    return _collected(model, iter_weights(model, merged=merged))
 
 
 @torch.no_grad()
-def trained_weights(policy: Policy) -> dict[str, Tensor]:
+def trained_weights(model: PackedModel) -> dict[str, Tensor]:
     """As :func:`full_weights`, unmerged, but only what is trained.
 
     All that a recovery needs beside the model the run started from.
     """
-    entries = policy.model.state_dict(keep_vars=True)
+    entries = model.model.state_dict(keep_vars=True)
     trained = ((n, shards.whole(t)) for n, t in entries.items() if t.requires_grad)
-    return _collected(policy, trained)
+    return _collected(model, trained)
 
 
-def _collected(policy: Policy, weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    sources = _sources(policy.model.state_dict(keep_vars=True))
+def _collected(model: PackedModel, weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    sources = _sources(model.model.state_dict(keep_vars=True))
     collected: dict[str, Tensor] = {}
     for name, tensor in weights:
-        if not policy.world.first:
+        if not model.world.first:
             continue
         source = sources.get(name, name)
         if source in collected:
@@ -93,8 +93,8 @@ def _collected(policy: Policy, weights: Iterable[tuple[str, Tensor]]) -> dict[st
 
 
 @torch.no_grad()
-def load_full_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
-    """Copy whole tensors into the policy, in place; those of rank 0 count.
+def load_full_weights(model: PackedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Copy whole tensors into the model, in place; those of rank 0 count.
 
     Takes what :func:`full_weights` (unmerged, if there is an adapter) or
     :func:`trained_weights` gave, on any number of ranks.
@@ -103,8 +103,8 @@ def load_full_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
         ConfigError: a name or shape is not the model's, or a trained weight is missing;
             on every rank alike, and before any weight has changed.
     """
-    entries: dict[str, Tensor] = policy.model.state_dict(keep_vars=True)
-    world = policy.world
+    entries: dict[str, Tensor] = model.model.state_dict(keep_vars=True)
+    world = model.world
     shapes = world.share({name: list(tensor.shape) for name, tensor in tensors.items()})
     _refuse_mismatch(entries, shapes)
     done: set[int] = set()

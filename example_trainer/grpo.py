@@ -225,7 +225,8 @@ def _train(cfg: TrainingConfig, world: World, outside: Outside, stack: ExitStack
 
         # Servers generate again while this is written. Recovery comes last: a step in it is
         # finished in every respect, and one that is not is repeated in every respect.
-        epoch_ended = bool(cfg.steps_per_epoch) and state.step % cfg.steps_per_epoch == 0
+        epoch = cfg.steps_per_epoch
+        epoch_ended = epoch is not None and state.step % epoch == 0
         phase("saving checkpoint")
         with clock.measure("save"):
             saver.maybe(policy, state, epoch_ended)

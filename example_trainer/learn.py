@@ -191,6 +191,7 @@ class _Update:
         )
         loss_sum = loss_sum + self._beside(plan, scores, weights)
         if cfg.distill_coef > 0 and cfg.loss != "distillation":
+            assert scores.teacher is not None  # asked for above
             teach = (scores.teacher, teacher_logprobs)
             distilled = distillation.distill_sum(*teach, weights, teacher_mask, cfg)
             loss_sum = loss_sum + cfg.distill_coef * distilled

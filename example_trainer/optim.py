@@ -16,16 +16,16 @@ from example_trainer import shards
 from example_trainer.config import TrainingConfig
 
 if TYPE_CHECKING:
-    from example_trainer.model import Policy
+    from example_trainer.model import PackedModel
 
 
-def build(policy: Policy, cfg: TrainingConfig) -> torch.optim.Optimizer:
+def build(model: PackedModel, cfg: TrainingConfig) -> torch.optim.Optimizer:
     """The optimizer named in the settings; says so when it has to be another one.
 
     Call it after :func:`example_trainer.parallel.shard`: it holds the parameters as they
     are now, and its state lies where they lie (in main memory with ``cpu_offload``).
     """
-    parameters = policy.parameters()
+    parameters = model.parameters()
     if cfg.optimizer == "adafactor":
         # Lazy: transformers takes seconds to import.
         from example_trainer.adafactor import WholeAdafactor
@@ -48,7 +48,7 @@ def build(policy: Policy, cfg: TrainingConfig) -> torch.optim.Optimizer:
     if cfg.optimizer == "adamw_8bit":
         # Its blocks of 256 values would straddle shards, and shards save more than it does.
         whole = not any(isinstance(parameter, DTensor) for parameter in parameters)
-        on_cuda = policy.device.type == "cuda"
+        on_cuda = model.device.type == "cuda"
         if importlib.util.find_spec("bitsandbytes") and on_cuda and whole:
             import bitsandbytes  # type: ignore[import-not-found, unused-ignore]
 
@@ -56,7 +56,7 @@ def build(policy: Policy, cfg: TrainingConfig) -> torch.optim.Optimizer:
                 parameters, **shared
             )
             return eight_bit
-        if policy.world.first:
+        if model.world.first:
             print(
                 "optimizer adamw_8bit needs bitsandbytes and one CUDA device: using adamw",
                 flush=True,
@@ -89,7 +89,7 @@ def learning_rate(cfg: TrainingConfig, step: int) -> float:
 
 @torch.no_grad()
 def step(
-    optimizer: torch.optim.Optimizer, policy: Policy, cfg: TrainingConfig, index: int
+    optimizer: torch.optim.Optimizer, model: PackedModel, cfg: TrainingConfig, index: int
 ) -> tuple[float, bool]:
     """Clip by the global norm, step, clear. Collective.
 
@@ -100,7 +100,7 @@ def step(
         The L2 norm of the whole gradient before clipping, and whether it stepped.
     """
     gradients = [shards.local(p.grad) for p in _parameters(optimizer) if p.grad is not None]
-    norm = _global_norm(gradients, policy)
+    norm = _global_norm(gradients, model)
     finite = math.isfinite(norm)
     if finite:
         coefficient = cfg.max_grad_norm / (norm + 1e-6)
@@ -115,12 +115,12 @@ def step(
     return norm, finite
 
 
-def _global_norm(gradients: list[Tensor], policy: Policy) -> float:
+def _global_norm(gradients: list[Tensor], model: PackedModel) -> float:
     # Each rank's shards are other parts of the gradient: the squares add up.
     square = torch.zeros((), dtype=torch.float64)
     if gradients:
         square = torch.nn.utils.get_total_norm(gradients).double() ** 2
-    return math.sqrt(float(policy.world.sum_(square)))
+    return math.sqrt(float(model.world.sum_(square)))
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
@@ -133,7 +133,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
 
 @torch.no_grad()
 def state_tensors(
-    optimizer: torch.optim.Optimizer, policy: Policy
+    optimizer: torch.optim.Optimizer, model: PackedModel
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The whole state, independent of the number of ranks. Collective.
 
@@ -141,7 +141,7 @@ def state_tensors(
         Tensors by ``parameter/entry`` (such as ``model.norm.weight/exp_avg``), whole and in
         main memory on rank 0, none on the others; and the rest as JSON on every rank.
     """
-    names = _names(optimizer, policy)
+    names = _names(optimizer, model)
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, dict[str, Any]] = {}
     for parameter, name in names.items():
@@ -150,7 +150,7 @@ def state_tensors(
                 numbers.setdefault(name, {})[entry] = value
                 continue
             whole = shards.whole(value)
-            if policy.world.first:
+            if model.world.first:
                 tensors[f"{name}/{entry}"] = whole.to("cpu", copy=True)
     return tensors, {
         "optimizer": type(optimizer).__name__,
@@ -163,7 +163,7 @@ def state_tensors(
 @torch.no_grad()
 def load_state(
     optimizer: torch.optim.Optimizer,
-    policy: Policy,
+    model: PackedModel,
     tensors: Mapping[str, Tensor],
     numbers: Mapping[str, Any],
 ) -> None:
@@ -175,8 +175,8 @@ def load_state(
         ConfigError: the state is of another optimizer or of other parameters; on every
             rank alike, and before anything has changed.
     """
-    world = policy.world
-    names = _names(optimizer, policy)
+    world = model.world
+    names = _names(optimizer, model)
     numbers = world.share(dict(numbers))
     shapes = {key: [list(t.shape), str(t.dtype)] for key, t in tensors.items()}
     shapes = world.share(shapes)
@@ -224,7 +224,7 @@ def _placed(
     return part
 
 
-def _names(optimizer: torch.optim.Optimizer, policy: Policy) -> dict[nn.Parameter, str]:
-    """Parameters in the optimizer's order, and their names in ``policy.module``."""
-    names = {parameter: name for name, parameter in policy.module.named_parameters()}
+def _names(optimizer: torch.optim.Optimizer, model: PackedModel) -> dict[nn.Parameter, str]:
+    """Parameters in the optimizer's order, and their names in ``model.module``."""
+    names = {parameter: name for name, parameter in model.module.named_parameters()}
     return {parameter: names[parameter] for parameter in _parameters(optimizer)}

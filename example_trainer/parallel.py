@@ -38,7 +38,7 @@ from example_trainer.gather import (
 from example_trainer.scoring import decoder_layers
 
 if TYPE_CHECKING:
-    from example_trainer.model import Policy
+    from example_trainer.model import PackedModel
 
 __all__ = [
     "RankLost",
@@ -247,14 +247,14 @@ def _arrived(method: str, world: World) -> Any:
     return store
 
 
-def shard(policy: Policy, cfg: TrainingConfig, world: World) -> None:
+def shard(model: PackedModel, cfg: TrainingConfig, world: World) -> None:
     """Split weights, gradients and optimizer state over the ranks (FSDP2), in place.
 
     Call it before :func:`example_trainer.optim.build`. Afterwards the forward pass must go
-    through ``policy.module``, by all ranks equally often, and after the backward pass a
+    through ``model.module``, by all ranks equally often, and after the backward pass a
     gradient is the sum over the ranks. Every rank starts from the weights of rank 0.
     """
-    policy.world = world
+    model.world = world
     if not dist.is_initialized():
         return
     from torch.distributed.device_mesh import init_device_mesh
@@ -266,9 +266,9 @@ def shard(policy: Policy, cfg: TrainingConfig, world: World) -> None:
     )
 
     with torch.no_grad():
-        for tensor in (*policy.module.parameters(), *policy.module.buffers()):
+        for tensor in (*model.module.parameters(), *model.module.buffers()):
             world.spread_(tensor)
-    low = None if policy.compute_dtype is torch.float32 else policy.compute_dtype
+    low = None if model.compute_dtype is torch.float32 else model.compute_dtype
     options: Mapping[str, Any] = {
         "mesh": init_device_mesh(world.device.type, (world.size,)),
         # Inputs keep their precision: a temperature of 0.7 is not a bfloat16.
@@ -279,7 +279,7 @@ def shard(policy: Policy, cfg: TrainingConfig, world: World) -> None:
         # The root as well, so that between passes parameters() are always the shards.
         "reshard_after_forward": True,
     }
-    for module in (*decoder_layers(policy.model), policy.module):
+    for module in (*decoder_layers(model.model), model.module):
         _sum_gradients(fully_shard(module, **options))
 
 

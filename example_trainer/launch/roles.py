@@ -33,8 +33,9 @@ class Command:
 
 
 def api(plan: Plan, python: str, host: str, port: int) -> Command:
-    argv = (python, "-m", "atroposlib.cli.run_api", "--host", host, "--port", str(port))
-    argv += ("--data-dir", str(plan.directory / "queue"), *plan.api.args)
+    listening = ("--host", host, "--port", str(port))
+    keeping = ("--data-dir", str(plan.directory / "queue"))
+    argv = (python, "-m", "atroposlib.cli.run_api", *listening, *keeping, *plan.api.args)
     return Command(argv, dict(plan.api.env))
 
 

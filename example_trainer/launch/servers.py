@@ -67,7 +67,7 @@ def option(name: str, value: object) -> tuple[str, ...]:
 
 
 def _local(s: Server) -> tuple[str, ...]:
-    words = ("atroposlib.inference", "--model", s.model)
+    words: tuple[str, ...] = ("atroposlib.inference", "--model", s.model)
     words += ("--host", s.host, "--port", str(s.port))
     words += option("--dtype", s.dtype) + option("--max-model-len", s.max_model_len)
     words += option("--seed", s.seed)
@@ -75,7 +75,7 @@ def _local(s: Server) -> tuple[str, ...]:
 
 
 def _vllm(s: Server) -> tuple[str, ...]:
-    words = ("vllm.entrypoints.openai.api_server", "--model", s.model)
+    words: tuple[str, ...] = ("vllm.entrypoints.openai.api_server", "--model", s.model)
     words += ("--host", s.host, "--port", str(s.port))
     words += ("--tensor-parallel-size", str(s.tensor_parallel))
     # Logprobs of what was sampled from, that is after temperature, as the trainer's are.
@@ -91,7 +91,7 @@ def _vllm(s: Server) -> tuple[str, ...]:
 
 
 def _sglang(s: Server) -> tuple[str, ...]:
-    words = ("sglang.launch_server", "--model-path", s.model)
+    words: tuple[str, ...] = ("sglang.launch_server", "--model-path", s.model)
     words += ("--host", s.host, "--port", str(s.port), "--tp", str(s.tensor_parallel))
     words += option("--mem-fraction-static", s.memory_share)
     words += option("--context-length", s.max_model_len) + option("--dtype", s.dtype)
