@@ -26,7 +26,7 @@ from atroposlib.api.guards.slow_clients import ImpatientProtocol
 from atroposlib.api.guards.tokens import Tokens
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.cli.run_api import parse, variable_of
+from atroposlib.cli.api_options import parse, variable_of
 from atroposlib.errors import ConfigError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

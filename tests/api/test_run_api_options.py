@@ -13,7 +13,7 @@ from atroposlib.api.guards.tokens import Scope, Tokens
 from atroposlib.api.records import MAX_DELIVERIES
 from atroposlib.api.server import HOLD_S
 from atroposlib.api.store import DEFAULT_MAX_BYTES
-from atroposlib.cli import run_api, serve_api
+from atroposlib.cli import api_options, run_api, serve_api
 from tests.api.processes import without_variables
 
 __all__ = ["without_variables"]
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("without_variables")
 def flags():
     return [
         action.option_strings[-1]
-        for action in run_api._parser()._actions
+        for action in api_options.parser()._actions
         if action.option_strings[-1] != "--help"
     ]
 
@@ -35,11 +35,11 @@ def test_every_option_is_explained_and_has_a_variable_of_its_name(capsys):
     assert len(flags()) == 22
     for flag in flags():
         assert flag in words
-        assert re.search(rf"\b{run_api.variable_of(flag)}\b", words), flag
+        assert re.search(rf"\b{api_options.variable_of(flag)}\b", words), flag
 
 
 def test_the_defaults_are_those_of_the_parts_they_are_for():
-    options = run_api.parse([])
+    options = api_options.parse([])
     assert (options.host, options.port, options.store) == ("127.0.0.1", 8000, "sqlite")
     assert options.max_body_mb * 2**20 == DEFAULT_MAX_BODY_BYTES
     assert options.max_store_gb * 2**30 == DEFAULT_MAX_BYTES
@@ -59,11 +59,11 @@ def test_options_come_from_the_environment_unless_given(without_variables):
         "ALLOW_HOST": "a, b",
     }.items():
         without_variables.setenv(f"ATROPOS_{name}", value)
-    options = run_api.parse(["--allow-host", "c"])
+    options = api_options.parse(["--allow-host", "c"])
     assert (options.host, options.port, options.store) == ("127.0.0.1", 8123, "memory")
     assert options.hold_s == 1.5 and options.fresh and not options.reload
     assert options.tokens is None and sorted(options.allow_host) == ["a", "b", "c"]
-    assert run_api.parse(["--port", "9"]).port == 9
+    assert api_options.parse(["--port", "9"]).port == 9
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_tokens_do_not_cross_a_network_in_the_clear(capsys, tmp_path):
     ],
 )
 def test_what_is_safe_or_was_asked_for_passes(more):
-    serve_api.refuse_exposure(run_api.parse(more))
+    serve_api.refuse_exposure(api_options.parse(more))
 
 
 @pytest.mark.parametrize("host", ["localhost.evil.example", "127.0.0.1.nip.io", "2130706433"])
@@ -146,7 +146,7 @@ def test_a_certificate_needs_its_key(capsys):
 
 def test_the_host_header_is_checked_unless_tokens_protect_a_remote_api():
     def allowed(*argv):
-        return serve_api.allowed_hosts(run_api.parse(argv))
+        return serve_api.allowed_hosts(api_options.parse(argv))
 
     assert {"localhost", "127.0.0.1", "[::1]"} <= set(allowed())
     assert "evil.example" not in allowed()
@@ -159,7 +159,7 @@ def test_the_host_header_is_checked_unless_tokens_protect_a_remote_api():
 
 def test_the_first_line_names_the_address_and_the_place_without_a_password():
     def line(*argv, host="127.0.0.1"):
-        options = run_api.parse(["--data-dir", "runs/a", *argv])
+        options = api_options.parse(["--data-dir", "runs/a", *argv])
         return serve_api._first_line(options, host, 8001)
 
     assert line() == "rollout API on http://127.0.0.1:8001, runs/a"
