@@ -110,16 +110,6 @@ def delta(layer: Any) -> Tensor:
     return added.T if layer.fan_in_fan_out else added
 
 
-def merged_weights(policy: Policy) -> dict[str, Tensor]:
-    """Whole weights with the adapter added, under the names of the model without it.
-
-    The live model is not touched. Collective; {} on every rank but the first.
-    """
-    from example_trainer.gather import full_weights
-
-    return full_weights(policy, merged=True)
-
-
 @torch.no_grad()
 def save(policy: Policy, directory: Path) -> None:
     """Write the adapter as peft does, for peft, vLLM and SGLang to load.

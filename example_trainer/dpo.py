@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from example_trainer import model, parallel
+from example_trainer import loading, parallel
 from example_trainer.data import Row
 from example_trainer.losses import preference
 from example_trainer.model import Policy
@@ -49,7 +49,7 @@ def train(cfg: DpoConfig) -> None:
         AtroposError: says what to do.
     """
     with parallel.start(cfg.shared()) as world:
-        policy = model.load(cfg.shared(), world)
+        policy = loading.load(cfg.shared(), world)
         rows_of = partial(corpus.pair_rows, policy.tokenizer)
         train_on, valid = corpus.read_both(cfg, rows_of, policy.max_tokens_per_row)
         known = reference_sums(cfg, world, policy, [c for c in (train_on, valid) if c])
@@ -71,7 +71,7 @@ def reference_sums(
     The reference is ``reference_model``, or the policy as it is before the first step.
     """
     if cfg.reference_model is not None:
-        policy = model.load_reference(cfg.shared(reference_model=cfg.reference_model), world)
+        policy = loading.load_reference(cfg.shared(reference_model=cfg.reference_model), world)
     sums = sums_of(policy)
     known: dict[int, float] = {}
     for one in corpora:

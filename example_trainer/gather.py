@@ -66,6 +66,14 @@ def full_weights(model: PackedModel, *, merged: bool = True) -> dict[str, Tensor
     return _collected(model, iter_weights(model, merged=merged))
 
 
+def merged_weights(model: PackedModel) -> dict[str, Tensor]:
+    """Whole weights with the adapter added, under the names of the model without it.
+
+    The live model is not touched. Collective; {} on every rank but the first.
+    """
+    return full_weights(model, merged=True)
+
+
 @torch.no_grad()
 def trained_weights(model: PackedModel) -> dict[str, Tensor]:
     """As :func:`full_weights`, unmerged, but only what is trained.

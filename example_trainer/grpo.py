@@ -31,8 +31,8 @@ from example_trainer import (
     alignment,
     data,
     live,
+    loading,
     losses,
-    model,
     optim,
     parallel,
     session,
@@ -91,7 +91,7 @@ def train(cfg: TrainingConfig, stop: session.Stop | None = None) -> None:
         AtroposError: says what to do; the batch in hand stays unacked.
         session.Stopped: ``stop`` was requested; what is published stays published.
     """
-    cfg = cfg.model_copy(update={"device": model.resolve_device(cfg.device)})
+    cfg = cfg.model_copy(update={"device": loading.resolve_device(cfg.device)})
     with ExitStack() as stack:
         world = stack.enter_context(parallel.start(cfg))
         cfg = cfg.model_copy(update={"device": str(world.device)})  # of this rank
@@ -129,8 +129,8 @@ class Models:
 
 
 def _load(cfg: TrainingConfig, world: World) -> Models:
-    policy = model.load(cfg, world)
-    reference = model.load_reference(cfg, world) if cfg.kl_coef > 0 else None
+    policy = loading.load(cfg, world)
+    reference = loading.load_reference(cfg, world) if cfg.kl_coef > 0 else None
     critic = None
     if cfg.critic:
         value_model = values.load(cfg, world=world)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
 from atroposlib.wire import MASKED_LOGPROB, MASKED_VERSION
-from example_trainer import attention
+from example_trainer import adapters, attention, fsdp
 from example_trainer.config import TrainingConfig
 from example_trainer.data import Row
-from example_trainer.scoring import decoder_layers, ids, inner_model, inputs_of
-
-if TYPE_CHECKING:
-    from example_trainer.model import PackedModel, Policy
+from example_trainer.model import PackedModel, Policy
+from example_trainer.parallel import World
+from example_trainer.scoring import TokenModule, decoder_layers, ids, inner_model, inputs_of
 
 V = TypeVar("V")
 
@@ -30,6 +29,62 @@ PROBES = (
     ("b", [6, 1, 2]),
     ("c", [3, 3]),
 )
+
+
+def load(cfg: TrainingConfig, world: World | None = None) -> Policy:
+    """Load model and tokenizer, and find out how its rows may be packed.
+
+    Args:
+        world: the ranks that train it. Given, the model also gets the adapter of the
+            settings and is split over the ranks; every rank calls this. Without, it stays
+            whole and as it was saved.
+
+    Raises:
+        ConfigError: the model cannot be loaded, has not the layers or modules that are to
+            be trained, or changes its logits after its output head.
+    """
+    model = causal_model(cfg, cfg.model_name)
+    freeze_other_layers(model, cfg.train_layer_indices)
+    checkpoint_activations(model, cfg)
+    policy = _policy(cfg, model, cfg.model_name)
+    if world is not None:
+        if cfg.trains_adapter:
+            adapters.wrap(policy.model, cfg)
+        fsdp.shard(policy, cfg, world)
+    return policy
+
+
+def load_reference(cfg: TrainingConfig, world: World | None = None) -> Policy:
+    """The frozen model that the KL is measured to: ``reference_model``, or the start.
+
+    Args:
+        world: as for :func:`load`.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+    """
+    name = cfg.reference_model or cfg.model_name
+    model = causal_model(cfg, name)
+    model.requires_grad_(False)
+    policy = _policy(cfg, model, name)
+    if world is not None:
+        fsdp.shard(policy, cfg, world)
+    return policy
+
+
+def _policy(cfg: TrainingConfig, model: Any, name: str) -> Policy:
+    policy = Policy(
+        TokenModule(model, compute_dtype(cfg)),
+        tokenizer(name),
+        torch.device(cfg.device),
+        cfg.pass_budget,
+        max_tokens_per_row=min(cfg.seq_len, model_positions(model)),
+        attention_crossover=attention_crossover(model),
+        distill_temperature=cfg.distill_temperature,
+    )
+    choose_packing(policy, cfg)
+    check_head(policy)
+    return policy
 
 
 def tokenizer(name: str) -> Any:

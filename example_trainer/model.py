@@ -16,10 +16,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.wire import MASKED_LOGPROB, MASKED_VERSION
-from example_trainer import adapters, loading, parallel
-from example_trainer.config import TrainingConfig
 from example_trainer.data import Row
-from example_trainer.loading import resolve_device
 from example_trainer.packing import Pass, pack_rows, plan_passes
 from example_trainer.parallel import World
 from example_trainer.scoring import (
@@ -29,8 +26,6 @@ from example_trainer.scoring import (
     scattered,
     scored_mask,
 )
-
-__all__ = ["Policy", "Scores", "fully_trained_row", "load", "load_reference", "resolve_device"]
 
 
 @dataclass
@@ -177,59 +172,3 @@ def fully_trained_row(tokens: list[int], group: str) -> Row:
     """A row of which every token but the first has a label."""
     n = len(tokens) - 1
     return Row(tokens, tokens[1:], [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, 0.0, group)
-
-
-def load(cfg: TrainingConfig, world: World | None = None) -> Policy:
-    """Load model and tokenizer, and find out how its rows may be packed.
-
-    Args:
-        world: the ranks that train it. Given, the model also gets the adapter of the
-            settings and is split over the ranks; every rank calls this. Without, it stays
-            whole and as it was saved.
-
-    Raises:
-        ConfigError: the model cannot be loaded, has not the layers or modules that are to
-            be trained, or changes its logits after its output head.
-    """
-    model = loading.causal_model(cfg, cfg.model_name)
-    loading.freeze_other_layers(model, cfg.train_layer_indices)
-    loading.checkpoint_activations(model, cfg)
-    policy = _policy(cfg, model, cfg.model_name)
-    if world is not None:
-        if cfg.trains_adapter:
-            adapters.wrap(policy.model, cfg)
-        parallel.shard(policy, cfg, world)
-    return policy
-
-
-def load_reference(cfg: TrainingConfig, world: World | None = None) -> Policy:
-    """The frozen model that the KL is measured to: ``reference_model``, or the start.
-
-    Args:
-        world: as for :func:`load`.
-
-    Raises:
-        ConfigError: the model cannot be loaded.
-    """
-    name = cfg.reference_model or cfg.model_name
-    model = loading.causal_model(cfg, name)
-    model.requires_grad_(False)
-    policy = _policy(cfg, model, name)
-    if world is not None:
-        parallel.shard(policy, cfg, world)
-    return policy
-
-
-def _policy(cfg: TrainingConfig, model: Any, name: str) -> Policy:
-    policy = Policy(
-        TokenModule(model, loading.compute_dtype(cfg)),
-        loading.tokenizer(name),
-        torch.device(cfg.device),
-        cfg.pass_budget,
-        max_tokens_per_row=min(cfg.seq_len, loading.model_positions(model)),
-        attention_crossover=loading.attention_crossover(model),
-        distill_temperature=cfg.distill_temperature,
-    )
-    loading.choose_packing(policy, cfg)
-    loading.check_head(policy)
-    return policy

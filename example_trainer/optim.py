@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def build(model: PackedModel, cfg: TrainingConfig) -> torch.optim.Optimizer:
     """The optimizer named in the settings; says so when it has to be another one.
 
-    Call it after :func:`example_trainer.parallel.shard`: it holds the parameters as they
+    Call it after :func:`example_trainer.fsdp.shard`: it holds the parameters as they
     are now, and its state lies where they lie (in main memory with ``cpu_offload``).
     """
     parameters = model.parameters()

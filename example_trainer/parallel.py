@@ -1,4 +1,4 @@
-"""Several devices: who this process is, values all ranks know, and the model in shards.
+"""Several devices: who this process is, and values that all ranks know.
 
 Every rank runs the same loop on the whole batch's plan. A rank scores its share of the
 passes; FSDP2 gathers each layer's weights when its forward or backward needs them and sums
@@ -15,11 +15,11 @@ With one rank nothing of this happens: torch.distributed is not even initialised
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -29,27 +29,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from atroposlib.errors import ConfigError, RankLost
 from example_trainer.config import TrainingConfig
-from example_trainer.gather import (
-    full_weights,
-    iter_weights,
-    load_full_weights,
-    trained_weights,
-)
-from example_trainer.scoring import decoder_layers
 
-if TYPE_CHECKING:
-    from example_trainer.model import PackedModel
-
-__all__ = [
-    "RankLost",
-    "World",
-    "full_weights",
-    "iter_weights",
-    "load_full_weights",
-    "shard",
-    "start",
-    "trained_weights",
-]
+__all__ = ["RankLost", "World", "start"]
 
 # Every rank has loaded Python and torch by then, or will not come.
 START_TIMEOUT_S = 600.0
@@ -81,7 +62,7 @@ class World:
             RankLost: another rank did not come.
         """
         if self.size > 1:
-            with self._waiting("a sum over all ranks"):
+            with self.waiting("a sum over all ranks"):
                 dist.all_reduce(tensor)
         return tensor
 
@@ -98,7 +79,7 @@ class World:
         if self.size == 1:
             return value
         payload = bytearray(msgspec.msgpack.encode(value) if self.first else b"")
-        with self._waiting("a value of rank 0"):
+        with self.waiting("a value of rank 0"):
             length = torch.tensor(len(payload))
             dist.broadcast(length, 0)
             content = torch.empty(int(length), dtype=torch.uint8)
@@ -116,7 +97,7 @@ class World:
             RankLost: rank 0 did not come.
         """
         if self.size > 1:
-            with self._waiting("a tensor of rank 0"):
+            with self.waiting("a tensor of rank 0"):
                 dist.broadcast(tensor, 0)
         return tensor
 
@@ -127,11 +108,16 @@ class World:
             RankLost: another rank did not come.
         """
         if self.size > 1:
-            with self._waiting("all ranks to arrive"):
+            with self.waiting("all ranks to arrive"):
                 dist.all_reduce(torch.zeros(1))
 
     @contextmanager
-    def _waiting(self, what: str) -> Iterator[None]:
+    def waiting(self, what: str) -> Iterator[None]:
+        """Say what was waited for when another rank does not come.
+
+        Raises:
+            RankLost: instead of the error of torch.distributed.
+        """
         try:
             yield
         except RuntimeError as error:
@@ -173,7 +159,7 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[World
     longest = max(cfg.batch_timeout_s, cfg.eval_timeout_s, cfg.publish_timeout_s)
     _meet(cfg, world, timeout_s or longest + SLACK_S)
     try:
-        with world._waiting("the gradients and weights of a step"):
+        with world.waiting("the gradients and weights of a step"):
             yield world
     except BaseException:
         # Closing NCCL would wait for ranks that wait for this one; its end tells them.
@@ -227,7 +213,7 @@ def _meet(cfg: TrainingConfig, world: World, timeout_s: float) -> None:
         store = _arrived(method, world)
     # Values of the loop are CPU tensors on any device; gloo carries those.
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
-    with world._waiting("the connection to all ranks"):
+    with world.waiting("the connection to all ranks"):
         dist.init_process_group(
             backend,
             store=store,
@@ -240,53 +226,8 @@ def _meet(cfg: TrainingConfig, world: World, timeout_s: float) -> None:
 def _arrived(method: str, world: World) -> Any:
     """The store where ranks meet, once all of them are there."""
     bound = timedelta(seconds=START_TIMEOUT_S)
-    with world._waiting(f"all ranks at {method}"):
+    with world.waiting(f"all ranks at {method}"):
         store, _, _ = next(rendezvous(method, world.rank, world.size, timeout=bound))
         store.set(f"arrived/{world.rank}", b"")
         store.wait([f"arrived/{rank}" for rank in range(world.size)], bound)
     return store
-
-
-def shard(model: PackedModel, cfg: TrainingConfig, world: World) -> None:
-    """Split weights, gradients and optimizer state over the ranks (FSDP2), in place.
-
-    Call it before :func:`example_trainer.optim.build`. Afterwards the forward pass must go
-    through ``model.module``, by all ranks equally often, and after the backward pass a
-    gradient is the sum over the ranks. Every rank starts from the weights of rank 0.
-    """
-    model.world = world
-    if not dist.is_initialized():
-        return
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import (
-        CPUOffloadPolicy,
-        MixedPrecisionPolicy,
-        OffloadPolicy,
-        fully_shard,
-    )
-
-    with torch.no_grad():
-        for tensor in (*model.module.parameters(), *model.module.buffers()):
-            world.spread_(tensor)
-    low = None if model.compute_dtype is torch.float32 else model.compute_dtype
-    options: Mapping[str, Any] = {
-        "mesh": init_device_mesh(world.device.type, (world.size,)),
-        # Inputs keep their precision: a temperature of 0.7 is not a bfloat16.
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False
-        ),
-        "offload_policy": CPUOffloadPolicy() if cfg.cpu_offload else OffloadPolicy(),
-        # The root as well, so that between passes parameters() are always the shards.
-        "reshard_after_forward": True,
-    }
-    for module in (*decoder_layers(model.model), model.module):
-        _sum_gradients(fully_shard(module, **options))
-
-
-def _sum_gradients(module: Any) -> None:
-    """FSDP means over ranks unless told otherwise; a loss is divided once, by the caller."""
-    if hasattr(module, "set_gradient_divide_factor"):
-        module.set_force_sum_reduction_for_comms(True)
-        module.set_gradient_divide_factor(1.0)
-    else:  # its name before torch 2.8
-        module.set_reduce_scatter_divide_factor(1.0)

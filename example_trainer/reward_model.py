@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer import parallel, values
+from example_trainer import gather, parallel, values
 from example_trainer.checkpoint import TrainerState, whole_directory, write_state
 from example_trainer.data import Row
 from example_trainer.losses import preference
@@ -114,7 +114,7 @@ def save_reward_model(model: ValueModel, directory: Path, state: TrainerState) -
     Raises:
         CheckpointError: the disk did not take it; what was there before stays.
     """
-    weights = parallel.full_weights(model)
+    weights = gather.full_weights(model)
 
     def write() -> None:
         whole: Any = {name: w.to(model.compute_dtype) for name, w in weights.items()}

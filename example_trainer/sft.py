@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from example_trainer import model, parallel
+from example_trainer import loading, parallel
 from example_trainer.data import Row
 from example_trainer.model import Policy
 from example_trainer.settings.corpus import SftSettings
@@ -42,7 +42,7 @@ def train(cfg: SftConfig) -> None:
         AtroposError: says what to do.
     """
     with parallel.start(cfg.shared()) as world:
-        policy = model.load(cfg.shared(), world)
+        policy = loading.load(cfg.shared(), world)
         rows_of = partial(
             corpus.sft_rows, policy.tokenizer, end_completions=cfg.end_completions
         )

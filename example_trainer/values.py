@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
-from example_trainer import loading, parallel
+from example_trainer import fsdp, loading
 from example_trainer.config import TrainingConfig
 from example_trainer.data import Row
 from example_trainer.model import PackedModel
@@ -97,7 +97,7 @@ def load(
     )
     loading.choose_packing(values, cfg)
     if world is not None:
-        parallel.shard(values, cfg, world)
+        fsdp.shard(values, cfg, world)
     return values
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from trainerbench.workload import Workload, write_model
 
-from example_trainer import losses, model
+from example_trainer import loading, losses
 from example_trainer.config import TrainingConfig
 from example_trainer.data import Row
 from example_trainer.packing import padding_share
@@ -67,7 +67,7 @@ class Ours(Contestant):
                 share_prefixes=share,
                 inference_urls=[],
             )
-            self.policy = model.load(self.cfg)
+            self.policy = loading.load(self.cfg)
         assert self.policy.padded == (packing == "padded")
         self.model = self.policy.model
         self.loss_of = losses.get("grpo")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from example_trainer.trackers import OwnSteps, Run
+from example_trainer.trackers.base import OwnSteps, Run
 
 
 def open_tracker(run: Run) -> OwnSteps:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from example_trainer.trackers import Run
+    from example_trainer.trackers.base import Run
 
 
 class Tensorboard:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from atroposlib.errors import ConfigError
 
 if TYPE_CHECKING:
-    from example_trainer.trackers import Run
+    from example_trainer.trackers.base import Run
 
 AXIS = "step"
 

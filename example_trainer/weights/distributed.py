@@ -20,7 +20,8 @@ from example_trainer.checkpoint import TrainerState
 from example_trainer.config import TrainingConfig
 from example_trainer.model import Policy
 from example_trainer.together import on_first
-from example_trainer.weights import Announce, members
+from example_trainer.weights import members
+from example_trainer.weights.base import Announce
 from example_trainer.weights.engines import Bucket, Engine, GroupSpec
 from example_trainer.weights.fleet import FleetPublisher, ask
 from example_trainer.weights.native_group import NativeGroup

@@ -11,7 +11,7 @@ from example_trainer.checkpoint import TrainerState, is_tied
 from example_trainer.config import TrainingConfig
 from example_trainer.model import Policy
 from example_trainer.together import on_first
-from example_trainer.weights import Announce
+from example_trainer.weights.base import Announce
 from example_trainer.weights.engines import Engine
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from example_trainer.checkpoint import TrainerState
 from example_trainer.config import TrainingConfig
 from example_trainer.model import Policy
 from example_trainer.together import on_first
-from example_trainer.weights import Announce
+from example_trainer.weights.base import Announce
 from example_trainer.weights.engines import Engine
 from example_trainer.weights.fleet import FleetPublisher
 

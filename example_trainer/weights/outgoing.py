@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from example_trainer.checkpoint import is_tied
-from example_trainer.parallel import iter_weights
+from example_trainer.gather import iter_weights
 from example_trainer.scoring import inner_model
 
 if TYPE_CHECKING:

@@ -16,11 +16,8 @@ PRODUCT = ("atroposlib", "environments", "example_trainer", "helpers")
 
 @dataclass(frozen=True)
 class Import:
-    """``target`` is absolute; ``at_import_time`` is False inside a function."""
-
-    target: str
+    target: str  # absolute
     line: int
-    at_import_time: bool
 
 
 @dataclass(frozen=True)
@@ -29,6 +26,7 @@ class Module:
     path: Path  # relative to the root
     tree: ast.Module
     imports: tuple[Import, ...]
+    targets: frozenset[str]  # of all imports, those that only a type checker sees as well
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +54,9 @@ def modules(files: list[Path]) -> dict[str, Module]:
     for name, path in names.items():
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"), filename=str(path))
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        imports = tuple(imports_of(tree.body, package, set(names), at_import_time=True))
-        loaded[name] = Module(name, path, tree, imports)
+        imports = tuple(imports_of(tree.body, package, set(names)))
+        targets = frozenset(targets_of(tree, package, set(names)))
+        loaded[name] = Module(name, path, tree, imports, targets)
     return loaded
 
 
@@ -66,29 +65,37 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(
-    body: list[ast.stmt], package: str, known: set[str], at_import_time: bool
-) -> Iterator[Import]:
+def imports_of(body: list[ast.stmt], package: str, known: set[str]) -> Iterator[Import]:
     """Imports below ``body``; those that only a type checker sees are left out."""
     for node in body:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, node.lineno, at_import_time)
+                yield Import(alias.name, node.lineno)
         elif isinstance(node, ast.ImportFrom):
             base = absolute(node, package)
             for alias in node.names:
                 target = f"{base}.{alias.name}"
-                yield Import(target if target in known else base, node.lineno, at_import_time)
+                yield Import(target if target in known else base, node.lineno)
         elif isinstance(node, ast.If) and is_type_checking(node.test):
-            yield from imports_of(node.orelse, package, known, at_import_time)
+            yield from imports_of(node.orelse, package, known)
         else:
-            in_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
             inner = [child for child in ast.iter_child_nodes(node)]
             for handler in [child for child in inner if isinstance(child, ast.ExceptHandler)]:
                 inner += handler.body
             statements = [child for child in inner if isinstance(child, ast.stmt)]
-            later = at_import_time and not in_function
-            yield from imports_of(statements, package, known, later)
+            yield from imports_of(statements, package, known)
+
+
+def targets_of(tree: ast.Module, package: str, known: set[str]) -> Iterator[str]:
+    """What is imported anywhere in a module, be it in a function or for types alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(node, package)
+            for alias in node.names:
+                target = f"{base}.{alias.name}"
+                yield target if target in known else base
 
 
 def absolute(node: ast.ImportFrom, package: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from atroposlib.testing.tiny import write_tiny_model
-from example_trainer import model
+from example_trainer import loading
 from example_trainer.config import TrainingConfig
 from example_trainer.model import Policy
 from tests.serving import served
@@ -51,7 +51,7 @@ def config(model_dir: Path, tmp_path: Path) -> Callable[..., TrainingConfig]:
 @pytest.fixture
 def policy(config: Callable[..., TrainingConfig]) -> Policy:
     """A policy of its own: a test may change its weights."""
-    return model.load(config())
+    return loading.load(config())
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from atroposlib.errors import AtroposError
-from example_trainer import alignment, model, parallel
+from example_trainer import alignment, loading, parallel
 from example_trainer.config import TrainingConfig
 from example_trainer.weights import make_publisher
 from tests.trainer.fleets import SEQUENCES, state
@@ -38,7 +38,7 @@ def main(rank: int, directory: Path, engines: Sequence[Any] = ()) -> list[str]:
         for version, name in enumerate(ORDER):
             more = {"model_name": str(directory / f"{version}"), "weight_publisher": name}
             cfg = TrainingConfig(**{**settings, **more})
-            policy = model.load(cfg, world)
+            policy = loading.load(cfg, world)
             publisher = make_publisher(cfg, engines, None)
             publisher.publish(policy, state(version))
             alignment.check_servers(policy, engines, SEQUENCES, version, 1e-3)

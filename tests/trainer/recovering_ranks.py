@@ -18,7 +18,7 @@ import torch
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
-from example_trainer import model, optim, parallel
+from example_trainer import fsdp, loading, optim, parallel
 from example_trainer.checkpoint import TrainerState
 from example_trainer.config import TrainingConfig
 from example_trainer.evaluator import Evaluator
@@ -90,8 +90,8 @@ def lives(cfg: TrainingConfig, world: World, client: RolloutClient | None) -> di
 
 
 def begun(cfg: TrainingConfig, world: World) -> tuple[Policy, torch.optim.Optimizer]:
-    policy = model.load(cfg)
-    parallel.shard(policy, cfg, world)
+    policy = loading.load(cfg)
+    fsdp.shard(policy, cfg, world)
     return policy, optim.build(policy, cfg)
 
 

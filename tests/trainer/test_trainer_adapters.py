@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer import adapters, model, parallel
+from example_trainer import adapters, gather, loading
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
@@ -22,7 +22,7 @@ def adapted(config):
 
     def make(**settings):
         cfg = config(lora=True, **settings)
-        policy = model.load(cfg)
+        policy = loading.load(cfg)
         if not adapters.adapted_layers(policy.model):
             adapters.wrap(policy.model, cfg)
         generator = torch.Generator().manual_seed(1)
@@ -72,11 +72,11 @@ def test_every_rank_starts_with_the_same_adapter(adapted):
 def test_merged_weights_score_as_the_adapter_does(adapted, policy):
     with_adapter = adapted(lora_r=4, lora_alpha=12)
     before = with_adapter.logprobs_of(SEQUENCES)
-    merged = adapters.merged_weights(with_adapter)
+    merged = gather.merged_weights(with_adapter)
     assert merged.keys() == policy.model.state_dict().keys()
     assert with_adapter.logprobs_of(SEQUENCES) == before
     plain = policy.logprobs_of(SEQUENCES)
-    parallel.load_full_weights(policy, merged)
+    gather.load_full_weights(policy, merged)
     for ours, theirs, untrained in zip(policy.logprobs_of(SEQUENCES), before, plain):
         assert ours == pytest.approx(theirs, abs=1e-4)
         assert ours != pytest.approx(untrained, abs=1e-2)
@@ -87,7 +87,7 @@ def test_the_adapted_weight_is_w_plus_scaled_b_a(adapted):
     name, layer = next(iter(adapters.adapted_layers(policy.model).items()))
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     expected = layer.base_layer.weight + 12 / 4 * b @ a
-    merged = adapters.merged_weights(policy)[f"{name}.weight"]
+    merged = gather.merged_weights(policy)[f"{name}.weight"]
     assert torch.allclose(merged, expected.detach(), atol=1e-5)
 
 
@@ -111,9 +111,9 @@ def test_peft_loads_what_was_saved(adapted, config, tmp_path):
 
 def test_what_training_changes_is_enough_to_go_on(adapted):
     policy, fresh = adapted(seed=1), adapted(seed=2)
-    kept = parallel.trained_weights(policy)
+    kept = gather.trained_weights(policy)
     assert len(kept) == len(policy.parameters())
-    parallel.load_full_weights(fresh, kept)
+    gather.load_full_weights(fresh, kept)
     assert fresh.logprobs_of(SEQUENCES) == policy.logprobs_of(SEQUENCES)
 
 

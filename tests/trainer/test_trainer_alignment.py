@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from atroposlib.errors import StaleWeights
-from example_trainer import alignment, model
+from example_trainer import alignment, loading
 from example_trainer.alignment import Mismatch
 from example_trainer.diagnosis import without_adapter
 from example_trainer.model import fully_trained_row
@@ -84,7 +84,7 @@ def test_one_stale_server_among_good_ones_is_named(policy, server):
 
 
 def test_a_server_without_the_adapter_is_told_so(config):
-    policy = model.load(config(lora=True), World.single())
+    policy = loading.load(config(lora=True), World.single())
     server = InProcessEngine(copy.deepcopy(policy))
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():

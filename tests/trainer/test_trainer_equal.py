@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from example_trainer import attention, loading, model
+from example_trainer import attention, loading
 from example_trainer.packing import padding_share
 from tests.trainer.rows import BRANCHING, MULTI_TURN, masked_row
 
@@ -52,7 +52,7 @@ def reference(gqa_dir):
 
 @pytest.fixture
 def policy(config, gqa_dir):
-    made = model.load(config(model_name=str(gqa_dir)))
+    made = loading.load(config(model_name=str(gqa_dir)))
     made.attention_crossover = float("inf")
     return made
 
@@ -140,7 +140,7 @@ def shared_policy(gqa_dir):
     from example_trainer.config import TrainingConfig
 
     cfg = TrainingConfig(model_name=str(gqa_dir), device="cpu", seq_len=64, inference_urls=[])
-    made = model.load(cfg)
+    made = loading.load(cfg)
     made.attention_crossover = float("inf")
     return made
 
@@ -179,7 +179,7 @@ def test_no_attention_leaks_between_rows_of_a_line(policy):
 
 
 def test_gradient_checkpointing_and_packing_go_together(config, gqa_dir, reference):
-    saving = model.load(config(model_name=str(gqa_dir), gradient_checkpointing=True))
+    saving = loading.load(config(model_name=str(gqa_dir), gradient_checkpointing=True))
     assert saving.model.training and not saving.padded
     *ours, _ = our_step(saving, BRANCHING)
     assert_equal(ours, reference_step(reference, BRANCHING))
@@ -237,10 +237,10 @@ def test_plain_text_is_scored_as_ever(policy, reference):
 
 
 def test_packing_is_switched_off_by_its_setting(config, gqa_dir):
-    padded = model.load(config(model_name=str(gqa_dir), packing="padded"))
+    padded = loading.load(config(model_name=str(gqa_dir), packing="padded"))
     assert padded.padded and not padded.share_prefixes
     assert padded.model.config._attn_implementation == "sdpa"
-    plain = model.load(config(model_name=str(gqa_dir), share_prefixes=False))
+    plain = loading.load(config(model_name=str(gqa_dir), share_prefixes=False))
     assert not plain.padded and not plain.share_prefixes
 
 
@@ -253,7 +253,7 @@ def test_attention_that_leaks_between_rows_is_noticed_at_the_start(
         return attention.Layout([attention.Run(1, length, None)], bounds, length, length)
 
     monkeypatch.setattr("example_trainer.scoring.layout_of", one_long_row)
-    policy = model.load(config(model_name=str(gqa_dir)))
+    policy = loading.load(config(model_name=str(gqa_dir)))
     assert policy.padded and policy.model.config._attn_implementation == "sdpa"
 
 
@@ -261,7 +261,7 @@ def test_attention_that_ignores_branches_is_noticed_at_the_start(config, gqa_dir
     monkeypatch.setattr(
         attention, "ancestor_mask", lambda pack: torch.ones(len(pack.tokens), 1).bool()
     )
-    policy = model.load(config(model_name=str(gqa_dir)))
+    policy = loading.load(config(model_name=str(gqa_dir)))
     assert not policy.padded and not policy.share_prefixes
 
 
@@ -275,13 +275,13 @@ def test_a_model_that_wants_more_than_dot_products_is_padded(
         return ours(*args, **{**kwargs, asked: 1.0})
 
     monkeypatch.setattr(attention, "packed_rows", with_more)
-    assert model.load(config(model_name=str(gqa_dir))).padded
+    assert loading.load(config(model_name=str(gqa_dir))).padded
     monkeypatch.undo()
     attention.register()
 
 
 def test_a_window_shorter_than_the_rows_is_not_packed(config, gqa_dir):
-    policy = model.load(config(model_name=str(gqa_dir)))
+    policy = loading.load(config(model_name=str(gqa_dir)))
     settings = policy.model.config
     settings.sliding_window, settings.use_sliding_window = 32, True
     assert loading.attention_window(policy.model) == 32
@@ -297,7 +297,7 @@ def test_a_recurrent_model_is_padded_and_still_exact(config, tmp_path, gqa_dir):
     sizes = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
     MambaForCausalLM(MambaConfig(**sizes)).save_pretrained(tmp_path / "mamba")
     char_tokenizer().save_pretrained(tmp_path / "mamba")
-    policy = model.load(config(model_name=str(tmp_path / "mamba")))
+    policy = loading.load(config(model_name=str(tmp_path / "mamba")))
     assert policy.padded and not policy.share_prefixes
     rows = MULTI_TURN[:2]
     together = policy.trained_logprobs(rows)

@@ -14,7 +14,7 @@ from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.cli import dpo_gen, sft_gen
 from atroposlib.errors import ConfigError
-from example_trainer import dpo, loading, model, reward_model, sft, values
+from example_trainer import dpo, loading, reward_model, sft, values
 from example_trainer.supervised import corpus
 from example_trainer.supervised import loop as supervised
 from example_trainer.supervised.pairwise import RowSums
@@ -81,7 +81,7 @@ def test_what_environments_made_is_trained_on(collected, settings, tmp_path):
         "final_model",
     }
 
-    final = model.load(
+    final = loading.load(
         sft.SftConfig(
             **settings(path, model_name=str(tmp_path / "saved/final_model"))
         ).shared()
@@ -169,7 +169,7 @@ def test_loss_and_gradient_do_not_depend_on_passes(settings, kind):
     else:
         loss = "ipo" if kind == "ipo" else "sigmoid"
         settings_of = dpo.DpoConfig(**cfg, preference_loss=loss)
-        one = model.load(settings_of.shared())
+        one = loading.load(settings_of.shared())
         known = {id(side): -1.0 for pair in PAIRS for side in pair}
         objective = dpo.Preference(settings_of, dpo.sums_of(one), known)
         if kind == "sft":
@@ -191,7 +191,7 @@ def test_loss_and_gradient_do_not_depend_on_passes(settings, kind):
 
 def test_the_loss_of_a_pair_is_that_of_the_formula(settings):
     cfg = dpo.DpoConfig(**settings("none"), beta=0.5)
-    policy = model.load(cfg.shared())
+    policy = loading.load(cfg.shared())
     better, worse = (sum(one) for one in policy.trained_logprobs(PAIRS[0]))
     known = {id(PAIRS[0][0]): better - 1.0, id(PAIRS[0][1]): worse + 1.0}  # margin 2
     told = dpo.Preference(cfg, dpo.sums_of(policy), known).learn(PAIRS[:1])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atroposlib.errors import StaleWeights
-from example_trainer import learn, losses, model, session
+from example_trainer import learn, loading, losses, session
 from example_trainer.checkpoint import TrainerState
 from example_trainer.data import at_trained
 from example_trainer.prepare import Prepared
@@ -29,7 +29,7 @@ def sampled_by(policy, rows, **fields):
 
 
 def step(cfg, edit=lambda policy: None, rows=ROWS, also=lambda prepared: None, **fields):
-    policy = model.load(cfg)
+    policy = loading.load(cfg)
     edit(policy)
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
     prepared = sampled_by(policy, rows, **fields)
@@ -176,4 +176,4 @@ def test_tokens_of_this_version_with_other_logprobs_stop_the_step(config):
 def test_a_batch_of_nothing_changes_nothing(config):
     told, weights = step(config(), rows=[])
     assert told["grad_norm"] == 0.0
-    assert torch.equal(weights[0], model.load(config()).parameters()[0])
+    assert torch.equal(weights[0], loading.load(config()).parameters()[0])

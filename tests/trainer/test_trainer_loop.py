@@ -19,7 +19,7 @@ from atroposlib.inference.engine import Engine
 from atroposlib.inference.model import load_model
 from atroposlib.inference.server import create_app as inference_app
 from atroposlib.testing.tiny import write_tiny_model
-from example_trainer import checkpoint, grpo, model, session
+from example_trainer import checkpoint, grpo, loading, session
 from tests.trainer.environment import running_environment
 
 
@@ -80,8 +80,8 @@ def test_two_steps_reach_the_server_and_leave_a_final_model(run, settings, model
             "seconds_check",
         } <= line.keys()
 
-    final = model.load(config_of(cfg, cfg.save_path + "/final_model"))
-    start = model.load(config_of(cfg, str(model_dir)))
+    final = loading.load(config_of(cfg, cfg.save_path + "/final_model"))
+    start = loading.load(config_of(cfg, str(model_dir)))
     assert not torch.equal(final.parameters()[0], start.parameters()[0])
     assert checkpoint.read_state(cfg.save_path + "/final_model").version == 2
 

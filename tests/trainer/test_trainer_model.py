@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer import loading, model
+from example_trainer import loading
 from example_trainer.parallel import World
 from tests.trainer.rows import BRANCHING, flat, row
 
@@ -20,14 +20,14 @@ def gradient(policy):
 
 
 def test_recomputing_activations_changes_no_gradient(config, policy):
-    saving = model.load(config(gradient_checkpointing=True))
+    saving = loading.load(config(gradient_checkpointing=True))
     assert saving.model.training and not policy.model.training
     for ours, theirs in zip(gradient(saving), gradient(policy)):
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters(config, policy):
-    low = model.load(config(dtype="bfloat16"))
+    low = loading.load(config(dtype="bfloat16"))
     assert {p.dtype for p in low.parameters()} == {torch.float32}
     (exact,) = policy.logprobs_of([ROWS[0].tokens])
     (rounded,) = low.logprobs_of([ROWS[0].tokens])
@@ -37,13 +37,13 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters(config, poli
 
 
 def test_rows_are_never_longer_than_the_model_allows(config):
-    assert model.load(config(seq_len=64)).max_tokens_per_row == 64
-    assert model.load(config(seq_len=2048)).max_tokens_per_row == 256  # of the tiny model
+    assert loading.load(config(seq_len=64)).max_tokens_per_row == 64
+    assert loading.load(config(seq_len=2048)).max_tokens_per_row == 256  # of the tiny model
 
 
 def test_a_model_that_is_not_there_is_named(config):
     with pytest.raises(ConfigError, match="no-such-model"):
-        model.load(config(model_name="./no-such-model"))
+        loading.load(config(model_name="./no-such-model"))
 
 
 def test_a_model_that_changes_its_logits_after_the_head_is_refused(policy, monkeypatch):
@@ -74,7 +74,7 @@ def test_rows_without_a_trained_token_have_no_logprobs(policy):
 
 
 def test_the_candidates_of_a_teacher_are_scored_at_the_distillation_temperature(config):
-    policy = model.load(config(distill_temperature=2.0))
+    policy = loading.load(config(distill_temperature=2.0))
     one = row(
         [5, 6], [7, 8], temperature=0.5, teacher_ids=[[], [7, 9], [4]], teacher_logprobs=None
     )
@@ -107,17 +107,17 @@ def test_ranks_score_their_share_and_know_all_of_it(policy):
 
 
 def test_layers_that_are_not_named_stay_as_they_are(config):
-    policy = model.load(config(train_layer_indices="1"))
+    policy = loading.load(config(train_layer_indices="1"))
     names = [n for n, p in policy.model.named_parameters() if p.requires_grad]
     assert names and all(name.startswith("model.layers.1.") for name in names)
     assert all(g is not None and g.any() for g in gradient(policy))
     with pytest.raises(ConfigError, match=r"\[7\].* 2 layers"):
-        model.load(config(train_layer_indices="0,7"))
+        loading.load(config(train_layer_indices="0,7"))
 
 
 def test_from_scratch_has_the_shape_but_not_the_weights(config, policy):
-    fresh = model.load(config(init_from_scratch=True, seed=3))
-    reference = model.load_reference(config(init_from_scratch=True, seed=3))
+    fresh = loading.load(config(init_from_scratch=True, seed=3))
+    reference = loading.load_reference(config(init_from_scratch=True, seed=3))
     for ours, theirs, given in zip(
         fresh.parameters(), reference.model.parameters(), policy.parameters()
     ):
@@ -126,7 +126,7 @@ def test_from_scratch_has_the_shape_but_not_the_weights(config, policy):
 
 
 def test_the_reference_is_the_start_and_is_never_trained(config, policy):
-    reference = model.load_reference(config())
+    reference = loading.load_reference(config())
     assert reference.parameters() == []
     found, expected = (flat(one.trained_logprobs(ROWS)) for one in (reference, policy))
     assert found == pytest.approx(expected, abs=1e-6)
@@ -138,7 +138,7 @@ def test_another_reference_may_be_named(config, tmp_path, policy):
     from atroposlib.testing.tiny import write_tiny_model
 
     other = write_tiny_model(tmp_path / "other", seed=9)
-    reference = model.load_reference(config(reference_model=str(other)))
+    reference = loading.load_reference(config(reference_model=str(other)))
     found, start = (flat(one.trained_logprobs(ROWS)) for one in (reference, policy))
     assert found != pytest.approx(start, abs=1e-3)
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 
 from atroposlib.errors import ConfigError
-from example_trainer import model, optim, parallel
+from example_trainer import gather, loading, optim
 
 
 def test_warm_up_rises_linearly_then_stays(config):
@@ -99,16 +99,16 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(config, name):
         optim.step(optimizer, policy, cfg, index)
 
     cfg = config(optimizer=name, lr=1e-2)
-    policy = model.load(cfg)
+    policy = loading.load(cfg)
     optimizer = optim.build(policy, cfg)
     step(policy, optimizer, cfg, 0)
-    weights = parallel.full_weights(policy)
+    weights = gather.full_weights(policy)
     tensors, numbers = optim.state_tensors(optimizer, policy)
     written = save(tensors)
 
-    other = model.load(cfg)
+    other = loading.load(cfg)
     restored = optim.build(other, cfg)
-    parallel.load_full_weights(other, weights)
+    gather.load_full_weights(other, weights)
     optim.load_state(restored, other, load(written), json.loads(json.dumps(numbers)))
     for some, its_optimizer in ((policy, optimizer), (other, restored)):
         for index in (1, 2):
@@ -120,6 +120,6 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(config, name):
 def test_state_of_other_parameters_is_refused(config, policy):
     tensors, numbers = optim.state_tensors(optim.build(policy, config()), policy)
     cfg = config(train_layer_indices=[1])
-    fewer = model.load(cfg)
+    fewer = loading.load(cfg)
     with pytest.raises(ConfigError, match="other parameters"):
         optim.load_state(optim.build(fewer, cfg), fewer, tensors, numbers)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer import parallel
+from example_trainer import gather, parallel
 from example_trainer.parallel import RankLost, World
 from tests.trainer import two_ranks
 
@@ -163,10 +163,10 @@ def test_a_world_that_cannot_be_is_refused(config, monkeypatch, settings, told):
 
 
 def test_whole_weights_of_one_rank_are_copies(policy):
-    whole = parallel.full_weights(policy)
+    whole = gather.full_weights(policy)
     before = policy.logprobs_of([[5, 6, 7]])
     for tensor in whole.values():
         tensor.zero_()
     assert policy.logprobs_of([[5, 6, 7]]) == before
-    parallel.load_full_weights(policy, whole)
+    gather.load_full_weights(policy, whole)
     assert not any(parameter.any() for parameter in policy.parameters())

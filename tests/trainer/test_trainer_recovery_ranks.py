@@ -13,7 +13,7 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.client import RolloutClient
-from example_trainer import model, optim
+from example_trainer import loading, optim
 from example_trainer.parallel import World
 from example_trainer.recovery import Recovery
 from tests.serving import served
@@ -59,7 +59,7 @@ def test_both_ranks_go_on_where_they_were_each_with_its_own_random_numbers(ranks
 
 def test_one_rank_takes_over_from_two(ranks, directory, api):
     cfg = recovering_ranks.settings(0, directory)
-    policy = model.load(cfg)
+    policy = loading.load(cfg)
     with RolloutClient(api) as client:
         state = Recovery(cfg, World.single()).resume(client, policy, optim.build(policy, cfg))
     assert state.step == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from example_trainer import adapters, checkpoint, model
+from example_trainer import adapters, checkpoint, loading
 from example_trainer.checkpoint import TrainerState
 from example_trainer.parallel import World
 from example_trainer.saver import Saver
@@ -38,7 +38,7 @@ def test_without_an_interval_only_the_final_model_is_saved(policy, config):
     final = Saver(cfg, World.single()).final(policy, states("run", 9)[-1])
     assert names(cfg) == ["final_model"]
     assert checkpoint.read_state(str(final)) == TrainerState("run", 9, 9, 9)
-    again = model.load(config(model_name=str(final)))
+    again = loading.load(config(model_name=str(final)))
     assert all(map(torch.equal, policy.parameters(), again.parameters()))
 
 
@@ -58,7 +58,7 @@ def test_an_adapter_is_saved_alone_and_the_tokenizer_at_the_end(config, model_di
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     cfg = config(lora=True, lora_r=2, checkpoint_interval=2, save_every_epochs=None)
-    policy = model.load(cfg.model_copy(update={"lora": False}))
+    policy = loading.load(cfg.model_copy(update={"lora": False}))
     adapters.wrap(policy.model, cfg)
     with torch.no_grad():
         for parameter in policy.parameters():

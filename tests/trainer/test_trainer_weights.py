@@ -12,7 +12,7 @@ import pytest
 
 from atroposlib.errors import CheckpointError, ConfigError, InferenceError, PublishFailed
 from atroposlib.inference.engine import PauseMode
-from example_trainer import model
+from example_trainer import loading
 from example_trainer.parallel import World
 from example_trainer.weights import PUBLISHERS, make_publisher, members
 from example_trainer.weights.distributed import buckets
@@ -68,7 +68,7 @@ def publisher_for(config, lasting):
 def policy_for(config):
     def make(name):
         cfg = config(weight_publisher=name, lora=name == "lora")
-        policy = model.load(cfg, World.single())
+        policy = loading.load(cfg, World.single())
         change(policy)
         return policy
 

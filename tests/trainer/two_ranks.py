@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer import adapters, model, optim, parallel, shards
+from example_trainer import adapters, fsdp, gather, loading, optim, parallel, shards
 from example_trainer.config import TrainingConfig
 from example_trainer.model import Policy
 from example_trainer.parallel import RankLost, World
@@ -73,7 +73,7 @@ def gradients(cfg: TrainingConfig, world: World) -> dict[str, float]:
     ):
         own = cfg.model_copy(update=more)
         # One rank, one pass: another order of every sum.
-        alone = model.load(own.model_copy(update=ONE_PASS))
+        alone = loading.load(own.model_copy(update=ONE_PASS))
         expected = {n: p.grad for n, p in _scored(alone, LONE).items()}
         assert all(gradient.abs().max() > 1e-3 for gradient in expected.values())
         policy = _sharded(own, world)
@@ -84,7 +84,7 @@ def gradients(cfg: TrainingConfig, world: World) -> dict[str, float]:
 
 def low_precision(cfg: TrainingConfig, world: World) -> dict[str, Any]:
     """The worst relative distance of a bfloat16 gradient from the float32 one."""
-    exact = {n: p.grad for n, p in _scored(model.load(cfg), LONE).items()}
+    exact = {n: p.grad for n, p in _scored(loading.load(cfg), LONE).items()}
     policy = _sharded(cfg.model_copy(update={"dtype": "bfloat16"}), world)
     got = _whole_gradients(_scored(policy, world))
     worst = max(((got[n] - g).norm() / g.norm()).item() for n, g in exact.items())
@@ -112,19 +112,19 @@ def weights(cfg: TrainingConfig, world: World) -> dict[str, Any]:
     _scored(policy, world)
     norm, stepped = optim.step(optimizer, policy, cfg, 0)
     before = policy.trained_logprobs(ROWS)
-    whole = parallel.full_weights(policy)
+    whole = gather.full_weights(policy)
     again = _sharded(cfg, world)
-    parallel.load_full_weights(again, whole)
+    gather.load_full_weights(again, whole)
     found: dict[str, Any] = {
         "names": sorted(whole),
         "same on two": again.trained_logprobs(ROWS) == before,
         "norm": norm,
         "stepped": stepped,
-        "refused": _refused(lambda: parallel.load_full_weights(policy, {"other": Tensor()})),
+        "refused": _refused(lambda: gather.load_full_weights(policy, {"other": Tensor()})),
     }
     if world.first:
-        lone = model.load(cfg)
-        parallel.load_full_weights(lone, whole)
+        lone = loading.load(cfg)
+        gather.load_full_weights(lone, whole)
         alone = lone.trained_logprobs(ROWS)
         found["on one"] = max(
             abs(a - b) for ours, theirs in zip(alone, before) for a, b in zip(ours, theirs)
@@ -162,7 +162,7 @@ def optimizers(cfg: TrainingConfig, world: World) -> dict[str, Any]:
         _step(*back, own, 2)
         last = _taken(*back)
         if world.first:
-            one = model.load(own)
+            one = loading.load(own)
             always = optim.build(one, own)
             for index in range(3):
                 _step(one, always, own, index)
@@ -190,13 +190,13 @@ def _step(
 
 def _taken(policy: Policy, optimizer: torch.optim.Optimizer) -> Any:
     tensors, numbers = optim.state_tensors(optimizer, policy)
-    return parallel.full_weights(policy), tensors, json.loads(json.dumps(numbers))
+    return gather.full_weights(policy), tensors, json.loads(json.dumps(numbers))
 
 
 def _resumed(cfg: TrainingConfig, world: World, kept: Any) -> Any:
-    policy = model.load(cfg) if world is LONE else _sharded(cfg, world)
+    policy = loading.load(cfg) if world is LONE else _sharded(cfg, world)
     optimizer = optim.build(policy, cfg)
-    parallel.load_full_weights(policy, kept[0])
+    gather.load_full_weights(policy, kept[0])
     optim.load_state(optimizer, policy, kept[1], kept[2])
     return policy, optimizer
 
@@ -213,12 +213,12 @@ def not_finite(cfg: TrainingConfig, world: World) -> dict[str, Any]:
     """A NaN in the loss of rank 1 only."""
     policy = _sharded(cfg, world)
     optimizer = optim.build(policy, cfg)
-    before = parallel.full_weights(policy)
+    before = gather.full_weights(policy)
     for plan in policy.plan(ROWS, divisor=2)[world.rank :: 2]:
         loss = policy.score(plan).logprobs.sum()
         (loss * float("nan") if world.rank else loss).backward()
     norm, stepped = optim.step(optimizer, policy, cfg, 0)
-    after = parallel.full_weights(policy)
+    after = gather.full_weights(policy)
     unchanged = all(torch.equal(before[name], after[name]) for name in before)
     return {"stepped": stepped, "nan": norm != norm, "unchanged": unchanged}
 
@@ -229,33 +229,33 @@ def adapter(cfg: TrainingConfig, world: World) -> dict[str, Any]:
     own = cfg.model_copy(update=more)
     policy = _adapted(own, world)
     _descend(policy, own, world)
-    merged = adapters.merged_weights(policy)
+    merged = gather.merged_weights(policy)
     adapters.save(policy, Path(own.model_name).parent / "adapter")
-    apart = parallel.trained_weights(policy)
+    apart = gather.trained_weights(policy)
     again = _adapted(own, world)
-    parallel.load_full_weights(again, apart)
+    gather.load_full_weights(again, apart)
     found: dict[str, Any] = {
         "trained": len(apart),
         "names": sorted(merged),
-        "refused": _refused(lambda: parallel.load_full_weights(policy, merged)),
+        "refused": _refused(lambda: gather.load_full_weights(policy, merged)),
         "same again": again.trained_logprobs(ROWS) == policy.trained_logprobs(ROWS),
     }
     if world.first:
         lone = _adapted(own.model_copy(update=ONE_PASS), LONE)
-        before = adapters.merged_weights(lone)
+        before = gather.merged_weights(lone)
         _descend(lone, own, LONE)
-        expected = adapters.merged_weights(lone)
+        expected = gather.merged_weights(lone)
         found["moved"] = _distance(before, merged)
         found["distance"] = _distance(expected, merged)
     return found
 
 
 def _adapted(cfg: TrainingConfig, world: World) -> Policy:
-    policy = model.load(cfg)
+    policy = loading.load(cfg)
     if not adapters.adapted_layers(policy.model):
         adapters.wrap(policy.model, cfg)
     if world is not LONE:
-        parallel.shard(policy, cfg, world)
+        fsdp.shard(policy, cfg, world)
     return policy
 
 
@@ -268,8 +268,8 @@ def _descend(policy: Policy, cfg: TrainingConfig, world: World) -> None:
 
 
 def _sharded(cfg: TrainingConfig, world: World) -> Policy:
-    policy = model.load(cfg)
-    parallel.shard(policy, cfg, world)
+    policy = loading.load(cfg)
+    fsdp.shard(policy, cfg, world)
     return policy
 
 

@@ -14,7 +14,7 @@ from atroposlib.api.server import create_app
 from atroposlib.client import RolloutClient
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.wire import Registration
-from example_trainer import model, optim
+from example_trainer import loading, optim
 from example_trainer.parallel import World
 from example_trainer.recovery import Recovery
 from tests.serving import served
@@ -56,7 +56,7 @@ def start(api, connect, config, small_model) -> Callable[..., Life]:
         cfg = config(**{"training_steps": 50, "model_name": small_model, **settings})
         torch.manual_seed(cfg.seed)
         random.seed(cfg.seed)
-        policy = model.load(cfg)
+        policy = loading.load(cfg)
         optimizer = optim.build(policy, cfg)
         client = connect()
         recovery = Recovery(cfg, World.single())

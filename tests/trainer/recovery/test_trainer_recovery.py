@@ -16,7 +16,7 @@ from atroposlib.errors import (
     NotRegistered,
     RunStateError,
 )
-from example_trainer import checkpoint, model, optim, snapshots
+from example_trainer import checkpoint, loading, optim, snapshots
 from example_trainer.checkpoint import TrainerState
 from example_trainer.frequency import Frequency
 from example_trainer.learn import Critic
@@ -240,7 +240,7 @@ def test_a_critic_is_part_of_the_checkpoint(start, queued, config):
     cfg = config()
     critics = []
     for _ in range(2):
-        value_like = model.load(cfg)  # any model with weights and an optimizer will do
+        value_like = loading.load(cfg)  # any model with weights and an optimizer will do
         critics.append(Critic(value_like, optim.build(value_like, cfg)))  # type: ignore[arg-type]
     learn(critics[0].model, critics[0].optimizer, 0)  # type: ignore[arg-type]
     life.step(save=False)
