@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed
 LINTED := atroposlib environments example_trainer helpers scripts tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart lint check test format config wire map bench torture lock clean
+.PHONY: help install quickstart lint check test format config wire map ratchets bench torture lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ wire: $(STAMP)  ## Refresh docs/wire.md from the running API
 
 map: $(STAMP)  ## Rewrite the README's map from the docstrings
 	$(PY) scripts/readme_map.py
+
+ratchets: $(STAMP)  ## Print the structural figures and their bounds
+	$(PY) -m tests.repo.ratchets
 
 bench: $(STAMP)  ## Run benchmarks/bench_*.py one after another, with their defaults
 	@set -e; for file in $(wildcard benchmarks/bench_*.py); do $(PY) $$file; done
