@@ -54,8 +54,8 @@ config: $(STAMP)  ## Regenerate CONFIG.md from the models
 wire: $(STAMP)  ## Refresh docs/wire.md from the running API
 	$(PY) scripts/generate_wire_doc.py
 
-map: $(STAMP)  ## Rewrite the README's map from the docstrings
-	$(PY) scripts/readme_map.py
+map: $(STAMP)  ## Rewrite docs/map.md from the docstrings
+	$(PY) scripts/map.py
 
 ratchets: $(STAMP)  ## Print the structural figures and their bounds
 	$(PY) -m tests.repo.ratchets
