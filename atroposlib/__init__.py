@@ -1,3 +1,3 @@
 """Reinforcement learning of language models in environments of your own."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
