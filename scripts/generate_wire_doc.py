@@ -29,7 +29,7 @@ from wire_session import Exchange  # noqa: E402
 from atroposlib.api.guards.access import SCOPES_OF  # noqa: E402
 from atroposlib.api.web.replies import STATUS_OF  # noqa: E402
 from atroposlib.wire import ScoredData  # noqa: E402
-from atroposlib.wire_binary import pack_group  # noqa: E402
+from atroposlib.wire.binary import pack_group  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- (?P<name>[^/\n][^\n]*?) -->\n).*?(<!-- /(?P=name) -->)", re.DOTALL)
 PAGES = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")  # FastAPI's own

@@ -18,8 +18,8 @@ from atroposlib.api.run.events import frames
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.wire import ScoredData
-from atroposlib.wire_binary import frames as in_frames
-from atroposlib.wire_binary import pack_group
+from atroposlib.wire.binary import frames as in_frames
+from atroposlib.wire.binary import pack_group
 
 RUN_ID = "8d0f6c1e5b7a4c0f9e2d3b4a59687f01"
 FRAMES = "application/x-atropos-groups"

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import ScoredData
-from atroposlib.wire_binary import (
+from atroposlib.wire.binary import (
     frames,
     pack_group,
     split_frames,
     unpack_group,
 )
-from atroposlib.wire_safetensors import MalformedBinary
+from atroposlib.wire.safetensors import MalformedBinary
 from tests.api.group_strategies import broken, groups
 
 GROUP = {

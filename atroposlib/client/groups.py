@@ -15,7 +15,7 @@ from atroposlib.wire import ClaimedBatch, GroupsReceived, ScoredData
 if TYPE_CHECKING:
     import httpx
 
-    from atroposlib.wire_columns import Columns
+    from atroposlib.wire.columns import Columns
 
 FRAMES = "application/x-atropos-groups"  # frames: u64 little-endian length | one group
 ACCEPT_FRAMES = {"accept": FRAMES}
@@ -63,7 +63,7 @@ def as_frames(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -
     Raises:
         RolloutApiRefused: a group breaks the record, as the API would have said.
     """
-    from atroposlib.wire_binary import frames  # loads only where it is used
+    from atroposlib.wire.binary import frames  # loads only where it is used
 
     packed: list[bytes] = []
     for group, key in zip(groups, keys):
@@ -75,8 +75,8 @@ def as_frames(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -
 
 
 def _packed(group: Group, key: str, compress: bool) -> bytes:
-    from atroposlib.wire_binary import pack_columns, pack_group
-    from atroposlib.wire_columns import Columns
+    from atroposlib.wire.binary import pack_columns, pack_group
+    from atroposlib.wire.columns import Columns
 
     if isinstance(group, Columns):
         named = replace(group, idempotency_key=group.idempotency_key or key)
@@ -96,7 +96,7 @@ def read_claimed(response: httpx.Response) -> ClaimedBatch:
     """A batch, or a shard of one, in either form."""
     if response.headers.get("content-type", "").partition(";")[0].strip() != FRAMES:
         return msgspec.json.decode(response.content, type=ClaimedBatch)
-    from atroposlib.wire_binary import split_frames, unpack_group
+    from atroposlib.wire.binary import split_frames, unpack_group
 
     return ClaimedBatch(
         batch_no=int(response.headers.get("x-atropos-batch", "")),
@@ -124,7 +124,7 @@ def read_processed(response: httpx.Response) -> Sent:
 def _as_rows(group: Group) -> ScoredData | dict[str, Any]:
     if isinstance(group, (ScoredData, dict)):
         return group
-    from atroposlib.wire_rows import to_group
+    from atroposlib.wire.rows import to_group
 
     return to_group(group)
 

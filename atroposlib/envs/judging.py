@@ -24,7 +24,7 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, ScoredData
 
 if TYPE_CHECKING:
-    from atroposlib.wire_columns import Columns
+    from atroposlib.wire.columns import Columns
 
 # Rows of one number per token: looked at only when they become arrays.
 _ROWS = frozenset({"tokens", "masks", "inference_logprobs", "ref_logprobs", "versions"})
@@ -116,7 +116,7 @@ def to_columns(group: Mapping[str, Any]) -> Columns:
     Raises:
         InvalidGroup: it could not be trained on; names the field, never the value.
     """
-    from atroposlib.wire_rows import from_group  # numpy loads where it is used
+    from atroposlib.wire.rows import from_group  # numpy loads where it is used
 
     return from_group(to_wire(group))
 

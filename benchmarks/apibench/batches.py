@@ -126,7 +126,7 @@ def _decoding(plan: Plan, ways: list[_Way]) -> list[Figure]:
     """What the trainer pays after the last byte; the same work for both JSON servers."""
     import msgspec
 
-    from atroposlib.wire_binary import unpack_columns
+    from atroposlib.wire.binary import unpack_columns
 
     made = [group(BIG, 0, 1000 + i % 4) for i in range(plan.batch_groups)]
     text = json.dumps({"batch": made}).encode()

@@ -99,7 +99,7 @@ def body(made: dict[str, Any] | list[dict[str, Any]], encoding: Encoding) -> Bod
 
 def packed(made: dict[str, Any], compress: bool = True) -> bytes:
     """One group as a safetensors file, in a zstd frame unless told otherwise."""
-    from atroposlib.wire_binary import pack_group
+    from atroposlib.wire.binary import pack_group
 
     return pack_group(ScoredData(**made), compress=compress)
 

@@ -11,7 +11,7 @@ import zstandard
 
 from atroposlib.api.guards.bodies import SMALL_BYTES, RequestBody
 from atroposlib.api.guards.room import NoRoom, Room
-from atroposlib.wire_binary import ZSTD_MAGIC
+from atroposlib.wire.binary import ZSTD_MAGIC
 
 BIG = SMALL_BYTES + 1
 

@@ -22,7 +22,7 @@ from atroposlib.api.web.deliveries import (
 )
 from atroposlib.errors import CorruptPayload
 from atroposlib.wire import ClaimedBatch
-from atroposlib.wire_binary import pack_group, split_frames, unpack_group
+from atroposlib.wire.binary import pack_group, split_frames, unpack_group
 from tests.api.test_slow_clients import serving
 
 FRAMES = "application/x-atropos-groups"

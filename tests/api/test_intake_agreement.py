@@ -17,7 +17,7 @@ from atroposlib.api.codec.transcode import read_columns
 from atroposlib.api.records import Media, Payload
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import ScoredData
-from atroposlib.wire_rows import from_group, to_group
+from atroposlib.wire.rows import from_group, to_group
 from tests.api.group_strategies import bodies, broken, groups, misshapen
 
 REFUSALS = (InvalidGroup, MalformedBody)

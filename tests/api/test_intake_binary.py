@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from atroposlib.api.codec.intake import MalformedBody, read_group, read_groups
 from atroposlib.api.records import Media
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire_binary import frames, pack_group, unpack_group
+from atroposlib.wire.binary import frames, pack_group, unpack_group
 from tests.api.group_strategies import groups
 
 ONE, MANY = "application/x-safetensors", "application/x-atropos-groups"

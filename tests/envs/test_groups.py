@@ -24,7 +24,7 @@ from atroposlib.envs.groups import (
 )
 from atroposlib.envs.judging import Drop, Dropped, Rules, judge
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire_rows import to_group
+from atroposlib.wire.rows import to_group
 
 
 def item(score=1.0, **more):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from atroposlib.api.records import Media
 from atroposlib.api.store.base import digest_of
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire_columns import Columns
+from atroposlib.wire.columns import Columns
 
 # What the API lets pass and writes into the group: its ``advantages`` do not fit its tokens.
 ADVANTAGES_LENGTH = "advantages_length"

@@ -16,15 +16,15 @@ from atroposlib.api.codec.incoming import (
 )
 from atroposlib.api.records import Media
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire_binary import (
+from atroposlib.wire.binary import (
     inflated_size,
     is_zstd,
     pack_columns,
     split_frames,
     unpack_columns,
 )
-from atroposlib.wire_columns import Columns
-from atroposlib.wire_safetensors import MalformedBinary
+from atroposlib.wire.columns import Columns
+from atroposlib.wire.safetensors import MalformedBinary
 
 # A few kilobytes can be a valid group of 128 MB; several at once would be felt.
 _LARGE_BYTES = 16 * 2**20

@@ -32,7 +32,7 @@ from atroposlib.wire import (
     ScoredData,
     validate_group,
 )
-from atroposlib.wire_columns import without_values
+from atroposlib.wire.columns import without_values
 
 _ONE = msgspec.json.Decoder(ScoredData)
 _MANY = msgspec.json.Decoder(list[ScoredData])

@@ -17,7 +17,7 @@ import numpy as np
 import simdjson
 
 from atroposlib.wire import ScoredData
-from atroposlib.wire_columns import (
+from atroposlib.wire.columns import (
     FLOATS,
     REST,
     Array,

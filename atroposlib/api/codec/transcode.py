@@ -10,10 +10,10 @@ from atroposlib.api.codec.json_columns import columns_of
 from atroposlib.api.records import Media, Member, Payload
 from atroposlib.errors import CorruptPayload, InvalidGroup
 from atroposlib.wire import ScoredData
-from atroposlib.wire_binary import pack_columns, unpack_columns
-from atroposlib.wire_columns import Columns, stale_masked
-from atroposlib.wire_rows import from_group, to_group
-from atroposlib.wire_safetensors import MalformedBinary
+from atroposlib.wire.binary import pack_columns, unpack_columns
+from atroposlib.wire.columns import Columns, stale_masked
+from atroposlib.wire.rows import from_group, to_group
+from atroposlib.wire.safetensors import MalformedBinary
 
 
 class Form(Enum):

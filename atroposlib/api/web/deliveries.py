@@ -21,7 +21,7 @@ from atroposlib.api.records import Delivery, Member
 from atroposlib.api.store.base import Store
 from atroposlib.api.web.replies import on_error
 from atroposlib.errors import CorruptPayload
-from atroposlib.wire_binary import frame_head
+from atroposlib.wire.binary import frame_head
 
 # An ASGI extension; its "now" cuts the connection at once (``transport.abort``).
 ABORT_EXTENSION = "atropos.abort"

@@ -29,10 +29,9 @@ import msgspec
 import numpy as np
 import zstandard
 
-from atroposlib import wire_safetensors as safetensors
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire import MASKED, ScoredData
-from atroposlib.wire_columns import (
+from atroposlib.wire import safetensors
+from atroposlib.wire.columns import (
     FLOATS,
     REST,
     Array,
@@ -42,8 +41,9 @@ from atroposlib.wire_columns import (
     joined_choices,
     without_values,
 )
-from atroposlib.wire_rows import from_group, to_group
-from atroposlib.wire_safetensors import MalformedBinary
+from atroposlib.wire.messages import MASKED, ScoredData
+from atroposlib.wire.rows import from_group, to_group
+from atroposlib.wire.safetensors import MalformedBinary
 
 FORMAT = "atropos-group/1"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire import (
+from atroposlib.wire.messages import (
     MASKED,
     MASKED_LOGPROB,
     MASKED_VERSION,

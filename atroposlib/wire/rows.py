@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire import ScoredData
-from atroposlib.wire_columns import (
+from atroposlib.wire.columns import (
     FLOATS,
     REST,
     Array,
@@ -21,6 +20,7 @@ from atroposlib.wire_columns import (
     fits,
     joined_choices,
 )
+from atroposlib.wire.messages import ScoredData
 
 
 def from_group(group: ScoredData) -> Columns:

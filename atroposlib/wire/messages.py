@@ -25,13 +25,6 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire_status import EnvShare as EnvShare  # noqa: F401
-from atroposlib.wire_status import Heartbeat as Heartbeat  # noqa: F401
-from atroposlib.wire_status import Lag as Lag  # noqa: F401
-from atroposlib.wire_status import Participant as Participant  # noqa: F401
-from atroposlib.wire_status import Role as Role  # noqa: F401
-from atroposlib.wire_status import RunStatus as RunStatus  # noqa: F401
-from atroposlib.wire_status import StalenessReport as StalenessReport  # noqa: F401
 
 MASKED = -100  # label of a position that is not trained
 MASKED_LOGPROB = 1.0  # impossible as a logprob, so it cannot be mistaken for one
