@@ -15,21 +15,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atroposlib import __version__
-from atroposlib.api.guards.access import Access, route_of
-from atroposlib.api.guards.bodies import DEFAULT_MAX_BODY_BYTES, RequestBody
-from atroposlib.api.guards.hosts import LOOPBACK_HOSTS, Hosts
+from atroposlib.api.common.records import MAX_DELIVERIES
+from atroposlib.api.guards.auth import Access, route_of
+from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBody
+from atroposlib.api.guards.host_guard import LOOPBACK_HOSTS, Hosts
 from atroposlib.api.guards.tokens import Tokens
-from atroposlib.api.records import MAX_DELIVERIES
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import Store, open_store
+from atroposlib.api.web.fast_routes import Refuse, Straight
 from atroposlib.api.web.openapi import describe
-from atroposlib.api.web.replies import STATUS_OF, of_json, on_error, on_invalid_request
+from atroposlib.api.web.responses import STATUS_OF, of_json, on_error, on_invalid_request
 from atroposlib.api.web.routes_admission import admission_routes, group_routes
 from atroposlib.api.web.routes_batches import batch_routes
-from atroposlib.api.web.routes_data import data_routes
+from atroposlib.api.web.routes_groups import data_routes
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
-from atroposlib.api.web.straight import Refuse, Straight
 from atroposlib.api.web.timing import RequestTimes
 
 STORE_VARIABLE = "ATROPOS_STORE"

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from atroposlib.api.guards import logs
-from atroposlib.api.guards.hosts import LOOPBACK_HOSTS
+from atroposlib.api.guards.host_guard import LOOPBACK_HOSTS
 from atroposlib.api.guards.slow_clients import ImpatientProtocol
 from atroposlib.api.guards.tokens import Tokens
 from atroposlib.api.server import create_app

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from atroposlib.client import calls
-from atroposlib.client.calls import Call
+from atroposlib.client import api_calls
+from atroposlib.client.api_calls import Call
 from atroposlib.client.groups import (
     RUN_ID_HEADER,
     Group,
@@ -20,7 +20,7 @@ from atroposlib.client.groups import (
     read_processed,
     read_received,
 )
-from atroposlib.client.patience import Postponed, Settings, problem_of
+from atroposlib.client.retry import Postponed, Settings, problem_of
 from atroposlib.errors import RolloutApiRefused
 from atroposlib.wire import (
     EnvIdentifier,
@@ -83,15 +83,15 @@ class AsyncRolloutClient:
 
     async def wandb_info(self) -> dict[str, Any]:
         """{"group", "project"}; both None until a trainer has registered."""
-        return await self._send(calls.wandb_info())
+        return await self._send(api_calls.wandb_info())
 
     async def info(self) -> dict[str, Any]:
         """{"batch_size", "max_token_len"}; both -1 until a trainer has registered."""
-        return await self._send(calls.info())
+        return await self._send(api_calls.info())
 
     async def register_env(self, body: RegisterEnv) -> EnvRegistered | None:
         """Join the run. None: the trainer has not started; ask again later."""
-        return await self._send(calls.register_env(body))
+        return await self._send(api_calls.register_env(body))
 
     async def status_env(self, who: EnvIdentifier) -> EnvStatus:
         """What this environment needs to pace itself.
@@ -101,21 +101,21 @@ class AsyncRolloutClient:
         """
         if self._takes_posted_status:
             try:
-                return await self._send(calls.status_env(who))
+                return await self._send(api_calls.status_env(who))
             except RolloutApiRefused as refusal:
                 if refusal.status_code not in _NO_SUCH_ROUTE:
                     raise
                 log.info("%s has no POST /status-env: using GET", self._settings.url)
                 self._takes_posted_status = False
-        return await self._send(calls.status_env_by_get(who))
+        return await self._send(api_calls.status_env_by_get(who))
 
     async def disconnect_env(self, who: EnvIdentifier) -> None:
         """Say goodbye. Best effort: never waits, never raises."""
-        await self._try(calls.disconnect_env(who))
+        await self._try(api_calls.disconnect_env(who))
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         """Say what this process does. Best effort: never waits, never raises."""
-        await self._try(calls.heartbeat(beat))
+        await self._try(api_calls.heartbeat(beat))
 
     # --- groups -------------------------------------------------------------------
 
@@ -176,11 +176,11 @@ class AsyncRolloutClient:
             ttl_s=ttl_s,
             lease_id=lease_id or uuid.uuid4().hex,  # a repeated request is one lease
         )
-        return await self._send(calls.lease(request))
+        return await self._send(api_calls.lease(request))
 
     async def release(self, lease_id: str) -> None:
         """Give a lease back. Best effort: what does not arrive ends by itself."""
-        await self._try(calls.release(lease_id))
+        await self._try(api_calls.release(lease_id))
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -209,7 +209,7 @@ class AsyncRolloutClient:
         while True:
             settled: T | Postponed
             try:
-                settled = calls.settle(call, await self._request(call))
+                settled = api_calls.settle(call, await self._request(call))
             except httpx.RequestError as error:
                 settled = Postponed(problem_of(error))
             if not isinstance(settled, Postponed):

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from atroposlib.client import calls
-from atroposlib.client.calls import Call
+from atroposlib.client import api_calls
+from atroposlib.client.api_calls import Call
 from atroposlib.client.lease import LeaseKeeper
-from atroposlib.client.patience import Postponed, Settings, problem_of
+from atroposlib.client.retry import Postponed, Settings, problem_of
 from atroposlib.errors import NotRegistered
 from atroposlib.wire import (
     AckRequest,
@@ -70,7 +70,7 @@ class RolloutClient:
 
     def register(self, registration: Registration) -> Registered:
         """Open the run, or take it over from a trainer that is no more."""
-        registered = self._send(calls.register(registration))
+        registered = self._send(api_calls.register(registration))
         self.speak_for(registered.generation)
         return registered
 
@@ -92,11 +92,11 @@ class RolloutClient:
 
     def announce_version(self, version: int) -> None:
         """Every inference server now holds ``version``."""
-        self._send(calls.announce_version(version))
+        self._send(api_calls.announce_version(version))
 
     def reset(self) -> None:
         """Wipe the run and everything queued."""
-        self._send(calls.reset())
+        self._send(api_calls.reset())
         self._generation = None
 
     # --- batches --------------------------------------------------------------------
@@ -137,7 +137,7 @@ class RolloutClient:
             rank=rank,
         )
         timeout_s = self._settings.timeout_s
-        claimed = self._send(calls.claim(request, binary=binary, timeout_s=timeout_s))
+        claimed = self._send(api_calls.claim(request, binary=binary, timeout_s=timeout_s))
         self._claiming = None
         return claimed
 
@@ -146,7 +146,9 @@ class RolloutClient:
     ) -> ClaimedBatch:
         """The groups of one rank, of a batch that some rank claimed."""
         return self._send(
-            calls.shard(batch_no, rank, generation=self.generation, epoch=epoch, binary=binary)
+            api_calls.shard(
+                batch_no, rank, generation=self.generation, epoch=epoch, binary=binary
+            )
         )
 
     def ack(self, batch: ClaimedBatch, *, rank: int | None = None) -> bool:
@@ -156,13 +158,13 @@ class RolloutClient:
         """
         no, epoch = number_of(batch)
         request = AckRequest(generation=self.generation, epoch=epoch, rank=rank)
-        return self._send(calls.ack(no, request))
+        return self._send(api_calls.ack(no, request))
 
     def extend(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> None:
         """The step takes longer: the lease ends ``lease_s`` from now."""
         no, epoch = number_of(batch)
         request = ExtendRequest(generation=self.generation, epoch=epoch, lease_s=lease_s)
-        self._send(calls.extend(no, request))
+        self._send(api_calls.extend(no, request))
 
     def holding(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> LeaseKeeper:
         """Keep the lease alive from another thread while a ``with`` block runs."""
@@ -179,7 +181,7 @@ class RolloutClient:
     def commit(self, batch_no: int) -> Committed:
         """A durable checkpoint holds the effect of all batches up to ``batch_no``."""
         return self._send(
-            calls.commit(batch_no, CheckpointRequest(generation=self.generation))
+            api_calls.commit(batch_no, CheckpointRequest(generation=self.generation))
         )
 
     def rewind(self, batch_no: int) -> Rewound:
@@ -187,22 +189,22 @@ class RolloutClient:
         none: what was acked after it is delivered again, first and in its order."""
         self._claiming = None
         return self._send(
-            calls.rewind(batch_no, CheckpointRequest(generation=self.generation))
+            api_calls.rewind(batch_no, CheckpointRequest(generation=self.generation))
         )
 
     # --- what is going on -----------------------------------------------------------
 
     def heartbeat(self, beat: Heartbeat) -> None:
         """Say what this process does. Best effort: never waits, never raises."""
-        self._try(calls.heartbeat(beat))
+        self._try(api_calls.heartbeat(beat))
 
     def status(self) -> RunStatus:
         """What the run does and what it waits for."""
-        return self._send(calls.status())
+        return self._send(api_calls.status())
 
     def health(self) -> bool:
         """Whether the API answers now. Does not wait."""
-        return self._try(calls.health())
+        return self._try(api_calls.health())
 
     def close(self) -> None:
         self._http.close()
@@ -231,7 +233,7 @@ class RolloutClient:
         while True:
             settled: T | Postponed
             try:
-                settled = calls.settle(call, self._request(call))
+                settled = api_calls.settle(call, self._request(call))
             except httpx.RequestError as error:
                 settled = Postponed(problem_of(error))
             if not isinstance(settled, Postponed):

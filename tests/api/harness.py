@@ -6,9 +6,9 @@ import json
 
 import httpx
 
+from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.api.store.base import DEFAULT_MAX_BYTES
 
 TRAINER = {
     "wandb_group": "g",

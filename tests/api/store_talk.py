@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from atroposlib.api.records import Claim, GroupState, NewGroup, Selection
+from atroposlib.api.common.records import Claim, GroupState, NewGroup, Selection
 
 LEASE_S = 10.0
 ENDED_S = LEASE_S  # the first moment after a lease that was taken at time 0

@@ -9,7 +9,7 @@ from hashlib import sha256
 import httpx
 import pytest
 
-from atroposlib.api.guards.access import (
+from atroposlib.api.guards.auth import (
     ADMIN,
     ANYONE,
     ENV,

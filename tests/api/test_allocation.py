@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from atroposlib.api.common.records import EnvEntry, GroupState, Tally
 from atroposlib.api.decisions.allocation import (
     env_status,
     env_weight,
     minimum_sequences,
     supply_of,
 )
-from atroposlib.api.records import EnvEntry, GroupState, Tally
 
 
 def env(env_id, weight=1.0, minimum=None, group_size=4, length=100):

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atroposlib.api.decisions import mix
+from atroposlib.api.common.records import GroupState, GroupSummary, Tally
+from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.batching import choose, whole
 from atroposlib.api.decisions.blocked import obstacle
 from atroposlib.api.decisions.staleness import StalenessRule
-from atroposlib.api.records import GroupState, GroupSummary, Tally
 
 SOME = settings(max_examples=300, deadline=None)
 
@@ -105,7 +105,7 @@ def test_every_batch_is_exact_and_keeps_every_minimum(queue, target, needs, weig
         assert sum(group.n_seq for group in chosen) == target
         for env, need in needs.items():
             assert sum(group.n_seq for group in chosen if group.env == env) >= need
-        trained = sum(entry.trained for entry in mix.decode(selection.mix).envs)
+        trained = sum(entry.trained for entry in fair_share.decode(selection.mix).envs)
         assert trained == sum(group.n_tokens for group in chosen)
     else:
         assert selection.blocked_reason and selection.mix is None

@@ -9,8 +9,8 @@ import json
 import pytest
 import zstandard
 
-from atroposlib.api.guards.bodies import SMALL_BYTES, RequestBody
-from atroposlib.api.guards.room import NoRoom, Room
+from atroposlib.api.guards.body_limits import SMALL_BYTES, RequestBody
+from atroposlib.api.guards.memory_budget import NoRoom, Room
 from atroposlib.wire.binary import ZSTD_MAGIC
 
 BIG = SMALL_BYTES + 1

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.api.codec.json_columns import count_of
-from atroposlib.api.concurrency import Pool
+from atroposlib.api.common.records import EnvEntry
+from atroposlib.api.common.threads import Pool
 from atroposlib.api.decisions.run_state import Run, announce, find_env, join, register
-from atroposlib.api.records import EnvEntry
-from atroposlib.api.run.presence import Presence
-from atroposlib.api.run.run_keeper import RunKeeper
+from atroposlib.api.run.liveness import Presence
+from atroposlib.api.run.run_cache import RunKeeper
 from atroposlib.api.store import open_store
 from atroposlib.errors import UnknownEnv
 from atroposlib.wire import RegisterEnv, Registration

@@ -10,11 +10,11 @@ import httpx
 import msgspec
 import pytest
 
-from atroposlib.api.codec.intake import read_group
+from atroposlib.api.codec.groups import read_group
 from atroposlib.api.codec.json_columns import KEYS
 from atroposlib.api.codec.transcode import Form, form_of
-from atroposlib.api.records import Batch, Delivery, Media, Member, Payload
-from atroposlib.api.web.deliveries import (
+from atroposlib.api.common.records import Batch, Delivery, Media, Member, Payload
+from atroposlib.api.web.streaming import (
     ABORT_EXTENSION,
     CHUNK_BYTES,
     WINDOW_BYTES,

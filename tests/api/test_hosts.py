@@ -6,7 +6,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from atroposlib.api.guards.hosts import LOOPBACK_HOSTS, Hosts, host_name
+from atroposlib.api.guards.host_guard import LOOPBACK_HOSTS, Hosts, host_name
 
 
 async def ask(host, allowed=LOOPBACK_HOSTS):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from atroposlib.api.run.unheard import UNHEARD_S
+from atroposlib.api.run.repost_dedupe import UNHEARD_S
 from tests.api.harness import ENV, Api, group, marks
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atroposlib.api.codec.incoming import MalformedBody
-from atroposlib.api.codec.intake_json import _decoded_group, _proven_group, read_json_groups
+from atroposlib.api.codec.json import _decoded_group, _proven_group, read_json_groups
 from atroposlib.api.codec.json_columns import KEYS
+from atroposlib.api.codec.parsed import MalformedBody
 from atroposlib.api.codec.transcode import read_columns
-from atroposlib.api.records import Media, Payload
+from atroposlib.api.common.records import Media, Payload
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import ScoredData
 from atroposlib.wire.rows import from_group, to_group

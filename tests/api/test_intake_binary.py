@@ -10,8 +10,8 @@ import safetensors.numpy
 import zstandard
 from hypothesis import given, settings
 
-from atroposlib.api.codec.intake import MalformedBody, read_group, read_groups
-from atroposlib.api.records import Media
+from atroposlib.api.codec.groups import MalformedBody, read_group, read_groups
+from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import frames, pack_group, unpack_group
 from tests.api.group_strategies import groups

@@ -8,11 +8,12 @@ import threading
 import msgspec
 import pytest
 
-from atroposlib.api.codec import intake_json, json_columns
-from atroposlib.api.codec.intake import Incoming, MalformedBody, read_group, read_groups
+from atroposlib.api.codec import json as intake_json
+from atroposlib.api.codec import json_columns
+from atroposlib.api.codec.groups import Incoming, MalformedBody, read_group, read_groups
 from atroposlib.api.codec.json_columns import KEYS, columns_of
 from atroposlib.api.codec.json_split import split_list
-from atroposlib.api.records import Media
+from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import ScoredData
 

@@ -11,7 +11,7 @@ import pytest
 from starlette.responses import PlainTextResponse, Response
 
 from atroposlib.api.guards import logs
-from atroposlib.api.guards.access import Access
+from atroposlib.api.guards.auth import Access
 from atroposlib.api.guards.tokens import Tokens, add_token
 
 MARKER = "marker-7c1f"

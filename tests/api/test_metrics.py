@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atroposlib.api.records import Batch, GroupState, Media, Member, NewGroup, Stored
+from atroposlib.api.common.records import Batch, GroupState, Media, Member, NewGroup, Stored
 from atroposlib.api.run.metrics import MOST_ENVS, Metrics, lag_of
 from atroposlib.api.web.timing import RequestTimes
 from atroposlib.wire import EnvShare, Participant, RunStatus

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atroposlib.api.decisions import mix
+from atroposlib.api.common.records import GroupSummary
+from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.batching import choose
-from atroposlib.api.decisions.mix import EnvMix, Mix
-from atroposlib.api.records import GroupSummary
+from atroposlib.api.decisions.fair_share import EnvMix, Mix
 from atroposlib.errors import StoreError
 
 
@@ -33,44 +33,44 @@ def deficits(state):
 def test_an_env_with_twice_the_weight_is_served_twice_as_often():
     queue = queue_of((0, 10), (0, 10), (1, 10), (1, 10), (1, 10), (1, 10))
     # rounds: env 0 at 10, 20; env 1 at 5, 10, 15, 20; ties go to the older group
-    assert gids(mix.order(queue, {0: 1.0, 1: 2.0}, Mix())) == [3, 1, 4, 5, 2, 6]
+    assert gids(fair_share.order(queue, {0: 1.0, 1: 2.0}, Mix())) == [3, 1, 4, 5, 2, 6]
 
 
 def test_groups_of_one_env_stay_in_their_order():
     queue = queue_of((0, 90), (0, 1), (0, 50))
-    assert gids(mix.order(queue, {}, Mix((EnvMix(0, -100.0),)))) == [1, 2, 3]
+    assert gids(fair_share.order(queue, {}, Mix((EnvMix(0, -100.0),)))) == [1, 2, 3]
 
 
 def test_who_is_behind_comes_first():
     queue = queue_of((0, 10), (1, 10))
-    assert gids(mix.order(queue, {}, Mix((EnvMix(1, 5.0),)))) == [2, 1]
+    assert gids(fair_share.order(queue, {}, Mix((EnvMix(1, 5.0),)))) == [2, 1]
 
 
 def test_a_batch_is_charged_to_those_who_had_it():
     queue = queue_of((0, 30), (0, 30), (1, 30), (None, 30))
-    state = mix.after(Mix(), queue, queue[:1], {})
+    state = fair_share.after(Mix(), queue, queue[:1], {})
     assert deficits(state) == {None: 10.0, 0: -20.0, 1: 10.0}
     assert [(entry.env, entry.trained) for entry in state.envs] == [(None, 0), (0, 30), (1, 0)]
 
 
 def test_groups_that_train_nothing_still_cost_their_rows():
     queue = [GroupSummary(1, 0, 4, 0), GroupSummary(2, 1, 4, 0), GroupSummary(3, 0, 4, 0)]
-    state = mix.after(Mix(), queue, queue[:1], {})
+    state = fair_share.after(Mix(), queue, queue[:1], {})
     assert deficits(state) == {0: -2.0, 1: 2.0}
 
 
 def test_an_env_that_was_away_has_saved_nothing():
     rich = Mix((EnvMix(0, -500.0), EnvMix(1, 500.0)))
     queue = queue_of((0, 10), (0, 10))
-    assert deficits(mix.after(rich, queue, queue[:1], {}))[1] == 0.0
+    assert deficits(fair_share.after(rich, queue, queue[:1], {}))[1] == 0.0
 
 
 def test_an_env_that_was_away_has_worked_off_what_it_had_too_much():
     state = Mix((EnvMix(0, 8.0), EnvMix(1, -8.0)))
     queue = queue_of(*[(0, 10)] * 4)
-    state = mix.after(state, queue, queue[:1], {})
+    state = fair_share.after(state, queue, queue[:1], {})
     assert deficits(state)[1] == -3.0  # half of 10 would have been its own
-    state = mix.after(state, queue[1:], queue[1:2], {})
+    state = fair_share.after(state, queue[1:], queue[1:2], {})
     assert deficits(state)[1] == 0.0
 
 
@@ -78,8 +78,8 @@ def test_a_newcomer_is_on_a_par_with_those_who_wait():
     state = Mix()
     for _ in range(50):  # env 1 comes and goes; the two others always wait
         queue = queue_of((0, 10), (0, 10), (2, 10), (2, 10), (1, 10))
-        state = mix.after(state, queue, [queue[0], queue[4]], {})
-        state = mix.after(state, queue[:4], [queue[2]], {})
+        state = fair_share.after(state, queue, [queue[0], queue[4]], {})
+        state = fair_share.after(state, queue[:4], [queue[2]], {})
     waiting = [entry.deficit for entry in state.envs if entry.env != 1]
     assert sum(waiting) == pytest.approx(0.0)
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_paid_back_is_forgotten_in_part():
     state = Mix()
     queue = queue_of((0, 10), (0, 10), (1, 10))
     for _ in range(100):  # only env 0 ever fits
-        state = mix.after(state, queue, queue[:1], {})
+        state = fair_share.after(state, queue, queue[:1], {})
     assert max(abs(deficit) for deficit in deficits(state).values()) == 40.0
 
 
@@ -111,20 +111,20 @@ def test_an_env_of_weight_zero_still_gets_a_little():
 
 def test_the_document_comes_back_as_it_was():
     state = Mix((EnvMix(None, 1.5, 7), EnvMix(3, -1.5, 9)))
-    assert mix.decode(mix.encode(state)) == state
-    assert mix.decode(None) == Mix()
-    assert mix.realised(state) == {None: 7 / 16, 3: 9 / 16}
+    assert fair_share.decode(fair_share.encode(state)) == state
+    assert fair_share.decode(None) == Mix()
+    assert fair_share.realised(state) == {None: 7 / 16, 3: 9 / 16}
 
 
 def test_a_damaged_document_is_no_fresh_start():
     with pytest.raises(StoreError, match="mix of environments"):
-        mix.decode(b"{")
+        fair_share.decode(b"{")
 
 
 def test_asked_shares_add_up_and_floor_the_light():
-    shares = mix.asked({0: 0.0, 1: 0.99})
+    shares = fair_share.asked({0: 0.0, 1: 0.99})
     assert shares == {0: pytest.approx(0.01), 1: pytest.approx(0.99)}
-    assert mix.realised(Mix()) == {} and mix.asked({}) == {}
+    assert fair_share.realised(Mix()) == {} and fair_share.asked({}) == {}
 
 
 class Backlog:
@@ -173,22 +173,24 @@ def test_realised_shares_come_within_two_points_of_the_weights(envs, raw, seed):
         selection = choose(backlog.queue, doc, batch_size=32, weights=weights)
         doc = selection.mix
         backlog.train(selection.gids)
-    trained = {entry.env: entry.trained for entry in mix.decode(doc).envs}
+    trained = {entry.env: entry.trained for entry in fair_share.decode(doc).envs}
     total = sum(trained.values())
-    for env, share in mix.asked(weights).items():  # a group is trained on whole or not yet
+    for env, share in fair_share.asked(
+        weights
+    ).items():  # a group is trained on whole or not yet
         assert abs(trained[env] - share * total) <= 0.02 * total + backlog.largest
 
 
 def test_ordering_looks_at_each_group_once(monkeypatch):
     looks = 0
-    price = mix.cost
+    price = fair_share.cost
 
     def counted(group):
         nonlocal looks
         looks += 1
         return price(group)
 
-    monkeypatch.setattr(mix, "cost", counted)
+    monkeypatch.setattr(fair_share, "cost", counted)
     queue = [GroupSummary(gid, gid % 9, 4, 100) for gid in range(4000)]
-    assert len(mix.order(queue, {}, Mix())) == 4000
+    assert len(fair_share.order(queue, {}, Mix())) == 4000
     assert looks == 4000

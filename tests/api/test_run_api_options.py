@@ -7,10 +7,10 @@ import stat
 
 import pytest
 
-from atroposlib.api.guards.bodies import DEFAULT_MAX_BODY_BYTES
+from atroposlib.api.common.records import MAX_DELIVERIES
+from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES
 from atroposlib.api.guards.logs import FORMATS, LEVELS
 from atroposlib.api.guards.tokens import Scope, Tokens
-from atroposlib.api.records import MAX_DELIVERIES
 from atroposlib.api.server import HOLD_S
 from atroposlib.api.store import DEFAULT_MAX_BYTES
 from atroposlib.cli import api_options, run_api, serve_api

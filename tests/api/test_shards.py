@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atroposlib.api.common.records import Media, Member
 from atroposlib.api.decisions.shards import shard
-from atroposlib.api.records import Media, Member
 from atroposlib.errors import ConfigError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from atroposlib.api.common.records import GroupSummary
 from atroposlib.api.decisions.staleness import StalenessRule, version_of
-from atroposlib.api.records import GroupSummary
 
 
 def of_version(version, arrived=None):

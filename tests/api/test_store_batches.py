@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.records import GroupState, Selection
-from atroposlib.api.store import base, batch_queries
+from atroposlib.api.common import store_protocol
+from atroposlib.api.common.records import GroupState, Selection
+from atroposlib.api.store.sql import batches as batch_queries
 from atroposlib.errors import ConfigError, CorruptPayload, Fenced
 from tests.api.store_talk import (
     ENDED_S,
@@ -248,7 +249,7 @@ def test_the_ledger_forgets_what_ended_long_ago(store, monkeypatch):
     again = put(store, *(group(f"{i}", 8, key=f"k{i}") for i in range(6)))
     assert [one.duplicate for one in again] == [False] * 3 + [True] * 3
     assert ended(store) == {"committed": (6, 48)}
-    assert base.LEDGER_GROUPS == 20_000
+    assert store_protocol.LEDGER_GROUPS == 20_000
 
 
 def test_groups_that_are_held_are_never_forgotten(store, monkeypatch):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from atroposlib.api.records import Claim, GroupState, Media, Member, Selection
+from atroposlib.api.common.records import Claim, GroupState, Media, Member, Selection
 from atroposlib.errors import CorruptPayload, Fenced
 from tests.api.store_talk import (
     ENDED_S,

@@ -6,7 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from atroposlib.api.records import Admission, GroupState, Media, Payload, Selection, Unanswered
+from atroposlib.api.common.records import (
+    Admission,
+    GroupState,
+    Media,
+    Payload,
+    Selection,
+    Unanswered,
+)
 from atroposlib.api.store import open_store
 from atroposlib.errors import (
     ConfigError,

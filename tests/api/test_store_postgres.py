@@ -11,9 +11,9 @@ from itertools import count
 import pytest
 
 import atroposlib.api.store
-from atroposlib.api.records import Batch
+from atroposlib.api.common.records import Batch
 from atroposlib.api.store import open_store
-from atroposlib.api.store.postgres import PostgresStore, split_schema
+from atroposlib.api.store.postgres.store import PostgresStore, split_schema
 from atroposlib.errors import ConfigError, Fenced, RunChanged, StoreError
 from tests.api.postgres_line import Line
 from tests.api.store_talk import ack, claim, group, held, in_order, put, register

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atroposlib.api.records import HELD, Admission, GroupState, Selection
-from atroposlib.api.store import batch_queries
-from atroposlib.api.store.queries import env_of
+from atroposlib.api.common.records import HELD, Admission, GroupState, Selection
+from atroposlib.api.store.sql import batches as batch_queries
+from atroposlib.api.store.sql.schema import env_of
 from atroposlib.errors import Fenced, KeyConflict
 from tests.api.store_talk import ack, claim, group, put, register
 

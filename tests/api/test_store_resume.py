@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.records import Admission, GroupState
+from atroposlib.api.common.records import Admission, GroupState
 from tests.api.store_talk import ack, claim, group, put, register
 from tests.api.stores import RESUMES, STORES, Opened
 

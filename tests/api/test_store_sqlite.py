@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import apsw
 import pytest
 
-from atroposlib.api.store import sqlite, sqlite_database
-from atroposlib.api.store.sqlite import DATABASE, RESERVE_BYTES, SqliteStore
-from atroposlib.api.store.sqlite_place import network_file_system, require_local
+from atroposlib.api.store.sqlite import database as sqlite_database
+from atroposlib.api.store.sqlite import store as sqlite
+from atroposlib.api.store.sqlite.location import network_file_system, require_local
+from atroposlib.api.store.sqlite.store import DATABASE, RESERVE_BYTES, SqliteStore
 from atroposlib.errors import ConfigError, CorruptPayload, StoreError, StoreFull, StoreLocked
 from tests.api.store_talk import ack, claim, group, held, put, register
 
@@ -76,7 +77,7 @@ def test_network_file_systems_are_told_from_local_ones(magic, name):
 def test_a_network_file_system_is_refused_with_places_to_choose(tmp_path, monkeypatch):
     require_local(tmp_path)
     monkeypatch.setattr(
-        "atroposlib.api.store.sqlite_place.magic_of",
+        "atroposlib.api.store.sqlite.location.magic_of",
         lambda path: 0x6969 if path == tmp_path else 0xEF53,
     )
     with pytest.raises(ConfigError, match="NFS.*--data-dir.*/dev/shm.*--store postgresql"):

@@ -11,7 +11,7 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.client import AsyncRolloutClient, patience
+from atroposlib.client import AsyncRolloutClient, retry
 from atroposlib.errors import KeyConflict, RolloutApiRefused, RolloutApiUnavailable, UnknownEnv
 from atroposlib.wire import EnvIdentifier, Heartbeat, RegisterEnv
 from tests.client.harness import URL, Lossy, Older, group, registration
@@ -124,7 +124,7 @@ async def test_a_post_whose_reply_was_lost_is_kept_once(app, binary):
 
 
 async def test_a_full_queue_is_waited_for_visibly_until_the_trainer_makes_room(monkeypatch):
-    monkeypatch.setattr(patience, "LONGEST_ASKED_S", 0.01)
+    monkeypatch.setattr(retry, "LONGEST_ASKED_S", 0.01)
     app = create_app(open_store("memory", max_bytes=ROOM))
     generation, waits = await start(app), []
 

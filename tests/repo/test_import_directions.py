@@ -46,7 +46,7 @@ ENVIRONMENTS = (
 )
 ROLLOUT_API = (
     FOUNDATION,
-    ("atroposlib.api.records", "atroposlib.api.concurrency"),
+    ("atroposlib.api.common.records", "atroposlib.api.common.threads"),
     ("atroposlib.api.decisions", "atroposlib.api.store"),
     ("atroposlib.api.codec",),
     ("atroposlib.api.guards",),

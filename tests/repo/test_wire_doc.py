@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from atroposlib.api.guards.access import SCOPES_OF
+from atroposlib.api.guards.auth import SCOPES_OF
 
 
 def test_wire_md_is_current(root):

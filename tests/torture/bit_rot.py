@@ -11,9 +11,9 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+from atroposlib.api.common.records import Claim, NewGroup
 from atroposlib.api.decisions.batching import choose, whole
-from atroposlib.api.records import Claim, NewGroup
-from atroposlib.api.store.sqlite import DATABASE, SqliteStore
+from atroposlib.api.store.sqlite.store import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, CorruptPayload, StoreError
 from tests.torture.figures import Figures, fast_folder
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from atroposlib.api.records import Batch, Claim, GroupState
+from atroposlib.api.common.records import Batch, Claim, GroupState
 from tests.torture.queue_duel import Duel, Wish
 
 

@@ -8,18 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from atroposlib.api.common.records import GroupState, Selection
 from atroposlib.api.decisions import batching
 from atroposlib.api.decisions.staleness import StalenessRule
-from atroposlib.api.records import GroupState, Selection
-from atroposlib.api.store import (
-    batch_queries,
-    claim_queries,
-    put_queries,
-    queries,
-    run_queries,
-    sql,
-    writer,
-)
+from atroposlib.api.store.sql import batches
+from atroposlib.api.store.sql import claim as claim_queries
+from atroposlib.api.store.sql import put, run, schema, store, writer
 from atroposlib.errors import KeyConflict
 from tests.torture.mutation import MUTANTS, Judge, mutant, noticed_by, rewrite, wrap
 
@@ -35,7 +29,7 @@ def ack_ignores_the_epoch() -> None:
     ) -> None:
         original(no, owner and (owner[0], epoch, epoch), generation, epoch, now)
 
-    wrap(batch_queries, "require_owner", around)
+    wrap(batches, "require_owner", around)
 
 
 @mutant
@@ -45,7 +39,7 @@ def ack_ignores_the_generation() -> None:
     ) -> None:
         original(no, owner, generation, epoch, generation)
 
-    wrap(batch_queries, "require_owner", around)
+    wrap(batches, "require_owner", around)
 
 
 @mutant
@@ -105,7 +99,7 @@ def one_rank_acks_for_all() -> None:
         done = original(connection, *who, rank, commit)
         return done or (rank is not None and original(connection, *who, None, commit))
 
-    wrap(batch_queries, "ack", around)
+    wrap(batches, "ack", around)
 
 
 @mutant
@@ -118,9 +112,9 @@ def ranks_of_an_older_delivery_count() -> None:
 @mutant
 def extend_does_nothing() -> None:
     wrap(
-        batch_queries,
+        batches,
         "extend",
-        lambda original, c, no, generation, epoch, until: batch_queries.lookup(
+        lambda original, c, no, generation, epoch, until: batches.lookup(
             c, no, generation, epoch
         ),
     )
@@ -132,7 +126,7 @@ def extend_does_nothing() -> None:
 @mutant
 def commit_frees_one_too_many() -> None:
     rewrite(
-        batch_queries,
+        batches,
         "commit",
         "state = 'acked' AND no <= ?",
         "state = 'acked' AND no <= ? + 1",
@@ -142,7 +136,7 @@ def commit_frees_one_too_many() -> None:
 @mutant
 def commit_forgets_open_batches() -> None:
     rewrite(
-        batch_queries,
+        batches,
         "_count_as_acked",
         "state = 'open' AND no <= ?",
         "state = 'open' AND no < ?",
@@ -151,18 +145,18 @@ def commit_forgets_open_batches() -> None:
 
 @mutant
 def rewind_leaves_one_out() -> None:
-    rewrite(batch_queries, "rewind", "no > ?", "no > ? + 1")
+    rewrite(batches, "rewind", "no > ?", "no > ? + 1")
 
 
 @mutant
 def rewind_leaves_the_old_owner_in_charge() -> None:
-    rewrite(batch_queries, "rewind", "generation = ?,", "generation = max(?, generation),")
+    rewrite(batches, "rewind", "generation = ?,", "generation = max(?, generation),")
 
 
 @mutant
 def a_registration_fences_nobody() -> None:
     wrap(
-        run_queries,
+        run,
         "save",
         lambda original, c, body, revision, fence: original(c, body, revision, False),
     )
@@ -175,7 +169,7 @@ def a_reset_counts_batches_from_one() -> None:
         connection.execute("UPDATE head SET last_batch = 0")
         return done
 
-    wrap(run_queries, "reset", around)
+    wrap(run, "reset", around)
 
 
 # --- groups -------------------------------------------------------------------------
@@ -183,8 +177,8 @@ def a_reset_counts_batches_from_one() -> None:
 
 @mutant
 def keys_are_not_unique() -> None:
-    queries._TABLES = queries._TABLES.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
-    wrap(put_queries, "_known", lambda original, *args: {})
+    schema._TABLES = schema._TABLES.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
+    wrap(put, "_known", lambda original, *args: {})
 
 
 @mutant
@@ -193,7 +187,7 @@ def a_key_with_other_content_is_absorbed() -> None:
         alike = {key: replace(old, digest=b"") for key, old in known.items()}
         return original([replace(arrival, digest=b"") for arrival in arrivals], alike)
 
-    wrap(put_queries, "_fresh", around)
+    wrap(put, "_fresh", around)
 
 
 @mutant
@@ -204,29 +198,29 @@ def a_conflicting_post_is_taken_in_part() -> None:
         except KeyConflict:
             return original(c, arrivals[:1], *more)
 
-    wrap(put_queries, "put", around)
+    wrap(put, "put", around)
 
 
 @mutant
 def a_late_post_joins_the_changed_run() -> None:
     def around(original: Any, c: Any, arrivals: Any, revision: int, *more: Any) -> Any:
-        return original(c, arrivals, queries.head_of(c).revision, *more)
+        return original(c, arrivals, schema.head_of(c).revision, *more)
 
-    wrap(put_queries, "put", around)
+    wrap(put, "put", around)
 
 
 @mutant
 def two_saves_of_one_revision() -> None:
     def around(original: Any, c: Any, body: bytes, revision: int, fence: bool) -> Any:
-        return original(c, body, queries.head_of(c).revision, fence)
+        return original(c, body, schema.head_of(c).revision, fence)
 
-    wrap(run_queries, "save", around)
+    wrap(run, "save", around)
 
 
 @mutant
 def the_bound_counts_until_the_ack_only() -> None:
     kept = (GroupState.BUFFERED, GroupState.PENDING, GroupState.LEASED)
-    wrap(queries, "keeps_payload", lambda original, state: state in kept)
+    wrap(schema, "keeps_payload", lambda original, state: state in kept)
 
 
 @mutant
@@ -240,13 +234,13 @@ def a_buffer_completes_once_per_post() -> None:
             lambda buffer, size: answers.pop()(buffer, size) if answers else [],
         )
 
-    wrap(put_queries, "_complete", around)
+    wrap(put, "_complete", around)
 
 
 @mutant
 def a_buffer_mixes_environments() -> None:
     rewrite(
-        put_queries,
+        put,
         "_buffer",
         "state = 'buffered' AND env = ?",
         "state = 'buffered' AND ? >= 0",
@@ -256,11 +250,11 @@ def a_buffer_mixes_environments() -> None:
 @mutant
 def dissolving_loses_a_group() -> None:
     def around(original: Any, ledger: Any, row: Any, *more: Any) -> None:
-        gid = min(one.gid for one in batch_queries.members_of(ledger.connection, row.no))
+        gid = min(one.gid for one in batches.members_of(ledger.connection, row.no))
         original(ledger, row, *more)
         ledger.connection.execute("UPDATE grp SET state = 'dropped' WHERE gid = ?", (gid,))
 
-    wrap(batch_queries, "dissolve", around)
+    wrap(batches, "dissolve", around)
     wrap(claim_queries, "dissolve", around)
 
 
@@ -308,7 +302,7 @@ def the_mix_is_forgotten() -> None:
 
 @mutant
 def unanswered_groups_are_forgotten_at_the_claim() -> None:
-    rewrite(run_queries, "unanswered", "key IS NULL", "key IS NULL AND state = 'pending'")
+    rewrite(run, "unanswered", "key IS NULL", "key IS NULL AND state = 'pending'")
 
 
 # --- choices and admission ----------------------------------------------------------
@@ -336,12 +330,12 @@ def a_lease_asked_for_again_is_granted_again() -> None:
         connection.execute("DELETE FROM admission WHERE lease_id = ?", (asked.lease_id,))
         return original(connection, asked, budget, now)
 
-    wrap(run_queries, "admit", around)
+    wrap(run, "admit", around)
 
 
 @mutant
 def admission_forgets_what_was_committed() -> None:
-    rewrite(run_queries, "_accepted", "FROM ended", "FROM ended WHERE state <> 'committed'")
+    rewrite(run, "_accepted", "FROM ended", "FROM ended WHERE state <> 'committed'")
 
 
 # --- what a crash or a disk can show only -------------------------------------------
@@ -373,9 +367,9 @@ def answers_come_before_the_commit() -> None:
 
 @noticed_by(Judge.POWER)
 def the_log_is_not_synced() -> None:
-    from atroposlib.api.store import sqlite_database
+    from atroposlib.api.store.sqlite import database
 
-    wrap(sqlite_database, "_settings", lambda original, synchronous: original("NORMAL"))
+    wrap(database, "_settings", lambda original, synchronous: original("NORMAL"))
 
 
 @noticed_by(Judge.ROT)
@@ -386,4 +380,4 @@ def digests_are_not_checked() -> None:
 
         __hash__ = bytes.__hash__
 
-    wrap(sql, "digest_of", lambda original, payload: Alike(original(payload)))
+    wrap(store, "digest_of", lambda original, payload: Alike(original(payload)))

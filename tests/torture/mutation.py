@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
-from atroposlib.api.store import queries
+from atroposlib.api.store.sql import schema
 
 Patch = Callable[[], None]
 
@@ -51,7 +51,7 @@ def rewrite(module: Any, name: str, old: str, new: str) -> None:
             self._connection.execute_many(statement.replace(old, new), rows)
 
     def rewritten(original: Callable[..., Any], first: Any, *args: Any) -> Any:
-        if not isinstance(first, queries.Books):
+        if not isinstance(first, schema.Books):
             return original(Rewriting(first), *args)
         plain, first.connection = first.connection, Rewriting(first.connection)
         try:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import apsw
 
+from atroposlib.api.common.records import NewGroup
 from atroposlib.api.decisions.batching import whole
 from atroposlib.api.decisions.staleness import StalenessRule
-from atroposlib.api.records import NewGroup
-from atroposlib.api.store.sqlite import SqliteStore
+from atroposlib.api.store.sqlite.store import SqliteStore
 from atroposlib.errors import CorruptPayload, StoreError
 from tests.torture.figures import Figures, fast_folder
 from tests.torture.lossy_disk import Disk, LossyVfs

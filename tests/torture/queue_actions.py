@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from atroposlib.api.records import (
+from atroposlib.api.common.records import (
     Admission,
     Claim,
     GroupState,
     Media,
     NewGroup,
 )
-from atroposlib.api.store.base import Store
+from atroposlib.api.common.store_protocol import Store
 from atroposlib.errors import Fenced, KeyConflict, RunChanged
 from tests.torture.model_trainer import Handle, ModelTrainer
 from tests.torture.queue_duel import Duel, Wish

@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, TypeVar
 
-from atroposlib.api.decisions import mix
-from atroposlib.api.decisions.batching import choose, whole
-from atroposlib.api.decisions.staleness import StalenessRule
-from atroposlib.api.records import (
+from atroposlib.api.common.records import (
     Admission,
     Batch,
     Claim,
@@ -22,7 +19,10 @@ from atroposlib.api.records import (
     Stored,
     StoreStats,
 )
-from atroposlib.api.store.base import Store
+from atroposlib.api.common.store_protocol import Store
+from atroposlib.api.decisions import fair_share
+from atroposlib.api.decisions.batching import choose, whole
+from atroposlib.api.decisions.staleness import StalenessRule
 from atroposlib.errors import AtroposError, CorruptPayload, StoreError
 from tests.torture.queue_model import KEEPS_PAYLOAD, Model, as_batch
 
@@ -184,7 +184,9 @@ class Duel:
         assert set(selection.dropped) == {one.gid for one in queue} - {o.gid for o in fresh}
         if len(fresh) <= MOST_TO_SEARCH:
             wanted = first_choice(
-                mix.order(fresh, wish.weights, mix.decode(mixed)), claim.size, wish.needs
+                fair_share.order(fresh, wish.weights, fair_share.decode(mixed)),
+                claim.size,
+                wish.needs,
             )
             assert list(selection.gids) == sorted(wanted), f"{selection} instead of {wanted}"
         return selection

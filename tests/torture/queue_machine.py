@@ -17,10 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from atroposlib.api.common.store_protocol import Store
 from atroposlib.api.decisions.staleness import StalenessRule
-from atroposlib.api.store.base import Store
 from atroposlib.api.store.memory import MemoryStore
-from atroposlib.api.store.sqlite import DATABASE, SqliteStore
+from atroposlib.api.store.sqlite.store import DATABASE, SqliteStore
 from tests.postgres_server import PostgresServer
 from tests.torture.queue_actions import MAX_BYTES, SIZES, Actions, Draft
 from tests.torture.queue_duel import Wish

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from atroposlib.api.records import (
+from atroposlib.api.common.records import (
     HELD,
     Admission,
     Batch,
@@ -64,7 +64,7 @@ class ModelBatch:
 
 
 class Model:
-    """Method by method the seam of ``atroposlib.api.store.base``."""
+    """Method by method the seam of ``atroposlib.api.common.store_protocol``."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

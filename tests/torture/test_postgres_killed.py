@@ -16,8 +16,8 @@ from itertools import count
 
 import pytest
 
-from atroposlib.api.records import Batch
-from atroposlib.api.store.postgres import PostgresStore
+from atroposlib.api.common.records import Batch
+from atroposlib.api.store.postgres.store import PostgresStore
 from atroposlib.errors import StoreError
 from tests.api.store_talk import ack, claim, group, in_order, register
 from tests.postgres_server import running_server

@@ -7,7 +7,7 @@ from enum import Enum
 import msgspec
 
 from atroposlib.api.codec.json_columns import columns_of
-from atroposlib.api.records import Media, Member, Payload
+from atroposlib.api.common.records import Media, Member, Payload
 from atroposlib.errors import CorruptPayload, InvalidGroup
 from atroposlib.wire import ScoredData
 from atroposlib.wire.binary import pack_columns, unpack_columns

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 
-from atroposlib.api.records import EnvEntry, Tally
+from atroposlib.api.common.records import EnvEntry, Tally
 from atroposlib.wire import EnvStatus
 
 MIN_ENV_WEIGHT = 0.01  # below it an env would get no inference slot at all and never recover

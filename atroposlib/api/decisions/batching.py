@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from atroposlib.api.decisions import mix
+from atroposlib.api.common.records import GroupSummary, Selection
+from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.blocked import no_batch
 from atroposlib.api.decisions.exact_fill import first_exact
 from atroposlib.api.decisions.staleness import StalenessRule
-from atroposlib.api.records import GroupSummary, Selection
 
 KEEP_ALL = StalenessRule()
 
@@ -27,7 +27,7 @@ def choose(
     *,
     batch_size: int,
     needs: Mapping[int, int] | None = None,
-    weights: mix.Weights | None = None,
+    weights: fair_share.Weights | None = None,
     names: Mapping[int, str] | None = None,
     policy: StalenessRule = KEEP_ALL,
 ) -> Selection:
@@ -46,8 +46,8 @@ def choose(
     """
     needs, weights = needs or {}, weights or {}
     fresh, dropped = policy.split(queue)
-    state = mix.decode(mix_bytes)
-    ordered = mix.order(fresh, weights, state)
+    state = fair_share.decode(mix_bytes)
+    ordered = fair_share.order(fresh, weights, state)
     places = first_exact([(group.env, group.n_seq) for group in ordered], batch_size, needs)
     if places is None:
         counts = Counter((group.env, group.n_seq) for group in fresh)
@@ -58,7 +58,7 @@ def choose(
         gids=tuple(sorted(group.gid for group in chosen)),
         dropped=dropped,
         min_version=policy.mask_below,
-        mix=mix.encode(mix.after(state, fresh, chosen, weights)),
+        mix=fair_share.encode(fair_share.after(state, fresh, chosen, weights)),
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from atroposlib.api.common.records import GroupState, Tally
 from atroposlib.api.decisions.exact_fill import Key, exists, least_sum
-from atroposlib.api.records import GroupState, Tally
 
 Counts = Mapping[Key, int]  # groups queued, by (env, n_seq)
 

@@ -17,7 +17,7 @@ from enum import Enum
 
 import msgspec
 
-from atroposlib.api.records import EnvEntry
+from atroposlib.api.common.records import EnvEntry
 from atroposlib.errors import ConfigError, InvalidGroup, NotRegistered, UnknownEnv
 from atroposlib.wire import RegisterEnv, Registration, StalenessPolicy
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
 
-from atroposlib.api.records import Member
+from atroposlib.api.common.records import Member
 from atroposlib.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atroposlib.api.records import GroupSummary
+from atroposlib.api.common.records import GroupSummary
 from atroposlib.wire import StalenessPolicy
 
 

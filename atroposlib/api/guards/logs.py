@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atroposlib.api.guards.access import route_of
+from atroposlib.api.guards.auth import route_of
 from atroposlib.api.guards.tokens import TOKEN_PREFIX
 
 FORMATS = ("text", "json")

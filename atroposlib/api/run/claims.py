@@ -12,15 +12,22 @@ from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from atroposlib.api.concurrency import Gone, never_gone, wait_at_most
+from atroposlib.api.common.records import (
+    MAX_DELIVERIES,
+    Batch,
+    Chooser,
+    Claim,
+    Delivery,
+    Rewound,
+)
+from atroposlib.api.common.threads import Gone, never_gone, wait_at_most
 from atroposlib.api.decisions.allocation import minima_of, minimum_sequences
 from atroposlib.api.decisions.batching import choose
 from atroposlib.api.decisions.run_state import Run, RunState, rebased, start
 from atroposlib.api.decisions.shards import shard
 from atroposlib.api.decisions.staleness import StalenessRule
-from atroposlib.api.records import MAX_DELIVERIES, Batch, Chooser, Claim, Delivery, Rewound
-from atroposlib.api.run.core import Core
-from atroposlib.api.run.holdings import trained_sequences
+from atroposlib.api.run.context import Core
+from atroposlib.api.run.queue_stats import trained_sequences
 from atroposlib.errors import ConfigError, CorruptPayload, Fenced
 from atroposlib.wire import ClaimRequest
 

@@ -23,7 +23,7 @@ from prometheus_client import (
 )
 from prometheus_client.process_collector import ProcessCollector
 
-from atroposlib.api.records import Batch, NewGroup, Stored
+from atroposlib.api.common.records import Batch, NewGroup, Stored
 from atroposlib.wire import Lag, RunStatus, StalenessReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from atroposlib.api.codec.incoming import Incoming
-from atroposlib.api.concurrency import Gone, never_gone, wait_at_most
+from atroposlib.api.codec.parsed import Incoming
+from atroposlib.api.common.records import Accepted, GroupState, NewGroup, Payload, Stored
+from atroposlib.api.common.threads import Gone, never_gone, wait_at_most
 from atroposlib.api.decisions.batching import whole
 from atroposlib.api.decisions.run_state import (
     Run,
@@ -22,12 +23,11 @@ from atroposlib.api.decisions.run_state import (
     require_key,
     require_run,
 )
-from atroposlib.api.guards.access import require_env
+from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.tokens import Caller
-from atroposlib.api.records import Accepted, GroupState, NewGroup, Payload, Stored
-from atroposlib.api.run.core import Core
-from atroposlib.api.run.run_keeper import MOST_ATTEMPTS
-from atroposlib.api.run.unheard import UNHEARD_S, Mark, Unheard
+from atroposlib.api.run.context import Core
+from atroposlib.api.run.repost_dedupe import UNHEARD_S, Mark, Unheard
+from atroposlib.api.run.run_cache import MOST_ATTEMPTS
 from atroposlib.errors import CorruptPayload, InvalidGroup, RunChanged, StoreFull, UnknownEnv
 
 RELOOK_S = 1.0  # a held post tries again at least so often: disks get room unasked

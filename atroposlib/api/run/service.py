@@ -11,19 +11,19 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
+from atroposlib.api.common.records import MAX_DELIVERIES, EnvEntry
 from atroposlib.api.decisions import run_state
 from atroposlib.api.decisions.run_state import Run, RunState
-from atroposlib.api.guards.access import require_env
+from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.tokens import Caller
-from atroposlib.api.records import MAX_DELIVERIES, EnvEntry
 from atroposlib.api.run import status
+from atroposlib.api.run.admission import Leases
 from atroposlib.api.run.claims import Claims
-from atroposlib.api.run.core import Core
-from atroposlib.api.run.holdings import trained_sequences
-from atroposlib.api.run.leases import Leases
-from atroposlib.api.run.old_trainers import OldTrainers
+from atroposlib.api.run.context import Core
+from atroposlib.api.run.legacy_batches import OldTrainers
 from atroposlib.api.run.posts import Posts
-from atroposlib.api.run.run_keeper import RunView
+from atroposlib.api.run.queue_stats import trained_sequences
+from atroposlib.api.run.run_cache import RunView
 from atroposlib.api.store import Store
 from atroposlib.wire import (
     EnvIdentifier,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from atroposlib.api.decisions import mix
+from atroposlib.api.common.records import EnvEntry, GroupState, StoreStats, Totals
+from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.allocation import env_status
 from atroposlib.api.decisions.run_state import RunState
-from atroposlib.api.records import EnvEntry, GroupState, StoreStats, Totals
-from atroposlib.api.run.core import Core
-from atroposlib.api.run.holdings import sequences_in
+from atroposlib.api.run.context import Core
+from atroposlib.api.run.queue_stats import sequences_in
 from atroposlib.wire import EnvShare, EnvStatus, RunStatus
 
 MOST_SHARES = 256  # environments that /status lists: it is read by people and scraped often
@@ -82,16 +82,16 @@ def shares(core: Core, stats: StoreStats) -> list[EnvShare]:
     """Asked and realised shares of the trained tokens, by environment."""
     run, live = core.run, core.live()
     weights: dict[int | None, float] = {env.env_id: env.weight for env in live}
-    realised = mix.realised(mix.decode(stats.mix))
+    realised = fair_share.realised(fair_share.decode(stats.mix))
     if None in realised or any(tally.env is None for tally in stats.tallies):
-        weights[None] = mix.DEFAULT_WEIGHT
-    asked = mix.asked(weights) if weights else {}
+        weights[None] = fair_share.DEFAULT_WEIGHT
+    asked = fair_share.asked(weights) if weights else {}
     shown = sorted(asked.keys() | realised.keys(), key=lambda env: -1 if env is None else env)
     return [
         EnvShare(
             env_id=env,
             name="" if env is None else run.envs[env].wandb_name,
-            weight=mix.DEFAULT_WEIGHT if env is None else run.envs[env].weight,
+            weight=fair_share.DEFAULT_WEIGHT if env is None else run.envs[env].weight,
             asked=asked.get(env, 0.0),
             realised=realised.get(env, 0.0),
             connected=env in asked,

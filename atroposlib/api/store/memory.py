@@ -12,12 +12,12 @@ from typing import TypeVar
 import apsw
 import zstandard
 
-from atroposlib.api.records import Media, NewGroup
-from atroposlib.api.store.base import DEFAULT_MAX_BYTES
-from atroposlib.api.store.queries import SQLITE, tables
-from atroposlib.api.store.sql import SqlStore
-from atroposlib.api.store.sqlite_database import SqliteConnection
-from atroposlib.api.store.writer import Work
+from atroposlib.api.common.records import Media, NewGroup
+from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
+from atroposlib.api.store.sql.schema import SQLITE, tables
+from atroposlib.api.store.sql.store import SqlStore
+from atroposlib.api.store.sql.writer import Work
+from atroposlib.api.store.sqlite.database import SqliteConnection
 from atroposlib.errors import StoreError
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ PLAIN = frozenset({Media.JSON, Media.SAFETENSORS})
 
 
 class MemoryStore(SqlStore):
-    """See :class:`atroposlib.api.store.base.Store`; one lock makes every method atomic."""
+    """See :class:`atroposlib.api.common.store_protocol.Store`; one lock makes every method atomic."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         super().__init__(max_bytes)

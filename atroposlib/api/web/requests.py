@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from atroposlib.api.concurrency import Gone
+from atroposlib.api.common.threads import Gone
 
 GONE_EXTENSION = "atropos.gone"  # of the server, see ImpatientProtocol
 MOST_CONTROL_BYTES = 256 * 1024  # they are parsed on the event loop

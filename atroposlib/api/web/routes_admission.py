@@ -8,13 +8,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atroposlib.api.codec.intake import read_groups
-from atroposlib.api.guards.access import caller_of
+from atroposlib.api.codec.groups import read_groups
+from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import MANY_GROUPS, Full, refusals
-from atroposlib.api.web.replies import RETRY_AFTER_S, of_json
 from atroposlib.api.web.requests import ControlRoute, RawRoute, body_of
-from atroposlib.api.web.routes_data import post_of, read_where
+from atroposlib.api.web.responses import RETRY_AFTER_S, of_json
+from atroposlib.api.web.routes_groups import post_of, read_where
 from atroposlib.errors import StoreFull
 from atroposlib.wire import GroupsReceived, LeaseReply, LeaseRequest, ReleaseRequest
 

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from atroposlib.api.records import Delivery
+from atroposlib.api.common.records import Delivery
 from atroposlib.api.run.service import RolloutService
-from atroposlib.api.web.deliveries import DeliveryReply
 from atroposlib.api.web.openapi import delivered, refusals
-from atroposlib.api.web.replies import of_json
 from atroposlib.api.web.requests import ControlRoute, client_gone
+from atroposlib.api.web.responses import of_json
+from atroposlib.api.web.streaming import DeliveryReply
 from atroposlib.wire import (
     AckRequest,
     CheckpointRequest,

@@ -15,7 +15,7 @@ from atroposlib.api.run.events import Subscription, frames
 from atroposlib.api.run.metrics import CONTENT_TYPE
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import refusals
-from atroposlib.api.web.replies import of_json
+from atroposlib.api.web.responses import of_json
 
 STORE_ANSWERS_WITHIN_S = 2.0
 HEALTH_REMEMBERED_S = 1.0  # /health is open to all, and must not become a load on the disk

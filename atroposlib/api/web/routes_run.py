@@ -10,11 +10,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from atroposlib.api.guards.access import caller_of
+from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
-from atroposlib.api.web.replies import of_json
 from atroposlib.api.web.requests import ControlRoute, RawRoute, require_small
+from atroposlib.api.web.responses import of_json
 from atroposlib.errors import ConfigError, UnknownEnv
 from atroposlib.wire import (
     EnvIdentifier,

@@ -9,7 +9,7 @@ from time import monotonic
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atroposlib.api.guards.access import route_of
+from atroposlib.api.guards.auth import route_of
 from atroposlib.api.run.metrics import Metrics
 
 UNKNOWN = "unknown"  # no such route: what strangers ask for must not become a label

@@ -1,0 +1,254 @@
+"""JSON groups: the fast path where it can prove, else the full decoder, whose verdict counts.
+
+Softness is deliberate: environments of the original drop a group that is answered 4xx, so
+slips that the original understood are understood.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+
+from atroposlib.api.codec.json_columns import KEYS, columns_of, count_of
+from atroposlib.api.codec.json_split import split_list
+from atroposlib.api.codec.parsed import (
+    ADVANTAGES_LENGTH,
+    Incoming,
+    MalformedBody,
+    incoming_of,
+    marks_of,
+    placed,
+)
+from atroposlib.api.common.records import Media
+from atroposlib.errors import InvalidGroup
+from atroposlib.wire import (
+    MASKED,
+    MASKED_VERSION,
+    PER_SEQUENCE,
+    PER_TOKEN,
+    ScoredData,
+    validate_group,
+)
+from atroposlib.wire.columns import without_values
+
+_ONE = msgspec.json.Decoder(ScoredData)
+_MANY = msgspec.json.Decoder(list[ScoredData])
+_OPTIONAL_LISTS = (*PER_SEQUENCE[1:], *PER_TOKEN)  # scores are never optional
+_INT32 = range(-(2**31), 2**31)
+# Two bytes can be an object, and an object costs a hundred bytes or more to look at.
+MOST_OBJECTS = 2**17
+MOST_LISTS = 2**18  # of a body that only the full decoder can judge
+
+
+def read_json_group(body: bytes, key: str | None = None) -> Incoming:
+    """The group of a JSON object; ``key`` counts if it names none itself.
+
+    Raises:
+        InvalidGroup: names field and index, never a value.
+        MalformedBody: the body cannot be parsed at all.
+    """
+    _require_few_objects(body)
+    return _proven_group(body, key) or _decoded_group(body, key)
+
+
+def _require_few_objects(body: bytes) -> None:
+    if count_of(b"{", body) > MOST_OBJECTS:
+        raise MalformedBody(f"more than {MOST_OBJECTS} JSON objects: send fewer at a time")
+
+
+def read_json_groups(body: bytes) -> list[Incoming]:
+    """The groups of a JSON list.
+
+    Raises:
+        InvalidGroup: of the first group that is refused; its place in the list leads.
+        MalformedBody: as for :func:`read_json_group`.
+    """
+    _require_few_objects(body)
+    places = split_list(body)
+    if places is None:
+        return [_checked(group, f"[{i}].") for i, group in enumerate(_decode(body, _MANY))]
+    groups = []
+    for i, place in enumerate(places):
+        try:
+            groups.append(read_json_group(body[place]))
+        except InvalidGroup as error:
+            raise placed(error, f"[{i}].") from error
+    return groups
+
+
+# --- the fast path: proven without a Python object per number -------------------------------
+
+
+def _proven_group(body: bytes, key: str | None) -> Incoming | None:
+    proven = columns_of(body)
+    if proven is None:
+        return None
+    columns, keys = proven
+    added: dict[str, bytes] = {}
+    marks = marks_of(columns)
+    if marks:
+        added["marks"] = msgspec.json.encode(marks)
+    if key is not None and columns.idempotency_key is None:
+        added["idempotency_key"] = msgspec.json.encode(key)
+    # Marks of the sender's own, or a key that is there with null: these must be replaced.
+    if "marks" in columns.rest or not keys.isdisjoint(added):
+        return None
+    return incoming_of(columns, _completed(body, keys, added), Media.JSON, key, marks)
+
+
+def _completed(body: bytes, keys: frozenset[str], added: dict[str, bytes]) -> bytes:
+    """The received bytes with the keys they lack before the last brace."""
+    missing = [name for name in KEYS if name not in keys]
+    if not missing:
+        return body
+    end = body.rindex(b"}")
+    members = (b',"%s":%s' % (name.encode(), added.get(name, b"null")) for name in missing)
+    return b"".join([memoryview(body)[:end], *members, b"}"])
+
+
+# --- the full decoder: the judge of everything else -----------------------------------------
+
+
+def _decoded_group(body: bytes, key: str | None) -> Incoming:
+    group = _decode(body, _ONE)
+    if key is not None and group.idempotency_key is None:
+        group.idempotency_key = key
+    return _checked(group, "")
+
+
+def _checked(group: ScoredData, place: str) -> Incoming:
+    for name in _OPTIONAL_LISTS:  # the original's collectors write [] for what they lack
+        if getattr(group, name) == []:
+            setattr(group, name, None)
+    try:
+        validate_group(group)
+        _check_ranges(group)
+        _check_distillation(group)
+    except InvalidGroup as error:
+        raise placed(error, place) from error
+    marks = _marks(group)
+    group.marks = list(marks) or None
+    versions = [v for row in group.versions or [] for v in row if v != MASKED_VERSION]
+    size = (group.group_overrides or {}).get("group_size")
+    return Incoming(
+        payload=msgspec.json.encode(group),
+        media=Media.JSON,
+        n_seq=len(group.tokens),
+        n_tokens=sum(len(row) - row.count(MASKED) for row in group.masks),
+        env_id=group.env_id,
+        key=group.idempotency_key,
+        version=min(versions, default=None),
+        declared_size=size if type(size) is int else None,
+        marks=marks,
+    )
+
+
+def _check_ranges(group: ScoredData) -> None:
+    """A label or version that no trainer can hold would break it a batch later."""
+    for g, row in enumerate(group.masks):
+        if min(row) not in _INT32 or max(row) not in _INT32:
+            raise InvalidGroup("masks", f"[{g}]", "a mask is -100 or a label in int32")
+    for g, row in enumerate(group.versions or []):
+        if min(row) < MASKED_VERSION or max(row) not in _INT32:
+            raise InvalidGroup(
+                "versions", f"[{g}]", "versions lie in 0 .. 2^31 - 1, or are -1"
+            )
+
+
+def _check_distillation(group: ScoredData) -> None:
+    ids, logprobs = group.distill_token_ids, group.distill_logprobs
+    for g, row in enumerate(ids or []):
+        for t, choices in enumerate(row):
+            if logprobs is not None and len(logprobs[g][t]) != len(choices):
+                raise InvalidGroup(
+                    "distill_logprobs", f"[{g}][{t}]", "not one logprob per distilled token"
+                )
+            if choices and (min(choices) not in _INT32 or max(choices) not in _INT32):
+                raise InvalidGroup("distill_token_ids", f"[{g}][{t}]", "not an int32")
+
+
+def _marks(group: ScoredData) -> tuple[str, ...]:
+    if group.advantages is None:
+        return ()
+    fits = [len(row) for row in group.advantages] == [len(row) for row in group.tokens]
+    return () if fits else (ADVANTAGES_LENGTH,)
+
+
+def _decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+    if body.count(b"[") > MOST_LISTS:
+        raise MalformedBody(f"more than {MOST_LISTS} JSON lists: send fewer at a time")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        softened = _decode_softly(body, decoder.type)
+        if softened is None:
+            raise InvalidGroup("body", "", without_values(str(error))) from error
+        return softened
+    except RecursionError as error:
+        raise MalformedBody("the body is nested too deeply") from error
+    except ValueError as error:  # msgspec.DecodeError, or bytes that are not UTF-8
+        place = _first_non_finite(body)
+        if place is not None:
+            raise InvalidGroup(place, "", "not a finite number") from error
+        raise MalformedBody("the body is not valid JSON") from error
+
+
+def _first_non_finite(body: bytes) -> str | None:
+    """Where a NaN or Infinity stands: Python writes them, JSON has none."""
+    try:
+        pending: list[tuple[str, Any]] = [("", json.loads(body))]
+    except (ValueError, RecursionError):
+        return None
+    while pending:
+        place, value = pending.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return place.rstrip(".") or "body"
+        named = not place.endswith(".") and place != ""
+        if isinstance(value, dict):  # keys inside a field are the sender's: never echoed
+            pending += [
+                (place + name if name in KEYS and not named else place, one)
+                for name, one in value.items()
+            ]
+        if isinstance(value, list):
+            dot = "" if named else "."
+            pending += [
+                (f"{place}[{i}]{dot}"[:200], one)
+                for i, one in reversed(list(enumerate(value)))
+            ]
+    return None
+
+
+def _decode_softly(body: bytes, kind: Any) -> Any:
+    """The original took bools as scores and whole floats as ids, and old environments
+    drop a group that is answered 4xx: so these slips are understood. None: others are not.
+    """
+    try:
+        return msgspec.convert(_softened(msgspec.json.decode(body)), kind)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _softened(value: Any) -> Any:
+    """The same group or groups, with numbers of the wanted kind where that loses nothing."""
+    if isinstance(value, list):
+        return [_softened(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    soft = dict(value)
+    for name in ("tokens", "masks", "versions"):
+        if name in soft:
+            soft[name] = _whole(soft[name])
+    if isinstance(soft.get("scores"), list):
+        soft["scores"] = [float(s) if isinstance(s, bool) else s for s in soft["scores"]]
+    return soft
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    return value

@@ -1,0 +1,165 @@
+"""Weights that mean something: a fair mix of environments by trained tokens. Pure.
+
+Deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) over the environments that have
+groups queued. Each holds a deficit: the trained tokens that its weight entitled it to and
+that it has not had yet. Rounds add tokens in proportion to the weights, and a group is
+served in the first round in which its env can pay for it. With rounds as small as one
+likes, that round has a closed form, so ordering costs one sort:
+
+    round of a group = (tokens of its env up to and including it - deficit) / weight
+
+The deficits outlive the batch. What an exact fill or a minimum takes out of turn is paid
+back later, so that shares come right over batches even where one batch cannot do it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from atroposlib.api.common.records import GroupSummary
+from atroposlib.api.decisions.allocation import MIN_ENV_WEIGHT
+from atroposlib.errors import StoreError
+
+Weights = Mapping[int | None, float]
+DEFAULT_WEIGHT = 1.0  # of groups without env, and of envs that are not listed
+# Deficits stay within so many batches (or largest groups), or a share that the sizes of
+# groups make impossible would be held against the others for the rest of the run.
+CREDIT_BATCHES = 4
+
+
+class EnvMix(msgspec.Struct, frozen=True):
+    """How one environment stands: tokens it is behind (or, negative, ahead), and had."""
+
+    env: int | None
+    deficit: float = 0.0
+    trained: int = 0  # tokens
+
+
+class Mix(msgspec.Struct, frozen=True):
+    """The document that goes from one batch to the next."""
+
+    envs: tuple[EnvMix, ...] = ()
+
+
+def encode(mix: Mix) -> bytes:
+    return msgspec.json.encode(mix)
+
+
+def decode(document: bytes | None) -> Mix:
+    """The mix as last saved; None is a run without batches.
+
+    Raises:
+        StoreError: it is not such a document.
+    """
+    if document is None:
+        return Mix()
+    try:
+        return msgspec.json.decode(document, type=Mix)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"the stored mix of environments cannot be read: {error}") from None
+
+
+def order(queue: Sequence[GroupSummary], weights: Weights, mix: Mix) -> list[GroupSummary]:
+    """``queue`` (oldest first) in the order of service; first come, first served in an env."""
+    deficits = {entry.env: entry.deficit for entry in mix.envs}
+    spent: defaultdict[int | None, float] = defaultdict(float)
+    rounds: list[tuple[float, int]] = []
+    for place, group in enumerate(queue):
+        env = group.env
+        spent[env] += cost(group)
+        rounds.append(((spent[env] - deficits.get(env, 0.0)) / _weight(weights, env), place))
+    rounds.sort()
+    return [queue[place] for _, place in rounds]
+
+
+def after(
+    mix: Mix, queue: Sequence[GroupSummary], chosen: Iterable[GroupSummary], weights: Weights
+) -> Mix:
+    """The mix once ``chosen`` of ``queue`` became a batch.
+
+    Envs with groups queued shared the tokens of this batch by weight. Whoever has nothing
+    left forgets what it was due, and works off in its absence what it had too much:
+    nobody can save up for later by not being there.
+    """
+    picked = list(chosen)
+    had: defaultdict[int | None, int] = defaultdict(int)
+    for group in picked:
+        had[group.env] += cost(group)
+    taken = {group.gid for group in picked}
+    present = {group.env for group in queue} | had.keys()
+    left = {group.env for group in queue if group.gid not in taken}
+    batch = sum(had.values())
+    deficits = {entry.env: entry.deficit for entry in mix.envs}
+    deficits = _settled(deficits, had, present, batch, weights)
+    for env in deficits.keys() - left:
+        deficits[env] = min(0.0, deficits[env])
+    bound = CREDIT_BATCHES * max([batch, *map(cost, queue)])
+    deficits = _balanced(deficits, left, weights, bound)
+    trained = {entry.env: entry.trained for entry in mix.envs}
+    for group in picked:
+        trained[group.env] = trained.get(group.env, 0) + group.n_tokens
+    known = sorted(
+        trained.keys() | deficits.keys(), key=lambda env: (env is not None, env or 0)
+    )
+    return Mix(
+        tuple(EnvMix(env, deficits.get(env, 0.0), trained.get(env, 0)) for env in known)
+    )
+
+
+def _settled(
+    deficits: Mapping[int | None, float],
+    had: Mapping[int | None, int],
+    present: set[int | None],
+    batch: int,
+    weights: Weights,
+) -> dict[int | None, float]:
+    """What each was due of ``batch`` tokens is added, what it had is taken off."""
+    total = sum(_weight(weights, env) for env in present)
+    settled = {}
+    for env in deficits.keys() | present:
+        weight = _weight(weights, env)
+        share = weight / (total if env in present else total + weight)
+        settled[env] = deficits.get(env, 0.0) + batch * share - had.get(env, 0)
+    return settled
+
+
+def _balanced(
+    deficits: Mapping[int | None, float],
+    left: set[int | None],
+    weights: Weights,
+    bound: float,
+) -> dict[int | None, float]:
+    """Deficits of those who wait add up to nothing, so a newcomer with 0 is on a par."""
+    total = sum(_weight(weights, env) for env in left)
+    excess = sum(deficits[env] for env in left) / total if left else 0.0
+    balanced = {}
+    for env, deficit in deficits.items():
+        if env in left:
+            deficit -= excess * _weight(weights, env)
+        balanced[env] = max(-bound, min(bound, deficit))
+    return balanced
+
+
+def cost(group: GroupSummary) -> int:
+    """Trained tokens. At least one a row, or groups that train nothing would be free and
+    fill every batch."""
+    return max(group.n_tokens, group.n_seq, 1)
+
+
+def realised(mix: Mix) -> dict[int | None, float]:
+    """The share of each env in the trained tokens of the run so far."""
+    total = sum(entry.trained for entry in mix.envs)
+    return {entry.env: entry.trained / total if total else 0.0 for entry in mix.envs}
+
+
+def asked(weights: Weights) -> dict[int | None, float]:
+    """The share of each env while all of them have groups queued."""
+    total = sum(_weight(weights, env) for env in weights)
+    return {env: _weight(weights, env) / total for env in weights}
+
+
+def _weight(weights: Weights, env: int | None) -> float:
+    return max(MIN_ENV_WEIGHT, weights.get(env, DEFAULT_WEIGHT))

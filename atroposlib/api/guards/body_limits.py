@@ -1,0 +1,175 @@
+"""Request bodies arrive whole, inflated and bounded, or not at all.
+
+One pure ASGI middleware. It exists because a gzip bomb of 200 kB once took 200 MB and a
+truncated one ended in a 500, because ten thousand environments may post at once, and
+because any web page could call a GET that changes state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from functools import partial
+
+import anyio
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atroposlib.api.codec.groups import GROUP_MEDIA, media_type
+from atroposlib.api.common.threads import Pool
+from atroposlib.api.guards.inflate import (
+    BodyTooLarge,
+    DamagedBody,
+    gunzip,
+    gzip_tells,
+    unzstd,
+    zstd_tells,
+)
+from atroposlib.api.guards.memory_budget import Claim, NoRoom, Room
+
+DEFAULT_MAX_BODY_BYTES = 128 * 2**20  # a list of 64 groups of 16 x 4096 tokens as JSON
+IN_FLIGHT_BYTES = 256 * 2**20  # of all bodies that are being read, parsed or stored
+SMALL_BYTES = 64 * 2**10  # control messages never queue behind groups
+ROOM_WAIT_S = 30.0
+RETRY_AFTER_S = 5
+# A body has this long, and a second more for so many bytes that came.
+GRACE_S = 30.0
+SLOWEST_BYTES_PER_S = 64 * 2**10
+
+
+class TooSlow(ValueError):
+    """The body did not arrive in its time."""
+
+
+class RequestBody:
+    """Reads the body before the app runs; the app sees it plain and in one piece."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int = DEFAULT_MAX_BODY_BYTES,
+        *,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
+        room_wait_s: float = ROOM_WAIT_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+        self._room = Room(max(in_flight_bytes, 2 * max_bytes), room_wait_s)
+        self._grace_s = grace_s
+        self._inflating = Pool(2)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            # A browser acts for a page of somebody else, and /reset_data is a GET.
+            await _refuse(403, "cross-site requests are refused")(scope, receive, send)
+            return
+        with self._room.claim() as claim:
+            try:
+                body = await self._read(headers, receive, claim)
+            except DamagedBody as error:
+                await PlainTextResponse(str(error), 400)(scope, receive, send)
+            except TooSlow as error:
+                await _refuse(408, str(error))(scope, receive, send)
+            except BodyTooLarge as error:
+                await _refuse(413, str(error))(scope, receive, send)
+            except NoRoom as error:
+                await _refuse(503, str(error))(scope, receive, send)
+            except ClientDisconnect:
+                return
+            else:
+                plain = _plain(scope, len(body), kept=_stored_compressed(headers))
+                await self.app(plain, _replay(body, receive), send)
+
+    async def _read(self, headers: Headers, receive: Receive, claim: Claim) -> bytes:
+        declared = _declared(headers)
+        if declared > self.max_bytes:
+            raise BodyTooLarge(f"a body has at most {self.max_bytes} bytes")
+        if declared > SMALL_BYTES:  # all of it, so that what was begun can be finished
+            await claim.grow_to(declared)
+        pieces = await self._pieces(receive, claim)
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if not body or _stored_compressed(headers):
+            return body
+        encoding = headers.get("content-encoding", "").lower()
+        if "gzip" in encoding:
+            inflate, told = gunzip, gzip_tells(body)
+        elif "zstd" in encoding:
+            inflate, told = unzstd, zstd_tells(body)
+        else:
+            return body
+        if told > SMALL_BYTES:  # before it lies in memory, not after
+            await claim.grow_to(min(told, self.max_bytes))
+        return await self._inflating.run(partial(inflate, body, self.max_bytes))
+
+    async def _pieces(self, receive: Receive, claim: Claim) -> list[bytes]:
+        pieces: list[bytes] = []
+        size = 0
+        now = asyncio.get_running_loop().time
+        begun = now()
+        # One timer for the whole body: to arm one costs as much as to receive a piece.
+        with anyio.CancelScope(deadline=begun + self._grace_s) as scope:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > self.max_bytes:
+                    raise BodyTooLarge(f"a body has at most {self.max_bytes} bytes")
+                if size > max(SMALL_BYTES, claim.held):
+                    scope.deadline = math.inf  # what follows is our delay, not the client's
+                    waiting_since = now()
+                    await claim.grow_to(size)
+                    begun += now() - waiting_since
+                if not message.get("more_body", False):
+                    return pieces
+                if scope.deadline - now() < self._grace_s / 2 or scope.deadline == math.inf:
+                    scope.deadline = begun + self._grace_s + size / SLOWEST_BYTES_PER_S
+        raise TooSlow("the body arrived too slowly")
+
+
+def _declared(headers: Headers) -> int:
+    text = headers.get("content-length", "")
+    return int(text[:20]) if text.isdecimal() else 0
+
+
+def _stored_compressed(headers: Headers) -> bool:
+    """A group in a zstd frame is kept as it is; the intake looks into it."""
+    return (
+        media_type(headers.get("content-type", "")) == GROUP_MEDIA
+        and headers.get("content-encoding", "").strip().lower() == "zstd"
+    )
+
+
+def _plain(scope: Scope, length: int, *, kept: bool) -> Scope:
+    scope = dict(scope, headers=list(scope["headers"]))
+    headers = MutableHeaders(scope=scope)
+    if not kept:
+        del headers["content-encoding"]
+    if "content-length" in headers or "transfer-encoding" in headers:
+        headers["content-length"] = str(length)
+    return scope
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replayed
+
+
+def _refuse(status: int, detail: str) -> Response:
+    headers = {"connection": "close"}
+    if status == 503:
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    return JSONResponse({"detail": detail}, status, headers=headers)

@@ -1,0 +1,80 @@
+"""Admission: may another rollout begin, so that none is born too stale to be trained on?"""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+
+from atroposlib.api.common.records import Admission, EnvEntry
+from atroposlib.api.decisions.admission import budget
+from atroposlib.api.run.context import Core
+from atroposlib.api.run.queue_stats import sequences_in, trained_sequences
+from atroposlib.errors import ConfigError
+from atroposlib.wire import LeaseRequest
+
+
+class Leases:
+    """Verbs by which environments pace themselves."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def lease(self, asked: LeaseRequest, entry: EnvEntry) -> tuple[str, int, str | None]:
+        """(lease id, sequences granted, why not more) for the environment ``entry``.
+
+        Raises:
+            NotRegistered: no trainer has registered.
+        """
+        core = self._core
+        trainer, run = core.run.registration, core.run
+        lease_id = asked.lease_id or uuid.uuid4().hex
+        _require_id(lease_id)
+        now = core.clock()
+        wanted = Admission(lease_id, entry.env_id, asked.sequences, now + asked.ttl_s)
+        allowed = budget(
+            trainer.batch_size,
+            trainer.max_staleness,
+            run.policy_version,
+            run.base_version,
+            run.admission_base,
+        )
+        granted = await self._admit(wanted, allowed, now)
+        if not granted and (relief := await self._relief()) is not None:
+            granted = await self._admit(wanted, relief, now)
+        if granted:
+            core.events.publish("lease", env=entry.env_id, sequences=granted)
+            return lease_id, granted, None
+        return lease_id, 0, self._refusal()
+
+    async def _admit(self, wanted: Admission, allowed: int, now: float) -> int:
+        admit = partial(self._core.store.admit, wanted, allowed, now)
+        return await self._core.threads.looks.run(admit)
+
+    async def _relief(self) -> int | None:
+        """A budget for one more batch where everything would wait for everything: what is
+        held makes no batch, nothing is in training, and nobody may begin a rollout."""
+        core = self._core
+        size = core.run.registration.batch_size
+        stats = await core.holdings.look()
+        if stats.batches_open or await core.holdings.obstacle(size, core.live()) is None:
+            return None
+        if await core.threads.looks.run(lambda: core.store.admitted(core.clock())):
+            return None
+        return sum(sequences_in(stats).values()) + trained_sequences(stats) + size
+
+    def _refusal(self) -> str:
+        trainer = self._core.run.registration
+        return (
+            f"rollouts that begin now would be trained on more than {trainer.max_staleness} "
+            "policy versions later: waiting for the trainer"
+        )
+
+    async def release(self, lease_id: str) -> bool:
+        """Give an admission back. False if it is unknown or over."""
+        _require_id(lease_id)
+        return await self._core.threads.looks.run(lambda: self._core.store.release(lease_id))
+
+
+def _require_id(lease_id: str) -> None:
+    if "\0" in lease_id:
+        raise ConfigError("lease_id: no NUL character")

@@ -1,0 +1,173 @@
+"""The run as this process knows it, and the one way to change it.
+
+A transition loads, decides (a pure function) and saves with the revision that it read. If
+somebody saved in between, the store refuses and the decision is made anew on what is there
+now. Nothing is locked across processes, and a caller hears only of what is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from time import monotonic
+
+import msgspec
+
+from atroposlib.api.common.records import RunDocument
+from atroposlib.api.common.threads import Pool
+from atroposlib.api.decisions.run_state import Run
+from atroposlib.api.store import Store
+from atroposlib.errors import AtroposError, RunChanged, StoreError
+
+MOST_ATTEMPTS = 50  # of one transition; each that fails is one that somebody else made
+SHARED_STORE_LAG_S = 0.25  # how old a copy of a store with other writers may be
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """The run, and the revision and trainer generation that the store counts with it."""
+
+    run: Run
+    revision: int
+    generation: int
+
+
+@dataclass(eq=False, slots=True)
+class _Change:
+    event: Callable[[Run], Run]
+    fence: bool
+    view: RunView | None = None  # once it is saved
+    error: AtroposError | None = None  # once it is refused
+
+
+class RunKeeper:
+    """Holds the latest known run. ``on_change`` hears of each newer one, (old, new)."""
+
+    def __init__(
+        self, store: Store, pool: Pool, on_change: Callable[[RunView, RunView], None]
+    ) -> None:
+        self._store = store
+        self._pool = pool
+        self._on_change = on_change
+        self._turn = asyncio.Lock()  # calls of this process would only disturb each other
+        self._waiting: list[_Change] = []  # in the order in which they get their turn
+        self.view = _view_of(store.load())
+        self._looked_at = monotonic()
+
+    async def change(self, event: Callable[[Run], Run], *, fence: bool = False) -> RunView:
+        """Apply ``event`` to the run as it is now; a view of the run that has it.
+
+        Changes that come while another is being saved are saved together: hundreds of
+        environments join at once. ``fence`` begins the next trainer generation, alone, so
+        its view is of exactly that transition. What ``event`` refuses with one of our
+        errors leaves the others alone; it may be called again, on a newer run.
+
+        Raises:
+            RunChanged: others kept changing the run.
+        """
+        mine = _Change(event, fence)
+        self._waiting.append(mine)
+        try:
+            async with self._turn:
+                if mine.view is None and mine.error is None:
+                    await self._settle()
+        finally:
+            if mine in self._waiting:  # cancelled before its turn
+                self._waiting.remove(mine)
+        if mine.error is not None:
+            raise mine.error
+        assert mine.view is not None
+        return mine.view
+
+    async def _settle(self) -> None:
+        """Save the changes at the head of the line; they hear of it even if we leave."""
+        alone = self._waiting[0].fence
+        group = [self._waiting[0]] if alone else _without_fence(self._waiting)
+        del self._waiting[: len(group)]
+        saving = asyncio.ensure_future(self._save(group, fence=alone))
+        try:
+            await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            await asyncio.wait([saving])
+            raise
+        finally:  # also after an error nobody foresaw: no caller may go without an answer
+            lost = [one for one in group if one.view is None and one.error is None]
+            _refuse(lost, StoreError("the run could not be saved; the log has the traceback"))
+
+    async def _save(self, group: list[_Change], *, fence: bool) -> None:
+        for _ in range(MOST_ATTEMPTS):
+            view = self.view
+            run = _after(view.run, group)
+            agreed = [change for change in group if change.error is None]
+            if agreed and (run != view.run or fence):
+                body = msgspec.json.encode(run)
+                save = partial(self._store.save, body, view.revision, fence=fence)
+                try:
+                    document = await self._pool.run(save)
+                except RunChanged:
+                    await self.refresh()
+                    continue
+                except StoreError as error:
+                    _refuse(agreed, error)
+                    return
+                view = self.adopt(document)
+            for change in agreed:
+                change.view = view
+            return
+        _refuse(group, RunChanged("the run kept changing: try again"))
+
+    async def refresh(self) -> bool:
+        """Read the run from the store. Whether it was newer than what was known."""
+        known = self.view.revision
+        self.adopt(await self._pool.run(self._store.load))
+        self._looked_at = monotonic()
+        return self.view.revision > known
+
+    async def refresh_if_old(self) -> None:
+        """See what other processes did, where there are others.
+
+        A run without a trainer is looked at each time: callers would be refused, although
+        the trainer has just registered elsewhere.
+        """
+        lag = monotonic() - self._looked_at
+        if self._store.shared and (self.view.run.trainer is None or lag > SHARED_STORE_LAG_S):
+            await self.refresh()
+
+    def adopt(self, document: RunDocument) -> RunView:
+        """Take over what the store said, unless something newer is known already."""
+        view = _view_of(document)
+        if view.revision > self.view.revision:
+            old, self.view = self.view, view
+            self._on_change(old, view)
+        return view
+
+
+def _without_fence(waiting: Sequence[_Change]) -> list[_Change]:
+    return list(takewhile(lambda change: not change.fence, waiting))
+
+
+def _after(run: Run, group: Sequence[_Change]) -> Run:
+    """The run after all changes of ``group`` that it does not refuse."""
+    for change in group:
+        change.error = None
+        try:
+            run = change.event(run)
+        except AtroposError as refused:
+            change.error = refused
+    return run
+
+
+def _refuse(group: Sequence[_Change], error: AtroposError) -> None:
+    for change in group:
+        change.error = error
+
+
+def _view_of(document: RunDocument) -> RunView:
+    try:
+        run = msgspec.json.decode(document.body, type=Run) if document.body else Run()
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"the stored run cannot be read: {error}") from error
+    return RunView(run, document.revision, document.generation)

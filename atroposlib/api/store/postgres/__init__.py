@@ -1,0 +1,1 @@
+"""PostgreSQL store: one schema that several API replicas share."""

@@ -1,0 +1,205 @@
+"""PostgreSQL as the writer and the readers of a store see it.
+
+PostgresDatabase  the writer's connection: lock of the run, COMMIT with a known outcome
+Readers           connections that read from one snapshot, beside the writer
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import psycopg
+
+from atroposlib.api.store.postgres.connection import FAULTS, PostgresConnection, Raw, fault
+from atroposlib.api.store.postgres.server import Server
+from atroposlib.api.store.sql.schema import DamagedRow, Row
+from atroposlib.errors import ConfigError, StoreError
+
+T = TypeVar("T")
+
+MOST_READERS = 4
+READER_WAIT_S = 30.0  # for one of them to be free
+
+
+class _Reader(PostgresConnection):
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        try:
+            return super().execute(sql, values)
+        except psycopg.errors.DataCorrupted as cause:
+            self.end()  # nothing more can be read in a transaction that failed
+            self.begin()
+            raise DamagedRow(str(fault(cause))) from cause
+
+    def begin(self) -> None:
+        self.raw.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def end(self) -> None:
+        self.raw.execute("ROLLBACK")
+
+
+class Readers:
+    """Connections that read beside the writer, at most ``MOST_READERS``, opened on demand."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._idle: queue.LifoQueue[Raw | None] = queue.LifoQueue()
+        for _ in range(MOST_READERS):
+            self._idle.put(None)
+        self._open = True
+
+    def look(self, work: Callable[[PostgresConnection], T]) -> T:
+        """``work`` on one snapshot.
+
+        Raises:
+            StoreError: the server is away for too long, or failed.
+        """
+
+        def attempt() -> T:
+            with self.one() as connection:
+                return work(connection)
+
+        try:
+            return self._server.persist(attempt)
+        except FAULTS as cause:
+            raise fault(cause) from cause
+        except ConfigError as cause:  # after a failover; at the start it is said otherwise
+            raise StoreError(str(cause)) from cause
+
+    @contextmanager
+    def one(self) -> Iterator[PostgresConnection]:
+        if not self._open:
+            raise StoreError("the store is closed")
+        try:
+            raw = self._idle.get(timeout=READER_WAIT_S)
+        except queue.Empty as cause:
+            raise StoreError("all readers of the store are busy: try again") from cause
+        try:
+            if raw is None or raw.closed:
+                raw = self._server.connect()
+            reader = _Reader(raw)
+            reader.begin()
+            try:
+                yield reader
+            finally:
+                with suppress(psycopg.Error):
+                    reader.end()
+        finally:
+            usable = raw is not None and not raw.closed
+            self._idle.put(raw if usable else None)
+
+    def close(self) -> None:
+        """Wait for those that read, and hang up. Idempotent."""
+        if self._open:
+            self._open = False
+            for _ in range(MOST_READERS):
+                with suppress(queue.Empty):
+                    raw = self._idle.get(timeout=READER_WAIT_S)
+                    if raw is not None:
+                        raw.close()
+
+
+# --- the writer's -------------------------------------------------------------------
+
+
+class PostgresDatabase:
+    """See :class:`atroposlib.api.store.sql.writer.Database`."""
+
+    faults: tuple[type[Exception], ...] = (*FAULTS, StoreError)
+    commit_is_certain = False
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._raw: Raw | None = None
+        self._transaction: tuple[str, str] | None = None  # timeline, id
+
+    @property
+    def _live(self) -> Raw:
+        if self._raw is None:
+            raise StoreError("there is no connection to PostgreSQL")
+        return self._raw
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        return PostgresConnection(self._live).execute(sql, values)
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        PostgresConnection(self._live).execute_many(sql, rows)
+
+    def begin(self) -> None:
+        """Wait for the server if it is away, and for the lock of the run.
+
+        Nothing was written yet, so a connection that proves dead is simply replaced.
+        """
+        try:
+            self._server.persist(self._begin)
+        except ConfigError as cause:  # after a failover
+            raise StoreError(str(cause)) from cause
+
+    def _begin(self) -> None:
+        self._require_connection().execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        [timeline, number] = self.execute(_LOCK, (self._server.lock,))[0][1:]
+        self._transaction = (timeline, number)
+
+    def _require_connection(self) -> Raw:
+        if self._raw is None or self._raw.closed:
+            self._raw = self._server.connect()
+        return self._raw
+
+    def commit(self) -> None:
+        try:
+            done = self._live.execute("COMMIT").statusmessage
+        except psycopg.OperationalError:
+            if not self._was_committed():
+                raise
+        else:
+            if done != "COMMIT":  # the server rolls back what failed, without an error
+                raise StoreError("PostgreSQL rolled the transaction back")
+
+    def _was_committed(self) -> bool:
+        """Whether the transaction whose answer got lost is durable; False if unknown."""
+        if self._transaction is None:
+            return False
+        self._hang_up()
+        timeline, number = self._transaction
+        try:
+            return self._server.persist(lambda: self._asked(timeline, number))
+        except (*FAULTS, ConfigError):
+            return False
+
+    def _asked(self, timeline: str, number: str) -> bool:
+        self._require_connection()
+        [(now_on, status)] = self.execute(_OUTCOME, (number,))
+        if status == "in progress":  # its session does not know yet that we are gone
+            raise psycopg.OperationalError("the outcome of a transaction is not known yet")
+        return bool(now_on == timeline and status == "committed")
+
+    def rollback(self) -> None:
+        raw = self._raw
+        if raw is None:
+            return
+        if raw.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
+            with suppress(psycopg.Error):
+                raw.execute("ROLLBACK")
+        if raw.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
+            self._hang_up()
+
+    def fault(self, cause: Exception) -> StoreError:
+        return fault(cause)
+
+    def close(self) -> None:
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._raw is not None:
+            with suppress(psycopg.Error):
+                self._raw.close()
+            self._raw = None
+
+
+# The first eight characters of a log file's name are the timeline, which a failover changes:
+# transaction ids of another timeline mean other transactions.
+_TIMELINE = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+_LOCK = f"SELECT pg_advisory_xact_lock(?)::text, {_TIMELINE}, pg_current_xact_id()::text"
+_OUTCOME = f"SELECT {_TIMELINE}, pg_xact_status(CAST(? AS text)::xid8)"

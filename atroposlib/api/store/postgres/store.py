@@ -1,0 +1,96 @@
+"""The shared store: a PostgreSQL schema that several API replicas serve one run from.
+
+    put, claim, ack ... -> writer thread -> BEGIN, lock of the run, ..., COMMIT
+    read, stats, load   -> up to four connections of one snapshot each, outside the lock
+
+Replicas take the lock of the run in turns, so each sees what the one before committed.
+When the server goes away, operations wait for it within a bound; a COMMIT whose answer got
+lost is looked up before anybody is told anything.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
+from atroposlib.api.store.sql.store import SqlStore
+from atroposlib.api.store.sql.writer import Work, Writer
+from atroposlib.errors import ConfigError
+
+T = TypeVar("T")
+
+SCHEMA = "atropos"
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+PATIENCE_S = 20.0  # that an operation waits for a server that went away
+
+
+class PostgresStore(SqlStore):
+    """See :class:`atroposlib.api.common.store_protocol.Store`.
+
+    Args:
+        url: ``postgresql://user@host/database``, with ``?schema=name`` for another schema
+            than ``atropos``. One schema is one run; it is made if it is missing.
+        max_bytes: bound on the payloads on hand.
+        patience_s: how long an operation waits for a server that went away.
+
+    Raises:
+        ConfigError: psycopg is not installed, or the server cannot keep the promises:
+            older than 15, a standby, read-only, or without fsync; or another release made
+            the tables.
+        StoreError: the server cannot be reached.
+    """
+
+    shared = True
+
+    def __init__(
+        self, url: str, max_bytes: int = DEFAULT_MAX_BYTES, patience_s: float = PATIENCE_S
+    ) -> None:
+        super().__init__(max_bytes)
+        try:
+            from atroposlib.api.store.postgres import database, server
+        except ImportError as cause:
+            raise ConfigError(
+                "a store on PostgreSQL needs psycopg: pip install 'atroposlib[postgres]'"
+            ) from cause
+        address, schema = split_schema(url)
+        self._server = server.Server(address, schema, patience_s)
+        server.make_tables(self._server)
+        self._readers = database.Readers(self._server)
+        self._writer = Writer(database.PostgresDatabase(self._server))
+
+    def _write(self, work: Work[T], n_bytes: int = 0) -> T:
+        return self._writer.do(work, n_bytes)
+
+    def _look(self, work: Work[T]) -> T:
+        return self._readers.look(work)
+
+    def close(self) -> None:
+        """Finish what was begun and hang up. Idempotent."""
+        self._server.give_up()
+        self._writer.close()
+        self._readers.close()
+
+
+def split_schema(url: str) -> tuple[str, str]:
+    """The URL as libpq takes it, and the schema.
+
+    Example: "postgresql://u@h/d?schema=b&sslmode=require" -> ("...?sslmode=require", "b").
+
+    Raises:
+        ConfigError: the schema cannot be named so.
+    """
+    address, _, query = url.partition("?")
+    schema, rest = SCHEMA, []
+    for part in query.split("&") if query else []:
+        name, _, value = part.partition("=")
+        if name == "schema":
+            schema = value
+        else:
+            rest.append(part)
+    if not _NAME.fullmatch(schema) or schema.startswith("pg_"):
+        raise ConfigError(
+            f"schema {schema!r} of the store: use lower case letters, digits and _, at most "
+            "63 characters, and no pg_ in front"
+        )
+    return address + ("?" + "&".join(rest) if rest else ""), schema

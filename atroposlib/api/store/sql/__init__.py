@@ -1,0 +1,1 @@
+"""The queue in SQL: one set of statements for SQLite and PostgreSQL."""

@@ -1,0 +1,279 @@
+"""What SQLite and PostgreSQL have in common: a connection, the tables, the books.
+
+    SqlStore --operation--> put_queries, batch_queries, run_queries --SQL--> Connection
+
+An operation is a function of a connection inside a transaction in which nobody else
+writes: SQLite has one writer, PostgreSQL takes a per-run lock. So it may read, decide and
+write in plain steps, and ids come from a row instead of a sequence. Every difference of
+the two is in :class:`Dialect` or behind :class:`Connection`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any, Protocol
+
+from atroposlib.api.common.records import HELD, GroupState, Media, Member
+from atroposlib.errors import Fenced, StoreError
+
+LAYOUT = 2
+NO_ENV = -1  # as column of an index; ids of environments are places in a list
+IDS_PER_STATEMENT = 256
+LARGEST = 2**63 - 1  # neither database has larger integers, and callers may send any
+
+Row = tuple[Any, ...]
+
+
+class DamagedRow(StoreError):
+    """The database cannot read what was asked for, and can read on."""
+
+
+class Connection(Protocol):
+    """``?`` marks a value in the SQL, and never stands for anything else."""
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        """All rows of one statement; none of one that gives no rows.
+
+        Raises:
+            DamagedRow: the bytes asked for cannot be read, but others can.
+        """
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """The statement once for each row of values."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one database spells what all need."""
+
+    integer: str  # of 64 bits; as a primary key it is SQLite's row id only if so spelled
+    blob: str
+    afterwards: tuple[str, ...] = ()  # statements once the tables are there
+
+
+SQLITE = Dialect(integer="INTEGER", blob="BLOB")
+POSTGRES = Dialect(
+    integer="BIGINT",
+    blob="BYTEA",
+    # Most payloads are compressed already: the server shall not try once more.
+    afterwards=("ALTER TABLE payload ALTER COLUMN body SET STORAGE EXTERNAL",),
+)
+
+# Metadata and payloads live in two tables: a change of state then rewrites a narrow row
+# and not the pages of a payload.
+_TABLES = """
+CREATE TABLE head (
+    id {integer} PRIMARY KEY, layout {integer} NOT NULL,
+    revision {integer} NOT NULL, generation {integer} NOT NULL,
+    last_gid {integer} NOT NULL, last_batch {integer} NOT NULL,
+    retained_bytes {integer} NOT NULL, delivered {integer} NOT NULL,
+    batches_open {integer} NOT NULL, batches_acked {integer} NOT NULL,
+    batches_dead {integer} NOT NULL);
+CREATE TABLE document (name TEXT PRIMARY KEY, body {blob} NOT NULL);
+CREATE TABLE grp (
+    gid {integer} PRIMARY KEY, key TEXT, env {integer} NOT NULL,
+    n_seq {integer} NOT NULL, n_tokens {integer} NOT NULL, n_bytes {integer} NOT NULL,
+    media TEXT NOT NULL, version {integer}, arrived_version {integer},
+    arrived DOUBLE PRECISION NOT NULL, digest {blob} NOT NULL,
+    state TEXT NOT NULL, batch_no {integer});
+CREATE UNIQUE INDEX grp_key ON grp (key) WHERE key IS NOT NULL;
+CREATE INDEX grp_pending ON grp (env, n_seq, gid) WHERE state = 'pending';
+CREATE INDEX grp_buffered ON grp (env, n_seq, gid) WHERE state = 'buffered';
+CREATE INDEX grp_over ON grp (gid) WHERE state IN ('committed', 'dropped');
+CREATE INDEX grp_batch ON grp (batch_no) WHERE batch_no IS NOT NULL;
+CREATE TABLE payload (gid {integer} PRIMARY KEY, body {blob} NOT NULL);
+CREATE TABLE batch (
+    no {integer} PRIMARY KEY, state TEXT NOT NULL, n_seq {integer} NOT NULL,
+    generation {integer} NOT NULL, since {integer} NOT NULL, epoch {integer} NOT NULL,
+    tries {integer} NOT NULL,
+    claim_id TEXT, lease_until DOUBLE PRECISION NOT NULL,
+    world_size {integer} NOT NULL, ranks TEXT NOT NULL,
+    min_version {integer}, dropped {integer} NOT NULL);
+CREATE INDEX batch_state ON batch (state, no);
+CREATE TABLE tally (
+    state TEXT NOT NULL, env {integer} NOT NULL, n_seq {integer} NOT NULL,
+    groups {integer} NOT NULL, n_bytes {integer} NOT NULL,
+    PRIMARY KEY (state, env, n_seq));
+CREATE TABLE ended (
+    state TEXT PRIMARY KEY, groups {integer} NOT NULL, sequences {integer} NOT NULL);
+CREATE TABLE admission (
+    lease_id TEXT PRIMARY KEY, env {integer}, n_seq {integer} NOT NULL,
+    until DOUBLE PRECISION NOT NULL);
+INSERT INTO head VALUES (1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+"""
+
+
+def tables(dialect: Dialect) -> list[str]:
+    """The statements that make an empty store, for one transaction."""
+    made = _TABLES.format(integer=dialect.integer, blob=dialect.blob)
+    return [statement.strip() for statement in made.split(";")] + list(dialect.afterwards)
+
+
+# --- the books ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Head:
+    """The one row that every operation looks at first."""
+
+    revision: int  # of the run document
+    generation: int
+    last_gid: int
+    last_batch: int
+    retained_bytes: int
+    delivered: int
+    batches_open: int
+    batches_acked: int
+    batches_dead: int
+
+    def require_generation(self, generation: int) -> None:
+        if generation != self.generation:
+            raise Fenced(f"trainer generation {generation} was replaced by {self.generation}")
+
+
+_HEAD = [field.name for field in fields(Head)]
+_READ_HEAD = f"SELECT {', '.join(_HEAD)} FROM head"
+_WRITE_HEAD = f"UPDATE head SET {', '.join(f'{name} = ?' for name in _HEAD)}"
+
+
+def head_of(connection: Connection) -> Head:
+    return Head(*connection.execute(_READ_HEAD)[0])
+
+
+class Books:
+    """The head and the tallies during one operation; written once, at its end.
+
+    The tallies are what makes ``stats`` independent of the length of the queue.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._read = self.head = head_of(connection)
+        self._groups: Counter[tuple[str, int, int]] = Counter()
+        self._bytes: Counter[tuple[str, int, int]] = Counter()
+        self._ended: Counter[str] = Counter()
+        self._ended_sequences: Counter[str] = Counter()
+
+    def note(self, **changed: int) -> None:
+        """Change numbers of the head."""
+        self.head = replace(self.head, **changed)
+
+    def count(self, state: GroupState, env: int, n_seq: int, n_bytes: int, sign: int) -> None:
+        """A group enters (+1) or leaves (-1) a state; ``env`` as in its column."""
+        if state in HELD:
+            self._groups[state.value, env, n_seq] += sign
+            self._bytes[state.value, env, n_seq] += sign * n_bytes
+        else:
+            self._ended[state.value] += sign
+            self._ended_sequences[state.value] += sign * n_seq
+        if keeps_payload(state):
+            self.note(retained_bytes=self.head.retained_bytes + sign * n_bytes)
+
+    def move(self, members: Sequence[Member], before: GroupState, after: GroupState) -> None:
+        """Count members over from one state to another."""
+        for member in members:
+            env = env_column(member.env)
+            self.count(before, env, member.n_seq, member.n_bytes, -1)
+            self.count(after, env, member.n_seq, member.n_bytes, +1)
+
+    def write(self) -> None:
+        """Bring the tables up to date; also needed before they are read again."""
+        kinds = [
+            (*kind, groups, self._bytes[kind])
+            for kind, groups in self._groups.items()
+            if groups or self._bytes[kind]
+        ]
+        if kinds:
+            self.connection.execute_many(_ADD_TO_TALLY, kinds)
+        emptied = [kind[:3] for kind in kinds if kind[3] < 0]
+        if emptied:
+            self.connection.execute_many(_DROP_EMPTY_TALLY, emptied)
+        ends = [  # as many groups may have come as went, and yet of other sizes
+            (end, groups, self._ended_sequences[end])
+            for end, groups in self._ended.items()
+            if groups or self._ended_sequences[end]
+        ]
+        if ends:
+            self.connection.execute_many(_ADD_TO_ENDED, ends)
+        if self.head != self._read:
+            self.connection.execute(_WRITE_HEAD, [getattr(self.head, n) for n in _HEAD])
+            self._read = self.head
+        for counted in (self._groups, self._bytes, self._ended, self._ended_sequences):
+            counted.clear()
+
+
+_ADD_TO_TALLY = (
+    "INSERT INTO tally VALUES (?, ?, ?, ?, ?) ON CONFLICT (state, env, n_seq) DO UPDATE "
+    "SET groups = tally.groups + excluded.groups, n_bytes = tally.n_bytes + excluded.n_bytes"
+)
+_DROP_EMPTY_TALLY = (
+    "DELETE FROM tally WHERE state = ? AND env = ? AND n_seq = ? AND groups = 0"
+)
+_ADD_TO_ENDED = (
+    "INSERT INTO ended VALUES (?, ?, ?) ON CONFLICT (state) DO UPDATE "
+    "SET groups = ended.groups + excluded.groups, "
+    "sequences = ended.sequences + excluded.sequences"
+)
+
+
+@contextmanager
+def books(connection: Connection) -> Iterator[Books]:
+    """The books of one operation. After an error nothing is written: it is rolled back."""
+    opened = Books(connection)
+    yield opened
+    opened.write()
+
+
+# --- small parts --------------------------------------------------------------------
+
+
+class BatchState(str, Enum):
+    """Where a batch is."""
+
+    OPEN = "open"
+    ACKED = "acked"
+    COMMITTED = "committed"
+    DEAD = "dead"
+
+
+def keeps_payload(state: GroupState) -> bool:
+    """Whether the payload of a group in ``state`` is still on hand."""
+    return state not in (GroupState.COMMITTED, GroupState.DROPPED)
+
+
+def env_column(env: int | None) -> int:
+    return NO_ENV if env is None else env
+
+
+def env_of(column: int) -> int | None:
+    return None if column == NO_ENV else column
+
+
+MEMBER = "gid, n_seq, n_tokens, n_bytes, media, env, version, arrived_version"
+
+
+MEDIA = {media.value: media for media in Media}
+
+
+def member_of(row: Row) -> Member:
+    """A row of the columns ``MEMBER``."""
+    gid, n_seq, n_tokens, n_bytes, media, env, version, arrived_version = row
+    # A name that bit rot made up stops nobody here: reading the payload refuses it.
+    known = MEDIA.get(media, Media.JSON)
+    return Member(gid, n_seq, n_tokens, n_bytes, known, env_of(env), version, arrived_version)
+
+
+def for_all(
+    connection: Connection, sql: str, items: Sequence[Any], before: Sequence[Any] = ()
+) -> list[Row]:
+    """Run ``sql``, whose ``IN {}`` means ``items``, in portions; ``before`` precedes them."""
+    found: list[Row] = []
+    for start in range(0, len(items), IDS_PER_STATEMENT):
+        some = items[start : start + IDS_PER_STATEMENT]
+        marks = f"({', '.join('?' * len(some))})"
+        found += connection.execute(sql.format(marks), [*before, *some])
+    return found

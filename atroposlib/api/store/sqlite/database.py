@@ -1,0 +1,208 @@
+"""SQLite as the queries and the writer see it: one connection that writes, some that read."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import apsw
+
+from atroposlib.api.store.sql.schema import LAYOUT, SQLITE, DamagedRow, Row, tables
+from atroposlib.errors import ConfigError, StoreError, StoreFull
+
+PAGE_BYTES = 32768  # a fifth less CPU than 16384 for bodies of 2 MB, the same for tiny ones
+CHECKPOINT_PAGES = 500  # the log is copied into the file whenever it holds so many
+# A log that readers kept from starting over is copied while they wait.
+LONGEST_LOG_PAGES = 3 * CHECKPOINT_PAGES
+MOST_READERS = 4
+BUSY_MS = 10_000  # waits of the readers for a checkpoint
+# What SQLite raises, and what its binding raises for values that SQLite cannot hold.
+FAULTS = (apsw.Error, OverflowError, UnicodeEncodeError)
+
+
+class SqliteConnection:
+    """See :class:`atroposlib.api.store.sql.schema.Connection`."""
+
+    def __init__(self, raw: apsw.Connection) -> None:
+        self.raw = raw
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> list[Row]:
+        try:
+            return list(self.raw.execute(sql, tuple(values)))
+        except apsw.CorruptError as cause:
+            raise DamagedRow(f"SQLite: {cause}") from cause
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
+        self.raw.executemany(sql, rows)
+
+
+def fault(cause: Exception) -> StoreError:
+    kind = StoreFull if isinstance(cause, apsw.FullError) else StoreError
+    error = kind(f"SQLite: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def connect(path: Path, vfs: str | None, synchronous: str, read_only: bool) -> apsw.Connection:
+    """A connection with the settings that the promises of the store rest on."""
+    flags = apsw.SQLITE_OPEN_READONLY if read_only else _READ_WRITE
+    connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    connection.set_busy_timeout(BUSY_MS)
+    settings = ["cache_size = -2000"] if read_only else _settings(synchronous)
+    for setting in settings:
+        connection.execute(f"PRAGMA {setting}").fetchall()
+    return connection
+
+
+_READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+
+
+def _settings(synchronous: str) -> list[str]:
+    return [
+        f"page_size = {PAGE_BYTES}",
+        "journal_mode = WAL",
+        f"synchronous = {synchronous}",  # NORMAL loses acknowledged groups in a power cut
+        "cache_size = -2000",  # a payload only passes through; 16 MB cost a sixth more time
+        "temp_store = MEMORY",  # what a savepoint keeps would otherwise go through a file
+    ]
+
+
+def require_layout(connection: apsw.Connection, path: Path) -> None:
+    """Make the tables of a new file.
+
+    Raises:
+        ConfigError: another release wrote the file.
+    """
+    [(layout,)] = connection.execute("PRAGMA user_version").fetchall()
+    if layout == 0:
+        with connection:  # both or neither: a kill in between must leave a new file
+            for statement in tables(SQLITE):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {LAYOUT}")
+    elif layout != LAYOUT:
+        raise ConfigError(
+            f"{path} has layout {layout}, this release knows {LAYOUT}: "
+            "choose another --data-dir"
+        )
+
+
+# --- readers ------------------------------------------------------------------------
+
+
+class Readers:
+    """Connections that read beside the writer, at most ``MOST_READERS``, opened on demand."""
+
+    def __init__(self, open_one: Callable[[], apsw.Connection]) -> None:
+        self._open_one = open_one
+        self._idle: queue.LifoQueue[apsw.Connection | None] = queue.LifoQueue()
+        for _ in range(MOST_READERS):
+            self._idle.put(None)
+        self._open = True
+        self._closing = threading.Lock()
+
+    @contextmanager
+    def one(self) -> Iterator[SqliteConnection]:
+        """A connection in a transaction of its own: all it reads is one state.
+
+        Raises:
+            StoreError: none is free for ``BUSY_MS``, the store is closed, or SQLite failed.
+        """
+        connection = self._take()
+        try:
+            if connection is None:
+                connection = self._open_one()
+            connection.execute("BEGIN")
+            yield SqliteConnection(connection)
+        except FAULTS as cause:
+            raise fault(cause) from cause
+        finally:
+            if connection is not None:
+                with suppress(apsw.Error):  # after a damaged row it reports that row again
+                    connection.execute("ROLLBACK")
+            self._idle.put(connection)
+
+    def _take(self) -> apsw.Connection | None:
+        if not self._open:
+            raise StoreError("the store is closed")
+        try:
+            return self._idle.get(timeout=BUSY_MS / 1000)
+        except queue.Empty as cause:
+            raise StoreError("all readers of the store are busy: try again") from cause
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Nobody reads meanwhile."""
+        taken = []
+        try:
+            for _ in range(MOST_READERS):
+                taken.append(self._take())
+            yield
+        finally:
+            for connection in taken:
+                self._idle.put(connection)
+
+    def close(self) -> None:
+        """Wait for those that read, and close. Idempotent."""
+        with self._closing:
+            if self._open:
+                self._open = False
+                for _ in range(MOST_READERS):
+                    connection = self._idle.get(timeout=BUSY_MS / 1000)
+                    if connection is not None:
+                        connection.close(True)
+
+
+# --- the writer's -------------------------------------------------------------------
+
+
+class SqliteDatabase(SqliteConnection):
+    """See :class:`atroposlib.api.store.sql.writer.Database`."""
+
+    faults: tuple[type[Exception], ...] = (*FAULTS, DamagedRow)
+    commit_is_certain = True
+
+    def __init__(self, raw: apsw.Connection, readers: Readers) -> None:
+        super().__init__(raw)
+        self._readers = readers
+        self._log_pages = 0
+        raw.set_wal_hook(self._after_commit)
+
+    def _after_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        self._log_pages = pages
+        return apsw.SQLITE_OK
+
+    def begin(self) -> None:
+        self.raw.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self.raw.execute("COMMIT")  # the fsync: nobody has been answered yet
+        if self._log_pages >= CHECKPOINT_PAGES:
+            with suppress(apsw.Error):  # on a full disk the log stays, and works
+                self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        if self._log_pages < LONGEST_LOG_PAGES:
+            self.raw.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            return
+        with suppress(StoreError), self._readers.quiet():
+            self.raw.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+
+    def rollback(self) -> None:
+        if self.raw.in_transaction:
+            with suppress(apsw.Error):
+                self.raw.execute("ROLLBACK")
+
+    def fault(self, cause: Exception) -> StoreError:
+        return cause if isinstance(cause, StoreError) else fault(cause)
+
+    def free_page_bytes(self) -> int:
+        """What puts can fill without a longer file: deleted payloads leave their pages."""
+        [(pages,)] = self.execute("PRAGMA freelist_count")
+        return int(pages) * PAGE_BYTES
+
+    def close(self) -> None:
+        with suppress(apsw.Error):  # a disk that fails is no reason to keep the lock
+            self.raw.close()

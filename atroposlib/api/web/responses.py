@@ -1,0 +1,99 @@
+"""Bodies and errors as clients see them."""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atroposlib.api.codec.parsed import MalformedBody
+from atroposlib.errors import (
+    ConfigError,
+    CorruptPayload,
+    Fenced,
+    Forbidden,
+    InvalidGroup,
+    KeyConflict,
+    NotRegistered,
+    RunChanged,
+    StoreError,
+    StoreFull,
+    Unauthorized,
+    UnknownEnv,
+)
+
+# What each error is on the wire: status code and the word in ``status``.
+STATUS_OF: dict[type[Exception], tuple[int, str]] = {
+    MalformedBody: (400, "malformed"),
+    Unauthorized: (401, "unauthorized"),
+    Forbidden: (403, "forbidden"),
+    UnknownEnv: (404, "unknown_env"),
+    NotRegistered: (409, "not_registered"),
+    Fenced: (409, "fenced"),
+    KeyConflict: (409, "key_conflict"),
+    InvalidGroup: (422, "invalid"),
+    ConfigError: (422, "invalid"),
+    RunChanged: (503, "run_changed"),
+    CorruptPayload: (503, "corrupt_payload"),  # its batch is dissolved: claim again
+    StoreFull: (503, "store_full"),
+    StoreError: (503, "store_failed"),
+}
+RETRY_AFTER_S = 5
+_MOST_DETAIL_BYTES = 900  # a refusal stays below 1 kB
+_WORTH_GZIP = range(1000, 2**20)  # below it costs more than it saves, above it costs time
+
+
+def of_json(body: object, status_code: int = 200) -> Response:
+    """A small JSON reply; pydantic models write themselves (they turn NaN into null)."""
+    content = (
+        body.model_dump_json().encode()
+        if isinstance(body, BaseModel)
+        else msgspec.json.encode(body)
+    )
+    return Response(content, status_code, media_type="application/json")
+
+
+def of_bytes(body: bytes, request: Request) -> Response:
+    """JSON that exists already; gzipped where that is cheap. Call it in a thread."""
+    headers = {"vary": "accept-encoding"}
+    if len(body) in _WORTH_GZIP and "gzip" in request.headers.get("accept-encoding", ""):
+        packer = zlib.compressobj(level=1, wbits=31)
+        body = packer.compress(body) + packer.flush()
+        headers["content-encoding"] = "gzip"
+    return Response(body, headers=headers, media_type="application/json")
+
+
+async def on_error(_: Request | None, error: Exception) -> Response:
+    """An error of this package, by the table above."""
+    kind = next(kind for kind in type(error).__mro__ if kind in STATUS_OF)
+    status_code, word = STATUS_OF[kind]
+    body: dict[str, str] = {"detail": _cut(str(error))}
+    if status_code != 422:
+        body["status"] = word
+    response = of_json(body, status_code)
+    if status_code == 503:
+        response.headers["retry-after"] = str(RETRY_AFTER_S)
+    if status_code == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+async def on_invalid_request(_: Request, error: Exception) -> Response:
+    """A control message that is not what its model says: where and why, never the value."""
+    assert isinstance(error, RequestValidationError)
+    problems = [
+        f"{'.'.join(str(part)[:100] for part in one['loc'])}: {one['msg'][:200]}"
+        for one in error.errors()[:3]
+    ]
+    return of_json({"detail": _cut("; ".join(problems))}, 422)
+
+
+def _cut(text: str) -> str:
+    """Counted as it is sent: keys of the sender's choice may be all escapes."""
+    while len(msgspec.json.encode(text)) > _MOST_DETAIL_BYTES:
+        text = text[: len(text) * 3 // 4]
+    return text

@@ -1,0 +1,144 @@
+"""HTTP of the original for the data: scored groups in, batches out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atroposlib.api.codec.groups import (
+    GROUP_MEDIA,
+    GROUPS_MEDIA,
+    media_type,
+    read_group,
+    read_groups,
+)
+from atroposlib.api.codec.parsed import Incoming
+from atroposlib.api.codec.transcode import read_columns, to_json
+from atroposlib.api.common.records import Media, Payload
+from atroposlib.api.guards.auth import caller_of
+from atroposlib.api.run.posts import Post
+from atroposlib.api.run.service import RolloutService
+from atroposlib.api.web.openapi import MANY_GROUPS, ONE_GROUP, delivered, refusals
+from atroposlib.api.web.requests import RawRoute, body_of, client_gone
+from atroposlib.api.web.responses import of_bytes, of_json
+from atroposlib.api.web.streaming import DeliveryReply
+from atroposlib.errors import NotRegistered
+
+T = TypeVar("T")
+
+RUN_ID_HEADER = "x-atropos-run-id"
+KEY_HEADER = "idempotency-key"
+QUICK_BYTES = 16 * 1024
+NO_EXAMPLE: dict[str, list[Any]] = {
+    name: []
+    for name in (
+        "tokens",
+        "masks",
+        "scores",
+        "advantages",
+        "ref_logprobs",
+        "generation_params",
+        "inference_logprobs",
+        "messages",
+        "images",
+    )
+}
+
+
+def data_routes(service: RolloutService, hold_s: float) -> APIRouter:
+    """Routes of the queue, as old environments and trainers know it."""
+    router = APIRouter(tags=["data"], route_class=RawRoute)
+    _routes_in(router, service, hold_s)
+    _routes_out(router, service)
+    return router
+
+
+def post_of(request: Request, groups: list[Incoming], hold_s: float) -> Post:
+    """``groups`` with who sent them."""
+    return Post(
+        groups,
+        run_id=request.headers.get(RUN_ID_HEADER),
+        caller=caller_of(request),
+        gone=client_gone(request),
+        hold_s=hold_s,
+    )
+
+
+async def read_where(
+    service: RolloutService, body: bytes, content_type: str, read: Callable[[], T]
+) -> T:
+    """``read`` in a thread, unless it takes no longer than to hand it to one: a binary
+    group, however few its bytes, may inflate to anything."""
+    binary = media_type(content_type) in (GROUP_MEDIA, GROUPS_MEDIA)
+    if binary or len(body) > QUICK_BYTES:
+        return await service.core.threads.parsing.run(read)
+    return read()
+
+
+def _routes_in(router: APIRouter, service: RolloutService, hold_s: float) -> None:
+    @router.post("/scored_data", openapi_extra=ONE_GROUP, responses=refusals(404, 409))
+    async def scored_data(request: Request) -> Response:
+        key = request.headers.get(KEY_HEADER)
+        body, kind = await body_of(request), request.headers.get("content-type", "")
+        read = partial(read_group, body, kind, key)
+        incoming = await read_where(service, body, kind, read)
+        [accepted] = await service.posts.accept(post_of(request, [incoming], hold_s))
+        reply: dict[str, Any] = {"status": "received"}
+        if accepted.buffered:
+            reply = {"status": "buffered", "buffer_size": accepted.buffer_size}
+        if accepted.duplicate:
+            reply["duplicate"] = True
+        return of_json(reply)
+
+    @router.post("/scored_data_list", openapi_extra=MANY_GROUPS, responses=refusals(404, 409))
+    async def scored_data_list(request: Request) -> Response:
+        body, kind = await body_of(request), request.headers.get("content-type", "")
+        incoming = await read_where(service, body, kind, partial(read_groups, body, kind))
+        accepted = await service.posts.accept(post_of(request, incoming, hold_s))
+        reply: dict[str, Any] = {"status": "received", "groups_processed": len(accepted)}
+        if buffered := [one for one in accepted if one.buffered]:
+            reply["buffered"] = len(buffered)
+            reply["last_buffer_size"] = buffered[-1].buffer_size
+        if duplicates := sum(one.duplicate for one in accepted):
+            reply["duplicates"] = duplicates
+        return of_json(reply)
+
+
+def _as_json(group: Payload) -> bytes:
+    return group.data if group.media is Media.JSON else to_json(read_columns(group))
+
+
+def _routes_out(router: APIRouter, service: RolloutService) -> None:
+    @router.get("/latest_example", responses=refusals())
+    async def latest_example(request: Request) -> Response:
+        latest = await service.posts.latest()
+        if latest is None:
+            return of_json(NO_EXAMPLE)
+        return await service.core.threads.parsing.run(
+            lambda: of_bytes(_as_json(latest), request)
+        )
+
+    @router.get("/batch", responses=refusals(409) | delivered())
+    async def batch(request: Request) -> Response:
+        old_trainers = service.old_trainers
+        await request.body()  # what comes after it tells whether the client is still there
+        try:
+            got = await old_trainers.next_batch(client_gone(request))
+        except NotRegistered as error:  # old clients read the body, not the code
+            return of_json({"status": "error", "message": str(error), "batch": []})
+        if got is None:
+            return of_json({"batch": None})
+        delivery, settled = got
+        return DeliveryReply(
+            service.store,
+            delivery,
+            accept=request.headers.get("accept", ""),
+            on_sent=partial(old_trainers.note_sent, delivery.batch),
+            on_corrupt=partial(service.claims.discard, delivery.batch),
+            finished=settled,
+        )
