@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
-from atroposlib.inference.core import EngineLimits
-from atroposlib.inference.engine import Engine
-from atroposlib.inference.model import ServedModel, load_model
-from atroposlib.inference.sequence import GenerationRequest, SamplingParams
+from atroposlib.inference.engine.core import EngineLimits
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.engine.model import ServedModel, load_model
+from atroposlib.inference.engine.sequence import GenerationRequest, SamplingParams
 from atroposlib.testing.tiny import write_tiny_model
 
 

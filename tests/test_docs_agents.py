@@ -36,10 +36,10 @@ def test_the_lines_of_the_page_stand_in_the_example() -> None:
 
 @pytest.mark.slow
 def test_the_example_runs_on_a_tiny_model(tmp_path: Path) -> None:
-    from atroposlib.inference.core import EngineLimits
-    from atroposlib.inference.engine import Engine
-    from atroposlib.inference.model import load_model
-    from atroposlib.inference.server import create_app
+    from atroposlib.inference.engine.core import EngineLimits
+    from atroposlib.inference.engine.engine import Engine
+    from atroposlib.inference.engine.model import load_model
+    from atroposlib.inference.http.app import create_app
 
     model = write_tool_model(tmp_path / "model")
     engine = Engine(load_model(str(model)), EngineLimits(), seed=0, num_threads=1)

@@ -13,7 +13,7 @@ from atroposlib.errors import AtroposError, ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from atroposlib.inference.engine import Engine
+    from atroposlib.inference.engine.engine import Engine
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -86,7 +86,7 @@ def _is_loopback(host: str) -> bool:
 
 def warm_up(engine: Engine, timeout_s: float = 300.0) -> None:
     """Generate two tokens: a model that cannot be served fails here, not in a rollout."""
-    from atroposlib.inference.sequence import GenerationRequest, SamplingParams
+    from atroposlib.inference.engine.sequence import GenerationRequest, SamplingParams
 
     request = GenerationRequest(prompt_ids=[0], params=SamplingParams(max_tokens=2))
     engine.submit(request)
@@ -108,10 +108,10 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     import uvicorn
     from transformers.utils import logging
 
-    from atroposlib.inference.core import EngineLimits
-    from atroposlib.inference.engine import Engine
-    from atroposlib.inference.model import load_model
-    from atroposlib.inference.server import create_app
+    from atroposlib.inference.engine.core import EngineLimits
+    from atroposlib.inference.engine.engine import Engine
+    from atroposlib.inference.engine.model import load_model
+    from atroposlib.inference.http.app import create_app
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if options.threads:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from atroposlib.inference.core import EngineLimits
-from atroposlib.inference.engine import Engine, PauseMode
-from atroposlib.inference.model import ServedModel, load_model
-from atroposlib.inference.sequence import GenerationRequest, TokenEvent
+from atroposlib.inference.engine.core import EngineLimits
+from atroposlib.inference.engine.engine import Engine, PauseMode
+from atroposlib.inference.engine.model import ServedModel, load_model
+from atroposlib.inference.engine.sequence import GenerationRequest, TokenEvent
 from atroposlib.testing.tiny import write_tiny_model
 from tests.inference.helpers import WAIT_S
 

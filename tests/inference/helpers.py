@@ -6,9 +6,13 @@ from typing import Any
 
 import torch
 
-from atroposlib.inference.engine import Engine
-from atroposlib.inference.model import ServedModel
-from atroposlib.inference.sequence import GenerationRequest, RequestResult, SamplingParams
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.engine.model import ServedModel
+from atroposlib.inference.engine.sequence import (
+    GenerationRequest,
+    RequestResult,
+    SamplingParams,
+)
 
 WAIT_S = 60.0  # far beyond what anything here takes: only a hang reaches it
 

@@ -19,9 +19,9 @@ from atroposlib.envs.server_handling.configs import APIServerConfig
 from atroposlib.envs.server_handling.openai_server import OpenAIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.envs.server_handling.vllm_routes import CompletionsRoute, DemoRoute
-from atroposlib.inference.engine import Engine, PauseMode
-from atroposlib.inference.model import ServedModel, load_model
-from atroposlib.inference.server import create_app
+from atroposlib.inference.engine.engine import Engine, PauseMode
+from atroposlib.inference.engine.model import ServedModel, load_model
+from atroposlib.inference.http.app import create_app
 from atroposlib.testing.tiny import write_tiny_model
 from tests.inference.helpers import fresh_logprobs
 from tests.serving import served

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from atroposlib.errors import InferenceUnavailable, RolloutError
-from atroposlib.inference.engine import EngineState, PauseMode
-from atroposlib.inference.sequence import FinishReason
+from atroposlib.inference.engine.engine import EngineState, PauseMode
+from atroposlib.inference.engine.sequence import FinishReason
 from tests.inference.helpers import WAIT_S, generate, request
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from atroposlib.inference.engine import PauseMode
+from atroposlib.inference.engine.engine import PauseMode
 from tests.inference.helpers import generate, request, worst_difference
 
 EXACT = 1e-4  # nats, fp32

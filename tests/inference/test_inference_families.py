@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from atroposlib.errors import ConfigError
-from atroposlib.inference.core import EngineLimits
-from atroposlib.inference.engine import Engine
-from atroposlib.inference.model import load_model
+from atroposlib.inference.engine.core import EngineLimits
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.engine.model import load_model
 from atroposlib.testing.tiny import char_tokenizer
 from tests.inference.helpers import generate, request, worst_difference
 

@@ -11,8 +11,8 @@ import sys
 import httpx
 import pytest
 
-from atroposlib.inference.engine import PauseMode
-from atroposlib.inference.server import create_app
+from atroposlib.inference.engine.engine import PauseMode
+from atroposlib.inference.http.app import create_app
 from tests.inference.helpers import WAIT_S, fresh_logprobs
 
 CHAT = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5, "seed": 1}

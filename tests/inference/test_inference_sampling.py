@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.inference.sampling import (
+from atroposlib.inference.engine.sampling import (
     RowParams,
     derive_seed,
     sample,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.inference.kv_cache import COLUMN_STEP, plan_capacity
-from atroposlib.inference.scheduler import Scheduler, prefill_groups
-from atroposlib.inference.sequence import Sequence
+from atroposlib.inference.engine.kv_cache import COLUMN_STEP, plan_capacity
+from atroposlib.inference.engine.scheduler import Scheduler, prefill_groups
+from atroposlib.inference.engine.sequence import Sequence
 from tests.inference.helpers import request
 
 

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch.distributed import TCPStore
 
 from atroposlib.errors import WeightsError
-from atroposlib.inference.engine import EngineState, PauseMode
-from atroposlib.inference.model import load_model
-from atroposlib.inference.protocol import InitWeightsGroup, UpdateFromGroup
-from atroposlib.inference.server import create_app
-from atroposlib.inference.weight_group import WeightGroups, join
-from atroposlib.inference.weights import load_shared
+from atroposlib.inference.engine.engine import EngineState, PauseMode
+from atroposlib.inference.engine.model import load_model
+from atroposlib.inference.http.app import create_app
+from atroposlib.inference.http.process_group import WeightGroups, join
+from atroposlib.inference.http.protocol import InitWeightsGroup, UpdateFromGroup
+from atroposlib.inference.weights.load import load_shared
 from tests.inference.helpers import WAIT_S, fresh_logprobs, generate, request
 
 EXACT = 1e-4

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from atroposlib.errors import WeightsError
-from atroposlib.inference.engine import PauseMode
-from atroposlib.inference.model import load_model
-from atroposlib.inference.sequence import VersionSpan
-from atroposlib.inference.weights import load_in_place
+from atroposlib.inference.engine.engine import PauseMode
+from atroposlib.inference.engine.model import load_model
+from atroposlib.inference.engine.sequence import VersionSpan
+from atroposlib.inference.weights.load import load_in_place
 from tests.inference.helpers import WAIT_S, fresh_logprobs, generate, request
 
 EXACT = 1e-4

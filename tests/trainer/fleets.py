@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from atroposlib.inference.core import EngineLimits
-from atroposlib.inference.engine import Engine
-from atroposlib.inference.model import load_model
-from atroposlib.inference.server import create_app
+from atroposlib.inference.engine.core import EngineLimits
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.engine.model import load_model
+from atroposlib.inference.http.app import create_app
 from example_trainer.checkpoint import TrainerState
 from example_trainer.model import Policy
 from example_trainer.weights.engines import connect

@@ -24,10 +24,10 @@ import msgspec
 
 from atroposlib.api.server import create_app as api_app
 from atroposlib.client import RolloutClient
-from atroposlib.inference.core import EngineLimits
-from atroposlib.inference.engine import Engine
-from atroposlib.inference.model import load_model
-from atroposlib.inference.server import create_app as inference_app
+from atroposlib.inference.engine.core import EngineLimits
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.engine.model import load_model
+from atroposlib.inference.http.app import create_app as inference_app
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION, Registration, ScoredData
 from example_trainer.trackers.jsonl import last_run
 from example_trainer.weights.engines import connect

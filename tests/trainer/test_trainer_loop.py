@@ -14,10 +14,10 @@ import torch
 
 from atroposlib.api.server import create_app as api_app
 from atroposlib.errors import StaleWeights
-from atroposlib.inference.core import EngineLimits
-from atroposlib.inference.engine import Engine
-from atroposlib.inference.model import load_model
-from atroposlib.inference.server import create_app as inference_app
+from atroposlib.inference.engine.core import EngineLimits
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.engine.model import load_model
+from atroposlib.inference.http.app import create_app as inference_app
 from atroposlib.testing.tiny import write_tiny_model
 from example_trainer import checkpoint, grpo, loading, session
 from tests.trainer.environment import running_environment

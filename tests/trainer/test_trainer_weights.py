@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from atroposlib.errors import CheckpointError, ConfigError, InferenceError, PublishFailed
-from atroposlib.inference.engine import PauseMode
+from atroposlib.inference.engine.engine import PauseMode
 from example_trainer import loading
 from example_trainer.parallel import World
 from example_trainer.weights import PUBLISHERS, make_publisher, members

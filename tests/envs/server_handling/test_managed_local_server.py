@@ -22,10 +22,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]
     """(base URL, the model that is served)."""
     import uvicorn
 
-    from atroposlib.inference.core import EngineLimits
-    from atroposlib.inference.engine import Engine
-    from atroposlib.inference.model import load_model
-    from atroposlib.inference.server import create_app
+    from atroposlib.inference.engine.core import EngineLimits
+    from atroposlib.inference.engine.engine import Engine
+    from atroposlib.inference.engine.model import load_model
+    from atroposlib.inference.http.app import create_app
     from atroposlib.testing.tiny import write_tiny_model
 
     directory: Path = write_tiny_model(tmp_path_factory.mktemp("tiny"))

@@ -121,10 +121,10 @@ def fingerprint(row: Any) -> str:
 def tapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Tap, Any]]:
     import torch
 
-    from atroposlib.inference.core import EngineLimits
-    from atroposlib.inference.engine import Engine
-    from atroposlib.inference.model import load_model
-    from atroposlib.inference.server import create_app
+    from atroposlib.inference.engine.core import EngineLimits
+    from atroposlib.inference.engine.engine import Engine
+    from atroposlib.inference.engine.model import load_model
+    from atroposlib.inference.http.app import create_app
 
     torch.set_num_threads(1)
     directory: Path = write_tool_model(tmp_path_factory.mktemp("tool_model"))

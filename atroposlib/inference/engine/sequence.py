@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 
-from atroposlib.inference.detokenize import TextStream
+from atroposlib.inference.engine.detokenize import TextStream
 
 MAX_TOP_LOGPROBS = 20  # as the OpenAI API; every row of a batch pays for the widest
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from atroposlib.errors import WeightsError
-from atroposlib.inference.weights import verify_finite
+from atroposlib.inference.weights.load import verify_finite
 
 PREFIX = "base_model.model."
 WEIGHTS_FILE = "adapter_model.safetensors"

@@ -9,14 +9,14 @@ from typing import Any
 from starlette.requests import Request
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.inference.engine import Engine
-from atroposlib.inference.protocol import SamplingFields
-from atroposlib.inference.replies import Detokenizer
-from atroposlib.inference.sequence import (
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.engine.sequence import (
     GenerationRequest,
     RequestResult,
     TokenEvent,
 )
+from atroposlib.inference.http.protocol import SamplingFields
+from atroposlib.inference.http.replies import Detokenizer
 
 
 class InferenceService:

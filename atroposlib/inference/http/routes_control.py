@@ -10,9 +10,9 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Query
 
-from atroposlib.inference.engine import PauseMode
-from atroposlib.inference.replies import Json
-from atroposlib.inference.service import InferenceService
+from atroposlib.inference.engine.engine import PauseMode
+from atroposlib.inference.http.replies import Json
+from atroposlib.inference.http.service import InferenceService
 
 
 def router(service: InferenceService) -> APIRouter:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from atroposlib.inference.sequence import Output
+from atroposlib.inference.engine.sequence import Output
 
 Json = dict[str, Any]
 

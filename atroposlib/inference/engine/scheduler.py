@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from atroposlib.inference.sequence import GenerationRequest, Sequence
+from atroposlib.inference.engine.sequence import GenerationRequest, Sequence
 
 
 class Scheduler:

@@ -20,7 +20,8 @@ from pathlib import Path
 from fastapi import APIRouter
 
 from atroposlib.errors import InferenceRefused, WeightsError
-from atroposlib.inference.protocol import (
+from atroposlib.inference.http.process_group import WeightGroups
+from atroposlib.inference.http.protocol import (
     CollectiveRpc,
     InitWeightsGroup,
     LeaveWeightsGroup,
@@ -31,10 +32,9 @@ from atroposlib.inference.protocol import (
     UpdateWeights,
     WeightVersion,
 )
-from atroposlib.inference.replies import Json, JsonResponse
-from atroposlib.inference.service import InferenceService
-from atroposlib.inference.weight_group import WeightGroups
-from atroposlib.inference.weights import copy_tensors, load_shared, verify_shapes
+from atroposlib.inference.http.replies import Json, JsonResponse
+from atroposlib.inference.http.service import InferenceService
+from atroposlib.inference.weights.load import copy_tensors, load_shared, verify_shapes
 
 
 def router(service: InferenceService, groups: WeightGroups) -> APIRouter:

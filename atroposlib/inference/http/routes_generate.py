@@ -5,9 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.inference.protocol import GenerateRequest, TokenPrompt
-from atroposlib.inference.replies import Json, JsonResponse, generate_logprobs, version_spans
-from atroposlib.inference.service import InferenceService
+from atroposlib.inference.http.protocol import GenerateRequest, TokenPrompt
+from atroposlib.inference.http.replies import (
+    Json,
+    JsonResponse,
+    generate_logprobs,
+    version_spans,
+)
+from atroposlib.inference.http.service import InferenceService
 
 DEFAULT_MAX_TOKENS = 16  # vLLM's default for raw prompts
 

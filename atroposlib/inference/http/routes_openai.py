@@ -10,15 +10,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.inference import replies, streams
-from atroposlib.inference.protocol import (
+from atroposlib.inference.engine.sequence import Output
+from atroposlib.inference.http import replies, streams
+from atroposlib.inference.http.protocol import (
     DEFAULT_MAX_TOKENS,
     ChatRequest,
     CompletionRequest,
 )
-from atroposlib.inference.replies import Json, JsonResponse
-from atroposlib.inference.sequence import Output
-from atroposlib.inference.service import InferenceService
+from atroposlib.inference.http.replies import Json, JsonResponse
+from atroposlib.inference.http.service import InferenceService
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 

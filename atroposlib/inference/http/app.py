@@ -16,16 +16,16 @@ from atroposlib.errors import (
     InferenceUnavailable,
     WeightsError,
 )
-from atroposlib.inference import (
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.http import (
     routes_control,
     routes_generate,
     routes_openai,
     routes_weights,
 )
-from atroposlib.inference.engine import Engine
-from atroposlib.inference.replies import Json, JsonResponse
-from atroposlib.inference.service import InferenceService
-from atroposlib.inference.weight_group import WeightGroups
+from atroposlib.inference.http.process_group import WeightGroups
+from atroposlib.inference.http.replies import Json, JsonResponse
+from atroposlib.inference.http.service import InferenceService
 
 STATUS_OF = {WeightsError: 400, InferenceUnavailable: 503}
 

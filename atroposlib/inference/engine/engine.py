@@ -24,11 +24,11 @@ from typing import Any, TypeVar
 import torch
 
 from atroposlib.errors import AtroposError, InferenceUnavailable, boundary
-from atroposlib.inference.adapters import MergedAdapter
-from atroposlib.inference.core import Counters, EngineCore, EngineLimits
-from atroposlib.inference.model import ServedModel
-from atroposlib.inference.sequence import GenerationRequest
-from atroposlib.inference.weights import load_in_place
+from atroposlib.inference.engine.core import Counters, EngineCore, EngineLimits
+from atroposlib.inference.engine.model import ServedModel
+from atroposlib.inference.engine.sequence import GenerationRequest
+from atroposlib.inference.weights.load import load_in_place
+from atroposlib.inference.weights.lora import MergedAdapter
 
 T = TypeVar("T")
 GATHER_S = 0.002  # an idle engine waits this long for company after the first request,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from atroposlib.inference.kv_cache import SlotCache
-from atroposlib.inference.sampling import scale
+from atroposlib.inference.engine.kv_cache import SlotCache
+from atroposlib.inference.engine.sampling import scale
 
 WIDTH_STEP = 16  # decode views grow in steps, which keeps the mask aligned for kernels
 SCORE_CHUNK_LOGITS = 1 << 25  # logits held at once while scoring: 128 MiB in fp32

@@ -16,7 +16,7 @@ import torch.distributed
 from torch import Tensor
 
 from atroposlib.errors import InferenceRefused, WeightsError
-from atroposlib.inference.protocol import InitWeightsGroup, UpdateFromGroup
+from atroposlib.inference.http.protocol import InitWeightsGroup, UpdateFromGroup
 
 dist: Any = torch.distributed  # its stubs leave out half of what is used here
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atroposlib.inference.kv_cache import resized
-from atroposlib.inference.sampling import RowParams
-from atroposlib.inference.sequence import Sequence
+from atroposlib.inference.engine.kv_cache import resized
+from atroposlib.inference.engine.sampling import RowParams
+from atroposlib.inference.engine.sequence import Sequence
 
 
 class Batch:

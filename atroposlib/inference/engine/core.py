@@ -18,13 +18,19 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import AtroposError, InferenceUnavailable
-from atroposlib.inference.batch import Batch
-from atroposlib.inference.detokenize import TextStream
-from atroposlib.inference.kv_cache import SlotCache, plan_capacity
-from atroposlib.inference.model import ServedModel
-from atroposlib.inference.sampling import derive_seed, sample, scale, top_logprobs, uniform
-from atroposlib.inference.scheduler import Scheduler, prefill_groups
-from atroposlib.inference.sequence import (
+from atroposlib.inference.engine.batch import Batch
+from atroposlib.inference.engine.detokenize import TextStream
+from atroposlib.inference.engine.kv_cache import SlotCache, plan_capacity
+from atroposlib.inference.engine.model import ServedModel
+from atroposlib.inference.engine.sampling import (
+    derive_seed,
+    sample,
+    scale,
+    top_logprobs,
+    uniform,
+)
+from atroposlib.inference.engine.scheduler import Scheduler, prefill_groups
+from atroposlib.inference.engine.sequence import (
     FinishReason,
     GenerationRequest,
     Output,

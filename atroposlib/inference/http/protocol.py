@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.inference.sequence import MAX_TOP_LOGPROBS, SamplingParams
+from atroposlib.inference.engine.sequence import MAX_TOP_LOGPROBS, SamplingParams
 
 MAX_N = 4096
 DEFAULT_MAX_TOKENS = 256  # for chat, where OpenAI's default is "the rest of the context"

@@ -9,11 +9,16 @@ import msgspec
 from starlette.responses import StreamingResponse
 
 from atroposlib.errors import AtroposError
-from atroposlib.inference import replies
-from atroposlib.inference.protocol import ChatRequest, CompletionRequest
-from atroposlib.inference.replies import Json
-from atroposlib.inference.sequence import GenerationRequest, Output, RequestResult, TokenEvent
-from atroposlib.inference.service import InferenceService
+from atroposlib.inference.engine.sequence import (
+    GenerationRequest,
+    Output,
+    RequestResult,
+    TokenEvent,
+)
+from atroposlib.inference.http import replies
+from atroposlib.inference.http.protocol import ChatRequest, CompletionRequest
+from atroposlib.inference.http.replies import Json
+from atroposlib.inference.http.service import InferenceService
 
 Make = Callable[[Callable[[TokenEvent], None]], GenerationRequest]
 Chunk = Callable[[TokenEvent], Json]  # the choice of one token

@@ -1,0 +1,1 @@
+"""Generation loop of the local server: scheduler, batch, KV cache, sampling."""

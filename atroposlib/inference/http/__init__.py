@@ -1,0 +1,1 @@
+"""HTTP surface of the local server."""

@@ -1,0 +1,1 @@
+"""In-place weight updates of the local server."""
