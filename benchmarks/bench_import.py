@@ -19,7 +19,7 @@ SUBJECTS = {
     "httpx": "import httpx",
     "envs.base": "import atroposlib.envs.base",
     "client": "import atroposlib.client",
-    "server_manager": "import atroposlib.envs.server_handling.server_manager",
+    "server_manager": "import atroposlib.generation.routing.manager",
 }
 MEASURE = """
 import resource, sys, time

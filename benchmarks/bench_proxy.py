@@ -86,7 +86,7 @@ def serve_instant(port: int) -> None:
 async def measure(options: argparse.Namespace, scratch: Path) -> None:
     ports = free_ports(2)
     here = [sys.executable, __file__, "--serve-instant", str(ports[0])]
-    proxy = [sys.executable, "-m", "atroposlib.envs.server_handling.managed_server_proxy"]
+    proxy = [sys.executable, "-m", "atroposlib.generation.proxy.main"]
     proxy += ["--config", str(configured(scratch, ports[0])), "--port", str(ports[1])]
     instant_url, proxy_url = (f"http://127.0.0.1:{port}" for port in ports)
     with process(here), process(proxy) as proxy_pid:

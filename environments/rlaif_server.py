@@ -18,8 +18,8 @@ from pydantic import Field
 
 from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from atroposlib.envs.groups import from_nodes
-from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.errors import AtroposError, DatasetUnavailable
+from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
 from helpers.rollouts import ItemsInOrder, mean, model_server, room_left

@@ -20,8 +20,8 @@ ORIGINAL: dict[str, frozenset[str]] = {
     ),
     "atroposlib.envs.base:APIServerConfig": _BASELINE
     | {"api_key", "base_url", "n_kwarg_is_ignored", "health_check"},
-    "atroposlib.envs.server_handling.server_baseline:ServerBaseline": _BASELINE,
-    "atroposlib.envs.server_handling.server_manager:ServerManagerConfig": frozenset(
+    "atroposlib.generation.engines.base:ServerBaseline": _BASELINE,
+    "atroposlib.generation.routing.manager:ServerManagerConfig": frozenset(
         ("slurm", "testing", "max_n_completions", "proxy_url")
     ),
     "example_trainer.config:TrainingConfig": frozenset(

@@ -53,17 +53,17 @@ SECTIONS = (
     ),
     Section(
         "Defaults for servers that are not listed one by one",
-        "atroposlib.envs.server_handling.server_baseline:ServerBaseline",
+        "atroposlib.generation.engines.base:ServerBaseline",
         "In Python only: what `config_init` returns in place of a list of servers.",
     ),
     Section(
         "Server manager",
-        "atroposlib.envs.server_handling.server_manager:ServerManagerConfig",
+        "atroposlib.generation.routing.manager:ServerManagerConfig",
         "Command line: `--<option>`, without a prefix: these apply to all servers together.",
     ),
     Section(
         "Thinking of hosted models",
-        "atroposlib.envs.server_handling.server_baseline:ReasoningConfig",
+        "atroposlib.generation.engines.base:ReasoningConfig",
         "Made from three options of the environment; naming an effort or a number of tokens "
         "switches it on.",
     ),

@@ -27,13 +27,13 @@ from atroposlib.envs.run_metrics import performance_metrics, training_metrics
 from atroposlib.envs.runtime import EnvRuntime
 from atroposlib.envs.samples import collect_group
 from atroposlib.envs.serve import Serve
-from atroposlib.envs.server_handling.configs import (
+from atroposlib.generation.configs import (
     APIServerConfig,
     OpenaiConfig,
     ServerBaseline,
     ServerConfigs,
 )
-from atroposlib.envs.server_handling.server_baseline import APIServer
+from atroposlib.generation.engines.base import APIServer
 from atroposlib.type_definitions import Item
 
 __all__ = [

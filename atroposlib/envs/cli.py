@@ -21,13 +21,13 @@ from pydantic_cli.argparse import FailedExecutionException
 from atroposlib.envs import flags
 from atroposlib.envs.evaluation import run_evaluate
 from atroposlib.envs.runtime import EnvRuntime
-from atroposlib.envs.server_handling.configs import (
+from atroposlib.envs.settings import Settings, help_page, read_settings
+from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.generation.configs import (
     ServerBaseline,
     ServerConfigs,
     as_server_list,
 )
-from atroposlib.envs.settings import Settings, help_page, read_settings
-from atroposlib.errors import AtroposError, ConfigError
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})
 

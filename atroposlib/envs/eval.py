@@ -22,11 +22,11 @@ from typing import Any
 
 from atroposlib.envs.evaluation import show_results, write_results
 from atroposlib.envs.groups import mean_metrics
-from atroposlib.envs.server_handling.configs import APIServerConfig
-from atroposlib.envs.server_handling.discovery import LOCAL_URLS
-from atroposlib.envs.server_handling.http_path import HttpPath, server_root
-from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.errors import AtroposError, ConfigError, InferenceUnavailable, boundary
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.engines.http import HttpPath, server_root
+from atroposlib.generation.routing.discovery import LOCAL_URLS
+from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.gathering import gather_bounded
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict, cast
 
-from atroposlib.envs.server_handling.dummy_managed_server import dummy_allowed
 from atroposlib.errors import InvalidGroup
+from atroposlib.generation.sessions.dummy import dummy_allowed
 from atroposlib.wire import ScoredData
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from atroposlib.envs.config import BaseEnvConfig
 from atroposlib.envs.groups import ScoredDataGroup
-from atroposlib.envs.server_handling.configs import ServerConfigs
-from atroposlib.envs.server_handling.server_baseline import APIServer
+from atroposlib.generation.configs import ServerConfigs
+from atroposlib.generation.engines.base import APIServer
 from atroposlib.type_definitions import Item
 
 

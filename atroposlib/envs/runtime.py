@@ -19,11 +19,11 @@ from atroposlib.envs.hooks import EnvHooks, Serving
 from atroposlib.envs.judging import Drop, Kept, Rules
 from atroposlib.envs.logbook import Logbook, WandbSink, local_sinks
 from atroposlib.envs.pacing import Limits, derived_batch_size
-from atroposlib.envs.server_handling.configs import ServerConfigs
-from atroposlib.envs.server_handling.reasoning import ReasoningConfig
-from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.envs.workers import End, Outcome, WorkerPool
 from atroposlib.errors import AtroposError, ConfigError, NotRegistered, RolloutError, boundary
+from atroposlib.generation.configs import ServerConfigs
+from atroposlib.generation.routing.manager import ServerManager
+from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.type_definitions import Item
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 from atroposlib.wire import EnvRegistered

@@ -20,7 +20,8 @@ from atroposlib.envs.config import BaseEnvConfig, nearest
 from atroposlib.envs.constants import ENV_NAMESPACE, NAMESPACE_SEP, OPENAI_NAMESPACE
 from atroposlib.envs.hooks import MoreServers
 from atroposlib.envs.runtime import EnvRuntime
-from atroposlib.envs.server_handling.configs import (
+from atroposlib.errors import ConfigError
+from atroposlib.generation.configs import (
     APIServerConfig,
     ServerBaseline,
     ServerConfigs,
@@ -28,7 +29,6 @@ from atroposlib.envs.server_handling.configs import (
     as_server_list,
     resolve_servers,
 )
-from atroposlib.errors import ConfigError
 from atroposlib.utils.cli import extract_namespace, merge_dicts
 
 logger = logging.getLogger(__name__)

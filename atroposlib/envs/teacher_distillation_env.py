@@ -21,13 +21,13 @@ from pydantic import Field
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
 from atroposlib.envs.groups import groups_in
 from atroposlib.envs.hooks import MoreServers
-from atroposlib.envs.server_handling.configs import (
+from atroposlib.errors import AtroposError, ConfigError, InvalidGroup, boundary
+from atroposlib.generation.configs import (
     ServerBaseline,
     ServerConfigs,
     as_server_list,
 )
-from atroposlib.envs.server_handling.server_manager import ServerManager
-from atroposlib.errors import AtroposError, ConfigError, InvalidGroup, boundary
+from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.type_definitions import Item
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 

@@ -16,9 +16,9 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from atroposlib.envs.groups import ScoredDataGroup, from_nodes
-from atroposlib.envs.server_handling.agent_proxy import RunningProxy, serving_proxy
-from atroposlib.envs.server_handling.server_manager import APIServerConfig, ServerManager
-from atroposlib.envs.server_handling.tokenizer_loading import load_tokenizer
+from atroposlib.generation.chat.tokenizer import load_tokenizer
+from atroposlib.generation.proxy.in_process import RunningProxy, serving_proxy
+from atroposlib.generation.routing.manager import APIServerConfig, ServerManager
 
 ADD = {
     "type": "function",

@@ -23,7 +23,7 @@ import httpx
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.groups import from_nodes
 from atroposlib.envs.judging import to_wire
-from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.wire import MASKED, ScoredData, validate_group
 
 READY_WITHIN_S = 120.0

@@ -9,9 +9,9 @@ import pytest
 
 from atroposlib.envs import Reward, environment
 from atroposlib.envs.base import APIServerConfig
-from atroposlib.envs.server_handling.agent_proxy import serving_proxy
-from atroposlib.envs.server_handling.proxy_client import TOKEN_VARIABLE
-from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.generation.proxy.in_process import serving_proxy
+from atroposlib.generation.routing.manager import ServerManager
+from atroposlib.generation.sessions.remote import TOKEN_VARIABLE
 from atroposlib.testing.tiny import ASCII_ALPHABET
 from tests.envs.function_toys import made
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from atroposlib.envs.server_handling.configs import APIServerConfig
-from atroposlib.envs.server_handling.openai_server import OpenAIServer
-from atroposlib.envs.server_handling.server_manager import ServerManager
-from atroposlib.envs.server_handling.vllm_routes import CompletionsRoute, DemoRoute
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.engines.openai import OpenAIServer
+from atroposlib.generation.engines.vllm_protocols import CompletionsRoute, DemoRoute
+from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.inference.engine.engine import Engine, PauseMode
 from atroposlib.inference.engine.model import ServedModel, load_model
 from atroposlib.inference.http.app import create_app

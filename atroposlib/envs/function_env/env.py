@@ -19,8 +19,8 @@ from atroposlib.envs.function_env.rollouts import TOOL_PARSER, Rollouts
 from atroposlib.envs.function_env.rows import Rollout, groups_of, metrics_of, scored_row
 from atroposlib.envs.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.samples import collect_group
-from atroposlib.envs.server_handling.configs import APIServerConfig, ServerConfigs
 from atroposlib.errors import ConfigError
+from atroposlib.generation.configs import APIServerConfig, ServerConfigs
 
 logger = logging.getLogger(__name__)
 LOCAL_SERVER = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")

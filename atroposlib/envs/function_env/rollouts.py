@@ -22,7 +22,7 @@ from atroposlib.envs.runtime import EnvRuntime
 from atroposlib.errors import ConfigError, boundary
 
 if TYPE_CHECKING:
-    from atroposlib.envs.server_handling.agent_proxy import AgentSession, RunningProxy
+    from atroposlib.generation.proxy.in_process import AgentSession, RunningProxy
 
 TOOL_PARSER = "hermes"  # where neither flags nor YAML name one
 
@@ -135,7 +135,7 @@ class Rollouts:
         """The proxy of this process, started by the first agent that asks for an address."""
         async with self._starting_proxy:
             if self._proxy is None:
-                from atroposlib.envs.server_handling.agent_proxy import serving_proxy
+                from atroposlib.generation.proxy.in_process import serving_proxy
 
                 env = self._env
                 self._proxy = await self._open_things.enter_async_context(

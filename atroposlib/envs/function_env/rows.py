@@ -24,8 +24,8 @@ from atroposlib.envs.groups import (
     from_node,
     mean_metrics,
 )
-from atroposlib.envs.server_handling.generation import Generation
-from atroposlib.envs.server_handling.proxy.rows import Samples
+from atroposlib.generation.proxy.rows import Samples
+from atroposlib.generation.sampling.types import Generation
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
 

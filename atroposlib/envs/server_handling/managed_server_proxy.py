@@ -1,22 +1,16 @@
-"""A proxy that gives any agent a ``base_url`` and its owner the tokens.
+"""The original's import path of :mod:`atroposlib.generation.proxy.main`."""
 
-    python -m atroposlib.envs.server_handling.managed_server_proxy --config servers.json
+from atroposlib.generation.proxy.main import (
+    Limits,
+    create_app,
+    main,
+)
 
-    POST /sessions/create -> uuid, api_key
-    agent: base_url http://localhost:9100/<uuid>/v1, or /v1 with the session's API key
-    GET /<uuid>/nodes, GET /sessions/<uuid>/rows, DELETE /<uuid>
-
-It speaks OpenAI's chat, completions and Responses and Anthropic's Messages, with tools and
-streams. See docs/agents.md.
-"""
-
-from __future__ import annotations
-
-from atroposlib.envs.server_handling.proxy.app import create_app
-from atroposlib.envs.server_handling.proxy.cli import main
-from atroposlib.envs.server_handling.proxy.sessions import Limits
-
-__all__ = ["Limits", "create_app", "main"]
+__all__ = [
+    "Limits",
+    "create_app",
+    "main",
+]
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

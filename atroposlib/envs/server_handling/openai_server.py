@@ -1,31 +1,15 @@
-"""Hosted and local servers of which only the OpenAI protocol is known: text, no tokens."""
+"""The original's import path of :mod:`atroposlib.generation.engines.openai`."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from atroposlib.envs.server_handling.configs import (
+from atroposlib.generation.engines.openai import (
     APIServerConfig,
     OpenaiConfig,
+    OpenAIServer,
     resolve_openai_configs,
 )
-from atroposlib.envs.server_handling.openai_path import OpenAICompatibleServer
 
-__all__ = ["APIServerConfig", "OpenAIServer", "OpenaiConfig", "resolve_openai_configs"]
-
-
-class OpenAIServer(OpenAICompatibleServer):
-    """Any OpenAI-compatible API. Good for evaluation and data generation.
-
-    It returns no token ids, so its completions cannot be trained on token-exactly.
-    """
-
-    returns_tokens = False
-
-    async def _tokens_and_logprobs_completion_wrapper(
-        self, **kwargs: Any
-    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
-        raise NotImplementedError(
-            "OpenAIServer returns no token ids or logprobs; "
-            "use server_type vllm, sglang or trl for rows that are trained on"
-        )
+__all__ = [
+    "APIServerConfig",
+    "OpenAIServer",
+    "OpenaiConfig",
+    "resolve_openai_configs",
+]

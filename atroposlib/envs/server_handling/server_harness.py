@@ -1,119 +1,17 @@
-"""A server for unit tests: it answers what it was told to, and fails on anything else."""
+"""The original's import path of :mod:`atroposlib.testing.server_harness`."""
 
-from __future__ import annotations
+from atroposlib.testing.server_harness import (
+    ServerHarness,
+    T,
+    chat_key,
+    create_chat_completion,
+    create_completion,
+)
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from atroposlib.envs.server_handling.configs import APIServerConfig
-from atroposlib.envs.server_handling.server_baseline import APIServer
-from atroposlib.errors import ConfigError, InferenceRefused
-
-if TYPE_CHECKING:
-    from openai.types import Completion
-    from openai.types.chat import ChatCompletion
-
-T = TypeVar("T")
-_CREATED = 0  # responses of a test are the same on every run
-
-
-def create_chat_completion(
-    resp: str | Sequence[str], n: int = 1, finish_reason: str = "stop"
-) -> ChatCompletion:
-    """A chat completion of one text, repeated n times, or of several texts."""
-    from atroposlib.envs.server_handling.openai_path import chat_completion_of
-
-    choices = [
-        {"index": i, "finish_reason": finish_reason, "message": _assistant(text)}
-        for i, text in enumerate(_texts(resp, n))
-    ]
-    return chat_completion_of({**_envelope("chat.completion"), "choices": choices})
-
-
-def create_completion(
-    resp: str | Sequence[str], n: int = 1, finish_reason: str = "stop"
-) -> Completion:
-    """A text completion of one text, repeated n times, or of several texts."""
-    from atroposlib.envs.server_handling.openai_path import completion_of
-
-    choices = [
-        {"index": i, "finish_reason": finish_reason, "text": text, "logprobs": None}
-        for i, text in enumerate(_texts(resp, n))
-    ]
-    return completion_of({**_envelope("text_completion"), "choices": choices})
-
-
-class ServerHarness(APIServer):
-    """Answers by exact prompt; a prompt nobody prepared is an error that names it."""
-
-    def __init__(self, config: APIServerConfig | None = None, *unused: Any) -> None:
-        super().__init__(config or APIServerConfig(health_check=False))
-        self.chats: dict[str, ChatCompletion] = {}
-        self.completions: dict[str, Completion] = {}
-        self.token_outputs: dict[
-            str, tuple[list[int], list[list[int]], list[list[float]], list[Any]]
-        ] = {}
-        self.calls: list[dict[str, Any]] = []  # keyword arguments of every attempt
-
-    def set_desired_response(
-        self, messages: Sequence[Mapping[str, Any]], response: ChatCompletion
-    ) -> None:
-        self.chats[chat_key(messages)] = response
-
-    def set_desired_completion(self, prompt: str, response: Completion) -> None:
-        self.completions[prompt] = response
-
-    def set_tokens_and_logprobs_response(
-        self,
-        prompt: str,
-        prompt_tokens: list[int],
-        output_tokens_list: list[list[int]],
-        output_logprobs_list: list[list[float]],
-        finish_reasons: list[Any],
-    ) -> None:
-        self.token_outputs[prompt] = (
-            prompt_tokens,
-            output_tokens_list,
-            output_logprobs_list,
-            finish_reasons,
-        )
-
-    async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
-        self.calls.append(kwargs)
-        return _prepared(self.chats, chat_key(kwargs["messages"]), "set_desired_response")
-
-    async def _completion_wrapper(self, **kwargs: Any) -> Completion:
-        self.calls.append(kwargs)
-        return _prepared(self.completions, kwargs["prompt"], "set_desired_completion")
-
-    async def _tokens_and_logprobs_completion_wrapper(
-        self, **kwargs: Any
-    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
-        self.calls.append(kwargs)
-        prompt = kwargs.get("prompt")
-        if prompt is None:
-            raise ConfigError("the harness answers by prompt text: pass prompt, not ids alone")
-        return _prepared(self.token_outputs, prompt, "set_tokens_and_logprobs_response")
-
-
-def chat_key(messages: Sequence[Mapping[str, Any]]) -> str:
-    """One ``role:`` line and one ``content:`` line per message."""
-    return "\n".join(f"role:{m['role']}\ncontent:{m['content']}" for m in messages)
-
-
-def _prepared(answers: Mapping[str, T], key: str, setter: str) -> T:
-    if key not in answers:
-        raise InferenceRefused(404, f"no answer prepared; call {setter} for: {key}")
-    return answers[key]
-
-
-def _texts(resp: str | Sequence[str], n: int) -> list[str]:
-    return [resp] * n if isinstance(resp, str) else list(resp)
-
-
-def _assistant(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
-
-
-def _envelope(kind: str) -> dict[str, Any]:
-    return {"id": "harness", "object": kind, "created": _CREATED, "model": "harness"}
+__all__ = [
+    "ServerHarness",
+    "T",
+    "chat_key",
+    "create_chat_completion",
+    "create_completion",
+]

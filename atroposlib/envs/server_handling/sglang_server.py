@@ -1,121 +1,21 @@
-"""SGLang's native /generate: token ids in, ``output_token_logprobs`` out."""
+"""The original's import path of :mod:`atroposlib.generation.engines.sglang`."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from atroposlib.envs.server_handling.generation import (
-    Generation,
-    finish_reason_text,
-    token_versions,
+from atroposlib.generation.engines.sglang import (
+    GENERATE_PATH,
+    SGLANG_NAMES,
+    SGLangServer,
+    generate_body,
+    logprobs_body,
+    read_generations,
+    read_prompt_logprobs,
 )
-from atroposlib.envs.server_handling.sampling import request_options, sampling_params
-from atroposlib.envs.server_handling.token_server import (
-    TokenServer,
-    expect_outputs,
-    take_top_k,
-)
-from atroposlib.envs.server_handling.vllm_routes import require
-from atroposlib.errors import TokensMissing
 
-GENERATE_PATH = "/generate"
-SGLANG_NAMES = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "seed": "sampling_seed",
-}
-
-
-class SGLangServer(TokenServer):
-    """Chat and completions go the OpenAI way; token requests to ``/generate``."""
-
-    async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
-        ids = list(kwargs["input_ids"])
-        params = sampling_params(kwargs)
-        url = f"{self.root_url}{GENERATE_PATH}"
-        reply = await self.http.post(
-            url, generate_body(ids, params), **request_options(kwargs)
-        )
-        return expect_outputs(read_generations(reply.payload, ids), int(params["n"]), url)
-
-    async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
-        ids = await self._prompt_ids(kwargs)
-        body = logprobs_body(ids, take_top_k(kwargs))
-        reply = await self.http.post(
-            f"{self.root_url}{GENERATE_PATH}", body, **request_options(kwargs)
-        )
-        topk_ids, topk_logprobs = read_prompt_logprobs(reply.payload, ids)
-        return {
-            "prompt_tokens": ids,
-            "prompt_topk_token_ids": topk_ids,
-            "prompt_topk_logprobs": topk_logprobs,
-        }
-
-
-def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "input_ids": ids,
-        "sampling_params": {SGLANG_NAMES.get(k, k): v for k, v in params.items()},
-        "return_logprob": True,
-        "return_text_in_logprobs": False,
-    }
-
-
-def logprobs_body(ids: list[int], top_k: int) -> dict[str, Any]:
-    """Only the prompt is computed; ``logprob_start_len`` 0 is its first token."""
-    return {
-        "input_ids": ids,
-        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
-        "return_logprob": True,
-        "logprob_start_len": 0,
-        "top_logprobs_num": top_k,
-        "return_text_in_logprobs": False,
-    }
-
-
-def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
-    """One output is an object, several are a list of them."""
-    outputs = payload if isinstance(payload, list) else [payload]
-    generations = []
-    for output in outputs:
-        meta = require(output.get("meta_info"), "meta_info", GENERATE_PATH)
-        triples = meta.get("output_token_logprobs")
-        if meta.get("completion_tokens") != 0:
-            triples = require(triples, "output_token_logprobs", GENERATE_PATH)
-        tokens = [int(token) for _, token, *_ in triples or []]
-        generations.append(
-            Generation(
-                prompt_ids=ids,
-                tokens=tokens,
-                logprobs=[float(logprob) for logprob, *_ in triples or []],
-                versions=token_versions(
-                    len(tokens), meta.get("weight_versions"), meta.get("weight_version")
-                ),
-                finish_reason=finish_reason_text(meta.get("finish_reason")),
-            )
-        )
-    return generations
-
-
-def read_prompt_logprobs(
-    payload: Any, ids: Sequence[int]
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Ids and logprobs per position: its own token first, then the most likely others.
-
-    Nothing predicts the token at position 0, so its lists are empty.
-    """
-    output = payload[0] if isinstance(payload, list) else payload
-    meta = require(output.get("meta_info"), "meta_info", GENERATE_PATH)
-    own = require(meta.get("input_token_logprobs"), "input_token_logprobs", GENERATE_PATH)
-    if [int(token) for _, token, *_ in own] != list(ids):
-        raise TokensMissing(f"{GENERATE_PATH}: logprobs of other tokens than were sent")
-    tops = meta.get("input_top_logprobs") or [None] * len(own)
-    rows: list[dict[int, float]] = []
-    for triple, others in zip(own, tops):
-        entries = [] if triple[0] is None else [triple, *(others or [])]
-        row: dict[int, float] = {}
-        for logprob, token, *_ in entries:
-            row.setdefault(int(token), float(logprob))
-        rows.append(row)
-    return [list(row) for row in rows], [list(row.values()) for row in rows]
+__all__ = [
+    "GENERATE_PATH",
+    "SGLANG_NAMES",
+    "SGLangServer",
+    "generate_body",
+    "logprobs_body",
+    "read_generations",
+    "read_prompt_logprobs",
+]

@@ -1,159 +1,23 @@
-"""TRL's ``vllm-serve``: text or token ids in, ``completion_ids`` out.
+"""The original's import path of :mod:`atroposlib.generation.engines.trl`."""
 
-Newer servers also return ``prompt_ids`` and ``logprobs``; what older ones sample cannot
-be trained on, and token requests to them fail with TokensMissing.
-"""
+from atroposlib.generation.engines.trl import (
+    FIELDS,
+    GENERATE_PATH,
+    UNPROCESSABLE,
+    TrlVllmServer,
+    finish_reason,
+    generate_body,
+    read_generations,
+    up_to_eos,
+)
 
-from __future__ import annotations
-
-import time
-import uuid
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from atroposlib.envs.server_handling.chat_prompt import render
-from atroposlib.envs.server_handling.generation import UNKNOWN_VERSION, Generation
-from atroposlib.envs.server_handling.openai_path import chat_completion_of, completion_of
-from atroposlib.envs.server_handling.sampling import request_options, sampling_params
-from atroposlib.envs.server_handling.token_server import TokenServer, expect_outputs
-from atroposlib.envs.server_handling.vllm_routes import require
-from atroposlib.errors import ConfigError, InferenceRefused, TokensMissing
-
-if TYPE_CHECKING:
-    from openai.types import Completion
-    from openai.types.chat import ChatCompletion
-
-GENERATE_PATH = "/generate/"
-UNPROCESSABLE = 422
-
-# The fields the request has; anything else would be dropped there without a word.
-FIELDS = {
-    "n": 1,
-    "repetition_penalty": 1.0,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "max_tokens": 1024,
-}
-_NOT_OURS = ("chat_template_kwargs", "tools", "tool_choice")
-
-
-class TrlVllmServer(TokenServer):
-    """Chats are rendered and decoded here, as the server only knows prompts and ids."""
-
-    health_path = "/health/"
-
-    async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
-        await self._load_tokenizer()
-        template = {**(kwargs.get("chat_template_kwargs") or {})}
-        if kwargs.get("tools"):
-            template["tools"] = kwargs["tools"]
-        prompt = render(self.tokenizer, kwargs["messages"], template_kwargs=template)
-        payload = await self._complete_text(prompt, kwargs)
-        for choice in payload["choices"]:
-            choice["message"] = {"role": "assistant", "content": choice.pop("text")}
-        return chat_completion_of(
-            {**payload, "id": f"chatcmpl-{uuid.uuid4()}", "object": "chat.completion"}
-        )
-
-    async def _completion_wrapper(self, **kwargs: Any) -> Completion:
-        await self._load_tokenizer()
-        payload = await self._complete_text(kwargs["prompt"], kwargs)
-        return completion_of(
-            {**payload, "id": f"cmpl-{uuid.uuid4()}", "object": "text_completion"}
-        )
-
-    async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
-        ids = list(kwargs["input_ids"])
-        await self._load_tokenizer()
-        body = {**generate_body(ids, sampling_params(kwargs)), "logprobs": 0}
-        try:
-            answer = await self._post(body, kwargs)
-        except InferenceRefused as refusal:
-            if refusal.status_code != UNPROCESSABLE:
-                raise
-            raise TokensMissing(
-                f"{self.root_url} takes text only, so tokens cannot be sent exactly; use a "
-                "newer TRL, or plain vLLM with server_type vllm"
-            ) from refusal
-        outputs = read_generations(answer, ids, self.tokenizer.eos_token_id)
-        return expect_outputs(outputs, body["n"], f"{self.root_url}{GENERATE_PATH}")
-
-    async def _complete_text(self, prompt: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        if kwargs.get("stream"):
-            raise ConfigError("stream: completions are returned whole; leave it out")
-        rendered = {k: v for k, v in kwargs.items() if k not in _NOT_OURS}
-        answer = await self._post(generate_body(prompt, sampling_params(rendered)), kwargs)
-        rows: list[list[int]] = answer["completion_ids"]
-        eos = self.tokenizer.eos_token_id
-        choices = [
-            {
-                "index": i,
-                "finish_reason": finish_reason(row, eos),
-                "text": str(self.tokenizer.decode(up_to_eos(row, eos))),
-                "logprobs": None,
-            }
-            for i, row in enumerate(rows)
-        ]
-        sampled = sum(map(len, rows))
-        prompts = answer.get("prompt_ids")
-        asked = len(prompts[0]) if prompts else len(self.tokenizer.encode(prompt))
-        return {
-            "created": int(time.time()),
-            "model": self.config.model_name,
-            "choices": choices,
-            "usage": {
-                "prompt_tokens": asked,
-                "completion_tokens": sampled,
-                "total_tokens": asked + sampled,
-            },
-        }
-
-    async def _post(self, body: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
-        url = f"{self.root_url}{GENERATE_PATH}"
-        reply = await self.http.post(url, body, **request_options(kwargs))
-        require(reply.payload.get("completion_ids"), "completion_ids", GENERATE_PATH)
-        return reply.payload
-
-
-def generate_body(prompt: str | list[int], params: Mapping[str, Any]) -> dict[str, Any]:
-    """One prompt. Parameters the request has no field for go to ``generation_kwargs``."""
-    body = {"prompts": [prompt], **FIELDS, **{k: params[k] for k in FIELDS if k in params}}
-    rest = {k: v for k, v in params.items() if k not in FIELDS}
-    return {**body, "generation_kwargs": rest} if rest else body
-
-
-def read_generations(payload: Any, ids: list[int], eos: int | None) -> list[Generation]:
-    """Raises TokensMissing where the server says nothing about logprobs or its prompt."""
-    prompts = require(payload.get("prompt_ids"), "prompt_ids", GENERATE_PATH)
-    rows = require(payload.get("logprobs"), "logprobs", GENERATE_PATH)
-    if any(list(prompt) != ids for prompt in prompts):
-        raise TokensMissing(f"{GENERATE_PATH}: the server continued other tokens than sent")
-    if len(rows) != len(payload["completion_ids"]):
-        raise TokensMissing(f"{GENERATE_PATH}: lists of different lengths in the answer")
-    return [
-        Generation(
-            prompt_ids=ids,
-            tokens=list(tokens),
-            logprobs=[_number(value) for value in rows[i]],
-            versions=[UNKNOWN_VERSION] * len(tokens),
-            finish_reason=finish_reason(tokens, eos),
-        )
-        for i, tokens in enumerate(payload["completion_ids"])
-    ]
-
-
-def finish_reason(tokens: Sequence[int], eos: int | None) -> str:
-    """The server does not say; only an end token shows that the model chose to stop."""
-    return "stop" if eos in tokens else "length"
-
-
-def up_to_eos(tokens: Sequence[int], eos: int | None) -> list[int]:
-    return list(tokens[: tokens.index(eos)] if eos is not None and eos in tokens else tokens)
-
-
-def _number(value: Any) -> float:
-    """A logprob, or a list with the sampled token's logprob alone."""
-    found = value[0] if isinstance(value, list) and value else value
-    return float(require(found if found != [] else None, "logprobs", GENERATE_PATH))
+__all__ = [
+    "FIELDS",
+    "GENERATE_PATH",
+    "TrlVllmServer",
+    "UNPROCESSABLE",
+    "finish_reason",
+    "generate_body",
+    "read_generations",
+    "up_to_eos",
+]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from atroposlib.envs.server_handling.backends import backend_for
-from atroposlib.envs.server_handling.configs import APIServerConfig
-from atroposlib.envs.server_handling.server_baseline import APIServer
-from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.engines.base import APIServer
+from atroposlib.generation.routing.manager import ServerManager
+from atroposlib.generation.routing.registry import backend_for
 from atroposlib.testing.fake_inference import FakeInference
 
 Connect = Callable[..., APIServer]
@@ -33,7 +33,7 @@ async def connect(fake_url: str, no_backoff: None) -> AsyncIterator[Connect]:
     opened: list[APIServer] = []
 
     def build(server_type: str = "openai", **settings: Any) -> APIServer:
-        from atroposlib.envs.server_handling.reasoning import ReasoningConfig
+        from atroposlib.generation.sampling.reasoning import ReasoningConfig
 
         reasoning = settings.pop("reasoning", ReasoningConfig())
         config = APIServerConfig(
@@ -76,11 +76,12 @@ async def manage(no_backoff: None) -> AsyncIterator[Manage]:
 @pytest.fixture
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries follow at once; how long they would wait is tested on its own."""
-    from atroposlib.envs.server_handling import health, retries, segments
+    from atroposlib.generation.engines import health, retries
+    from atroposlib.generation.sampling import resume
 
     monkeypatch.setattr(retries, "FIRST_BACKOFF_S", 0.0)
     monkeypatch.setattr(health, "PROBE_EVERY_S", 0.01)
-    monkeypatch.setattr(segments, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(resume, "FIRST_PAUSE_S", 0.0)
 
 
 @pytest.fixture(scope="session")

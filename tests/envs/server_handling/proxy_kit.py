@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from atroposlib.envs.server_handling.agent_proxy import RunningProxy, serving_proxy
-from atroposlib.envs.server_handling.configs import APIServerConfig
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.proxy.in_process import RunningProxy, serving_proxy
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<|pad|>")
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))

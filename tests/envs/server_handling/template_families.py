@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from atroposlib.envs.server_handling.configs import APIServerConfig
-from atroposlib.envs.server_handling.generation import Generation
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.sampling.types import Generation
 
 SPECIALS = (
     "<|im_start|>",

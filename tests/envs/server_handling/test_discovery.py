@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from atroposlib.envs.server_handling.discovery import node_urls
-from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
-from atroposlib.envs.server_handling.server_manager import ServerManager
 from atroposlib.errors import ConfigError
+from atroposlib.generation.engines.base import APIServerConfig, ServerBaseline
+from atroposlib.generation.routing.discovery import node_urls
+from atroposlib.generation.routing.manager import ServerManager
 
 LOCAL = [f"http://localhost:{port}/v1" for port in (9004, 9005, 9006, 9007)]
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from atroposlib.envs.groups import from_nodes
-from atroposlib.envs.server_handling.dummy_managed_server import (
+from atroposlib.errors import InvalidGroup
+from atroposlib.generation.sessions.dummy import (
     ALLOW_VARIABLE,
     DummyManagedServer,
 )
-from atroposlib.errors import InvalidGroup
 
 MESSAGES: list[Any] = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
 

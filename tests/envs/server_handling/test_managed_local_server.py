@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from atroposlib.envs.server_handling.configs import APIServerConfig
-from atroposlib.envs.server_handling.managed_server import ManagedServer
-from atroposlib.envs.server_handling.vllm_server import VLLMServer
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.engines.vllm import VLLMServer
+from atroposlib.generation.sessions.managed import ManagedServer
 
 pytestmark = pytest.mark.slow
 

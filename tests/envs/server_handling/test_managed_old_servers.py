@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from atroposlib.envs.server_handling.configs import APIServerConfig
-from atroposlib.envs.server_handling.managed_server import ManagedServer, SequenceNode
-from atroposlib.envs.server_handling.server_harness import ServerHarness
 from atroposlib.errors import TokensMissing
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.sessions.managed import ManagedServer, SequenceNode
 from atroposlib.testing.fake_inference import decode, encode
+from atroposlib.testing.server_harness import ServerHarness
 
 
 def user(text: str) -> dict[str, str]:

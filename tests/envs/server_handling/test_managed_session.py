@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from atroposlib.envs.server_handling.chat_prompt import render
-from atroposlib.envs.server_handling.managed_server import (
+from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.template import render
+from atroposlib.generation.sessions.managed import (
     ManagedServer,
     ManagedServerAdapter,
     SequenceNode,
 )
-from atroposlib.envs.server_handling.server_harness import ServerHarness
-from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import END, decode, encode, fake_logprob
+from atroposlib.testing.server_harness import ServerHarness
 
 Messages = list[dict[str, str]]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from atroposlib.envs.server_handling.managed_server import ManagedServer
 from atroposlib.errors import ConfigError
+from atroposlib.generation.sessions.managed import ManagedServer
 from tests.envs.server_handling.template_families import Family, Sampler, tokenizer_of
 
 TOOLS: list[dict[str, Any]] = [

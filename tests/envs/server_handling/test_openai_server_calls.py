@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from atroposlib.envs.server_handling import retries
-from atroposlib.envs.server_handling.health import HealthState
-from atroposlib.envs.server_handling.http_path import server_root
-from atroposlib.envs.server_handling.openai_server import OpenAIServer
-from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
+from atroposlib.generation.engines import retries
+from atroposlib.generation.engines.base import APIServerConfig, ReasoningConfig
+from atroposlib.generation.engines.health import HealthState
+from atroposlib.generation.engines.http import server_root
+from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.testing.fake_inference import FakeInference
 
 HELLO = [{"role": "user", "content": "hello"}]

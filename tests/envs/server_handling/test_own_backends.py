@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig
-from atroposlib.envs.server_handling.server_harness import (
+from atroposlib.errors import ConfigError
+from atroposlib.generation.engines.base import APIServer, APIServerConfig
+from atroposlib.generation.engines.vllm import VLLMServer
+from atroposlib.generation.routing.manager import ServerManager
+from atroposlib.testing.server_harness import (
     ServerHarness,
     create_chat_completion,
     create_completion,
 )
-from atroposlib.envs.server_handling.server_manager import ServerManager
-from atroposlib.envs.server_handling.vllm_server import VLLMServer
-from atroposlib.errors import ConfigError
 
 HELLO = [{"role": "user", "content": "hello"}]
 FOUR = ([1, 2], [[3, 4]], [[-0.5, -0.25]], ["stop"])

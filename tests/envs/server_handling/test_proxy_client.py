@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from atroposlib.envs.server_handling.agent_proxy import serving_proxy
-from atroposlib.envs.server_handling.managed_server import ManagedServer
-from atroposlib.envs.server_handling.proxy_client import (
+from atroposlib.errors import InferenceRefused, InferenceUnavailable, UnknownSession
+from atroposlib.generation.proxy.in_process import serving_proxy
+from atroposlib.generation.sessions.managed import ManagedServer
+from atroposlib.generation.sessions.remote import (
     ProxyManagedServer,
     create_proxy_session,
 )
-from atroposlib.errors import InferenceRefused, InferenceUnavailable, UnknownSession
 from tests.envs.server_handling.proxy_kit import (
     ADD,
     Manager,

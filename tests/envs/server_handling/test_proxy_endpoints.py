@@ -7,9 +7,9 @@ import json
 import httpx
 import pytest
 
-from atroposlib.envs.server_handling.configs import APIServerConfig
-from atroposlib.envs.server_handling.managed_server_proxy import Limits, create_app
-from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.proxy.main import Limits, create_app
+from atroposlib.generation.routing.manager import ServerManager
 from tests.envs.server_handling.proxy_kit import (
     ADD,
     Manager,

@@ -21,9 +21,9 @@ import openai
 import pytest
 
 from atroposlib.envs.groups import from_nodes
-from atroposlib.envs.server_handling.agent_proxy import AgentSession, serving_proxy
-from atroposlib.envs.server_handling.configs import APIServerConfig
-from atroposlib.envs.server_handling.server_manager import ServerManager
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.proxy.in_process import AgentSession, serving_proxy
+from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.wire import ScoredData, validate_group
 from tests.envs.server_handling.proxy_kit import ADD, tool_tokenizer, write_tool_model
 from tests.serving import served

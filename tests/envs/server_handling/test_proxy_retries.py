@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from atroposlib.envs.server_handling.managed_server_proxy import Limits
+from atroposlib.generation.proxy.main import Limits
 from tests.envs.server_handling.proxy_kit import scripted_proxy
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.server_handling.generation import Generation
-from atroposlib.envs.server_handling.proxy.rows import Rewards, Samples, discounted_returns
+from atroposlib.generation.proxy.rows import Rewards, Samples, discounted_returns
+from atroposlib.generation.sampling.types import Generation
 
 
 def sample(prompt: list[int], tokens: list[int], version: int = 0) -> Generation:

@@ -10,8 +10,8 @@ import sys
 import httpx
 import pytest
 
-from atroposlib.envs.server_handling.managed_server_proxy import Limits, create_app, main
 from atroposlib.errors import ConfigError
+from atroposlib.generation.proxy.main import Limits, create_app, main
 from tests.envs.server_handling.proxy_kit import Manager, ScriptedServer, tool_tokenizer
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
@@ -115,7 +115,7 @@ def test_an_open_proxy_for_other_machines_has_to_be_wanted(tmp_path, capsys, mon
 
 
 def test_settings_that_cannot_be_used_are_named(tmp_path):
-    from atroposlib.envs.server_handling.proxy.setup import Setup
+    from atroposlib.generation.proxy.config import Setup
 
     path = tmp_path / "servers.json"
     path.write_text('{"model_name": "m"}')
@@ -133,7 +133,7 @@ def test_it_runs_as_a_process_and_ends_when_asked(tmp_path):
     servers = [{"base_url": "http://127.0.0.1:1/v1"}]
     config = tmp_path / "servers.json"
     config.write_text(json.dumps({**names, "servers": servers}))
-    module = "atroposlib.envs.server_handling.managed_server_proxy"
+    module = "atroposlib.generation.proxy.main"
     command = [sys.executable, "-m", module, "--config", str(config), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()

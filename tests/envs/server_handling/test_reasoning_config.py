@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from atroposlib.envs.server_handling.backends import backend_for
-from atroposlib.envs.server_handling.openai_server import OpenAIServer
-from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig
+from atroposlib.generation.engines.base import APIServerConfig, ReasoningConfig
+from atroposlib.generation.engines.openai import OpenAIServer
+from atroposlib.generation.routing.registry import backend_for
 
 OFFICIAL = "https://api.openai.com/v1"
 

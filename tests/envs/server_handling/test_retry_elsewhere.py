@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from atroposlib.envs.server_handling.agent_proxy import serving_proxy
-from atroposlib.envs.server_handling.http_path import ROUTING_HEADER
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
+from atroposlib.generation.engines.http import ROUTING_HEADER
+from atroposlib.generation.proxy.in_process import serving_proxy
 from atroposlib.testing.fake_inference import END, encode
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.server_handling import segments
-from atroposlib.envs.server_handling.generation import Generation, stamped
-from atroposlib.envs.server_handling.sampling import derived_seed, stop_strings
-from atroposlib.envs.server_handling.segments import (
+from atroposlib.errors import InferenceUnavailable, TokensMissing
+from atroposlib.generation.sampling import resume
+from atroposlib.generation.sampling.params import derived_seed, stop_strings
+from atroposlib.generation.sampling.resume import (
     generate_in_segments,
     segment_params,
     spanning_stop_end,
 )
-from atroposlib.errors import InferenceUnavailable, TokensMissing
+from atroposlib.generation.sampling.types import Generation, stamped
 
 PROMPT = [90, 91]
 EOS = 0
@@ -24,7 +24,7 @@ EOS = 0
 @pytest.fixture(autouse=True, scope="module")
 def without_pauses() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "FIRST_PAUSE_S", 0.0)
+        patch.setattr(resume, "FIRST_PAUSE_S", 0.0)
         yield
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.server_handling.generation import Generation
-from atroposlib.envs.server_handling.sequences import (
+from atroposlib.generation.sampling.types import Generation
+from atroposlib.generation.sessions.sequences import (
     Extension,
     Sample,
     SequenceList,

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 from pydantic_cli import FailedExecutionException
 
-from atroposlib.envs.server_handling.configs import as_server_list
-from atroposlib.envs.server_handling.openai_server import OpenaiConfig, resolve_openai_configs
-from atroposlib.envs.server_handling.server_baseline import (
+from atroposlib.errors import ConfigError
+from atroposlib.generation.configs import as_server_list
+from atroposlib.generation.engines.base import (
     APIServerConfig,
     ServerBaseline,
     ServerManagerConfig,
 )
-from atroposlib.errors import ConfigError
+from atroposlib.generation.engines.openai import OpenaiConfig, resolve_openai_configs
 
 LOCAL = APIServerConfig(base_url="http://localhost:1/v1", api_key="k", model_name="m")
 

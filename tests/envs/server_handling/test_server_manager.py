@@ -6,23 +6,23 @@ from typing import Any, get_args
 
 import pytest
 
-from atroposlib.envs.server_handling.configs import ServerType
-from atroposlib.envs.server_handling.dummy_managed_server import DummyManagedServer
-from atroposlib.envs.server_handling.managed_server import ManagedServer
-from atroposlib.envs.server_handling.openai_server import OpenAIServer
-from atroposlib.envs.server_handling.routing import chunk_sizes, pick_index
-from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
-from atroposlib.envs.server_handling.server_harness import (
+from atroposlib.errors import ConfigError, InferenceRefused
+from atroposlib.generation.configs import ServerType
+from atroposlib.generation.engines.base import APIServerConfig, ServerBaseline
+from atroposlib.generation.engines.openai import OpenAIServer
+from atroposlib.generation.engines.sglang import SGLangServer
+from atroposlib.generation.engines.trl import TrlVllmServer
+from atroposlib.generation.engines.vllm import VLLMServer
+from atroposlib.generation.routing.manager import ServerManager
+from atroposlib.generation.routing.pick import chunk_sizes, pick_index
+from atroposlib.generation.sessions.dummy import DummyManagedServer
+from atroposlib.generation.sessions.managed import ManagedServer
+from atroposlib.testing.fake_inference import END, encode
+from atroposlib.testing.server_harness import (
     ServerHarness,
     create_chat_completion,
     create_completion,
 )
-from atroposlib.envs.server_handling.server_manager import ServerManager
-from atroposlib.envs.server_handling.sglang_server import SGLangServer
-from atroposlib.envs.server_handling.trl_vllm_server import TrlVllmServer
-from atroposlib.envs.server_handling.vllm_server import VLLMServer
-from atroposlib.errors import ConfigError, InferenceRefused
-from atroposlib.testing.fake_inference import END, encode
 
 HELLO = [{"role": "user", "content": "hello"}]
 

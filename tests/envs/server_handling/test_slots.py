@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.server_handling.slots import AsyncSemWithAdaptiveWeight, slot_limit
+from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, slot_limit
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atroposlib.envs.server_handling.chat_prompt import render
-from atroposlib.envs.server_handling.managed_server import ManagedServer, SequenceNode
+from atroposlib.generation.chat.template import render
+from atroposlib.generation.sessions.managed import ManagedServer, SequenceNode
 from tests.envs.server_handling.template_families import (
     FAMILIES,
     FAMILY_NAMED,

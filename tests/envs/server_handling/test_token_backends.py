@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from atroposlib.envs.server_handling.generation import UNKNOWN_VERSION, token_versions
-from atroposlib.envs.server_handling.sampling import sampling_params
-from atroposlib.envs.server_handling.vllm_routes import topk_lists
-from atroposlib.envs.server_handling.vllm_server import VLLMServer
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
+from atroposlib.generation.engines.vllm import VLLMServer
+from atroposlib.generation.engines.vllm_protocols import topk_lists
+from atroposlib.generation.sampling.params import sampling_params
+from atroposlib.generation.sampling.types import UNKNOWN_VERSION, token_versions
 from atroposlib.testing.fake_inference import END, encode, fake_logprob
 
 ROUTES = {

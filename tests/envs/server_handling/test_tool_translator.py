@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.server_handling.tool_call_translator import (
+from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.tool_call_translator import (
     VLLM_AVAILABLE,
     ToolCallTranslator,
 )
-from atroposlib.envs.server_handling.tool_parsers import TOOL_PARSERS, vllm_parsers
-from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.tool_parsers import TOOL_PARSERS, vllm_parsers
 from tests.envs.server_handling.template_families import FAMILY_NAMED, tokenizer_of
 
 ADD: dict[str, Any] = {
@@ -277,7 +277,7 @@ def test_vllm_brings_its_parsers_where_it_is_installed(monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
     monkeypatch.setitem(sys.modules, "vllm.tool_parsers", parsers)
     monkeypatch.setitem(sys.modules, "vllm.entrypoints.openai.protocol", protocol)
-    monkeypatch.setattr("atroposlib.envs.server_handling.tool_parsers.VLLM_AVAILABLE", True)
+    monkeypatch.setattr("atroposlib.generation.chat.tool_parsers.VLLM_AVAILABLE", True)
     translator = ToolCallTranslator(None, "exotic")
     assert named(translator.parse_model_output("call!", "auto", [ADD])[1]) == [
         ("add", {"a": 1})

@@ -1,0 +1,1 @@
+"""Chat messages to prompt tokens, and generated text to tool calls."""

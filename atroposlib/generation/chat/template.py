@@ -1,0 +1,159 @@
+"""Messages to prompt text and ids, the way the model saw them in training.
+
+Works with any tokenizer that has ``encode`` and ``decode``: options one does not know are not
+passed to it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from atroposlib.generation.chat.messages import Message, template_messages
+
+# Words no chat template looks for, so it cannot strip what stands between them.
+_SHIELDS = {"<think>": "\u2060[thinking\u2060", "</think>": "\u2060thinking]\u2060"}
+_OPENED_THINKING = re.compile(r"<think>\s*\Z")
+
+# Stand in front of text that must not be encoded as a beginning; one will not merge with it.
+_ANCHORS = (".", "a", "0")
+
+# Prompt tokens decoded together with a sample; no tokenizer looks back further for a space.
+CONTEXT_TOKENS = 8
+
+Messages = Sequence[Any]  # dicts, or the openai package's message objects
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Tokenizers of tests may render without an attribute that says how."""
+    if not hasattr(tokenizer, "apply_chat_template"):
+        return False
+    return bool(getattr(tokenizer, "chat_template", True))
+
+
+def render(
+    tokenizer: Any,
+    messages: Messages,
+    *,
+    preserve_think_blocks: bool = False,
+    tools: Sequence[Any] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt text; a generation prompt is added unless the assistant spoke last.
+
+    Without a template: one ``role: content`` line per message.
+
+    Args:
+        preserve_think_blocks: keep ``<think>`` blocks of earlier turns even where the
+            template would drop them.
+        tools: shown to the template, which tells the model about them.
+
+    Raises:
+        ConfigError: a message holds something other than text.
+    """
+    shown = template_messages(messages)
+    ask = not shown or shown[-1].get("role") != "assistant"
+    if not has_template(tokenizer):
+        lines = [f"{m['role']}: {m['content']}" for m in shown]
+        return "\n".join([*lines, "assistant:"] if ask else lines)
+    options: dict[str, Any] = {
+        **(template_kwargs or {}),
+        **({"tools": tools} if tools else {}),
+    }
+
+    def rendered(turns: list[Message], add_generation_prompt: bool) -> str:
+        asked = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **options}
+        return str(_call(tokenizer.apply_chat_template, turns, **asked))
+
+    if not preserve_think_blocks:
+        return rendered(shown, ask)
+    text = rendered(_shielded(shown, _opened_thinking(shown, rendered)), ask)
+    for marker, shield in _SHIELDS.items():
+        text = text.replace(shield, marker)
+    return text
+
+
+def encode_prompt(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a whole prompt: a chat template already wrote the special tokens into it."""
+    return _encoded(tokenizer, text, special=not has_template(tokenizer))
+
+
+def encode_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int]:
+    """Ids of ``text`` in the middle of a sequence, after the tokens ``before``.
+
+    Encoded with something in front, best the last of those tokens: some tokenizers put a
+    space before whatever they take for the beginning.
+    """
+    if not text:
+        return []
+    for anchor in (decoded(tokenizer, before[-1:], skip_special=False), *_ANCHORS):
+        alone = _encoded(tokenizer, anchor, special=False) if anchor else []
+        both = _encoded(tokenizer, anchor + text, special=False)
+        if alone and both[: len(alone)] == alone:  # else the anchor ran into the text
+            return both[len(alone) :]
+    return _encoded(tokenizer, text, special=False)
+
+
+def decoded(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
+    """Text of ``ids``, without the clean-up of spaces that would change what was sampled."""
+    options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
+    return str(_call(tokenizer.decode, list(ids), **options))
+
+
+def continuation(
+    tokenizer: Any, before: Sequence[int], tokens: Sequence[int], *, skip_special: bool
+) -> str:
+    """Text of ``tokens`` as it reads after the tokens ``before``.
+
+    Decoded together with the end of those: some tokenizers drop a leading space otherwise,
+    and the template would show the model another text than the one it wrote.
+    """
+    context = list(before[-CONTEXT_TOKENS:])
+    start = decoded(tokenizer, context, skip_special=skip_special) if context else ""
+    whole = decoded(tokenizer, [*context, *tokens], skip_special=skip_special)
+    if whole.startswith(start) and len(whole) > len(start):
+        return whole[len(start) :]
+    return decoded(tokenizer, tokens, skip_special=skip_special)
+
+
+def _encoded(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+    return list(_call(tokenizer.encode, text, add_special_tokens=special))
+
+
+def _call(function: Callable[..., Any], value: Any, **options: Any) -> Any:
+    """``function(value, ...)`` with those options that it takes."""
+    try:
+        known = inspect.signature(function).parameters.values()
+    except ValueError:  # written in C: it says nothing about itself
+        return function(value)
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
+        names = {parameter.name for parameter in known}
+        options = {name: option for name, option in options.items() if name in names}
+    return function(value, **options)
+
+
+def _opened_thinking(
+    messages: list[Message], rendered: Callable[[list[Message], bool], str]
+) -> str:
+    """What a generation prompt that starts the thinking itself ends with, such as
+    ``<think>\\n``. The sampled text lacks it, so it is missing from the history.
+    """
+    asked, told = rendered(messages, True), rendered(messages, False)
+    opened = _OPENED_THINKING.search(asked.removeprefix(told))
+    return opened.group() if opened else ""
+
+
+def _shielded(messages: list[Message], opened: str) -> list[Message]:
+    shown = []
+    for message in messages:
+        if message.get("role") == "assistant":
+            content = message["content"]
+            if opened and "</think>" in content and "<think>" not in content:
+                content = opened + content
+            for marker, shield in _SHIELDS.items():
+                content = content.replace(marker, shield)
+            message = {**message, "content": content}
+        shown.append(message)
+    return shown

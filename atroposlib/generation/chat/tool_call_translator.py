@@ -1,0 +1,136 @@
+"""Between a model's raw text and the tool calls of an OpenAI message, without loss.
+
+    sampled text --parse_model_output--> content, tool_calls        (for the agent)
+    messages     --convert_messages_for_template--> plain messages  (for the chat template)
+
+What the model wrote is remembered by call id, so a later turn renders the very same text.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atroposlib.generation.chat.messages import Message, plain_message
+from atroposlib.generation.chat.template import continuation, decoded
+from atroposlib.generation.chat.tool_parsers import (
+    VLLM_AVAILABLE,
+    FoundCall,
+    tool_parser_named,
+)
+
+__all__ = ["ToolCall", "ToolCallTranslator", "VLLM_AVAILABLE"]
+
+ID_CHARS = 9  # Mistral's chat template accepts ids of nine letters and digits only
+
+
+class ToolCall(dict[str, Any]):
+    """A tool call as a plain dict that can also be read like the openai package's object.
+
+    Example: {"id": "call12345", "type": "function",
+    "function": {"name": "add", "arguments": '{"a": 1}'}}
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class ToolCallTranslator:
+    """Parses, remembers and rewrites tool calls for one session.
+
+    Args:
+        parser_name: hermes, llama3_json, mistral, qwen3_coder, or one of vLLM's.
+
+    Raises:
+        ConfigError: nobody knows the parser.
+    """
+
+    def __init__(self, tokenizer: Any, parser_name: str = "hermes") -> None:
+        self.tokenizer = tokenizer
+        self.parser_name = parser_name
+        self.parser = tool_parser_named(parser_name, tokenizer)
+        self.raw_text_of: dict[str, str] = {}  # call id -> the whole text it was found in
+
+    def parse_model_output(
+        self,
+        raw_text: str,
+        tool_choice: str | Mapping[str, Any] | None = "auto",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[str | None, list[ToolCall] | None, str]:
+        """``(content, tool_calls or None, finish reason)``.
+
+        Without tools, with ``tool_choice`` "none", or where no well-formed call is found, it
+        is ``(raw_text, None, "stop")``. Content is the text before the calls, or None.
+        """
+        if not tools or tool_choice == "none":
+            return raw_text, None, "stop"
+        parsed = self.parser.parse(raw_text, tools)
+        if parsed is None:
+            return raw_text, None, "stop"
+        calls = [_tool_call(call) for call in parsed.calls]
+        self.raw_text_of.update((call["id"], raw_text) for call in calls)
+        return parsed.content or None, calls, "tool_calls"
+
+    def reconstruct_raw_text_from_tool_calls(self, tool_calls: Sequence[Any]) -> str:
+        """What the model wrote; for calls of another origin, what it would have written."""
+        if not tool_calls:
+            return ""
+        calls = [plain_message(call) for call in tool_calls]
+        known = self.raw_text_of.get(str(calls[0].get("id")))
+        if known is not None:
+            return known
+        return self.parser.write([_found_call(call) for call in calls])
+
+    def convert_messages_for_template(self, messages: Sequence[Any]) -> list[Message]:
+        """Assistant messages with calls as plain text messages; others as they are."""
+        return [self._converted(plain_message(message)) for message in messages]
+
+    def decode_with_tool_awareness(
+        self, token_ids: Sequence[int], has_tools: bool = False, before: Sequence[int] = ()
+    ) -> str:
+        """Text of a sample, as it reads after the tokens ``before``.
+
+        With tools the special tokens stay, as calls may be made of them; those that end the
+        turn go in any case, because the chat template writes them.
+        """
+        ids = list(token_ids)
+        while has_tools and ids and self._ends_turn(ids[-1]):
+            ids.pop()
+        return continuation(self.tokenizer, before, ids, skip_special=not has_tools)
+
+    def _ends_turn(self, token: int) -> bool:
+        text = decoded(self.tokenizer, [token], skip_special=False)
+        if any(marker in text for marker in self.parser.markers):
+            return False
+        if token == getattr(self.tokenizer, "eos_token_id", None):
+            return True
+        return bool(text) and not decoded(self.tokenizer, [token], skip_special=True)
+
+    def _converted(self, message: Message) -> Message:
+        calls = message.get("tool_calls")
+        if message.get("role") != "assistant" or not calls:
+            return message
+        text = self.reconstruct_raw_text_from_tool_calls(calls)
+        known = str(plain_message(calls[0]).get("id")) in self.raw_text_of
+        if message.get("content") and not known:  # what was sampled has its words already
+            text = f"{message['content']}\n{text}"
+        kept = {k: v for k, v in message.items() if k not in ("tool_calls", "content")}
+        return {**kept, "content": text}
+
+
+def _tool_call(call: FoundCall) -> ToolCall:
+    function = ToolCall(name=call.name, arguments=call.arguments)
+    return ToolCall(id=uuid.uuid4().hex[:ID_CHARS], type="function", function=function)
+
+
+def _found_call(call: Message) -> FoundCall:
+    function = plain_message(call.get("function") or {})
+    arguments = function.get("arguments") or {}
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments)
+    return FoundCall(str(function.get("name", "")), arguments)

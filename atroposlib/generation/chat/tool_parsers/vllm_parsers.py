@@ -1,0 +1,61 @@
+"""vLLM's tool-call parsers behind our seam, for formats that have no file of their own here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.tool_parsers.hermes import HermesParser
+from atroposlib.generation.chat.tool_parsers.parsing import FoundCall, Parsed, Tools
+
+#: Whether vLLM can be imported; finding out does not import it.
+VLLM_AVAILABLE = find_spec("vllm") is not None
+
+# vLLM has moved them; the first that exists is taken.
+_PARSER_MODULES = ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
+_REQUEST_MODULES = (
+    "vllm.entrypoints.openai.chat_completion.protocol",
+    "vllm.entrypoints.openai.protocol",
+)
+
+
+class VllmParser:
+    """``ToolParserManager.get_tool_parser(name)``; it reads only, so calls that were never
+    sampled are written the Hermes way."""
+
+    markers: ClassVar[tuple[str, ...]] = ("tool", "TOOL", "python_tag")
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        manager = _first_of(_PARSER_MODULES, "ToolParserManager")
+        self._request = _first_of(_REQUEST_MODULES, "ChatCompletionRequest")
+        try:
+            self._parser = manager.get_tool_parser(name)(tokenizer)
+        except KeyError as cause:
+            raise ConfigError(f"tool_parser: vLLM knows no parser {name!r}") from cause
+
+    def parse(self, raw: str, tools: Tools) -> Parsed | None:
+        request = self._request(
+            messages=[], model="any", tools=[dict(tool) for tool in tools], tool_choice="auto"
+        )
+        found = self._parser.extract_tool_calls(raw, request=request)
+        if not found.tools_called:
+            return None
+        calls = [
+            FoundCall(call.function.name, call.function.arguments) for call in found.tool_calls
+        ]
+        return Parsed(found.content or "", calls)
+
+    def write(self, calls: Sequence[FoundCall]) -> str:
+        return HermesParser().write(calls)
+
+
+def _first_of(modules: Sequence[str], name: str) -> Any:
+    for module in modules:
+        try:
+            return getattr(import_module(module), name)
+        except ModuleNotFoundError:
+            continue
+    raise ConfigError(f"tool_parser: this vLLM has no {name} where it is known to be")

@@ -1,0 +1,1 @@
+"""Clients of one inference server, one module per kind."""

@@ -1,0 +1,174 @@
+"""Whether a server answers, asked only when there is a reason to ask.
+
+    UNKNOWN --probe ok--> HEALTHY --a call fails--> SUSPECT --probe ok--> HEALTHY
+        `--probe fails--> DOWN <--probe fails---------'        DOWN --probe ok--> HEALTHY
+
+Only callers that wait do the asking, so an idle process sends nothing and no task outlives
+its callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from atroposlib.errors import InferenceUnavailable
+from atroposlib.generation.engines.http import HttpPath
+from atroposlib.generation.sampling.call_context import current_call
+
+logger = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 10.0
+PROBE_EVERY_S = 1.0
+SAY_EVERY_S = 30.0
+
+
+class ServerLeft(InferenceUnavailable):
+    """The server is down and another one answers, so the caller need not wait for it."""
+
+
+class HealthState(enum.Enum):
+    UNKNOWN = "unknown"  # never asked
+    HEALTHY = "healthy"  # answered, and no call has failed since
+    SUSPECT = "suspect"  # a call failed; the next caller asks before it sends
+    DOWN = "down"  # asked, and nothing usable came back
+
+
+class HealthWatch:
+    """One server's health, shared by all its callers.
+
+    Args:
+        probe: asks once; True when the server answers.
+        bound_s: how long a caller waits for a server that is down.
+        enabled: when False nothing is ever asked and nobody waits.
+    """
+
+    def __init__(
+        self, *, name: str, probe: Callable[[], Awaitable[bool]], bound_s: float, enabled: bool
+    ) -> None:
+        self.name = name
+        self.probe = probe
+        self.bound_s = bound_s
+        self.enabled = enabled
+        self.state = HealthState.UNKNOWN
+        self.waiting_on: str | None = None  # for status displays; None when nobody waits
+        self._asked_at = float("-inf")
+        self._said_at = float("-inf")
+        self._one_asks = asyncio.Lock()
+        self._recheck: asyncio.Task[bool] | None = None
+
+    def suspect(self) -> None:
+        """A call failed in a way that the server's absence would explain."""
+        if self.enabled and self.state is not HealthState.DOWN:
+            self.state = HealthState.SUSPECT
+            self._asked_at = float("-inf")
+
+    async def wait_until_healthy(self) -> None:
+        """Return once the server answers.
+
+        Raises:
+            InferenceUnavailable: it did not within ``bound_s`` seconds.
+            ServerLeft: it is down, and the call may go to another server that is not.
+        """
+        if not self.enabled or self.state is HealthState.HEALTHY:
+            return
+        started = time.monotonic()
+        while True:
+            if await self._ask():
+                return
+            if current_call().others_answer():
+                raise ServerLeft(f"inference server {self.name} is down and others are not")
+            waited = time.monotonic() - started
+            if waited >= self.bound_s:
+                raise InferenceUnavailable(
+                    f"inference server {self.name} did not answer GET /health for "
+                    f"{self.bound_s:g} s; start it, or set health_check false if it has none"
+                )
+            self._say(waited)
+            await asyncio.sleep(min(PROBE_EVERY_S, self.bound_s - waited))
+
+    def recheck(self) -> None:
+        """Ask a server that is down once more, in the background.
+
+        Callers are routed around it, so nobody else would notice that it came back.
+        """
+        idle = self._recheck is None or self._recheck.done()
+        due = time.monotonic() - self._asked_at >= PROBE_EVERY_S
+        if self.state is HealthState.DOWN and idle and due:
+            self._recheck = asyncio.get_running_loop().create_task(self._ask())
+
+    async def close(self) -> None:
+        """End a recheck that is under way."""
+        if self._recheck is not None:
+            self._recheck.cancel()
+            await asyncio.gather(self._recheck, return_exceptions=True)
+            self._recheck = None
+
+    def report(self, healthy: bool) -> None:
+        """What somebody else found out."""
+        self.state = HealthState.HEALTHY if healthy else HealthState.DOWN
+        if healthy:
+            self.waiting_on = None
+
+    async def _ask(self) -> bool:
+        """Probe, unless somebody did within the last second: 500 waiters ask as one."""
+        async with self._one_asks:
+            if self.state is HealthState.HEALTHY:
+                return True
+            if time.monotonic() - self._asked_at < PROBE_EVERY_S * 0.9:
+                return False
+            was = self.state
+            healthy = await self.probe()
+            self._asked_at = time.monotonic()
+            self.report(healthy)
+            if healthy and was is HealthState.DOWN:
+                logger.info("inference server %s answers again", self.name)
+            return healthy
+
+    def _say(self, waited_s: float) -> None:
+        self.waiting_on = (
+            f"inference server {self.name}: no answer, "
+            f"{waited_s:.0f} s of at most {self.bound_s:g} s"
+        )
+        if time.monotonic() - self._said_at >= SAY_EVERY_S:
+            self._said_at = time.monotonic()
+            logger.warning("waiting for %s", self.waiting_on)
+
+
+async def answers(http: HttpPath, url: str) -> bool:
+    """GET ``url`` and call any status under 500 an answer."""
+    try:
+        response = await http.send("GET", url, timeout_s=PROBE_TIMEOUT_S)
+    except InferenceUnavailable as absent:
+        logger.debug("%s: %s", url, absent)
+        return False
+    return response.status_code < 500
+
+
+class OwnCheck:
+    """The check of a backend that overrides ``check_server_status_task``.
+
+    It may return whether the server answers, or set ``server_healthy``, once or for ever as
+    the original's did; then it goes on in a task of its own.
+    """
+
+    def __init__(self, check: Callable[[], Awaitable[bool | None]]) -> None:
+        self._check = check
+        self.task: asyncio.Future[bool | None] | None = None
+        self.reported = True  # a server counts as healthy until its check says otherwise
+
+    async def probe(self) -> bool:
+        if self.task is None or self.task.done():
+            self.task = asyncio.ensure_future(self._check())
+        await asyncio.wait({self.task}, timeout=PROBE_EVERY_S)
+        answer = self.task.result() if self.task.done() else None
+        return self.reported if answer is None else bool(answer)
+
+    async def close(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self.task = None

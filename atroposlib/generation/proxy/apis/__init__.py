@@ -1,0 +1,1 @@
+"""API dialects of the agent proxy: chat, completions, Responses, Messages."""

@@ -1,0 +1,187 @@
+"""The proxy in this process: an environment gives any agent a ``base_url`` and gets rows.
+
+    async with serving_proxy(manager, tokenizer, "model") as proxy:
+        async with await proxy.open_session() as session:
+            await run_agent(base_url=session.base_url, api_key=session.api_key)
+            rows = session.rows()
+
+The server runs on the event loop it is opened on, so an agent that blocks (one that uses
+``openai.OpenAI``) belongs into a thread: ``await asyncio.to_thread(agent, ...)``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import AsyncIterator, Generator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from atroposlib.errors import ConfigError
+from atroposlib.generation.proxy.rows import SessionRow
+from atroposlib.generation.proxy.session import Session, Settings
+from atroposlib.generation.proxy.sessions import Limits, Sessions
+from atroposlib.generation.sessions.sequences import SequenceNode
+
+if TYPE_CHECKING:
+    from atroposlib.generation.proxy.placement import Servers
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 2048
+SHUTDOWN_S = 5.0
+
+
+class AgentSession:
+    """One agent's session. Use it as an async context manager, or ``close`` it."""
+
+    def __init__(self, sessions: Sessions, session: Session, url: str) -> None:
+        self._sessions = sessions
+        self._session = session
+        self.uuid = session.uuid
+        self.api_key = session.api_key
+        self.url = f"{url}/{session.uuid}"  # as Anthropic's clients want their base_url
+        self.base_url = f"{self.url}/v1"  # as OpenAI's do
+
+    async def __aenter__(self) -> AgentSession:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def nodes(self) -> list[SequenceNode]:
+        """The sequences, in the shape of ``ManagedServer.get_state()``."""
+        return self._session.nodes()
+
+    def rows(self, discount: float = 1.0) -> list[SessionRow]:
+        """The fewest rows in which every sampled token is trained exactly once.
+
+        ``groups.from_nodes(rows, [row.reward for row in rows])`` makes them a group.
+
+        Raises:
+            InferenceRefused: the server returns text only.
+        """
+        return self._session.rows(discount)
+
+    def reward(self, reward: float, completion_id: str | None = None) -> None:
+        """Reward one completion (its id, or "last"), or the session as a whole (None).
+
+        Raises:
+            InferenceRefused: no finite number, or no such completion.
+        """
+        self._session.reward(reward, completion_id)
+
+    async def close(self) -> None:
+        """Stop what is still sampled for it and forget it."""
+        await self._sessions.close(self._session)
+
+
+class RunningProxy:
+    """A proxy that listens on ``url``."""
+
+    def __init__(self, sessions: Sessions, url: str, admin_token: str) -> None:
+        self.url = url
+        self.admin_token = admin_token  # for calls over HTTP; open_session needs none
+        self._sessions = sessions
+
+    async def open_session(
+        self,
+        tool_parser: str | None = "hermes",
+        *,
+        track_tree: bool = False,
+        base_url: str | None = None,
+        preserve_think_blocks: bool = False,
+        split: str = "train",
+        sampling: Mapping[str, Any] | None = None,
+    ) -> AgentSession:
+        """A session for one agent.
+
+        Args:
+            base_url: a particular inference server.
+            split: whose slots it takes, "train" or "eval".
+            sampling: parameters that replace what the agent asks for, such as
+                {"temperature": 1.0, "max_tokens": 512}.
+
+        Raises:
+            InferenceRefused: no such server, or too many sessions.
+            ConfigError: no such tool parser.
+        """
+        settings = Settings(
+            tool_parser=tool_parser,
+            track_tree=track_tree,
+            preserve_think_blocks=preserve_think_blocks,
+            split=split,
+            sampling=dict(sampling or {}),
+        )
+        session = await self._sessions.open(settings, base_url)
+        return AgentSession(self._sessions, session, self.url)
+
+
+@asynccontextmanager
+async def serving_proxy(
+    server_manager: Servers,
+    tokenizer: Any = None,
+    model_name: str = "unknown",
+    limits: Limits = Limits(),
+) -> AsyncIterator[RunningProxy]:
+    """Serve the proxy on a free port of 127.0.0.1 for the time of the block.
+
+    Agents reach their own session with its API key; everything else needs a token that only
+    this process knows.
+
+    Raises:
+        ConfigError: the server did not start.
+    """
+    from atroposlib.generation.proxy.app import create_app
+
+    admin_token = secrets.token_urlsafe(32)
+    app = create_app(
+        server_manager, tokenizer, model_name, admin_token=admin_token, limits=limits
+    )
+    with socket.create_server((LOOPBACK, 0), backlog=BACKLOG) as listener:
+        async with _serving(app, listener):
+            url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+            yield RunningProxy(app.state.sessions, url, admin_token)
+
+
+@asynccontextmanager
+async def _serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
+    import uvicorn
+
+    ready = asyncio.Event()
+
+    class Server(uvicorn.Server):
+        """Leaves signals to the environment, and says when it listens."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None, None, None]:
+            yield
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            ready.set()
+
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=int(SHUTDOWN_S),
+    )
+    server = Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="agent proxy")
+    started = asyncio.create_task(ready.wait())
+    await asyncio.wait({serving, started}, return_when=asyncio.FIRST_COMPLETED)
+    started.cancel()
+    if serving.done():
+        serving.result()
+        raise ConfigError("the agent proxy did not start; its log says why")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+__all__ = ["AgentSession", "RunningProxy", "SessionRow", "serving_proxy"]

@@ -1,0 +1,151 @@
+"""What agents call: the APIs below ``/{uuid}/v1``, and below ``/v1`` by API key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from atroposlib.errors import AtroposError, InferenceRefused, UnknownSession
+from atroposlib.generation.proxy.agent_apis import APIS, AgentApi
+from atroposlib.generation.proxy.apis.errors import message_of, status_of
+from atroposlib.generation.proxy.apis.idempotency import Call
+from atroposlib.generation.proxy.apis.idempotency import Request as CallRequest
+from atroposlib.generation.proxy.apis.request import Answer, Json
+from atroposlib.generation.proxy.auth import Gate, key_of, read_body
+from atroposlib.generation.proxy.session import Session
+from atroposlib.generation.proxy.sessions import Sessions
+
+PREFIXES = ("/{session_id}/v1", "/v1")
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def router(sessions: Sessions, gate: Gate) -> APIRouter:
+    routes = APIRouter()
+
+    def session_of(request: Request) -> Session:
+        """By the id in the path, else by the API key."""
+        session_id = request.path_params.get("session_id")
+        if session_id is None:
+            return sessions.of_key(key_of(request))
+        session = sessions.find(session_id)
+        gate.require_party(request, session)
+        return session
+
+    def check_session(request: Request) -> None:
+        if "session_id" in request.path_params:
+            session_of(request)
+
+    async def body_of(request: Request) -> tuple[bytes, Json]:
+        body = await read_body(request, sessions.limits.max_body_bytes)
+        return body, json_object(body)
+
+    def answering(name: str) -> Any:
+        async def answer(request: Request) -> Response:
+            session = session_of(request)
+            body, raw = await body_of(request)
+            api = APIS[name](session, raw)
+            call = session.call(api.ask, CallRequest.of(name, body, request.headers))
+            if api.stream:
+                return await _streamed(api, call, sessions.limits.keep_alive_s)
+            await asyncio.wait({call.task})
+            reply = api.reply(_answer_of(call))
+            call.heard = call.heard or not await request.is_disconnected()
+            session.touch()
+            return json_reply(reply)
+
+        return answer
+
+    def rendering(name: str, shown: Any) -> Any:
+        async def render(request: Request) -> Response:
+            session = session_of(request)
+            _, raw = await body_of(request)
+            text, ids = await session.prompt(APIS[name](session, raw).ask)
+            return json_reply(shown(text, ids))
+
+        return render
+
+    async def models(request: Request) -> Response:
+        check_session(request)
+        return json_reply({"object": "list", "data": [model_card(sessions.model_name)]})
+
+    async def model(request: Request) -> Response:
+        check_session(request)
+        return json_reply(model_card(sessions.model_name))
+
+    for prefix in PREFIXES:
+        for name in APIS:
+            routes.add_api_route(f"{prefix}/{name}", answering(name), methods=["POST"])
+        for name, rendered_as in (
+            ("chat/completions/render", _whole_prompt),
+            ("messages/count_tokens", _token_count),
+        ):
+            handler = rendering(name.rpartition("/")[0], rendered_as)
+            routes.add_api_route(f"{prefix}/{name}", handler, methods=["POST"])
+        routes.add_api_route(f"{prefix}/models", models, methods=["GET"])
+        routes.add_api_route(f"{prefix}/models/{{model:path}}", model, methods=["GET"])
+    return routes
+
+
+async def _streamed(api: AgentApi, call: Call, keep_alive_s: float) -> Response:
+    """What fails soon still gets a status; after that the stream begins and says so itself."""
+    await asyncio.wait({call.task}, timeout=keep_alive_s)
+    if call.task.done():
+        _answer_of(call)
+
+    async def frames() -> AsyncIterator[bytes]:
+        while not call.task.done():
+            yield api.keep_alive
+            await asyncio.wait({call.task}, timeout=keep_alive_s)
+        try:
+            answer = _answer_of(call)
+        except AtroposError as error:
+            yield api.problem_frame(status_of(error), message_of(error))
+            return
+        for frame in api.frames(answer):
+            yield frame
+        call.heard = True
+
+    return StreamingResponse(frames(), media_type="text/event-stream", headers=STREAM_HEADERS)
+
+
+def _answer_of(call: Call) -> Answer:
+    if call.task.cancelled():
+        raise UnknownSession("the session was closed during the call")
+    return call.task.result()
+
+
+def _whole_prompt(text: str, ids: list[int]) -> Json:
+    return {"prompt_text": text, "token_ids": ids, "num_tokens": len(ids)}
+
+
+def _token_count(text: str, ids: list[int]) -> Json:
+    return {"input_tokens": len(ids)}
+
+
+def model_card(name: str) -> Json:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "atropos"}
+
+
+def json_object(body: bytes) -> Json:
+    """The JSON object that a body is; an empty body is an empty one.
+
+    Raises:
+        InferenceRefused: 400.
+    """
+    try:
+        found = msgspec.json.decode(body) if body else {}
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InferenceRefused(400, f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InferenceRefused(400, "the body is not a JSON object")
+    return found
+
+
+def json_reply(payload: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(payload), status, media_type="application/json")

@@ -1,0 +1,219 @@
+"""What a session sampled, as the fewest rows in which every sampled token is trained once.
+
+Pure. Samples are kept as a trie: each holds only the tokens since the sample it continues, so
+a session of many turns costs its length and not its square.
+
+    add(prompt, tokens) per choice -> trie -> rows(): one per leaf
+
+A sample that several leaves share (the agent branched) is trained in the first of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from atroposlib.generation.sampling.types import Generation
+from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
+
+_ID_BYTES = 4
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One choice of one completion within a row: tokens[start:end] were sampled by it."""
+
+    completion_id: str
+    choice: int
+    start: int
+    end: int
+    trained: bool  # here; False where an earlier row of the session trains it
+    finish_reason: str
+    reward: float | None  # what was posted for this completion
+    discounted: float | None  # reward of this turn and of those after it in the row
+
+
+class SessionRow(msgspec.Struct, kw_only=True):
+    """A row of a scored group, T tokens long, in the shape of ``SequenceNode``.
+
+    Example: tokens [1, 5, 9, 2], masked_tokens [-100, -100, 9, 2],
+    logprobs [1.0, 1.0, -0.2, -0.9], versions [-1, -1, 3, 3], reward 1.0.
+    """
+
+    tokens: list[int]  # (T,)
+    masked_tokens: list[int]  # (T,) -100 where not trained here
+    logprobs: list[float]  # (T,) 1.0 where not trained here
+    versions: list[int]  # (T,) -1 where not trained here, or unknown
+    reward: float | None  # None: nobody gave one, which is not a reward of 0
+    turns: list[Turn]
+    metadata: dict[str, str]  # {"finish_reason": "stop"}
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What was posted: per completion, and for the session as a whole."""
+
+    of: Mapping[str, float] = field(default_factory=dict)
+    session: float | None = None
+    discount: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Sample:
+    completion_id: str
+    choice: int
+    parent: int | None  # index of the sample this one continues
+    start: int  # position of its first sampled token in the whole sequence
+    segment: bytes  # int32 ids from the parent's end to its own: what was given, then sampled
+    logprobs: array[float]  # (sampled,)
+    versions: array[int]  # (sampled,)
+    finish_reason: str
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.logprobs)
+
+
+class Samples:
+    """Everything one session sampled, in the order in which it finished."""
+
+    def __init__(self) -> None:
+        self._samples: list[_Sample] = []
+        self._children: dict[int | None, list[int]] = {None: []}
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def add(self, completion_id: str, choice: int, output: Generation) -> None:
+        """Keep one choice. An empty one has nothing to train and is left out."""
+        if not output.tokens:
+            return
+        whole = array("i", [*output.prompt_ids, *output.tokens]).tobytes()
+        parent, at = self._deepest(whole[: len(output.prompt_ids) * _ID_BYTES])
+        index = len(self._samples)
+        self._samples.append(
+            _Sample(
+                completion_id=completion_id,
+                choice=choice,
+                parent=parent,
+                start=len(output.prompt_ids),
+                segment=whole[at:],
+                logprobs=array("d", output.logprobs),
+                versions=array("q", output.versions),
+                finish_reason=output.finish_reason,
+            )
+        )
+        self._children[parent].append(index)
+        self._children[index] = []
+
+    def rows(
+        self, rewards: Rewards = Rewards(), unheard: frozenset[str] = frozenset()
+    ) -> list[SessionRow]:
+        """One row per sample that no other continues, oldest first.
+
+        Args:
+            unheard: completions that nobody received. What the agent did cannot follow from
+                them, so they are left out where nothing continues them.
+        """
+        gone = {
+            i
+            for i, sample in enumerate(self._samples)
+            if sample.completion_id in unheard and not self._children[i]
+        }
+        rows: list[SessionRow] = []
+        trained: set[int] = set()
+        for leaf in range(len(self._samples)):
+            if leaf in gone or any(child not in gone for child in self._children[leaf]):
+                continue
+            path = self._path(leaf)
+            fresh = [i for i in path if i not in trained]
+            if fresh:
+                rows.append(self._row(path, frozenset(fresh), rewards))
+                trained.update(fresh)
+        return rows
+
+    def _deepest(self, prompt: bytes) -> tuple[int | None, int]:
+        """The sample with the longest sequence that starts ``prompt``, and its end in bytes.
+
+        Of samples that are equal to the token, one that nobody continued yet.
+        """
+        best: tuple[int, bool, int] = (0, True, 0)  # end, still a leaf, minus index
+        found: int | None = None
+        open_nodes = [(index, 0) for index in self._children[None]]
+        while open_nodes:
+            index, at = open_nodes.pop()
+            segment = self._samples[index].segment
+            if not prompt.startswith(segment, at):
+                continue
+            end = at + len(segment)
+            rank = (end, not self._children[index], -index)
+            if found is None or rank > best:
+                best, found = rank, index
+            open_nodes += [(child, end) for child in self._children[index]]
+        return found, best[0]
+
+    def _path(self, leaf: int) -> list[int]:
+        path: list[int] = []
+        index: int | None = leaf
+        while index is not None:
+            path.append(index)
+            index = self._samples[index].parent
+        return path[::-1]
+
+    def _row(self, path: Sequence[int], fresh: frozenset[int], rewards: Rewards) -> SessionRow:
+        samples = [self._samples[i] for i in path]
+        tokens = array("i", b"".join(sample.segment for sample in samples)).tolist()
+        masked = [MASKED] * len(tokens)
+        logprobs = [MASKED_LOGPROB] * len(tokens)
+        versions = [MASKED_VERSION] * len(tokens)
+        for index, sample in zip(path, samples):
+            if index in fresh:
+                span = slice(sample.start, sample.end)
+                masked[span] = tokens[span]
+                logprobs[span] = sample.logprobs.tolist()
+                versions[span] = sample.versions.tolist()
+        own = [rewards.of.get(sample.completion_id) for sample in samples]
+        returns = discounted_returns(own, rewards.session, rewards.discount)
+        return SessionRow(
+            tokens=tokens,
+            masked_tokens=masked,
+            logprobs=logprobs,
+            versions=versions,
+            reward=returns[0],
+            turns=[
+                Turn(
+                    completion_id=sample.completion_id,
+                    choice=sample.choice,
+                    start=sample.start,
+                    end=sample.end,
+                    trained=index in fresh,
+                    finish_reason=sample.finish_reason,
+                    reward=reward,
+                    discounted=later,
+                )
+                for index, sample, reward, later in zip(path, samples, own, returns)
+            ],
+            metadata={"finish_reason": samples[-1].finish_reason},
+        )
+
+
+def discounted_returns(
+    rewards: Sequence[float | None], final: float | None, discount: float
+) -> list[float | None]:
+    """R_i = r_i + discount * R_(i+1) of T turns; ``final`` comes with the last turn.
+
+    None where no reward was given from that turn on.
+
+    Example: rewards [None, 1.0, None], final 2.0, discount 0.5 -> [1.0, 2.0, 2.0].
+    """
+    returns: list[float | None] = []
+    later: float | None = None
+    for i, reward in enumerate(reversed(rewards)):
+        given = [r for r in (reward, final if i == 0 else None) if r is not None]
+        if later is not None:
+            given.append(discount * later)
+        later = sum(given) if given else None
+        returns.append(later)
+    return returns[::-1]

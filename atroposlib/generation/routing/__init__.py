@@ -1,0 +1,1 @@
+"""Choice of the inference server for each call, and failover to another."""

@@ -1,0 +1,128 @@
+"""The calls of a server, made on many: n in chunks, each chunk on a server that answers.
+
+call -> split n into chunks -> a route per chunk -> one completion, renumbered
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from atroposlib.generation.engines.base import APIServer
+from atroposlib.generation.routing.failover import Route
+from atroposlib.generation.routing.pick import chunk_sizes, join_choices, split_of
+from atroposlib.generation.sampling.params import with_choice_seed, with_max_tokens
+from atroposlib.generation.sampling.resume import Decode, generate_in_segments
+from atroposlib.generation.sampling.types import DEFAULT_MAX_TOKENS, Generation
+from atroposlib.utils.gathering import gather_or_cancel
+
+if TYPE_CHECKING:
+    from openai.types import Completion
+    from openai.types.chat import ChatCompletion
+
+T = TypeVar("T")
+Kwargs = dict[str, Any]
+
+
+class RoutedCalls(ABC):
+    """What a manager and a session of it have in common."""
+
+    max_n_completions: int
+
+    @abstractmethod
+    def _route(self, tokens: bool = False) -> Route:
+        """Where one chunk goes. ``tokens``: to servers that return token ids."""
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """As :meth:`APIServer.chat_completion`, with any n."""
+        parts = await self._in_chunks(kwargs, lambda server, kw: server.chat_completion(**kw))
+        return join_choices(parts)
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        """As :meth:`APIServer.completion`, with any n."""
+        parts = await self._in_chunks(kwargs, lambda server, kw: server.completion(**kw))
+        return join_choices(parts)
+
+    async def tokens_and_logprobs_completion(
+        self, **kwargs: Any
+    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+        """As :meth:`APIServer.tokens_and_logprobs_completion`, with any n."""
+        parts = await self._in_chunks(
+            kwargs,
+            lambda server, kw: server.tokens_and_logprobs_completion(**kw),
+            tokens=True,
+        )
+        return (
+            parts[0][0],
+            [row for _, tokens, _, _ in parts for row in tokens],
+            [row for _, _, logprobs, _ in parts for row in logprobs],
+            [reason for _, _, _, reasons in parts for reason in reasons],
+        )
+
+    async def generate(
+        self,
+        input_ids: list[int],
+        n: int = 1,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        temperature: float = 1.0,
+        split: str = "train",
+        **sampling: Any,
+    ) -> list[Generation]:
+        """As :meth:`APIServer.generate`, with any n.
+
+        Where a server fails in the middle, another one goes on after the tokens that came.
+        """
+        params = with_max_tokens({"max_tokens": max_tokens, **sampling})
+        params.update(n=n, temperature=temperature)
+
+        async def chunk(kwargs: Kwargs) -> list[Generation]:
+            route = self._route(tokens=True)
+
+            async def ask(ids: list[int], segment: Kwargs) -> list[Generation]:
+                return await route.call(
+                    split, lambda server: server.generate_segment(ids, split, **segment)
+                )
+
+            async def decoder() -> Decode:
+                return await route.call(split, lambda server: server.decoder())
+
+            patience_s = max(server.config.timeout for server in route.servers)
+            return await generate_in_segments(input_ids, kwargs, ask, decoder, patience_s)
+
+        parts = await gather_or_cancel(chunk(kw) for kw in self._chunks(params))
+        return [generation for part in parts for generation in part]
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        """As :meth:`APIServer.get_logprobs`."""
+        route = self._route(tokens=True)
+        return await route.call(
+            split_of(kwargs), lambda server: server.get_logprobs(**dict(kwargs))
+        )
+
+    async def _in_chunks(
+        self,
+        kwargs: Kwargs,
+        call: Callable[[APIServer, Kwargs], Awaitable[T]],
+        tokens: bool = False,
+    ) -> list[T]:
+        split = split_of(kwargs)
+
+        async def one(chunk: Kwargs) -> T:
+            # a copy for each attempt: servers take out of it what is theirs
+            return await self._route(tokens).call(
+                split, lambda server: call(server, dict(chunk))
+            )
+
+        return await gather_or_cancel(one(chunk) for chunk in self._chunks(kwargs))
+
+    def _chunks(self, kwargs: Kwargs) -> list[Kwargs]:
+        """The keyword arguments of each request; a seed gives each its own draws."""
+        sizes = chunk_sizes(int(kwargs.get("n") or 1), self.max_n_completions)
+        if len(sizes) == 1:
+            return [dict(kwargs)]
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [
+            {**with_choice_seed(kwargs, start), "n": size}
+            for start, size in zip(starts, sizes)
+        ]

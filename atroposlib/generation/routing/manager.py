@@ -1,0 +1,262 @@
+"""Many servers as one: each call goes to the healthy server with the most room."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from atroposlib.errors import ConfigError
+from atroposlib.generation.configs import (
+    APIServerConfig,
+    ServerBaseline,
+    ServerConfigs,
+    ServerManagerConfig,
+    as_server_list,
+)
+from atroposlib.generation.engines.base import APIServer
+from atroposlib.generation.engines.token_server import TokenServer
+from atroposlib.generation.routing.calls import RoutedCalls
+from atroposlib.generation.routing.discovery import (
+    LOCAL_URLS,
+    generated_configs,
+    slurm_urls,
+)
+from atroposlib.generation.routing.failover import Route
+from atroposlib.generation.routing.pick import (
+    pick_server,
+    returns_tokens,
+    session_on,
+    token_servers,
+)
+from atroposlib.generation.routing.registry import ServerFactory, backend_for
+from atroposlib.generation.routing.sticky import session_on_route
+from atroposlib.generation.sampling.reasoning import ReasoningConfig
+from atroposlib.generation.sessions.dummy import (
+    DummyManagedServer,
+    require_dummy_allowed,
+)
+from atroposlib.generation.sessions.managed import ManagedServer
+from atroposlib.testing.server_harness import ServerHarness
+
+if TYPE_CHECKING:
+    from atroposlib.generation.sessions.remote import ProxyManagedServer
+
+__all__ = [
+    "APIServer",
+    "APIServerConfig",
+    "ServerBaseline",
+    "ServerManager",
+    "ServerManagerConfig",
+]
+
+logger = logging.getLogger(__name__)
+PROXY_VARIABLE = "ATROPOS_PROXY_URL"
+
+
+class ServerManager(RoutedCalls):
+    """Routes calls to servers.
+
+    Args:
+        configs: a list of servers, one server, or a baseline whose addresses are generated.
+        server_class: a backend class for all servers; the abstract default stands for the
+            backend of each config's ``server_type``.
+        slurm: take addresses from SLURM's variables, with ``configs[0]`` as template.
+        testing: one :class:`ServerHarness` at ``servers[0]``.
+        max_n_completions: larger n is split into concurrent requests.
+        proxy_url: managed sessions are kept by the proxy there; ATROPOS_PROXY_URL when not
+            given. ``use_proxy`` is true with either and may be switched off later.
+        tool_parser: name of the parser of tool calls in managed sessions, such as hermes.
+
+    Raises:
+        ConfigError: a config that cannot be used.
+    """
+
+    def __init__(
+        self,
+        configs: ServerConfigs,
+        server_class: type[APIServer] = APIServer,
+        slurm: bool = False,
+        testing: bool = False,
+        max_n_completions: int = 8,
+        reasoning_config: ReasoningConfig | None = None,
+        proxy_url: str | None = None,
+        use_proxy: bool = False,
+        tool_parser: str | None = None,
+    ) -> None:
+        if max_n_completions < 1:
+            raise ConfigError("max_n_completions: at least 1")
+        self.max_n_completions = max_n_completions
+        self.proxy_url = proxy_url or _proxy_from_environment()
+        self.use_proxy = use_proxy or self.proxy_url is not None
+        self.tool_parser = tool_parser
+        self.reasoning_config = reasoning_config or ReasoningConfig()
+        self.servers: list[APIServer]
+        if testing:
+            self.servers = [ServerHarness()]
+        else:
+            self.servers = [
+                self._build(server_class, config) for config in _server_list(configs, slurm)
+            ]
+
+    def _build(self, server_class: type[APIServer], config: APIServerConfig) -> APIServer:
+        factory: ServerFactory = server_class
+        if server_class is APIServer:
+            factory = backend_for(config.server_type)
+        return factory(config, self.reasoning_config)
+
+    def announce_version(self, version: int | None) -> None:
+        """The policy version that servers serve now, as the rollout API says.
+
+        It is stamped on tokens whose version the server does not report, as it was when
+        their request was sent.
+        """
+        for server in self.servers:
+            server.announced_version = version
+
+    # --- sessions on one server -------------------------------------------------------
+
+    @asynccontextmanager
+    async def dedicated_server(self) -> AsyncIterator[APIServer]:
+        """One server for the whole block.
+
+        No slot is held in between: each call takes its own, so as many sessions as slots
+        cannot lock one another out.
+        """
+        with session_on(pick_server(self.servers, "train")) as server:
+            yield server
+
+    @asynccontextmanager
+    async def managed_server(
+        self,
+        tokenizer: Any = None,
+        base_url: str | None = None,
+        preserve_think_blocks: bool = False,
+        track_tree: bool = False,
+    ) -> AsyncIterator[ManagedServer | DummyManagedServer | ProxyManagedServer]:
+        """A session that keeps the tokens, masks, logprobs and versions of what it samples.
+
+        It stays on one server, for the sake of its cache, and goes on with another one when
+        that fails.
+
+        Args:
+            tokenizer: that of the model; loaded by name when not given.
+            base_url: a particular server of this manager, and no other.
+
+        Raises:
+            NotImplementedError: the server returns text only, and
+                ATROPOS_ALLOW_DUMMY_MANAGED_SERVER does not allow made-up tokens.
+        """
+        if self.use_proxy:
+            async with self._proxy_session(
+                base_url, track_tree, preserve_think_blocks
+            ) as remote:
+                yield remote
+            return
+        servers = token_servers(self.servers) if base_url is None else [self._at(base_url)]
+        chosen = pick_server(servers, "train")
+        if not returns_tokens(chosen):
+            require_dummy_allowed(chosen.config.server_type)
+        if tokenizer is not None and isinstance(chosen, TokenServer):
+            chosen.offer_tokenizer(tokenizer)
+        with session_on_route(servers, chosen, self.max_n_completions) as server:
+            managed: ManagedServer | DummyManagedServer
+            if returns_tokens(chosen):
+                managed = ManagedServer(
+                    server, tokenizer, track_tree, self.tool_parser, preserve_think_blocks
+                )
+            else:
+                managed = DummyManagedServer(server, tokenizer, track_tree)
+            try:
+                yield managed
+            finally:
+                managed.reset()
+
+    @asynccontextmanager
+    async def _proxy_session(
+        self, base_url: str | None, track_tree: bool, preserve_think_blocks: bool
+    ) -> AsyncIterator[ProxyManagedServer]:
+        """A session kept by a proxy process; deleted there at the end."""
+        from atroposlib.generation.sessions.remote import create_proxy_session
+
+        if not self.proxy_url:
+            raise ConfigError("use_proxy: there is no proxy_url; set it, or use_proxy false")
+        remote = await create_proxy_session(
+            self.proxy_url,
+            base_url=base_url,
+            tool_parser=self.tool_parser or "hermes",
+            track_tree=track_tree,
+            model_name=self.servers[0].config.model_name,
+            preserve_think_blocks=preserve_think_blocks,
+        )
+        try:
+            yield remote
+        finally:
+            await remote.cleanup()
+
+    # --- upkeep -----------------------------------------------------------------------
+
+    async def update_weight(self, weight: float) -> None:
+        """Open this share of every server's slots."""
+        for server in self.servers:
+            await server.update_weight(weight)
+
+    async def wandb_metrics(
+        self, metrics_dict: dict[str, Any] | None = None, server_name: str | None = None
+    ) -> dict[str, Any]:
+        """Timings of every server, as ``server/server_<i>_...``."""
+        metrics = metrics_dict if metrics_dict is not None else {}
+        for i, server in enumerate(self.servers):
+            await server.wandb_metrics(metrics, f"{server_name or 'server'}_{i}")
+        return metrics
+
+    @property
+    def waiting_on(self) -> str | None:
+        """What callers wait for besides slots, or None: for status displays."""
+        waits = [server.health.waiting_on for server in self.servers]
+        return next((wait for wait in waits if wait is not None), None)
+
+    async def close(self) -> None:
+        """Close every connection; call once, at the end."""
+        for server in self.servers:
+            await server.close()
+
+    # --- routing ----------------------------------------------------------------------
+
+    def _route(self, tokens: bool = False) -> Route:
+        return Route(token_servers(self.servers) if tokens else self.servers)
+
+    def _at(self, base_url: str) -> APIServer:
+        for server in self.servers:
+            if server.base_url == base_url.rstrip("/"):
+                return server
+        known = ", ".join(server.base_url for server in self.servers)
+        raise ConfigError(f"base_url: no server at {base_url}; there is {known}")
+
+
+def _server_list(configs: ServerConfigs, slurm: bool) -> list[APIServerConfig]:
+    servers = as_server_list(configs)
+    if servers is None:
+        if not isinstance(configs, ServerBaseline):
+            raise ConfigError(
+                "server configs: a list of APIServerConfig or one ServerBaseline"
+            )
+        return generated_configs(configs, slurm_urls() or LOCAL_URLS)
+    if not slurm:
+        return servers
+    urls = slurm_urls()
+    if not urls:
+        logger.warning("slurm: not in a job of several nodes; using the servers as given")
+    return generated_configs(servers[0], urls) if urls else servers
+
+
+def _proxy_from_environment() -> str | None:
+    """One variable sends every environment of a shell elsewhere, so it is said aloud."""
+    url = os.environ.get(PROXY_VARIABLE)
+    if url:
+        logger.warning(
+            "%s is set: managed sessions go to the proxy at %s", PROXY_VARIABLE, url
+        )
+    return url or None

@@ -1,0 +1,1 @@
+"""Sampling parameters, sampled tokens, and resumption of aborted generations."""

@@ -1,0 +1,157 @@
+"""Abort and resume: one continuation out of the segments that an engine cut it into.
+
+    ask(prompt, 10 tokens)             -> 4 tokens, "abort": the engine paused for new weights
+    ask(prompt + 4 tokens, 6 tokens)   -> 6 tokens, "length"
+
+Frequency and presence penalties count from the start of a segment, because engines count
+what they generated and not what they were given; nothing on the wire can change that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from atroposlib.errors import InferenceUnavailable, TokensMissing
+from atroposlib.generation.sampling.params import derived_seed, stop_strings
+from atroposlib.generation.sampling.types import Generation
+from atroposlib.utils.gathering import gather_or_cancel
+
+FIRST_PAUSE_S = 0.1
+MAX_PAUSE_S = 5.0
+
+Params = dict[str, Any]
+Ask = Callable[[list[int], Params], Awaitable[list[Generation]]]
+Decode = Callable[[Sequence[int]], str]
+Decoder = Callable[[], Awaitable[Decode]]
+
+
+async def generate_in_segments(
+    input_ids: Sequence[int],
+    params: Params,
+    ask: Ask,
+    decoder: Decoder,
+    patience_s: float,
+) -> list[Generation]:
+    """``params["n"]`` continuations of ``input_ids`` (P,), none of them ending in an abort.
+
+    They start as one request and are resumed one by one, as they were cut at different
+    places.
+
+    Args:
+        params: sampling parameters with ``n`` and ``max_tokens``.
+        ask: one request; its outputs may end with finish reason "abort".
+        decoder: gets the text of tokens; called only where stop strings need it.
+        patience_s: how long an engine may go on aborting without giving a single token.
+
+    Raises:
+        InferenceUnavailable: no token came for ``patience_s``.
+    """
+    outputs = await ask(list(input_ids), params)
+    return await gather_or_cancel(
+        _finished(output, i, params, ask, decoder, patience_s)
+        for i, output in enumerate(outputs)
+    )
+
+
+async def _finished(
+    output: Generation,
+    index: int,
+    params: Params,
+    ask: Ask,
+    decoder: Decoder,
+    patience_s: float,
+) -> Generation:
+    stops = stop_strings(params)
+    last_token_at, pause_s = time.monotonic(), FIRST_PAUSE_S
+    while output.finish_reason == "abort":
+        done = len(output.tokens)
+        if done >= int(params["max_tokens"]):
+            return replace(output, finish_reason="length")
+        (more,) = await ask(
+            output.prompt_ids + output.tokens, segment_params(params, done, index)
+        )
+        if more.tokens or more.finish_reason != "abort":
+            output = joined(output, more)
+            if stops and done:
+                output = cut_at_spanning_stop(output, done, params, await decoder())
+            last_token_at, pause_s = time.monotonic(), FIRST_PAUSE_S
+            continue
+        stalled_s = time.monotonic() - last_token_at
+        if stalled_s >= patience_s:
+            raise InferenceUnavailable(
+                f"aborted before the first token for {stalled_s:.0f} s: the server is paused "
+                "and does not hold requests; resume it"
+            )
+        await asyncio.sleep(pause_s)
+        pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+    return output
+
+
+def segment_params(params: Mapping[str, Any], done: int, index: int) -> Params:
+    """Parameters of the request that goes on after ``done`` tokens of choice ``index``.
+
+    What counts tokens gets what is left. The same seed would draw the same numbers again,
+    so each segment has its own. ``prompt`` is no longer the text of what is sent.
+    """
+    left = {k: v for k, v in params.items() if k != "prompt"}
+    left.update(n=1, max_tokens=int(params["max_tokens"]) - done)
+    for name in ("min_tokens", "min_new_tokens"):
+        if params.get(name):
+            left[name] = max(0, int(params[name]) - done)
+    if params.get("seed") is not None:
+        left["seed"] = derived_seed(int(params["seed"]), index, done)
+    return left
+
+
+def joined(output: Generation, more: Generation) -> Generation:
+    """Both segments as one. Every token keeps the logprob and version it was sampled with."""
+    if more.prompt_ids != output.prompt_ids + output.tokens:
+        raise TokensMissing("the server continued other tokens than it was given")
+    return Generation(
+        prompt_ids=output.prompt_ids,
+        tokens=output.tokens + more.tokens,
+        logprobs=output.logprobs + more.logprobs,
+        versions=output.versions + more.versions,
+        finish_reason=more.finish_reason,
+    )
+
+
+def cut_at_spanning_stop(
+    output: Generation, boundary: int, params: Mapping[str, Any], decode: Decode
+) -> Generation:
+    """End ``output`` at a stop string that its last segment could not see whole.
+
+    A server looks for stop strings in what it generates itself; one that begins in the
+    ``boundary`` tokens of the segments before would be missed.
+    """
+    text = decode(output.tokens)
+    end = spanning_stop_end(text, len(decode(output.tokens[:boundary])), stop_strings(params))
+    if end is None:
+        return output
+    for count in range(boundary + 1, len(output.tokens) + 1):
+        if decode(output.tokens[:count])[:end] == text[:end]:
+            break
+    if count <= int(params.get("min_tokens") or 0):
+        return output
+    return replace(
+        output,
+        tokens=output.tokens[:count],
+        logprobs=output.logprobs[:count],
+        versions=output.versions[:count],
+        finish_reason="stop",
+    )
+
+
+def spanning_stop_end(text: str, boundary: int, stops: Sequence[str]) -> int | None:
+    """Where the first stop string ends that lies across character ``boundary``."""
+    ends = [
+        start + len(stop)
+        for stop in stops
+        for start in range(max(0, boundary - len(stop) + 1), boundary)
+        if text.startswith(stop, start)
+    ]
+    return min(ends, default=None)

@@ -1,0 +1,324 @@
+"""A chat session that keeps, token-exactly, what can be trained on.
+
+    messages -> prompt text and ids -> longest earlier sequence -> generate -> nodes
+
+The environment calls it like an OpenAI client and reads the rows with ``nodes_for``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.template import (
+    Messages,
+    continuation,
+    decoded,
+    encode_after,
+    encode_prompt,
+    render,
+)
+from atroposlib.generation.chat.tokenizer import load_tokenizer
+from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
+from atroposlib.generation.engines.base import APIServer
+from atroposlib.generation.engines.openai_base import completion_of
+from atroposlib.generation.engines.token_server import TokenServer
+from atroposlib.generation.sampling.params import without_doubled_bos
+from atroposlib.generation.sampling.types import Generation
+from atroposlib.generation.sessions.dummy import DummyManagedServer
+from atroposlib.generation.sessions.openai_adapter import ManagedServerAdapter
+from atroposlib.generation.sessions.replies import (
+    chat_reply,
+    reply_payload,
+    taken_template_kwargs,
+)
+from atroposlib.generation.sessions.sample import (
+    SamplingServer,
+    sample_tokens,
+    sequence_logprobs,
+)
+from atroposlib.generation.sessions.sequences import (
+    Sample,
+    SequenceList,
+    SequenceNode,
+    SequenceTree,
+    text_extension,
+    token_extension,
+)
+
+if TYPE_CHECKING:
+    from openai.types import Completion
+    from openai.types.chat import ChatCompletion
+
+__all__ = ["DummyManagedServer", "ManagedServer", "ManagedServerAdapter", "SequenceNode"]
+
+logger = logging.getLogger(__name__)
+
+DEBUG_VARIABLE = "ATROPOS_DEBUG_REQUESTS"
+
+
+class ManagedServer:
+    """Chat and completions whose tokens, masks, logprobs and versions are kept.
+
+    Every choice becomes a :class:`SequenceNode`. A prompt that continues an earlier sequence
+    extends it, with the earlier samples still trained; a prompt whose template rewrote an
+    earlier turn starts another sequence, and the earlier one stays. Calls may run at once:
+    each reads its own nodes with :meth:`nodes_for`.
+
+    Args:
+        server: any object with ``config`` and ``tokens_and_logprobs_completion``.
+        tokenizer: that of the model; else the server's, else the one of ``model_name``.
+        track_tree: keep every turn as a node with a link to the turn before.
+        tool_parser: how the model writes tool calls, such as "hermes"; without one, tools
+            are left out of the prompt and calls stay text.
+        preserve_think_blocks: keep earlier ``<think>`` blocks where the chat template would
+            drop them, so that multi-turn sequences of thinking models extend.
+
+    Raises:
+        ConfigError: there is no such tool parser.
+    """
+
+    def __init__(
+        self,
+        server: APIServer | SamplingServer,
+        tokenizer: Any = None,
+        track_tree: bool = False,
+        tool_parser: str | None = None,
+        preserve_think_blocks: bool = False,
+    ) -> None:
+        self.server = server
+        self.track_tree = track_tree
+        self.tool_parser = tool_parser
+        self.preserve_think_blocks = preserve_think_blocks
+        self._tokenizer = tokenizer
+        if tokenizer is not None and isinstance(server, TokenServer):
+            server.offer_tokenizer(tokenizer)
+        self._told_of_tools = False
+        self._translator: ToolCallTranslator | None = None
+        if tool_parser:
+            self._translator = ToolCallTranslator(self.tokenizer, tool_parser)
+        self._sequences: SequenceList | SequenceTree
+        self._nodes_of: dict[str, list[SequenceNode]] = {}
+        self.reset()
+
+    @property
+    def tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            self._tokenizer = getattr(self.server, "tokenizer", None)
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.server.config)
+        return self._tokenizer
+
+    # --- calls ----------------------------------------------------------------------
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """``messages`` and sampling parameters as for OpenAI, plus ``split``.
+
+        ``tools`` and ``tool_choice`` ("auto", "none", "required") count with a tool parser.
+        ``chat_template_kwargs``, also inside ``extra_body``, goes to the template.
+
+        Raises:
+            ConfigError: messages that are not text, or ``stream``.
+            TokensMissing: the server returned no token ids, or not a logprob for each.
+            InferenceUnavailable, InferenceRefused: as ``APIServer.generate``.
+        """
+        await self._load_tokenizer()
+        messages: Messages = kwargs.pop("messages")
+        tools = self._active_tools(kwargs.pop("tools", None))
+        tool_choice = kwargs.pop("tool_choice", None) or "auto"
+        prompt_text = self._render(messages, tools, taken_template_kwargs(kwargs))
+        outputs, nodes = await self._sample(
+            prompt_text, lambda: encode_prompt(self.tokenizer, prompt_text), kwargs
+        )
+        choices = [
+            {"index": i, **self._chat_choice(output, tools, tool_choice)}
+            for i, output in enumerate(outputs)
+        ]
+        payload = reply_payload("chatcmpl", self.server.config.model_name, choices, outputs)
+        completion = chat_reply(payload)
+        self._nodes_of[completion.id] = nodes
+        return completion
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        """``prompt`` (text, or token ids) and sampling parameters, plus ``split``."""
+        await self._load_tokenizer()
+        prompt = kwargs.pop("prompt")
+        if isinstance(prompt, str):
+            outputs, nodes = await self._sample(
+                prompt, lambda: self.tokenizer.encode(prompt), kwargs
+            )
+        else:
+            text = decoded(self.tokenizer, prompt, skip_special=False)
+            outputs, nodes = await self._sample(text, None, kwargs, prompt)
+        choices = [
+            {
+                "index": i,
+                "finish_reason": output.finish_reason,
+                "text": self._visible_text(output),
+                "logprobs": None,
+            }
+            for i, output in enumerate(outputs)
+        ]
+        completion = completion_of(
+            reply_payload("cmpl", self.server.config.model_name, choices, outputs)
+        )
+        self._nodes_of[completion.id] = nodes
+        return completion
+
+    async def get_logprobs(
+        self,
+        prompt: str | None = None,
+        messages: Messages | None = None,
+        input_ids: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Logprobs of a given sequence; exactly one of the three says which.
+
+        Raises:
+            NotImplementedError: the server gives none.
+        """
+        await self._load_tokenizer()
+        if input_ids is None and messages is not None:
+            prompt = self._render(messages, None, taken_template_kwargs(kwargs))
+            input_ids = encode_prompt(self.tokenizer, prompt)
+        elif input_ids is None and prompt is not None:
+            input_ids = self.tokenizer.encode(prompt)
+        if input_ids is None:
+            raise ConfigError("get_logprobs needs prompt, messages or input_ids")
+        ids = without_doubled_bos(list(input_ids), self._bos())
+        return await sequence_logprobs(self.server, ids, prompt, kwargs)
+
+    async def prompt_of(self, **kwargs: Any) -> tuple[str, list[int]]:
+        """Text and ids of the prompt that ``chat_completion(**kwargs)`` would send now."""
+        await self._load_tokenizer()
+        tools = self._active_tools(kwargs.get("tools"))
+        text = self._render(kwargs["messages"], tools, taken_template_kwargs(kwargs))
+        return text, self._continued(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
+
+    # --- what was sampled -------------------------------------------------------------
+
+    def nodes_for(self, completion: ChatCompletion | Completion) -> list[SequenceNode]:
+        """The node of each choice, in choice order, as it was when the call returned."""
+        return list(self._nodes_of[completion.id])
+
+    def get_state(self) -> dict[str, Any]:
+        """``{"nodes": [...]}``, or ``{"sequences": ..., "tree": ...}`` of a tree.
+
+        Nodes are in the order in which calls returned, the choices of one call in choice
+        order, and a continued sequence keeps its place. That order is the caller's only if
+        its calls followed one another: of calls that ran at once, ask ``nodes_for``.
+        """
+        return self._sequences.state()
+
+    def reset(self) -> None:
+        """Forget every sequence; calls still running keep theirs to themselves."""
+        self._sequences = SequenceTree() if self.track_tree else SequenceList()
+        self._nodes_of = {}
+
+    # --- parts ------------------------------------------------------------------------
+
+    async def _load_tokenizer(self) -> None:
+        if self._tokenizer is None:
+            await asyncio.to_thread(lambda: self.tokenizer)  # seconds: not on the event loop
+
+    def _bos(self) -> int | None:
+        return getattr(self.tokenizer, "bos_token_id", None)
+
+    def _active_tools(self, tools: Sequence[Any] | None) -> list[Any] | None:
+        if tools and self._translator is None:
+            if not self._told_of_tools:  # once, not at every turn
+                logger.warning("tools are left out: this session has no tool_parser")
+            self._told_of_tools = True
+            return None
+        return list(tools) if tools else None
+
+    def _render(
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> str:
+        if self._translator is not None:
+            messages = self._translator.convert_messages_for_template(messages)
+        return render(
+            self.tokenizer,
+            messages,
+            preserve_think_blocks=self.preserve_think_blocks,
+            tools=tools,
+            template_kwargs=template_kwargs,
+        )
+
+    def _continued(
+        self, prompt_text: str, encode: Callable[[], Sequence[int]] | None, ids: Sequence[int]
+    ) -> tuple[SequenceNode | None, list[int]]:
+        """The sequence that the prompt continues, and the ids to send.
+
+        Ids that the caller gave (no ``encode``) are sent as they are. Text is encoded whole
+        only where it continues nothing: a long conversation costs its new words.
+        """
+        known = self._sequences.candidates()
+        if encode is not None:
+            found = text_extension(
+                known,
+                prompt_text,
+                lambda node, text: encode_after(self.tokenizer, node.tokens, text),
+            )
+            if found is not None:
+                return found.parent, found.input_ids
+            ids = encode()
+        ids = without_doubled_bos(list(ids), self._bos())
+        found = token_extension(known, ids)
+        return (None, ids) if found is None else (found.parent, found.input_ids)
+
+    async def _sample(
+        self,
+        prompt_text: str,
+        encode: Callable[[], Sequence[int]] | None,
+        kwargs: dict[str, Any],
+        ids: Sequence[int] = (),
+    ) -> tuple[list[Generation], list[SequenceNode]]:
+        if kwargs.get("stream"):
+            raise ConfigError("stream: completions are returned whole; leave it out")
+        sequences = self._sequences  # a reset() during the call must not get these nodes
+        parent, input_ids = self._continued(prompt_text, encode, ids)
+        outputs = await sample_tokens(self.server, prompt_text, input_ids, kwargs)
+        samples = [Sample(output, self._full_text(prompt_text, output)) for output in outputs]
+        nodes = sequences.add(parent, samples)
+        if os.environ.get(DEBUG_VARIABLE) == "1":
+            for sample in samples:
+                logger.warning("%s: %r", sample.generation.finish_reason, sample.full_text)
+        return outputs, nodes
+
+    def _full_text(self, prompt_text: str, output: Generation) -> str:
+        return prompt_text + continuation(
+            self.tokenizer, output.prompt_ids, output.tokens, skip_special=False
+        )
+
+    def _visible_text(self, output: Generation) -> str:
+        return continuation(
+            self.tokenizer, output.prompt_ids, output.tokens, skip_special=True
+        )
+
+    def _chat_choice(
+        self, output: Generation, tools: list[Any] | None, tool_choice: Any
+    ) -> dict[str, Any]:
+        """Finish reason and message; the node keeps the raw tokens either way."""
+        reason = output.finish_reason
+        if self._translator is None or not tools or tool_choice == "none":
+            content = self._visible_text(output)
+            return {
+                "finish_reason": reason,
+                "message": {"role": "assistant", "content": content},
+            }
+        raw = self._translator.decode_with_tool_awareness(
+            output.tokens, has_tools=True, before=output.prompt_ids
+        )
+        text, calls, found = self._translator.parse_model_output(raw, tool_choice, tools)
+        message = {"role": "assistant", "content": text}
+        if calls is None:
+            return {"finish_reason": reason, "message": message}
+        return {"finish_reason": found, "message": {**message, "tool_calls": calls}}

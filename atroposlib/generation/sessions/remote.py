@@ -1,0 +1,261 @@
+"""A managed session kept by a proxy process, used like the one in this process.
+
+session = await create_proxy_session("http://localhost:9100", tool_parser="hermes")
+completion = await session.chat_completion(messages=[...], max_tokens=64)
+node = session.nodes_for(completion)[0]
+await session.cleanup()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from atroposlib.errors import (
+    InferenceRefused,
+    InferenceUnavailable,
+    TokensMissing,
+    UnknownSession,
+)
+from atroposlib.generation.chat.messages import plain_message
+from atroposlib.generation.engines.http import HttpPath, Reply, read_reply
+from atroposlib.generation.engines.openai_base import chat_completion_of
+from atroposlib.generation.engines.retries import MAX_ATTEMPTS, backoff_s
+from atroposlib.generation.sessions.sequences import SequenceNode
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion
+
+TOKEN_VARIABLE = "ATROPOS_PROXY_TOKEN"
+TIMEOUT_S = 1200.0
+MAX_CONNECTIONS = 1024
+_NOT_SENT = frozenset({"extra_body", "extra_headers", "timeout", "stream"})
+
+
+class ProxyManagedServer:
+    """Samples through one session of a proxy; every argument of a call goes there.
+
+    Args:
+        proxy_url: such as http://localhost:9100.
+        session_uuid: from :func:`create_proxy_session`, which is the usual way to get one.
+        model_name: of the completions, where the proxy does not say.
+        base_url: of the inference server behind the proxy.
+        api_key: of the session; needed where the proxy asks for it.
+    """
+
+    def __init__(
+        self,
+        proxy_url: str,
+        session_uuid: str,
+        model_name: str = "unknown",
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.proxy_url = proxy_url.rstrip("/")
+        self.session_uuid = session_uuid
+        self.model_name = model_name
+        self.base_url = base_url
+        self.api_key = api_key
+        self._http = _path(timeout_s, api_key)
+        self._nodes: list[SequenceNode] = []
+        self._nodes_of: dict[str, list[SequenceNode]] = {}
+        self._asked = 0  # fetches of the state, and the newest of them that counts
+        self._seen = 0
+        self._reset_due = False
+
+    async def __aenter__(self) -> ProxyManagedServer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.cleanup()
+
+    # --- calls ----------------------------------------------------------------------
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """As ``ManagedServer.chat_completion``.
+
+        An attempt that got no answer is repeated under the same idempotency key, so the
+        session has each completion once.
+
+        Raises:
+            UnknownSession: the session was closed or left alone for too long.
+            InferenceUnavailable: no answer came, or the proxy's inference servers failed.
+            InferenceRefused: the request cannot succeed.
+        """
+        await self._reset_now()
+        body = {k: v for k, v in kwargs.items() if k not in _NOT_SENT and v is not None}
+        body.update(kwargs.get("extra_body") or {})
+        body["messages"] = [plain_message(message) for message in kwargs["messages"]]
+        url = f"{self.get_url()}/chat/completions"
+        reply = await self._post(url, {"model": self.model_name, **body, "return_nodes": True})
+        completion = _completion_of(dict(reply.payload))
+        if "nodes" in reply.payload:
+            nodes = [SequenceNode(**node) for node in reply.payload["nodes"]]
+            self._nodes_of[completion.id] = nodes
+        await self.fetch_state()
+        return completion
+
+    async def completion(self, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("a proxied session has chat_completion only")
+
+    async def get_logprobs(self, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("ProxyManagedServer does not implement get_logprobs")
+
+    # --- what was sampled -------------------------------------------------------------
+
+    def nodes_for(self, completion: ChatCompletion) -> list[SequenceNode]:
+        """The node of each choice, in choice order, as it was when the call returned.
+
+        Raises:
+            TokensMissing: the proxy is one that does not say.
+        """
+        if completion.id not in self._nodes_of:
+            raise TokensMissing(
+                f"the proxy at {self.proxy_url} did not say which nodes belong to "
+                f"{completion.id}; use get_state(), with one call at a time"
+            )
+        return list(self._nodes_of[completion.id])
+
+    def get_state(self) -> dict[str, Any]:
+        """``{"nodes": [...]}`` as of the last call that returned."""
+        return {"nodes": list(self._nodes)}
+
+    async def fetch_state(self) -> dict[str, Any]:
+        """Ask the proxy for the nodes. Every call does that itself."""
+        self._asked += 1
+        number = self._asked
+        reply = await self._send("GET", f"{self.proxy_url}/{self.session_uuid}/nodes")
+        if number > self._seen:  # of fetches that overtook one another the newest counts
+            self._seen = number
+            self._nodes = [SequenceNode(**node) for node in reply.payload["nodes"]]
+        return self.get_state()
+
+    def reset(self) -> None:
+        """Forget every sequence: here at once, at the proxy before the next call."""
+        self._nodes, self._nodes_of = [], {}
+        self._seen = self._asked
+        self._reset_due = True
+
+    async def cleanup(self) -> None:
+        """Delete the session and close the connections; a session that is gone is fine."""
+        try:
+            await self._send("DELETE", f"{self.proxy_url}/{self.session_uuid}")
+        except UnknownSession:
+            pass
+        finally:
+            await self._http.aclose()
+
+    def get_url(self) -> str:
+        """The ``base_url`` for an OpenAI client."""
+        return f"{self.proxy_url}/{self.session_uuid}/v1"
+
+    # --- parts ------------------------------------------------------------------------
+
+    async def _reset_now(self) -> None:
+        if self._reset_due:
+            await self._post(f"{self.proxy_url}/sessions/{self.session_uuid}/reset", {})
+            self._reset_due = False
+
+    async def _post(self, url: str, body: Mapping[str, Any]) -> Reply:
+        return await self._send("POST", url, body, {"Idempotency-Key": uuid.uuid4().hex})
+
+    async def _send(
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        return await _sent(self._http, method, url, body, headers)
+
+
+async def create_proxy_session(
+    proxy_url: str,
+    base_url: str | None = None,
+    tool_parser: str = "hermes",
+    track_tree: bool = False,
+    model_name: str = "unknown",
+    preserve_think_blocks: bool = False,
+    split: str = "train",
+    timeout_s: float = TIMEOUT_S,
+) -> ProxyManagedServer:
+    """Open a session at a proxy. An admin token is read from ATROPOS_PROXY_TOKEN.
+
+    Args:
+        base_url: a particular inference server of the proxy.
+
+    Raises:
+        InferenceUnavailable: the proxy does not answer.
+        InferenceRefused: it will not, such as 401 without the token it wants.
+    """
+    root = proxy_url.rstrip("/")
+    http = _path(timeout_s, os.environ.get(TOKEN_VARIABLE))
+    body: dict[str, Any] = {
+        "tool_parser": tool_parser,
+        "track_tree": track_tree,
+        "base_url": base_url,
+    }
+    if preserve_think_blocks:
+        body["preserve_think_blocks"] = True
+    if split != "train":
+        body["split"] = split
+    try:
+        opened = (await _sent(http, "POST", f"{root}/sessions/create", body)).payload
+    finally:
+        await http.aclose()
+    return ProxyManagedServer(
+        root,
+        opened["uuid"],
+        opened.get("model_name") or model_name,
+        opened.get("base_url"),
+        opened.get("api_key"),
+        timeout_s,
+    )
+
+
+def _path(timeout_s: float, api_key: str | None) -> HttpPath:
+    return HttpPath(timeout_s=timeout_s, max_connections=MAX_CONNECTIONS, api_key=api_key)
+
+
+async def _sent(
+    http: HttpPath,
+    method: str,
+    url: str,
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Reply:
+    """Repeats only what got no answer: the proxy itself tries its servers again."""
+    failed = 0
+    while True:
+        try:
+            response = await http.send(method, url, json=body, headers=headers)
+        except InferenceUnavailable:
+            failed += 1
+            if failed == MAX_ATTEMPTS:
+                raise
+            await asyncio.sleep(backoff_s(failed, random.random()))
+        else:
+            return _read(response)
+
+
+def _read(response: Any) -> Reply:
+    try:
+        return read_reply(response)
+    except InferenceRefused as refusal:
+        if refusal.status_code == 404 and "no session" in refusal.detail:
+            raise UnknownSession(refusal.detail) from refusal
+        raise
+
+
+def _completion_of(payload: dict[str, Any]) -> ChatCompletion:
+    payload.pop("nodes", None)
+    if not any(choice["message"].get("tool_calls") for choice in payload["choices"]):
+        return chat_completion_of(payload)
+    from atroposlib.generation.chat.tool_completions import tool_completion_of
+
+    return tool_completion_of(payload)
