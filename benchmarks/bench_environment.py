@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from atroposlib.client.groups import as_frames, as_json
-from atroposlib.envs.groups import with_metadata
-from atroposlib.envs.judging import Kept, Rules, judge
+from atroposlib.envs.rollout.filters import Kept, Rules, judge
+from atroposlib.envs.rollout.groups import with_metadata
 
 NAIVE = "json.dumps + gzip -9"
 

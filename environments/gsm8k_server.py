@@ -10,7 +10,7 @@ a whole group is right, shorter is better.
 
 import random
 
-from atroposlib.envs.reward_fns.math_answer import Verdict
+from atroposlib.envs.reward_fns.math_verify.answer import Verdict
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 from helpers.length_penalties import ThresholdLengthPenaltyConfig, length_scores

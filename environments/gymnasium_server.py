@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
-from atroposlib.envs.groups import from_node
+from atroposlib.envs.rollout.groups import from_node
 from atroposlib.errors import ConfigError
 from atroposlib.utils.gathering import gather_bounded
 from helpers.rollouts import continued, mean, room_left

@@ -17,8 +17,8 @@ from pathlib import Path
 from pydantic import Field
 
 from atroposlib.envs.base import BaseEnvConfig
-from atroposlib.envs.groups import from_nodes
-from atroposlib.envs.reward_fns.math_answer import Verdict
+from atroposlib.envs.reward_fns.math_verify.answer import Verdict
+from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded

@@ -17,7 +17,7 @@ import time
 from pydantic import Field
 
 from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
-from atroposlib.envs.groups import from_nodes
+from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import AtroposError, DatasetUnavailable
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.datasets import load_rows

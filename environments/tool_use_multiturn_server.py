@@ -16,7 +16,7 @@ import time
 from pydantic import Field
 
 from atroposlib.envs.base import BaseEnvConfig
-from atroposlib.envs.groups import from_node
+from atroposlib.envs.rollout.groups import from_node
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
 from helpers.rollouts import ItemsInOrder, continued, mean, model_server, room_left

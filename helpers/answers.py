@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
-from atroposlib.envs.groups import from_nodes
+from atroposlib.envs.rollout.groups import from_nodes
 from helpers.rollouts import mean
 
 Item = dict[str, Any]

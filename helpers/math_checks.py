@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from atroposlib.envs.reward_fns.math_answer import MathVerifier, NoVerdict, Verdict
+from atroposlib.envs.reward_fns.math_verify.answer import MathVerifier, NoVerdict, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
-from atroposlib.envs.groups import from_nodes
+from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.utils.gathering import gather_bounded
 from helpers.rollouts import (
     MIN_TRAINED_TOKENS,

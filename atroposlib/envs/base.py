@@ -17,16 +17,16 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from atroposlib.envs import checkpoint, evaluation
-from atroposlib.envs.cli import main as run_command_line
-from atroposlib.envs.config import BaseEnvConfig, EvalHandlingEnum
-from atroposlib.envs.groups import ScoredDataGroup, ScoredDataItem, groups_in
-from atroposlib.envs.logbook import rollout_table
-from atroposlib.envs.process import run_process
-from atroposlib.envs.run_metrics import performance_metrics, training_metrics
-from atroposlib.envs.runtime import EnvRuntime
-from atroposlib.envs.samples import collect_group
-from atroposlib.envs.serve import Serve
+from atroposlib.envs.cli.main import main as run_command_line
+from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem, groups_in
+from atroposlib.envs.rollout.samples import collect_group
+from atroposlib.envs.runtime import checkpoint, evaluation
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.metrics_logger import rollout_table
+from atroposlib.envs.runtime.process import run_process
+from atroposlib.envs.runtime.run_metrics import performance_metrics, training_metrics
+from atroposlib.envs.runtime.serve import Serve
+from atroposlib.envs.settings.config import BaseEnvConfig, EvalHandlingEnum
 from atroposlib.generation.configs import (
     APIServerConfig,
     OpenaiConfig,

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atroposlib.envs.evaluation import show_results, write_results
-from atroposlib.envs.groups import mean_metrics
+from atroposlib.envs.rollout.groups import mean_metrics
+from atroposlib.envs.runtime.evaluation import show_results, write_results
 from atroposlib.errors import AtroposError, ConfigError, InferenceUnavailable, boundary
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.http import HttpPath, server_root

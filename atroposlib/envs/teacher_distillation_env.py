@@ -19,8 +19,8 @@ from typing import Any
 from pydantic import Field
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
-from atroposlib.envs.groups import groups_in
-from atroposlib.envs.hooks import MoreServers
+from atroposlib.envs.rollout.groups import groups_in
+from atroposlib.envs.runtime.hooks import MoreServers
 from atroposlib.errors import AtroposError, ConfigError, InvalidGroup, boundary
 from atroposlib.generation.configs import (
     ServerBaseline,

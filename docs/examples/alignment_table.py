@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 
 from atroposlib.envs.base import APIServerConfig
-from atroposlib.envs.groups import from_nodes
-from atroposlib.envs.judging import to_wire
+from atroposlib.envs.rollout.filters import to_wire
+from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.wire import MASKED, ScoredData, validate_group
 

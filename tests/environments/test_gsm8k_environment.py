@@ -162,7 +162,7 @@ async def test_an_answer_that_could_not_be_checked_is_never_scored(data, tmp_pat
 
 @pytest.mark.skipif(not REAL.is_file(), reason="no GSM8K file: GSM8K_TEST_JSONL names one")
 def test_every_real_answer_is_read_as_a_number():
-    from atroposlib.envs.reward_fns.math_answer import as_number
+    from atroposlib.envs.reward_fns.math_verify.answer import as_number
 
     problems, _ = load_problems(str(REAL))
     assert len(problems) == 1319

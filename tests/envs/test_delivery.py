@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs import admission
-from atroposlib.envs.admission import Admission
-from atroposlib.envs.delivery import GroupFile, Sender, Tally
-from atroposlib.envs.judging import Kept, Rules, judge
-from atroposlib.envs.waiting import Waiting
+from atroposlib.envs.rollout.filters import Kept, Rules, judge
+from atroposlib.envs.runtime import admission
+from atroposlib.envs.runtime.admission import Admission
+from atroposlib.envs.runtime.sender import GroupFile, Sender, Tally
+from atroposlib.envs.runtime.wait_status import Waiting
 from atroposlib.errors import KeyConflict, RolloutApiRefused, RolloutApiUnavailable
 from atroposlib.wire import EnvIdentifier, EnvRegistered
 

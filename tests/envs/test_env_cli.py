@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
-from atroposlib.envs.cli import main, make_env
-from atroposlib.envs.config import EvalHandlingEnum
-from atroposlib.envs.settings import read_settings
+from atroposlib.envs.cli.main import main, make_env
+from atroposlib.envs.cli.merge import read_settings
+from atroposlib.envs.settings.config import EvalHandlingEnum
 from atroposlib.errors import ConfigError
 
 

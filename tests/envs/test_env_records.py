@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from atroposlib.envs import checkpoint
-from atroposlib.envs.evaluation import run_evaluate, write_results
-from atroposlib.envs.logbook import JsonlSink, Logbook, scalars
+from atroposlib.envs.runtime import checkpoint
+from atroposlib.envs.runtime.evaluation import run_evaluate, write_results
+from atroposlib.envs.runtime.metrics_logger import JsonlSink, Logbook, scalars
 from atroposlib.errors import RolloutError
 from tests.envs.toys import toy_env
 

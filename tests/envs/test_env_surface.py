@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from atroposlib.envs.base import BaseEnvConfig
-from atroposlib.envs.logbook import WandbSink
+from atroposlib.envs.runtime.metrics_logger import WandbSink
 from tests.envs.toys import ToyEnv, toy_env
 
 ATTRIBUTES = (

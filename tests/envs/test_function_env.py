@@ -11,8 +11,8 @@ import pytest
 from pydantic import Field
 
 from atroposlib.envs import BaseEnv, BaseEnvConfig, Reward, environment
-from atroposlib.envs.process import OnlyFailures
-from atroposlib.envs.settings import read_settings
+from atroposlib.envs.cli.merge import read_settings
+from atroposlib.envs.runtime.process import OnlyFailures
 from atroposlib.errors import AtroposError, ConfigError
 from tests.envs.function_toys import SUMS, groups_in, made, right_half_of_the_time, sums
 

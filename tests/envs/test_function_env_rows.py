@@ -6,7 +6,7 @@ import pytest
 
 from atroposlib.envs.function_env.rewards import Reward
 from atroposlib.envs.function_env.rows import Call, Recorder, Rollout, groups_of
-from atroposlib.envs.judging import to_wire
+from atroposlib.envs.rollout.filters import to_wire
 from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.wire import validate_group
 from example_trainer.data import to_rows

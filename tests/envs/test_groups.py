@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.groups import (
+from atroposlib.envs.rollout.filters import Drop, Dropped, Rules, judge
+from atroposlib.envs.rollout.groups import (
     collate,
     from_node,
     from_nodes,
@@ -22,7 +23,6 @@ from atroposlib.envs.groups import (
     with_metadata,
     without_unscored,
 )
-from atroposlib.envs.judging import Drop, Dropped, Rules, judge
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.rows import to_group
 

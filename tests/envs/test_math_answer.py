@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from atroposlib.envs.reward_fns.math_answer import (
+from atroposlib.envs.reward_fns.math_verify.answer import (
     MathVerifier,
     NoVerdict,
     Verdict,

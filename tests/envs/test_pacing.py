@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.config import EvalHandlingEnum
-from atroposlib.envs.pacing import (
+from atroposlib.envs.rollout.pacing import (
     Limits,
     Queue,
     back_off_s,
@@ -22,6 +21,7 @@ from atroposlib.envs.pacing import (
     weights_have_settled,
     worker_cap,
 )
+from atroposlib.envs.settings.config import EvalHandlingEnum
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import signal
 
 import pytest
 
-from atroposlib.envs import process
 from atroposlib.envs.base import APIServerConfig, BaseEnv
-from atroposlib.envs.process import OnlyFailures
-from atroposlib.envs.stopping import StopRequested
+from atroposlib.envs.runtime import process
+from atroposlib.envs.runtime.process import OnlyFailures
+from atroposlib.envs.runtime.shutdown import StopRequested
 from atroposlib.errors import ConfigError, InferenceUnavailable, RolloutError
 from tests.envs.toys import ToyEnv, toy_env
 

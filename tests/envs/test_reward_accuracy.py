@@ -7,7 +7,7 @@ import pytest
 from atroposlib.envs.reward_fns import accuracy_reward
 from atroposlib.envs.reward_fns.accuracy_reward import AccuracyReward
 from atroposlib.envs.reward_fns.cascading_r1_math_reward import cascading_r1_math_reward
-from atroposlib.envs.reward_fns.math_process import MathProcess, NoVerdict
+from atroposlib.envs.reward_fns.math_verify.process import MathProcess, NoVerdict
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import signal
 
 import pytest
 
-from atroposlib.envs import membership
-from atroposlib.envs.judging import Rules, judge
+from atroposlib.envs.rollout.filters import Rules, judge
+from atroposlib.envs.runtime import registration
 from atroposlib.errors import RolloutError
 from tests.envs.old_api import OldApi
 from tests.envs.toys import eventually, toy_env
@@ -287,7 +287,7 @@ async def test_an_environment_serves_an_api_of_the_original_s_kind(
 async def test_a_trainer_that_comes_back_with_larger_batches_is_followed(
     api, fake, inference_url, toy_config, monkeypatch
 ):
-    monkeypatch.setattr(membership, "REFRESH_S", 0.0)
+    monkeypatch.setattr(registration, "REFRESH_S", 0.0)
     first = api.trainer(batch_size=4, num_steps=5)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=5)
     serving = asyncio.ensure_future(env.env_manager())

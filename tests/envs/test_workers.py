@@ -7,9 +7,14 @@ from collections import Counter
 
 import pytest
 
-from atroposlib.envs.config import BaseEnvConfig
-from atroposlib.envs.samples import ShortGroup, collect_group, is_infrastructure, outcome_of
-from atroposlib.envs.workers import End, Job, WorkerPool, run_rollout
+from atroposlib.envs.rollout.pool import End, Job, WorkerPool, run_rollout
+from atroposlib.envs.rollout.samples import (
+    ShortGroup,
+    collect_group,
+    is_infrastructure,
+    outcome_of,
+)
+from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import (
     InferenceRefused,
     InferenceUnavailable,

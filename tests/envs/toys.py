@@ -8,7 +8,7 @@ from collections import deque
 from pydantic import Field
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
-from atroposlib.envs.groups import from_nodes
+from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.testing.tiny import char_tokenizer
 
 

@@ -23,17 +23,17 @@ ENVIRONMENTS = (
         "atroposlib.frontend",
     ),
     (
-        "atroposlib.envs.constants",
+        "atroposlib.envs.settings.constants",
         "atroposlib.envs.reward_fns",
         "atroposlib.envs.server_handling",
     ),
     (
-        "atroposlib.envs.config",
-        "atroposlib.envs.groups",
-        "atroposlib.envs.pacing",
-        "atroposlib.envs.samples",
+        "atroposlib.envs.settings.config",
+        "atroposlib.envs.rollout.groups",
+        "atroposlib.envs.rollout.pacing",
+        "atroposlib.envs.rollout.samples",
     ),
-    ("atroposlib.envs.workers",),
+    ("atroposlib.envs.rollout.pool",),
     ("atroposlib.envs",),  # serve, process, evaluation, cli ...: what base puts together
     ("atroposlib.envs.base",),
     (
@@ -165,8 +165,8 @@ def find_cycle(edges: Mapping[str, Set[str]]) -> list[str] | None:
 
 
 def test_the_table_tells_up_from_down():
-    assert climbs("atroposlib.envs.groups", "atroposlib.envs.base", ENVIRONMENTS)
-    assert not climbs("atroposlib.envs.base", "atroposlib.envs.groups", ENVIRONMENTS)
+    assert climbs("atroposlib.envs.rollout.groups", "atroposlib.envs.base", ENVIRONMENTS)
+    assert not climbs("atroposlib.envs.base", "atroposlib.envs.rollout.groups", ENVIRONMENTS)
     assert climbs("atroposlib.envs.base", "atroposlib.api.server", ENVIRONMENTS)
     assert climbs("atroposlib.api.store.memory", "atroposlib.api.routes_trainer", ROLLOUT_API)
     assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]

@@ -11,8 +11,8 @@ from typing import Annotated, Any, cast
 from pydantic import Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from atroposlib.envs.config import BaseEnvConfig, nearest
-from atroposlib.envs.settings import describe
+from atroposlib.envs.cli.merge import describe
+from atroposlib.envs.settings.config import BaseEnvConfig, nearest
 from atroposlib.errors import ConfigError
 
 

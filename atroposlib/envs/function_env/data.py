@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypedDict
 
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.rewards import call_user
-from atroposlib.envs.groups import plain
+from atroposlib.envs.rollout.groups import plain
 from atroposlib.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)

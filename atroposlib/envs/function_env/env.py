@@ -17,8 +17,8 @@ from atroposlib.envs.function_env.evaluating import draw_all, summary
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
 from atroposlib.envs.function_env.rollouts import TOOL_PARSER, Rollouts
 from atroposlib.envs.function_env.rows import Rollout, groups_of, metrics_of, scored_row
-from atroposlib.envs.groups import ScoredDataGroup, ScoredDataItem
-from atroposlib.envs.samples import collect_group
+from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
+from atroposlib.envs.rollout.samples import collect_group
 from atroposlib.errors import ConfigError
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
 

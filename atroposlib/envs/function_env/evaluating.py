@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from atroposlib.envs.function_env.data import TaskItem
-from atroposlib.envs.groups import mean_metrics
+from atroposlib.envs.rollout.groups import mean_metrics
 from atroposlib.errors import AtroposError
 from atroposlib.utils.gathering import gather_bounded
 

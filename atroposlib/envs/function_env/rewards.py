@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Union
 
-from atroposlib.envs.config import nearest
+from atroposlib.envs.settings.config import nearest
 from atroposlib.errors import ConfigError, boundary
 
 RewardFunction = Callable[..., Any]

@@ -17,8 +17,8 @@ from atroposlib.envs.function_env.evaluating import Result, Sample
 from atroposlib.envs.function_env.model import Endpoint, Model, Reply
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
 from atroposlib.envs.function_env.rows import Rollout, metrics_of
-from atroposlib.envs.groups import Node, from_node
-from atroposlib.envs.runtime import EnvRuntime
+from atroposlib.envs.rollout.groups import Node, from_node
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.errors import ConfigError, boundary
 
 if TYPE_CHECKING:

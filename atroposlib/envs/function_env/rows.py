@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from atroposlib.envs.function_env.rewards import Reward
-from atroposlib.envs.groups import (
+from atroposlib.envs.rollout.groups import (
     Node,
     ScoredDataGroup,
     ScoredDataItem,

@@ -18,7 +18,7 @@ from typing import Any, Union
 from pydantic import BaseModel, ValidationError, create_model
 
 from atroposlib.envs.function_env.rewards import call_user
-from atroposlib.envs.groups import plain
+from atroposlib.envs.rollout.groups import plain
 from atroposlib.errors import ConfigError
 
 Tool = Union[Callable[..., Any], Mapping[str, Any]]  # a function, or OpenAI's description

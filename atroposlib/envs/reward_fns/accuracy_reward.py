@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from atroposlib.envs.reward_fns.math_answer import after_thinking, as_number, boxed
-from atroposlib.envs.reward_fns.math_process import NoVerdict, shared_process
+from atroposlib.envs.reward_fns.math_verify.answer import after_thinking, as_number, boxed
+from atroposlib.envs.reward_fns.math_verify.process import NoVerdict, shared_process
 from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction, reference_answers
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atroposlib.envs.groups import from_nodes
+from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import InvalidGroup
 from atroposlib.generation.sessions.dummy import (
     ALLOW_VARIABLE,

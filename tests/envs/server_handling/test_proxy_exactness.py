@@ -20,7 +20,7 @@ import msgspec
 import openai
 import pytest
 
-from atroposlib.envs.groups import from_nodes
+from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.proxy.in_process import AgentSession, serving_proxy
 from atroposlib.generation.routing.manager import ServerManager

@@ -7,7 +7,7 @@ import json
 import openai
 import pytest
 
-from atroposlib.envs.groups import from_nodes
+from atroposlib.envs.rollout.groups import from_nodes
 from tests.envs.server_handling.proxy_kit import ADD, scripted_proxy, tool_call
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atroposlib.envs.groups import plain
-from atroposlib.envs.logbook import scalars
-from atroposlib.envs.runtime import EnvRuntime
+from atroposlib.envs.rollout.groups import plain
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.metrics_logger import scalars
 from atroposlib.errors import boundary
 from atroposlib.utils.display import display_metrics_table
 

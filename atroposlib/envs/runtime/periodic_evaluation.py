@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from atroposlib.envs import pacing
-from atroposlib.envs.runtime import EnvRuntime
+from atroposlib.envs.rollout import pacing
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.errors import AtroposError, boundary
 from atroposlib.wire import EnvStatus
 

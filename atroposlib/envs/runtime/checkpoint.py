@@ -18,7 +18,7 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
-from atroposlib.envs.groups import plain
+from atroposlib.envs.rollout.groups import plain
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ import logging
 import time
 from pathlib import Path
 
-from atroposlib.envs import pacing
-from atroposlib.envs.constants import MAX_BACK_OFF_S
-from atroposlib.envs.logbook import open_wandb
-from atroposlib.envs.runtime import EnvRuntime
-from atroposlib.envs.stopping import Stopping
-from atroposlib.envs.waiting import Waiting
-from atroposlib.envs.workers import Job, WorkerPool
+from atroposlib.envs.rollout import pacing
+from atroposlib.envs.rollout.pool import Job, WorkerPool
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.metrics_logger import open_wandb
+from atroposlib.envs.runtime.shutdown import Stopping
+from atroposlib.envs.runtime.wait_status import Waiting
+from atroposlib.envs.settings.constants import MAX_BACK_OFF_S
 from atroposlib.errors import AtroposError, ConfigError, boundary
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Protocol
 
-from atroposlib.envs.config import BaseEnvConfig
-from atroposlib.envs.groups import ScoredDataGroup
+from atroposlib.envs.rollout.groups import ScoredDataGroup
+from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.engines.base import APIServer
 from atroposlib.type_definitions import Item

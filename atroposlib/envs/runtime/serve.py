@@ -21,15 +21,15 @@ from enum import Enum
 from typing import Any
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs import pacing
-from atroposlib.envs.admission import Admission
-from atroposlib.envs.constants import HEARTBEAT_S, MAX_BACK_OFF_S, STATUS_POLL_S
-from atroposlib.envs.membership import Membership, identity_of
-from atroposlib.envs.run_evaluation import Evaluations
-from atroposlib.envs.runtime import EnvRuntime
-from atroposlib.envs.stopping import Stopping, StopRequested
-from atroposlib.envs.waiting import Waiting
-from atroposlib.envs.workers import Job, repeat
+from atroposlib.envs.rollout import pacing
+from atroposlib.envs.rollout.pool import Job, repeat
+from atroposlib.envs.runtime.admission import Admission
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.periodic_evaluation import Evaluations
+from atroposlib.envs.runtime.registration import Membership, identity_of
+from atroposlib.envs.runtime.shutdown import Stopping, StopRequested
+from atroposlib.envs.runtime.wait_status import Waiting
+from atroposlib.envs.settings.constants import HEARTBEAT_S, MAX_BACK_OFF_S, STATUS_POLL_S
 from atroposlib.errors import AtroposError, NotRegistered, UnknownEnv, boundary
 from atroposlib.wire import EnvIdentifier, EnvStatus, Heartbeat
 

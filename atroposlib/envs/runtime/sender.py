@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs.groups import ScoredDataGroup, item_label, plain, unknown_fields
-from atroposlib.envs.judging import Drop, Dropped, Kept, Rules, judge
+from atroposlib.envs.rollout.filters import Drop, Dropped, Kept, Rules, judge
+from atroposlib.envs.rollout.groups import ScoredDataGroup, item_label, plain, unknown_fields
 from atroposlib.errors import (
     AtroposError,
     KeyConflict,

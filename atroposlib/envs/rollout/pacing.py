@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from atroposlib.envs.config import EvalHandlingEnum
+from atroposlib.envs.settings.config import EvalHandlingEnum
 
 
 @dataclass(frozen=True)

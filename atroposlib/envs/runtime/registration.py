@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs.delivery import Sender
-from atroposlib.envs.logbook import open_wandb
-from atroposlib.envs.runtime import EnvRuntime
-from atroposlib.envs.stopping import Stopping
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.metrics_logger import open_wandb
+from atroposlib.envs.runtime.sender import Sender
+from atroposlib.envs.runtime.shutdown import Stopping
 from atroposlib.errors import NotRegistered
 from atroposlib.wire import EnvIdentifier, EnvRegistered, RegisterEnv
 

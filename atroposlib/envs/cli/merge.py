@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from atroposlib.envs import flags
-from atroposlib.envs.config import BaseEnvConfig, nearest
-from atroposlib.envs.constants import ENV_NAMESPACE, NAMESPACE_SEP, OPENAI_NAMESPACE
-from atroposlib.envs.hooks import MoreServers
-from atroposlib.envs.runtime import EnvRuntime
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.hooks import MoreServers
+from atroposlib.envs.settings import flags
+from atroposlib.envs.settings.config import BaseEnvConfig, nearest
+from atroposlib.envs.settings.constants import ENV_NAMESPACE, NAMESPACE_SEP, OPENAI_NAMESPACE
 from atroposlib.errors import ConfigError
 from atroposlib.generation.configs import (
     APIServerConfig,

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 from pydantic_cli.argparse import FailedExecutionException
 
-from atroposlib.envs import flags
-from atroposlib.envs.evaluation import run_evaluate
-from atroposlib.envs.runtime import EnvRuntime
-from atroposlib.envs.settings import Settings, help_page, read_settings
+from atroposlib.envs.cli.merge import Settings, help_page, read_settings
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.evaluation import run_evaluate
+from atroposlib.envs.settings import flags
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.generation.configs import (
     ServerBaseline,

@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 from enum import Enum
 
-from atroposlib.envs.reward_fns.math_process import MathProcess, NoVerdict
+from atroposlib.envs.reward_fns.math_verify.process import MathProcess, NoVerdict
 
 __all__ = [
     "MathVerifier",

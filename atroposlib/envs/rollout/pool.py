@@ -20,12 +20,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from atroposlib.envs.groups import ScoredDataGroup, expected_size, item_label, without_unscored
-from atroposlib.envs.samples import ShortGroup, is_infrastructure, outcome_of
+from atroposlib.envs.rollout.groups import (
+    ScoredDataGroup,
+    expected_size,
+    item_label,
+    without_unscored,
+)
+from atroposlib.envs.rollout.samples import ShortGroup, is_infrastructure, outcome_of
 from atroposlib.errors import AtroposError, RolloutError, boundary
 
 if TYPE_CHECKING:
-    from atroposlib.envs.config import BaseEnvConfig
+    from atroposlib.envs.settings.config import BaseEnvConfig
 
 logger = logging.getLogger(__name__)
 

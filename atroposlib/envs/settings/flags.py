@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from atroposlib.envs.config import nearest
+from atroposlib.envs.settings.config import nearest
 from atroposlib.errors import ConfigError
 from atroposlib.utils.cli import get_double_dash_flags
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from atroposlib.envs.groups import (
+from atroposlib.envs.rollout.groups import (
     WIRE_FIELDS,
     ScoredDataGroup,
     expected_size,

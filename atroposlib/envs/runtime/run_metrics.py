@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atroposlib.envs.runtime import EnvRuntime
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
 
 

@@ -12,14 +12,19 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from atroposlib.envs.config import BaseEnvConfig
-from atroposlib.envs.delivery import GroupFile, Sender, Tally, judge_all
-from atroposlib.envs.groups import ScoredDataGroup, groups_in, item_label, with_metadata
-from atroposlib.envs.hooks import EnvHooks, Serving
-from atroposlib.envs.judging import Drop, Kept, Rules
-from atroposlib.envs.logbook import Logbook, WandbSink, local_sinks
-from atroposlib.envs.pacing import Limits, derived_batch_size
-from atroposlib.envs.workers import End, Outcome, WorkerPool
+from atroposlib.envs.rollout.filters import Drop, Kept, Rules
+from atroposlib.envs.rollout.groups import (
+    ScoredDataGroup,
+    groups_in,
+    item_label,
+    with_metadata,
+)
+from atroposlib.envs.rollout.pacing import Limits, derived_batch_size
+from atroposlib.envs.rollout.pool import End, Outcome, WorkerPool
+from atroposlib.envs.runtime.hooks import EnvHooks, Serving
+from atroposlib.envs.runtime.metrics_logger import Logbook, WandbSink, local_sinks
+from atroposlib.envs.runtime.sender import GroupFile, Sender, Tally, judge_all
+from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import AtroposError, ConfigError, NotRegistered, RolloutError, boundary
 from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.routing.manager import ServerManager

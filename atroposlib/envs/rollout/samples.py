@@ -13,7 +13,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from atroposlib.envs.groups import ScoredDataGroup, ScoredDataItem, collate, score_problem
+from atroposlib.envs.rollout.groups import (
+    ScoredDataGroup,
+    ScoredDataItem,
+    collate,
+    score_problem,
+)
 from atroposlib.errors import (
     AtroposError,
     InferenceError,

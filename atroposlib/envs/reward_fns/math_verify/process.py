@@ -17,7 +17,7 @@ from typing import IO
 
 from atroposlib.errors import AtroposError
 
-WORKER = "atroposlib.envs.reward_fns.math_worker"
+WORKER = "atroposlib.envs.reward_fns.math_verify.worker"
 
 
 class NoVerdict(AtroposError):

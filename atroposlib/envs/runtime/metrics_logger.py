@@ -17,7 +17,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from atroposlib.envs.groups import plain
+from atroposlib.envs.rollout.groups import plain
 from atroposlib.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Command line of an environment: serve, process, evaluate."""

@@ -1,0 +1,1 @@
+"""Checks of mathematical answers by math-verify, in a process that can be killed."""

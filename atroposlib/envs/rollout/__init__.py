@@ -1,0 +1,1 @@
+"""From an item to a scored group: rollout pool, samples, filters, pacing."""

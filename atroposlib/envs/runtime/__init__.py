@@ -1,0 +1,1 @@
+"""The running environment: serve, process, evaluate, registration, sending, shutdown."""

@@ -1,0 +1,1 @@
+"""Settings of an environment and their command-line flags."""
