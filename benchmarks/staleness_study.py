@@ -38,7 +38,7 @@ from wholerun import REPO, Setup, run
 from atroposlib.processes import Interrupted, RunFailed, StopRequest
 from atroposlib.quickstart.plan import COPY, Recipe
 from atroposlib.testing.tiny import write_tiny_model
-from example_trainer.metrics import percentile
+from example_trainer.run.metrics import percentile
 
 LOSSES = {"grpo": "naive", "decoupled": "decoupled"}
 LAST_STEPS = 5

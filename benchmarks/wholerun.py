@@ -28,7 +28,7 @@ from atroposlib.quickstart import models
 from atroposlib.quickstart.commands import processes, thread_env
 from atroposlib.quickstart.heldout import Check, Heldout
 from atroposlib.quickstart.plan import Engine, Options, Plan, Recipe
-from example_trainer.trackers.jsonl import read_steps
+from atroposlib.trackers.jsonl import read_steps
 
 REPO = Path(__file__).resolve().parents[1]
 POLL_S = 0.1

@@ -24,8 +24,8 @@ Importing this package loads neither torch nor transformers.
 
 from collections.abc import Callable
 
-from example_trainer.cli import config_from_args, parse_args
-from example_trainer.config import TrainingConfig
+from example_trainer.settings.args import config_from_args, parse_args
+from example_trainer.settings.config import TrainingConfig
 
 __all__ = [
     "TrainingConfig",

@@ -27,32 +27,29 @@ import torch
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, StaleWeights
-from example_trainer import (
-    alignment,
-    data,
-    live,
-    loading,
-    losses,
-    optim,
-    parallel,
-    session,
-    values,
-)
-from example_trainer.checkpoint import TrainerState
-from example_trainer.cli import parse_args
-from example_trainer.config import TrainingConfig
-from example_trainer.data import Row
-from example_trainer.evaluator import Evaluator
-from example_trainer.feed import Feed, next_batch
-from example_trainer.heartbeat import Pulse
-from example_trainer.learn import Critic, learn
-from example_trainer.metrics import Clock, MetricsLog, SilentLog, batch_metrics
-from example_trainer.model import Policy
-from example_trainer.parallel import World
-from example_trainer.prepare import prepare
-from example_trainer.recovery import Recovery
-from example_trainer.saver import Saver
-from example_trainer.weights import Publisher, make_publisher
+from example_trainer import losses
+from example_trainer.advantage.prepare import prepare
+from example_trainer.checkpoint.exports import Saver
+from example_trainer.checkpoint.recovery import Recovery
+from example_trainer.data import rows as data
+from example_trainer.data.rows import Row
+from example_trainer.distributed import ranks
+from example_trainer.distributed.ranks import World
+from example_trainer.model import critic as values
+from example_trainer.model import loading
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.model.policy import Policy
+from example_trainer.run import connect
+from example_trainer.run import display as live
+from example_trainer.run.evaluator import Evaluator
+from example_trainer.run.heartbeat import Pulse
+from example_trainer.run.metrics import Clock, MetricsLog, SilentLog, batch_metrics
+from example_trainer.run.prefetch import Feed, next_batch
+from example_trainer.settings.args import parse_args
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.update import optimizer as optim
+from example_trainer.update.step import Critic, learn
+from example_trainer.weights import Publisher, make_publisher, verify
 from example_trainer.weights.engines import Engine
 
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -61,12 +58,12 @@ HEARTBEAT_TIMEOUT_S = 5.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Console command ``atropos-grpo``: 0 when done or asked to stop, 1 on an error."""
     cfg = parse_args(argv)
-    stop = session.Stop()
+    stop = connect.Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop.request)
     try:
         train(cfg, stop)
-    except session.Stopped as stopped:
+    except connect.Stopped as stopped:
         print(f"stopped by {stopped}; a batch in hand was not acked", flush=True)
     except AtroposError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -80,11 +77,11 @@ class Outside:
 
     client: RolloutClient | None
     engines: Sequence[Engine]
-    waits: session.Waits
+    waits: connect.Waits
     log: MetricsLog | SilentLog
 
 
-def train(cfg: TrainingConfig, stop: session.Stop | None = None) -> None:
+def train(cfg: TrainingConfig, stop: connect.Stop | None = None) -> None:
     """Train until ``training_steps`` and write ``save_path/final_model``.
 
     Raises:
@@ -93,28 +90,28 @@ def train(cfg: TrainingConfig, stop: session.Stop | None = None) -> None:
     """
     cfg = cfg.model_copy(update={"device": loading.resolve_device(cfg.device)})
     with ExitStack() as stack:
-        world = stack.enter_context(parallel.start(cfg))
+        world = stack.enter_context(ranks.start(cfg))
         cfg = cfg.model_copy(update={"device": str(world.device)})  # of this rank
-        outside = _connect(cfg, world, stop or session.Stop(), stack)
+        outside = _connect(cfg, world, stop or connect.Stop(), stack)
         _train(cfg, world, outside, stack)
         outside.waits.phase("done")
 
 
 def _connect(
-    cfg: TrainingConfig, world: World, stop: session.Stop, stack: ExitStack
+    cfg: TrainingConfig, world: World, stop: connect.Stop, stack: ExitStack
 ) -> Outside:
     name = f"atropos-grpo {cfg.model_name}"
     if not world.first:
-        waits = session.Waits(stop, Pulse(lambda beat: None, name))
+        waits = connect.Waits(stop, Pulse(lambda beat: None, name))
         return Outside(None, [], waits, stack.enter_context(MetricsLog.silent()))
     beats = stack.enter_context(
         closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S))
     )
     display = stack.enter_context(closing(live.open_display(cfg)))
     send = live.relay(display, beats.heartbeat)  # the table says what the API is told
-    waits = session.Waits(stop, stack.enter_context(Pulse(send, name)))
+    waits = connect.Waits(stop, stack.enter_context(Pulse(send, name)))
     client = stack.enter_context(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
-    engines = session.connect_all(cfg, waits, stack)
+    engines = connect.connect_all(cfg, waits, stack)
     return Outside(client, engines, waits, stack.enter_context(MetricsLog(cfg, display)))
 
 
@@ -150,16 +147,16 @@ def _join(
     policy, client, engines = models.policy, outside.client, outside.engines
     begins = recovery.begins(client)
     if begins and cfg.check_rows:  # a wrong model or tokenizer is refused before anything else
-        alignment.check_start(policy, engines, cfg.logprob_tolerance)
+        verify.check_start(policy, engines, cfg.logprob_tolerance)
     state = recovery.resume(client, policy, models.optimizer, models.critic)
     if begins and client is not None:
-        session.name_weights(client, engines, state.version)
+        connect.name_weights(client, engines, state.version)
     # Servers may hold any version, also half of one; or wait for the first adapter.
     if not begins or publisher.publishes_start:
         outside.waits.phase("publishing weights", step=state.step, version=state.version)
         publisher.publish(policy, state)
         if cfg.check_rows:
-            alignment.check_start(policy, engines, cfg.logprob_tolerance)
+            verify.check_start(policy, engines, cfg.logprob_tolerance)
     return state
 
 
@@ -256,9 +253,9 @@ def check(
     Raises:
         StaleWeights: they disagree; every server is paused again first.
     """
-    sequences = alignment.choose_rows(rows, cfg.check_rows)
+    sequences = verify.choose_rows(rows, cfg.check_rows)
     try:
-        found = alignment.check_servers(
+        found = verify.check_servers(
             policy, publisher.engines, sequences, version, cfg.logprob_tolerance
         )
     except StaleWeights:

@@ -24,7 +24,7 @@ ORIGINAL: dict[str, frozenset[str]] = {
     "atroposlib.generation.routing.manager:ServerManagerConfig": frozenset(
         ("slurm", "testing", "max_n_completions", "proxy_url")
     ),
-    "example_trainer.config:TrainingConfig": frozenset(
+    "example_trainer.settings.config:TrainingConfig": frozenset(
         "model_name lr training_steps batch_size seq_len gradient_accumulation_steps "
         "warmup_steps optimizer adafactor_scale_parameter adafactor_relative_step clip_eps "
         "device save_path checkpoint_interval vllm_restart_interval vllm_port vllm_gpu "

@@ -82,12 +82,12 @@ SECTIONS = (
     ),
     Section(
         "Trainer",
-        "example_trainer.config:TrainingConfig",
+        "example_trainer.settings.config:TrainingConfig",
         "Command line of `atropos-grpo`: `--<option>` with dashes for underscores, or"
         " `<option>=<value>`; YAML: `--config FILE` with the same names, alone or below the"
         " name of their section. AReaL's names are understood as well:"
-        " `example_trainer/settings/areal_names.py`.",
-        parts="example_trainer.settings.overrides:SECTIONS",
+        " `example_trainer/settings/areal/names.py`.",
+        parts="example_trainer.settings.files:SECTIONS",
     ),
     Section(
         "Launcher",

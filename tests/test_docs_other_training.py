@@ -31,7 +31,7 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
     import torch
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-    from example_trainer import dpo, reward_model, sft
+    from example_trainer.supervised import dpo, reward_model, sft
 
     train = {"atropos-sft": sft.main, "atropos-dpo": dpo.main, "atropos-rm": reward_model.main}
     model = str(write_tiny_model(tmp_path / "model"))

@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 from trainerbench.workload import Workload, write_model
 
-from example_trainer import loading, losses
-from example_trainer.config import TrainingConfig
-from example_trainer.data import Row
-from example_trainer.packing import padding_share
-from example_trainer.spread import spread
+from example_trainer import losses
+from example_trainer.data.packing import padding_share
+from example_trainer.data.rows import Row
+from example_trainer.model import loading
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.update.pad import spread
 
 Step = Callable[[list[Row]], float]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from atroposlib.testing.tiny import char_tokenizer
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
-from example_trainer.data import Row
+from example_trainer.data.rows import Row
 
 # Sizes of public models, weights random. (vocabulary, hidden, MLP, layers, heads, key heads)
 SIZES = {

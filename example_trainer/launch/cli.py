@@ -16,7 +16,7 @@ from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.processes import Interrupted, RunFailed, StopRequest
 from example_trainer.launch.plan import Plan, read_plan, trainer_settings
 from example_trainer.launch.servers import choose_engine
-from example_trainer.settings.overrides import parse_override
+from example_trainer.settings.files import parse_override
 
 FAILED, NOT_STARTED = 1, 2
 ROLES = ("api", "inference", "environment", "trainer")

@@ -26,10 +26,10 @@ from pathlib import Path
 import httpx
 
 from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest, free_port
-from example_trainer.config import TrainingConfig
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
+from example_trainer.settings.config import TrainingConfig
 
 POLL_S = 0.2
 API_READY_S = 120.0

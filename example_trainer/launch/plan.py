@@ -21,10 +21,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from atroposlib.errors import ConfigError
-from example_trainer.cli import validated
-from example_trainer.config import TrainingConfig
 from example_trainer.launch.servers import choose_engine
-from example_trainer.settings.overrides import (
+from example_trainer.settings.args import validated
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.files import (
     Assignment,
     Settings,
     did_you_mean,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from example_trainer.config import TrainingConfig
 from example_trainer.launch.plan import EnvironmentSection, Plan, default_settings
 from example_trainer.launch.servers import CHAT_TYPES, Server, choose_engine
+from example_trainer.settings.config import TrainingConfig
 
 
 @dataclass(frozen=True)

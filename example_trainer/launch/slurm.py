@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atroposlib.errors import ConfigError
-from example_trainer.config import TrainingConfig
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan
+from example_trainer.settings.config import TrainingConfig
 
 JOBS_FILE = "jobs"  # ids of the other jobs, one a line
 RENDEZVOUS_PORT = 29500

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atroposlib.errors import AtroposError
-from example_trainer.config import TrainingConfig
 from example_trainer.launch import slurm
 from example_trainer.launch.plan import Plan
+from example_trainer.settings.config import TrainingConfig
 
 SUBMIT_WITHIN_S = 60.0
 TOKENS, TOKEN = "tokens", "token"  # of the rollout API: digests, and the token itself

@@ -19,7 +19,9 @@ Estimator = Literal[
 
 
 class AdvantageSettings(BaseModel):
-    advantage: Estimator = Field("grpo", description="name in example_trainer.advantages")
+    advantage: Estimator = Field(
+        "grpo", description="name in example_trainer.advantage.estimators"
+    )
     advantage_norm: Literal["none", "batch"] = Field(
         "none",
         description="batch: advantages of the batch to mean 0 and deviation 1, each trained"

@@ -13,7 +13,7 @@ class WatchSettings(BaseModel):
         None, description="one JSON line per step (default: log_dir/metrics.jsonl)"
     )
     trackers: list[Literal["wandb", "tensorboard", "swanlab", "trackio"]] = Field(
-        [], description="where metrics go beside the file; names in example_trainer.trackers"
+        [], description="where metrics go beside the file; names in atroposlib.trackers"
     )
     run_name: str | None = Field(None, description="name of the run in the trackers")
     use_wandb: bool = Field(False, description="also log to Weights & Biases")

@@ -19,7 +19,7 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
-from example_trainer.data import Row
+from example_trainer.data.rows import Row
 from example_trainer.settings.corpus import CorpusSettings
 
 TRAINED_ROLES = ("assistant", "agent")

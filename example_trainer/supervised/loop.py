@@ -20,18 +20,18 @@ from pydantic import ConfigDict
 
 from atroposlib.errors import AtroposError
 from atroposlib.wire import Heartbeat
-from example_trainer import optim
-from example_trainer.checkpoint import TrainerState
-from example_trainer.config import TrainingConfig
-from example_trainer.loading import resolve_device
-from example_trainer.metrics import Clock, MetricsLog
-from example_trainer.model import PackedModel, Policy
-from example_trainer.saver import Saver
+from example_trainer.checkpoint.exports import Saver
+from example_trainer.model.loading import resolve_device
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.model.policy import PackedModel, Policy
+from example_trainer.run.metrics import Clock, MetricsLog
+from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.corpus import CorpusSettings
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.watch import WatchSettings
 from example_trainer.supervised.corpus import Corpus, Example
+from example_trainer.update import optimizer as optim
 
 
 class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):

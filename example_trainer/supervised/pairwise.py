@@ -18,9 +18,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from example_trainer.data import Row
-from example_trainer.model import PackedModel
-from example_trainer.packing import Pass
+from example_trainer.data.packing import Pass
+from example_trainer.data.rows import Row
+from example_trainer.model.policy import PackedModel
 
 M = TypeVar("M", bound=PackedModel)
 RowLoss = Callable[[Tensor], Tensor]  # (R,) float64 sums -> the loss, a number

@@ -30,7 +30,7 @@ from atroposlib.errors import ConfigError
 from example_trainer.weights.base import Announce, Publisher
 
 if TYPE_CHECKING:
-    from example_trainer.config import TrainingConfig
+    from example_trainer.settings.config import TrainingConfig
     from example_trainer.weights.engines import Engine
 
 __all__ = ["PUBLISHERS", "Announce", "Publisher", "make_publisher"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from example_trainer.checkpoint import TrainerState
-    from example_trainer.model import Policy
+    from example_trainer.model.model_dir import TrainerState
+    from example_trainer.model.policy import Policy
     from example_trainer.weights.engines import Engine
 
 Announce = Callable[[int], None]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from example_trainer.weights.outgoing import Placed
+from example_trainer.weights.export import Placed
 
 ALIGN = 256  # bytes; what an allocation of its own would have had
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from example_trainer.checkpoint import TrainerState, keep_newest, save_model
-from example_trainer.model import Policy
-from example_trainer.together import on_first
+from example_trainer.distributed.collectives import on_first
+from example_trainer.model.model_dir import TrainerState, keep_newest, save_model
+from example_trainer.model.policy import Policy
 from example_trainer.weights.fleet import FleetPublisher
 
 

@@ -16,17 +16,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from atroposlib.errors import ConfigError, PublishFailed
-from example_trainer.checkpoint import TrainerState
-from example_trainer.config import TrainingConfig
-from example_trainer.model import Policy
-from example_trainer.together import on_first
-from example_trainer.weights import members
+from example_trainer.distributed.collectives import on_first
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.model.policy import Policy
+from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights.base import Announce
-from example_trainer.weights.engines import Bucket, Engine, GroupSpec
+from example_trainer.weights.broadcast import BROKEN, Group, TorchGroup, Transfer
+from example_trainer.weights.engines import Bucket, Engine, GroupSpec, process_group
+from example_trainer.weights.export import Placed, layout, outgoing
 from example_trainer.weights.fleet import FleetPublisher, ask
 from example_trainer.weights.native_group import NativeGroup
-from example_trainer.weights.outgoing import Placed, layout, outgoing
-from example_trainer.weights.transfer import BROKEN, Group, TorchGroup, Transfer
 
 MIB = 2**20
 
@@ -72,7 +71,7 @@ class DistributedPublisher(FleetPublisher):
         address, port = self._meeting_place()
         ranks = [engine.ranks() for engine in self.engines]
         try:
-            listener = members.listen(address, port)
+            listener = process_group.listen(address, port)
         except OSError as error:
             raise ConfigError(f"publish_group_address {address}:{port}: {error}") from error
         near_gpu = "nccl" if device.type == "cuda" else "gloo"
@@ -119,7 +118,7 @@ class DistributedPublisher(FleetPublisher):
     def _meeting_place(self) -> tuple[str, int]:
         given = self.cfg.publish_group_address
         if given is None:
-            return members.own_address(self.engines[0].url), 0
+            return process_group.own_address(self.engines[0].url), 0
         host, _, port = given.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(f"publish_group_address is host:port, not {given!r}")

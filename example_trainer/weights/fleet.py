@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from atroposlib.errors import InferenceError, PublishFailed
-from example_trainer.checkpoint import TrainerState, is_tied
-from example_trainer.config import TrainingConfig
-from example_trainer.model import Policy
-from example_trainer.together import on_first
+from example_trainer.distributed.collectives import on_first
+from example_trainer.model.model_dir import TrainerState, is_tied
+from example_trainer.model.policy import Policy
+from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights.base import Announce
 from example_trainer.weights.engines import Engine
 

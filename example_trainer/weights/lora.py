@@ -14,11 +14,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from atroposlib.errors import CheckpointError
-from example_trainer import adapters
-from example_trainer.checkpoint import TrainerState
-from example_trainer.config import TrainingConfig
-from example_trainer.model import Policy
-from example_trainer.together import on_first
+from example_trainer.distributed.collectives import on_first
+from example_trainer.model import lora
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.model.policy import Policy
+from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights.base import Announce
 from example_trainer.weights.engines import Engine
 from example_trainer.weights.fleet import FleetPublisher
@@ -43,7 +43,7 @@ class LoraPublisher(FleetPublisher):
             # A server reads it only once it is named to it: it need not appear whole.
             if policy.world.first:
                 shutil.rmtree(directory, ignore_errors=True)
-            adapters.save(policy, directory)
+            lora.save(policy, directory)
         except (OSError, SafetensorError) as error:
             problem = error
 

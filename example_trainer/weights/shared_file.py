@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import CheckpointError
-from example_trainer.weights.outgoing import Placed
+from example_trainer.weights.export import Placed
 
 DTYPE_CODES = {
     torch.float64: "F64",

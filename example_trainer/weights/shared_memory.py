@@ -16,15 +16,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from example_trainer.checkpoint import TrainerState
-from example_trainer.config import TrainingConfig
-from example_trainer.model import Policy
-from example_trainer.together import on_first
+from example_trainer.distributed.collectives import on_first
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.model.policy import Policy
+from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights.base import Announce
 from example_trainer.weights.cuda_buffer import CudaBuffer
 from example_trainer.weights.engines import Engine
+from example_trainer.weights.export import Placed, layout, outgoing
 from example_trainer.weights.fleet import FleetPublisher
-from example_trainer.weights.outgoing import Placed, layout, outgoing
 from example_trainer.weights.shared_file import SharedWeightsFile
 
 BRIDGE_FILE = "vllm_bridge_config.json"

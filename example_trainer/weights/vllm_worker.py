@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from example_trainer.weights import members
-from example_trainer.weights.members import GroupSpec
+from example_trainer.weights.engines import process_group
+from example_trainer.weights.engines.process_group import GroupSpec
 
 NAME = "atropos-weight-worker"
 
@@ -64,7 +64,9 @@ class WeightWorker:
         first_rank = fields.pop("first_rank")
         self._leave()
         group = GroupSpec(**fields)
-        entered = members.join(members.guest_store(group), group, first_rank + self.rank)
+        entered = process_group.join(
+            process_group.guest_store(group), group, first_rank + self.rank
+        )
         self._weight_group = group.name, entered
         return group.name
 
@@ -79,7 +81,7 @@ class WeightWorker:
         def received() -> Iterator[tuple[str, Tensor]]:
             for key, dtype, shape in zip(told["names"], told["dtypes"], told["shapes"]):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=where)
-                members.broadcast(group, tensor).wait()
+                process_group.broadcast(group, tensor).wait()
                 yield key, tensor
 
         return self._reload(received())

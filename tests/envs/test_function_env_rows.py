@@ -9,7 +9,7 @@ from atroposlib.envs.function_env.rows import Call, Recorder, Rollout, groups_of
 from atroposlib.envs.rollout.filters import to_wire
 from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.wire import validate_group
-from example_trainer.data import to_rows
+from example_trainer.data.rows import to_rows
 
 
 def node(*turns):

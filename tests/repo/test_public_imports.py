@@ -81,9 +81,9 @@ PUBLIC = {
         "TrainingConfig config_from_args parse_args train_legacy train_lora "
         "train_lora_restart train_shared_vllm"
     ),
-    "example_trainer.advantages": "compute",
+    "example_trainer.advantage.estimators": "compute",
     "example_trainer.losses": "get",
-    "example_trainer.packing": "pack_ffd",
+    "example_trainer.data.packing": "pack_ffd",
     "helpers.length_penalties": (
         "ThresholdLengthPenaltyCalculator ThresholdLengthPenaltyConfig"
     ),

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from atroposlib.testing.tiny import write_tiny_model
-from example_trainer import loading
-from example_trainer.config import TrainingConfig
-from example_trainer.model import Policy
+from example_trainer.model import loading
+from example_trainer.model.policy import Policy
+from example_trainer.settings.config import TrainingConfig
 from tests.serving import served
 
 

@@ -13,8 +13,8 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.model import load_model
 from atroposlib.inference.http.app import create_app
-from example_trainer.checkpoint import TrainerState
-from example_trainer.model import Policy
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.model.policy import Policy
 from example_trainer.weights.engines import connect
 from tests.serving import served
 

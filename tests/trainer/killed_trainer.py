@@ -28,8 +28,8 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.model import load_model
 from atroposlib.inference.http.app import create_app as inference_app
+from atroposlib.trackers.jsonl import last_run
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION, Registration, ScoredData
-from example_trainer.trackers.jsonl import last_run
 from example_trainer.weights.engines import connect
 from tests.serving import served
 
@@ -45,7 +45,7 @@ def train(settings: dict[str, Any], output: str) -> None:
     import torch
 
     from example_trainer import grpo
-    from example_trainer.config import TrainingConfig
+    from example_trainer.settings.config import TrainingConfig
 
     torch.set_num_threads(1)
     with open(output, "a", encoding="utf-8") as file:
@@ -243,22 +243,23 @@ def every_checkpoint_loads(w: World) -> int:
     """Read every checkpoint that has its final name; how many there are."""
     from transformers import AutoModelForCausalLM
 
-    from example_trainer import checkpoint, snapshots
+    from example_trainer.checkpoint import snapshots
+    from example_trainer.model import model_dir
 
     found = 0
     recover = w.save_path / "recover"
-    for directory in checkpoint.numbered(recover, "step_*"):
+    for directory in model_dir.numbered(recover, "step_*"):
         assert snapshots.problem_of(directory) is None, snapshots.problem_of(directory)
         snapshot = snapshots.Snapshot(directory)
         assert snapshot.tensors("weights") and snapshot.tensors("optimizer")
         found += 1
     if (recover / snapshots.POINTER).exists():
         assert (recover / (recover / snapshots.POINTER).read_text()).is_dir()
-    models = checkpoint.numbered(w.save_path, "step_*")
-    models += checkpoint.numbered(w.save_path / "published", "version_*")
+    models = model_dir.numbered(w.save_path, "step_*")
+    models += model_dir.numbered(w.save_path / "published", "version_*")
     for directory in models:
         AutoModelForCausalLM.from_pretrained(directory)
-        assert checkpoint.read_state(str(directory)) is not None
+        assert model_dir.read_state(str(directory)) is not None
         found += 1
     return found
 
@@ -268,7 +269,7 @@ COMPARED = ("step", "version", "batch_no", "keys", "lr", "loss", "grad_norm", "r
 
 def outcome(w: World) -> dict[str, Any]:
     """What a finished run came to, but for times and names of runs."""
-    from example_trainer import snapshots
+    from example_trainer.checkpoint import snapshots
 
     last = snapshots.Snapshot(w.save_path / "recover" / f"step_{w.steps}")
     state = last.document("state")

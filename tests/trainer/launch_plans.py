@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from example_trainer.launch.plan import Plan, read_plan
-from example_trainer.settings.overrides import parse_override
+from example_trainer.settings.files import parse_override
 
 GSM8K = str(Path(__file__).resolve().parents[2] / "example_trainer/configs/gsm8k_grpo.yaml")
 

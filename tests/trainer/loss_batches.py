@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from example_trainer import losses
-from example_trainer.config import TrainingConfig
+from example_trainer.settings.config import TrainingConfig
 
 Batch = dict[str, Tensor]
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from atroposlib.errors import AtroposError
-from example_trainer import alignment, loading, parallel
-from example_trainer.config import TrainingConfig
-from example_trainer.weights import make_publisher
+from example_trainer.distributed import ranks
+from example_trainer.model import loading
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.weights import make_publisher, verify
 from tests.trainer.fleets import SEQUENCES, state
 
 ORDER = ("disk", "distributed", "shared_memory")
@@ -34,20 +35,20 @@ def main(rank: int, directory: Path, engines: Sequence[Any] = ()) -> list[str]:
         "init_method": f"file://{directory}/meeting",
     }
     first = TrainingConfig(model_name=str(directory / "0"), **settings)
-    with parallel.start(first, timeout_s=60) as world:
+    with ranks.start(first, timeout_s=60) as world:
         for version, name in enumerate(ORDER):
             more = {"model_name": str(directory / f"{version}"), "weight_publisher": name}
             cfg = TrainingConfig(**{**settings, **more})
             policy = loading.load(cfg, world)
             publisher = make_publisher(cfg, engines, None)
             publisher.publish(policy, state(version))
-            alignment.check_servers(policy, engines, SEQUENCES, version, 1e-3)
+            verify.check_servers(policy, engines, SEQUENCES, version, 1e-3)
             publisher.close()
         for engine in engines:
             engine.gone = True
         for action in (
             lambda: publisher.publish(policy, state(9)),
-            lambda: alignment.check_start(policy, engines, 1e-3),
+            lambda: verify.check_start(policy, engines, 1e-3),
         ):
             try:
                 action()

@@ -18,16 +18,18 @@ import torch
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
-from example_trainer import fsdp, loading, optim, parallel
-from example_trainer.checkpoint import TrainerState
-from example_trainer.config import TrainingConfig
-from example_trainer.evaluator import Evaluator
-from example_trainer.model import Policy
-from example_trainer.parallel import World
-from example_trainer.recovery import Recovery
-from example_trainer.saver import Saver
-from example_trainer.stopping import Stopped
-from example_trainer.together import from_all, on_first
+from example_trainer.checkpoint.exports import Saver
+from example_trainer.checkpoint.recovery import Recovery
+from example_trainer.distributed import ranks
+from example_trainer.distributed.collectives import from_all, on_first
+from example_trainer.distributed.ranks import World
+from example_trainer.model import fsdp, loading
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.model.policy import Policy
+from example_trainer.run.evaluator import Evaluator
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.state.stop import Stopped
+from example_trainer.update import optimizer as optim
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], list(range(8, 9 + n)), group=f"{n}") for n in (1, 3, 5, 8)]
@@ -54,7 +56,7 @@ def main(rank: int, directory: Path, api: str) -> None:
     }
     cfg = settings(rank, directory, **place)
     with ExitStack() as stack:
-        world = stack.enter_context(parallel.start(cfg, timeout_s=60))
+        world = stack.enter_context(ranks.start(cfg, timeout_s=60))
         client = stack.enter_context(RolloutClient(api)) if world.first else None
         found = {part.__name__: part(cfg, world, client) for part in PARTS}
     (directory / f"{rank}.json").write_text(json.dumps(found))

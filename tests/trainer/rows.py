@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION, ScoredData
-from example_trainer.data import Row
+from example_trainer.data.rows import Row
 
 
 def row(prompt: list[int], completion: list[int], group: str = "g", **fields: Any) -> Row:

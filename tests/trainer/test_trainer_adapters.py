@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer import adapters, gather, loading
+from example_trainer.model import loading, lora, state_dict
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
@@ -23,11 +23,11 @@ def adapted(config):
     def make(**settings):
         cfg = config(lora=True, **settings)
         policy = loading.load(cfg)
-        if not adapters.adapted_layers(policy.model):
-            adapters.wrap(policy.model, cfg)
+        if not lora.adapted_layers(policy.model):
+            lora.wrap(policy.model, cfg)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for layer in adapters.adapted_layers(policy.model).values():
+            for layer in lora.adapted_layers(policy.model).values():
                 layer.lora_B["default"].weight.normal_(generator=generator)
         return policy
 
@@ -36,7 +36,7 @@ def adapted(config):
 
 def test_an_untrained_adapter_changes_nothing(config, policy):
     before = policy.logprobs_of(SEQUENCES)
-    adapters.wrap(policy.model, config(lora=True))
+    lora.wrap(policy.model, config(lora=True))
     assert policy.logprobs_of(SEQUENCES) == before
 
 
@@ -53,7 +53,7 @@ def test_only_the_adapter_trains(adapted):
 
 def test_modules_and_layers_are_as_set(adapted):
     policy = adapted(lora_target_modules=["up_proj", "o_proj"], lora_layer_indices=[1])
-    assert list(adapters.adapted_layers(policy.model)) == [
+    assert list(lora.adapted_layers(policy.model)) == [
         "model.layers.1.self_attn.o_proj",
         "model.layers.1.mlp.up_proj",
     ]
@@ -61,7 +61,7 @@ def test_modules_and_layers_are_as_set(adapted):
 
 def test_all_linear_is_every_layer_but_the_head(adapted):
     policy = adapted(lora_target_modules=["all-linear"])
-    assert len(adapters.adapted_layers(policy.model)) == 2 * 7
+    assert len(lora.adapted_layers(policy.model)) == 2 * 7
 
 
 def test_every_rank_starts_with_the_same_adapter(adapted):
@@ -72,11 +72,11 @@ def test_every_rank_starts_with_the_same_adapter(adapted):
 def test_merged_weights_score_as_the_adapter_does(adapted, policy):
     with_adapter = adapted(lora_r=4, lora_alpha=12)
     before = with_adapter.logprobs_of(SEQUENCES)
-    merged = gather.merged_weights(with_adapter)
+    merged = state_dict.merged_weights(with_adapter)
     assert merged.keys() == policy.model.state_dict().keys()
     assert with_adapter.logprobs_of(SEQUENCES) == before
     plain = policy.logprobs_of(SEQUENCES)
-    gather.load_full_weights(policy, merged)
+    state_dict.load_full_weights(policy, merged)
     for ours, theirs, untrained in zip(policy.logprobs_of(SEQUENCES), before, plain):
         assert ours == pytest.approx(theirs, abs=1e-4)
         assert ours != pytest.approx(untrained, abs=1e-2)
@@ -84,10 +84,10 @@ def test_merged_weights_score_as_the_adapter_does(adapted, policy):
 
 def test_the_adapted_weight_is_w_plus_scaled_b_a(adapted):
     policy = adapted(lora_r=4, lora_alpha=12)
-    name, layer = next(iter(adapters.adapted_layers(policy.model).items()))
+    name, layer = next(iter(lora.adapted_layers(policy.model).items()))
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     expected = layer.base_layer.weight + 12 / 4 * b @ a
-    merged = gather.merged_weights(policy)[f"{name}.weight"]
+    merged = state_dict.merged_weights(policy)[f"{name}.weight"]
     assert torch.allclose(merged, expected.detach(), atol=1e-5)
 
 
@@ -97,7 +97,7 @@ def test_peft_loads_what_was_saved(adapted, config, tmp_path):
     from transformers import AutoModelForCausalLM
 
     policy = adapted(lora_target_modules=["q_proj", "up_proj"], lora_layer_indices=[0])
-    adapters.save(policy, tmp_path / "adapter")
+    lora.save(policy, tmp_path / "adapter")
     written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert written["base_model_name_or_path"] == config().model_name
     assert (written["lora_dropout"], written["inference_mode"]) == (0.0, True)
@@ -111,9 +111,9 @@ def test_peft_loads_what_was_saved(adapted, config, tmp_path):
 
 def test_what_training_changes_is_enough_to_go_on(adapted):
     policy, fresh = adapted(seed=1), adapted(seed=2)
-    kept = gather.trained_weights(policy)
+    kept = state_dict.trained_weights(policy)
     assert len(kept) == len(policy.parameters())
-    gather.load_full_weights(fresh, kept)
+    state_dict.load_full_weights(fresh, kept)
     assert fresh.logprobs_of(SEQUENCES) == policy.logprobs_of(SEQUENCES)
 
 
@@ -129,15 +129,15 @@ def test_what_training_changes_is_enough_to_go_on(adapted):
 )
 def test_an_adapter_that_cannot_be_is_refused(policy, config, settings, told):
     with pytest.raises(ConfigError, match=told):
-        adapters.wrap(policy.model, config(lora=True, **settings))
+        lora.wrap(policy.model, config(lora=True, **settings))
 
 
 def test_without_peft_its_extra_is_named(policy, config, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match=r"atroposlib\[lora\]"):
-        adapters.wrap(policy.model, config(lora=True))
+        lora.wrap(policy.model, config(lora=True))
 
 
 def test_a_policy_without_adapter_has_none_to_save(policy, tmp_path):
     with pytest.raises(ConfigError, match="no adapter"):
-        adapters.save(policy, tmp_path / "adapter")
+        lora.save(policy, tmp_path / "adapter")

@@ -14,8 +14,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from atroposlib.errors import ConfigError, InvalidGroup
-from example_trainer import advantages
-from example_trainer.advantages import ESTIMATORS
+from example_trainer.advantage import estimators
+from example_trainer.advantage.estimators import ESTIMATORS
 from example_trainer.settings.advantage import AdvantageSettings
 
 EVERY = sorted(ESTIMATORS)
@@ -24,7 +24,7 @@ EVERY = sorted(ESTIMATORS)
 def compute(name, rewards, groups, **fields):
     lengths = fields.pop("lengths", None)
     cfg = AdvantageSettings(advantage=name, **fields)
-    return advantages.compute(rewards, groups, cfg, lengths=lengths)
+    return estimators.compute(rewards, groups, cfg, lengths=lengths)
 
 
 # --- grpo, as it is without any settings --------------------------------------------------
@@ -32,15 +32,15 @@ def compute(name, rewards, groups, **fields):
 
 def test_rewards_are_normalised_by_the_population_deviation_of_their_group():
     # mean 0.5, population std 0.5; the sample std would be 0.577 and give 0.866
-    assert advantages.compute([0, 0, 1, 1], ["a"] * 4) == [-1, -1, 1, 1]
+    assert estimators.compute([0, 0, 1, 1], ["a"] * 4) == [-1, -1, 1, 1]
 
 
 def test_a_group_of_one_keeps_its_raw_reward():
-    assert advantages.compute([0.3, 1.0, 0.0], ["a", "b", "b"]) == [0.3, 1.0, -1.0]
+    assert estimators.compute([0.3, 1.0, 0.0], ["a", "b", "b"]) == [0.3, 1.0, -1.0]
 
 
 def test_the_deviation_has_a_floor():
-    low, high = advantages.compute([0.0, 1e-9], ["a", "a"])
+    low, high = estimators.compute([0.0, 1e-9], ["a", "a"])
     assert math.isclose(high, 0.5e-9 / 1e-8) and low == -high
 
 
@@ -94,21 +94,21 @@ def test_batch_normalisation_may_follow_any_estimator():
 
 def test_normalising_can_be_left_to_the_tokens():
     cfg = AdvantageSettings(advantage="reinforce_pp")
-    scalars = advantages.compute([0.0, 1.0], ["a", "b"], cfg, normalise=False)
-    assert scalars == [0.0, 1.0] and advantages.normalises(cfg)
-    per_token = advantages.normalise_tokens([[scalars[0]] * 3, [scalars[1]]])
-    at_once = advantages.compute([0.0, 1.0], ["a", "b"], cfg, lengths=[3, 1])
+    scalars = estimators.compute([0.0, 1.0], ["a", "b"], cfg, normalise=False)
+    assert scalars == [0.0, 1.0] and estimators.normalises(cfg)
+    per_token = estimators.normalise_tokens([[scalars[0]] * 3, [scalars[1]]])
+    at_once = estimators.compute([0.0, 1.0], ["a", "b"], cfg, lengths=[3, 1])
     assert per_token == [[at_once[0]] * 3, [at_once[1]]]
 
 
 def test_normalised_tokens_have_mean_zero_and_deviation_one():
-    found = advantages.normalise_tokens([[1.0, 2.0], [], [6.0]])
+    found = estimators.normalise_tokens([[1.0, 2.0], [], [6.0]])
     # mean 3, variance (4 + 1 + 9) / 3
     std = math.sqrt(14 / 3)
     assert [x for row in found for x in row] == pytest.approx([-2 / std, -1 / std, 3 / std])
     assert found[1] == []
-    assert advantages.normalise_tokens([[0.1] * 3, [0.1]]) == [[0.0] * 3, [0.0]]
-    assert advantages.normalise_tokens([]) == [] and advantages.normalise_tokens([[]]) == [[]]
+    assert estimators.normalise_tokens([[0.1] * 3, [0.1]]) == [[0.0] * 3, [0.0]]
+    assert estimators.normalise_tokens([]) == [] and estimators.normalise_tokens([[]]) == [[]]
 
 
 # --- what holds for all -------------------------------------------------------------------
@@ -173,29 +173,29 @@ def test_any_finite_rewards_give_finite_advantages(name, rewards):
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
 def test_rewards_may_be_a_list_a_tuple_an_array_or_a_tensor(kind):
-    found = advantages.compute(kind([0.0, 1.0]), kind([7, 7]))
+    found = estimators.compute(kind([0.0, 1.0]), kind([7, 7]))
     assert found == [-1.0, 1.0] and all(type(x) is float for x in found)
-    assert advantages.varied(kind([0.0, 1.0]), kind([7, 7])) == [True, True]
+    assert estimators.varied(kind([0.0, 1.0]), kind([7, 7])) == [True, True]
 
 
 def test_a_list_of_tensors_is_a_list_of_numbers():
     ones = [torch.tensor(1), torch.tensor(1)]
-    assert advantages.compute([torch.tensor(0.0), np.float32(1.0)], ones) == [-1.0, 1.0]
+    assert estimators.compute([torch.tensor(0.0), np.float32(1.0)], ones) == [-1.0, 1.0]
 
 
 @pytest.mark.parametrize("ids", [[("env", 1)] * 2, [None, None], [frozenset("a")] * 2, "aa"])
 def test_group_ids_may_be_anything_hashable(ids):
-    assert advantages.compute([True, False], ids) == [1.0, -1.0]
+    assert estimators.compute([True, False], ids) == [1.0, -1.0]
 
 
 def test_settings_may_be_any_object_with_some_of_the_fields():
     cfg = SimpleNamespace(advantage="rloo", reward_scale=10.0)
-    assert advantages.compute([1.0, 0.0], ["a", "a"], cfg) == [10.0, -10.0]
+    assert estimators.compute([1.0, 0.0], ["a", "a"], cfg) == [10.0, -10.0]
 
 
 def test_an_empty_batch_is_empty():
     assert all(compute(name, [], []) == [] for name in EVERY)
-    assert advantages.varied([], []) == []
+    assert estimators.varied([], []) == []
 
 
 @pytest.mark.parametrize(
@@ -203,23 +203,23 @@ def test_an_empty_batch_is_empty():
 )
 def test_what_is_no_reward_is_refused_by_the_name_of_its_row(wrong):
     with pytest.raises(InvalidGroup, match=r"rewards\[2\]"):
-        advantages.compute([0.0, 1.0, wrong], ["a"] * 3)
+        estimators.compute([0.0, 1.0, wrong], ["a"] * 3)
     with pytest.raises(InvalidGroup, match=r"rewards\[2\]"):
-        advantages.varied([0.0, 1.0, wrong], ["a"] * 3)
+        estimators.varied([0.0, 1.0, wrong], ["a"] * 3)
 
 
 def test_lists_of_different_length_are_refused():
     with pytest.raises(InvalidGroup, match="group_ids: 1 entries for 2 rows"):
-        advantages.compute([0.0, 1.0], ["a"])
+        estimators.compute([0.0, 1.0], ["a"])
     with pytest.raises(InvalidGroup, match="lengths"):
-        advantages.compute([0.0, 1.0], ["a", "a"], lengths=[1])
+        estimators.compute([0.0, 1.0], ["a", "a"], lengths=[1])
     with pytest.raises(InvalidGroup, match="finish_reasons"):
-        advantages.compute([0.0, 1.0], ["a", "a"], finish_reasons=["stop"])
+        estimators.compute([0.0, 1.0], ["a", "a"], finish_reasons=["stop"])
 
 
 def test_an_unknown_estimator_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="there are: dr_grpo, gae, grpo"):
-        advantages.compute([1.0], ["a"], SimpleNamespace(advantage="gpo"))
+        estimators.compute([1.0], ["a"], SimpleNamespace(advantage="gpo"))
 
 
 # --- dynamic filtering --------------------------------------------------------------------
@@ -227,8 +227,8 @@ def test_an_unknown_estimator_is_refused_with_the_known_ones():
 
 def test_a_group_varies_if_any_two_rewards_differ():
     rewards, groups = [1, 0, 1, 0, 1, 0.5], ["even", "odd", "even", "odd", "odd", "alone"]
-    assert advantages.varied(rewards, groups) == [False, True, False, True, True, False]
+    assert estimators.varied(rewards, groups) == [False, True, False, True, True, False]
 
 
 def test_rewards_that_differ_by_rounding_differ():
-    assert advantages.varied([0.3, 0.1 + 0.2], ["a", "a"]) == [True, True]
+    assert estimators.varied([0.3, 0.1 + 0.2], ["a", "a"]) == [True, True]

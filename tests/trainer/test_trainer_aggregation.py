@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer import data
+from example_trainer.data import rows
 from tests.trainer.loss_batches import random_batch, run
 from tests.trainer.rows import row
 
@@ -16,7 +16,7 @@ ROWS = [row([1], [2]), row([1], [2, 3, 4])]
 def mean_nll(aggregation: str, length: int | None = None) -> tuple[float, torch.Tensor]:
     """Cross entropy of 1 and 3 trained tokens under an aggregation, and its logprobs."""
     batch = random_batch(rows=2, tokens=3)
-    weights_R, divisor = data.loss_weights(ROWS, aggregation, length)
+    weights_R, divisor = rows.loss_weights(ROWS, aggregation, length)
     trained = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
     batch["mask"] = trained * torch.tensor(weights_R)[:, None]
     return float(run("cross_entropy", batch)[0]) / divisor, -batch["logprobs"]
@@ -38,19 +38,19 @@ def test_constant_is_the_sum_over_rows_times_a_length():
 
 
 def test_constant_does_not_know_how_long_the_rows_of_the_batch_are():
-    _, short = data.loss_weights([row([1], [2])] * 2, "constant", 100)
-    _, long = data.loss_weights([row([1], [2] * 50)] * 2, "constant", 100)
+    _, short = rows.loss_weights([row([1], [2])] * 2, "constant", 100)
+    _, long = rows.loss_weights([row([1], [2] * 50)] * 2, "constant", 100)
     assert short == long == 200.0
 
 
 def test_an_aggregation_that_cannot_be_is_refused():
     for wrong in ("constant", "mean"):
         with pytest.raises(ConfigError, match="aggregation"):
-            data.loss_weights(ROWS, wrong)
+            rows.loss_weights(ROWS, wrong)
 
 
 def test_no_rows_and_no_tokens_divide_by_something():
-    assert data.loss_weights([], "sequence") == ([], 1.0)
-    assert data.loss_weights([], "constant", 8) == ([], 8.0)
+    assert rows.loss_weights([], "sequence") == ([], 1.0)
+    assert rows.loss_weights([], "constant", 8) == ([], 8.0)
     empty = row([1, 2], [])
-    assert data.loss_weights([empty], "sequence") == ([1.0], 1.0)
+    assert rows.loss_weights([empty], "sequence") == ([1.0], 1.0)

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from atroposlib.errors import StaleWeights
-from example_trainer import alignment, loading
-from example_trainer.alignment import Mismatch
-from example_trainer.diagnosis import without_adapter
-from example_trainer.model import fully_trained_row
-from example_trainer.parallel import World
-from example_trainer.spread import sampled_mismatch, spread
+from example_trainer.distributed.ranks import World
+from example_trainer.model import loading
+from example_trainer.model.policy import fully_trained_row
+from example_trainer.update.pad import sampled_mismatch, spread
+from example_trainer.weights import verify
+from example_trainer.weights.mismatch import without_adapter
+from example_trainer.weights.verify import Mismatch
 from tests.trainer.rows import row
 
 SEQUENCES = [[6, 7, 8, 9, 10, 11], [6, 12, 13]]
@@ -57,7 +58,7 @@ def head_of(engine):
 
 
 def test_equal_weights_agree(policy, server):
-    found = alignment.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-4)
+    found = verify.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-4)
     assert found.tokens == 5 + 2 and found.max < 1e-5
 
 
@@ -69,7 +70,7 @@ def test_an_output_head_that_was_not_refreshed_is_found(policy, server):
         server.policy.model.load_state_dict(policy.model.state_dict())
         head_of(server).weight = torch.nn.Parameter(stale)
     with pytest.raises(StaleWeights) as stopped:
-        alignment.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-3)
+        verify.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-3)
     for part in ("the-server", "version '3'", "7 of 7 tokens", "tied output head"):
         assert part in str(stopped.value)
 
@@ -80,7 +81,7 @@ def test_one_stale_server_among_good_ones_is_named(policy, server):
     with torch.no_grad():
         head_of(other).weight.mul_(1.1)
     with pytest.raises(StaleWeights, match="the-stale-one"):
-        alignment.check_servers(policy, [server, other], SEQUENCES, 3, tolerance=1e-3)
+        verify.check_servers(policy, [server, other], SEQUENCES, 3, tolerance=1e-3)
 
 
 def test_a_server_without_the_adapter_is_told_so(config):
@@ -91,7 +92,7 @@ def test_a_server_without_the_adapter_is_told_so(config):
             if "lora_B" in name:
                 weight.add_(0.1 * torch.randn_like(weight))
     with pytest.raises(StaleWeights, match="Found: The adapter is missing"):
-        alignment.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-3)
+        verify.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-3)
     before = policy.logprobs_of(SEQUENCES)
     with without_adapter(policy):
         assert policy.logprobs_of(SEQUENCES) == server.policy.logprobs_of(SEQUENCES)
@@ -103,27 +104,27 @@ def test_another_precision_and_another_version_are_told_as_the_cause(policy, ser
     with torch.no_grad():
         head_of(server).weight.mul_(1.05)
     with pytest.raises(StaleWeights) as stopped:
-        alignment.check_servers(policy, [server], SEQUENCES, 4, tolerance=1e-4)
+        verify.check_servers(policy, [server], SEQUENCES, 4, tolerance=1e-4)
     assert "Found: It computes in bfloat16, the trainer in float32" in str(stopped.value)
     assert "Found: It names version 3, not 4" in str(stopped.value)
 
 
 def test_logprobs_from_before_the_temperature_are_refused_at_the_start(policy, server):
-    assert alignment.check_start(policy, [server], tolerance=1e-3).is_rounding
+    assert verify.check_start(policy, [server], tolerance=1e-3).is_rounding
     server.scales = False
     with pytest.raises(StaleWeights, match="processed_logprobs"):
-        alignment.check_start(policy, [server], tolerance=1e-3)
+        verify.check_start(policy, [server], tolerance=1e-3)
 
 
 def test_another_tokenizer_is_refused_at_the_start(policy, server):
     server.token_ids = lambda text: [1, 2, 3]
     with pytest.raises(StaleWeights, match="another tokenizer"):
-        alignment.check_start(policy, [server], tolerance=1e-3)
+        verify.check_start(policy, [server], tolerance=1e-3)
 
 
 def test_a_nan_or_a_missing_token_is_beyond_every_tolerance():
-    assert alignment.compare([-1.0, -2.0], [-1.0, float("nan")], 1e9).beyond == 1
-    assert alignment.compare([-1.0, -2.0], [-1.0], 1e9).beyond == 1
+    assert verify.compare([-1.0, -2.0], [-1.0, float("nan")], 1e9).beyond == 1
+    assert verify.compare([-1.0, -2.0], [-1.0], 1e9).beyond == 1
 
 
 def test_single_outliers_are_rounding_and_more_are_not():
@@ -136,8 +137,8 @@ def test_single_outliers_are_rounding_and_more_are_not():
 def test_rows_of_different_groups_are_checked_first():
     rows = [row([1], [2, 3, 4], "a"), row([1], [2, 3], "a"), row([1], [5], "b")]
     rows.append(rows[0])
-    assert alignment.choose_rows(rows, 2) == [[1, 2, 3, 4], [1, 5]]
-    assert len(alignment.choose_rows(rows, 9)) == 3
+    assert verify.choose_rows(rows, 2) == [[1, 2, 3, 4], [1, 5]]
+    assert len(verify.choose_rows(rows, 9)) == 3
 
 
 def test_only_tokens_of_the_version_held_here_are_compared(policy):
@@ -153,4 +154,4 @@ def test_only_tokens_of_the_version_held_here_are_compared(policy):
     assert (found.tokens, found.beyond) == (2, 1)
     assert found.max == pytest.approx(0.5, abs=1e-5)
     with pytest.raises(StaleWeights, match="not acked"):
-        alignment.require_same_policy(found, 4, 1e-3)
+        verify.require_same_policy(found, 4, 1e-3)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from atroposlib.errors import CheckpointError, ConfigError
-from example_trainer import checkpoint, loading
-from example_trainer.checkpoint import TrainerState
+from example_trainer.model import loading
+from example_trainer.model import model_dir as checkpoint
+from example_trainer.model.model_dir import TrainerState
 
 STATE = TrainerState("run", step=4, version=4, batch_no=3)
 

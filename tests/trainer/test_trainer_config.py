@@ -8,8 +8,8 @@ import pytest
 import example_trainer
 from atroposlib.errors import ConfigError
 from example_trainer import TrainingConfig, parse_args
-from example_trainer.cli import ALIASES, build_parser, flag
-from example_trainer.config import parse_layers
+from example_trainer.settings.args import ALIASES, build_parser, flag
+from example_trainer.settings.config import parse_layers
 
 ORIGINAL_DEFAULTS = {
     "lr": 1e-5,

@@ -8,7 +8,7 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from atroposlib.testing.tiny import char_tokenizer
-from example_trainer.data import Row
+from example_trainer.data.rows import Row
 from example_trainer.supervised import corpus
 
 TOKENIZER = char_tokenizer()

@@ -4,7 +4,7 @@ import pytest
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED
-from example_trainer import data
+from example_trainer.data import rows as data
 from tests.trainer.rows import masked_row, row, scored
 
 

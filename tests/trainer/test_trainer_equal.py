@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from example_trainer import attention, loading
-from example_trainer.packing import padding_share
+from example_trainer.data.packing import padding_share
+from example_trainer.model import attention, loading
 from tests.trainer.rows import BRANCHING, MULTI_TURN, masked_row
 
 TOLERANCE = 1e-5
@@ -137,7 +137,7 @@ def test_any_layout_gives_the_loss_and_gradients_of_one_padded_batch(
 
 @pytest.fixture(scope="module")
 def shared_policy(gqa_dir):
-    from example_trainer.config import TrainingConfig
+    from example_trainer.settings.config import TrainingConfig
 
     cfg = TrainingConfig(model_name=str(gqa_dir), device="cpu", seq_len=64, inference_urls=[])
     made = loading.load(cfg)
@@ -252,7 +252,7 @@ def test_attention_that_leaks_between_rows_is_noticed_at_the_start(
         bounds = torch.tensor([0, length])
         return attention.Layout([attention.Run(1, length, None)], bounds, length, length)
 
-    monkeypatch.setattr("example_trainer.scoring.layout_of", one_long_row)
+    monkeypatch.setattr("example_trainer.model.scoring.layout_of", one_long_row)
     policy = loading.load(config(model_name=str(gqa_dir)))
     assert policy.padded and policy.model.config._attn_implementation == "sdpa"
 

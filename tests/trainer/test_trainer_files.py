@@ -14,9 +14,10 @@ from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.cli import dpo_gen, sft_gen
 from atroposlib.errors import ConfigError
-from example_trainer import dpo, loading, reward_model, sft, values
-from example_trainer.supervised import corpus
+from example_trainer.model import critic, loading
+from example_trainer.supervised import corpus, dpo
 from example_trainer.supervised import loop as supervised
+from example_trainer.supervised import reward_model, sft
 from example_trainer.supervised.pairwise import RowSums
 from tests.serving import served
 from tests.trainer.answers import PROMPTS, bad, good, post_groups
@@ -163,7 +164,7 @@ def test_loss_and_gradient_do_not_depend_on_passes(settings, kind):
     cfg = settings("none")
     if kind == "rm":
         shared = reward_model.RewardConfig(**cfg).shared()
-        one = values.load(shared, shared.model_name)
+        one = critic.load(shared, shared.model_name)
         torch.nn.init.normal_(one.model.score.weight, std=0.1)
         objective = reward_model.BradleyTerry(reward_model.rewards_of(one))
     else:
@@ -201,9 +202,9 @@ def test_the_loss_of_a_pair_is_that_of_the_formula(settings):
 
 def test_the_rewards_of_a_pair_are_those_at_its_last_tokens(settings):
     shared = reward_model.RewardConfig(**settings("none")).shared()
-    one = values.load(shared, shared.model_name)
+    one = critic.load(shared, shared.model_name)
     torch.nn.init.normal_(one.model.score.weight, std=0.1)
-    rows = [values.scored_row(side.tokens, side.group) for side in PAIRS[0]]
+    rows = [critic.scored_row(side.tokens, side.group) for side in PAIRS[0]]
     found = RowSums(one, lambda plan: one.score(plan)[0]).of(rows)
     for side, reward in zip(PAIRS[0], found.tolist()):
         with torch.no_grad():

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from example_trainer import gae
-from example_trainer.config import TrainingConfig
+from example_trainer.advantage import gae
+from example_trainer.settings.config import TrainingConfig
 
 GAE = SimpleNamespace(advantage="gae", gamma=0.5, gae_lambda=0.8)
 

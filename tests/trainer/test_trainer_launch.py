@@ -19,7 +19,7 @@ from example_trainer.launch.local import Policy, Run, processes
 from example_trainer.launch.plan import read_plan, trainer_settings
 from example_trainer.launch.roles import Endpoints, Ranks
 from example_trainer.launch.servers import WORKER_EXTENSION, Server
-from example_trainer.run import server_process
+from example_trainer.launch.single import server_process
 from tests.trainer.launch_plans import GSM8K, plan
 
 REPO = Path(__file__).resolve().parents[2]

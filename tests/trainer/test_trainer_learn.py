@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from atroposlib.errors import StaleWeights
-from example_trainer import learn, loading, losses, session
-from example_trainer.checkpoint import TrainerState
-from example_trainer.data import at_trained
-from example_trainer.prepare import Prepared
+from example_trainer import losses
+from example_trainer.advantage.prepare import Prepared
+from example_trainer.data.rows import at_trained
+from example_trainer.model import loading
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.run import connect
+from example_trainer.update import step as learn
 from tests.trainer.rows import row
 
 START = TrainerState("run", 0, 0, None)
@@ -34,7 +37,7 @@ def step(cfg, edit=lambda policy: None, rows=ROWS, also=lambda prepared: None, *
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
     prepared = sampled_by(policy, rows, **fields)
     also(prepared)
-    told = learn.learn(cfg, policy, optimizer, prepared, START, session.Stop())
+    told = learn.learn(cfg, policy, optimizer, prepared, START, connect.Stop())
     return told, [p.detach().clone() for p in policy.parameters()]
 
 

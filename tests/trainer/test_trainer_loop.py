@@ -19,7 +19,10 @@ from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.model import load_model
 from atroposlib.inference.http.app import create_app as inference_app
 from atroposlib.testing.tiny import write_tiny_model
-from example_trainer import checkpoint, grpo, loading, session
+from example_trainer import grpo
+from example_trainer.model import loading
+from example_trainer.model import model_dir as checkpoint
+from example_trainer.run import connect
 from tests.trainer.environment import running_environment
 
 
@@ -152,10 +155,10 @@ def die(*_: Any) -> bool:
 
 
 def test_a_signal_stops_the_wait_for_a_batch(run, settings):
-    stop, done = session.Stop(), threading.Event()
+    stop, done = connect.Stop(), threading.Event()
 
     def train() -> None:
-        with pytest.raises(session.Stopped, match="SIGTERM"):
+        with pytest.raises(connect.Stopped, match="SIGTERM"):
             grpo.train(settings(), stop)
         done.set()
 

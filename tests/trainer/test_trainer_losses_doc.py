@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from example_trainer.advantages import ESTIMATORS
+from example_trainer.advantage.estimators import ESTIMATORS
 from example_trainer.losses import LOSSES
 from example_trainer.settings.advantage import AdvantageSettings
 from example_trainer.settings.loss import LossSettings

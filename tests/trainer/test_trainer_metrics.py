@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from atroposlib.errors import ConfigError
+from atroposlib.trackers.jsonl import last_run, read_steps
 from atroposlib.wire import ClaimedBatch, Heartbeat
-from example_trainer import live
-from example_trainer.data import to_rows
-from example_trainer.heartbeat import Pulse
-from example_trainer.metrics import Clock, MetricsLog, batch_metrics, percentile
-from example_trainer.prepare import Prepared
-from example_trainer.trackers.jsonl import last_run, read_steps
+from example_trainer.advantage.prepare import Prepared
+from example_trainer.data.rows import to_rows
+from example_trainer.run import display as live
+from example_trainer.run.heartbeat import Pulse
+from example_trainer.run.metrics import Clock, MetricsLog, batch_metrics, percentile
 from tests.trainer.rows import scored
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer import loading
-from example_trainer.parallel import World
+from example_trainer.distributed.ranks import World
+from example_trainer.model import loading
 from tests.trainer.rows import BRANCHING, flat, row
 
 # peft still reads a name that transformers 5.23 deprecates, and warns of tied heads.

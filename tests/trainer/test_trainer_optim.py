@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load, save
 
 from atroposlib.errors import ConfigError
-from example_trainer import gather, loading, optim
+from example_trainer.model import loading, state_dict
+from example_trainer.update import optimizer as optim
 
 
 def test_warm_up_rises_linearly_then_stays(config):
@@ -102,13 +103,13 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(config, name):
     policy = loading.load(cfg)
     optimizer = optim.build(policy, cfg)
     step(policy, optimizer, cfg, 0)
-    weights = gather.full_weights(policy)
+    weights = state_dict.full_weights(policy)
     tensors, numbers = optim.state_tensors(optimizer, policy)
     written = save(tensors)
 
     other = loading.load(cfg)
     restored = optim.build(other, cfg)
-    gather.load_full_weights(other, weights)
+    state_dict.load_full_weights(other, weights)
     optim.load_state(restored, other, load(written), json.loads(json.dumps(numbers)))
     for some, its_optimizer in ((policy, optimizer), (other, restored)):
         for index in (1, 2):

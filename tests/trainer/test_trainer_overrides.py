@@ -9,10 +9,10 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from example_trainer import parse_args
-from example_trainer.cli import build_parser, settings_of, with_set
-from example_trainer.settings import areal_names
-from example_trainer.settings.areal_names import Here
-from example_trainer.settings.overrides import FIELDS, SECTIONS, parse_override, translate
+from example_trainer.settings.areal import names as areal_names
+from example_trainer.settings.areal.names import Here
+from example_trainer.settings.args import build_parser, settings_of, with_set
+from example_trainer.settings.files import FIELDS, SECTIONS, parse_override, translate
 from example_trainer.settings.yaml_text import parse_yaml
 
 CONFIGS = Path(__file__).resolve().parents[2] / "example_trainer" / "configs"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.errors import ConfigError
-from example_trainer.packing import (
+from example_trainer.data.packing import (
     Pack,
     pack_ffd,
     pack_rows,

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer import gather, parallel
-from example_trainer.parallel import RankLost, World
+from example_trainer.distributed import ranks as parallel
+from example_trainer.distributed.ranks import RankLost, World
+from example_trainer.model import state_dict
 from tests.trainer import two_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -163,10 +164,10 @@ def test_a_world_that_cannot_be_is_refused(config, monkeypatch, settings, told):
 
 
 def test_whole_weights_of_one_rank_are_copies(policy):
-    whole = gather.full_weights(policy)
+    whole = state_dict.full_weights(policy)
     before = policy.logprobs_of([[5, 6, 7]])
     for tensor in whole.values():
         tensor.zero_()
     assert policy.logprobs_of([[5, 6, 7]]) == before
-    gather.load_full_weights(policy, whole)
+    state_dict.load_full_weights(policy, whole)
     assert not any(parameter.any() for parameter in policy.parameters())

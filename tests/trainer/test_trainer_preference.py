@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from example_trainer.losses import preference
+from example_trainer.supervised import preference
 
 LOG2 = math.log(2)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.errors import ConfigError
-from example_trainer.prepare import minibatches, part_of, prepare
+from example_trainer.advantage.prepare import minibatches, part_of, prepare
 from tests.trainer.rows import row
 
 

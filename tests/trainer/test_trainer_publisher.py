@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from atroposlib.errors import ConfigError, PublishFailed
-from example_trainer.checkpoint import TrainerState, read_state
+from example_trainer.model.model_dir import TrainerState, read_state
 from example_trainer.weights import make_publisher
 from example_trainer.weights.engines import connect
 from tests.trainer.engine_fakes import sglang_app, vllm_app

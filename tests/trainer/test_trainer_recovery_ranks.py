@@ -13,9 +13,10 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.client import RolloutClient
-from example_trainer import loading, optim
-from example_trainer.parallel import World
-from example_trainer.recovery import Recovery
+from example_trainer.checkpoint.recovery import Recovery
+from example_trainer.distributed.ranks import World
+from example_trainer.model import loading
+from example_trainer.update import optimizer
 from tests.serving import served
 from tests.trainer import recovering_ranks
 
@@ -61,7 +62,9 @@ def test_one_rank_takes_over_from_two(ranks, directory, api):
     cfg = recovering_ranks.settings(0, directory)
     policy = loading.load(cfg)
     with RolloutClient(api) as client:
-        state = Recovery(cfg, World.single()).resume(client, policy, optim.build(policy, cfg))
+        state = Recovery(cfg, World.single()).resume(
+            client, policy, optimizer.build(policy, cfg)
+        )
     assert state.step == 2
     pairs = zip(policy.trained_logprobs(recovering_ranks.ROWS), ranks[0]["lives"]["logprobs"])
     assert all(ours == pytest.approx(theirs, abs=1e-5) for ours, theirs in pairs)

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from example_trainer import adapters, checkpoint, loading
-from example_trainer.checkpoint import TrainerState
-from example_trainer.parallel import World
-from example_trainer.saver import Saver
+from example_trainer.checkpoint.exports import Saver
+from example_trainer.distributed.ranks import World
+from example_trainer.model import loading, lora
+from example_trainer.model import model_dir as checkpoint
+from example_trainer.model.model_dir import TrainerState
 
 
 def states(run_id: str, steps: int) -> list[TrainerState]:
@@ -59,14 +60,14 @@ def test_an_adapter_is_saved_alone_and_the_tokenizer_at_the_end(config, model_di
 
     cfg = config(lora=True, lora_r=2, checkpoint_interval=2, save_every_epochs=None)
     policy = loading.load(cfg.model_copy(update={"lora": False}))
-    adapters.wrap(policy.model, cfg)
+    lora.wrap(policy.model, cfg)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.01)
     save_all(cfg, policy, "run", 3)
     final = Saver(cfg, World.single()).final(policy, states("run", 3)[-1])
     assert names(cfg) == ["adapter_step_2", "final_adapter", "tokenizer"]
-    assert len(load_file(final / adapters.WEIGHTS_FILE)) == len(policy.parameters())
+    assert len(load_file(final / lora.WEIGHTS_FILE)) == len(policy.parameters())
     base = AutoModelForCausalLM.from_pretrained(model_dir)
     with warnings.catch_warnings():  # peft asks transformers in a way that is going away
         warnings.simplefilter("ignore", FutureWarning)

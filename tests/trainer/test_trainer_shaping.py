@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import ConfigError, InvalidGroup
-from example_trainer import advantages
+from example_trainer.advantage import estimators
 from example_trainer.settings.advantage import AdvantageSettings
 
 
 def shaped(rewards, lengths=None, reasons=None, **fields):
     """Rewards as the estimator sees them: ``raw`` passes them on."""
     cfg = AdvantageSettings(advantage="raw", **fields)
-    return advantages.compute(
+    return estimators.compute(
         rewards, range(len(rewards)), cfg, lengths=lengths, finish_reasons=reasons
     )
 
@@ -49,7 +49,7 @@ def test_the_penalty_comes_before_bias_and_scale():
 
 def test_the_penalty_is_part_of_the_baseline():
     cfg = AdvantageSettings(**LIMITS)
-    assert advantages.compute([1.0, 1.0], ["a", "a"], cfg, lengths=[4096, 10]) == [-1.0, 1.0]
+    assert estimators.compute([1.0, 1.0], ["a", "a"], cfg, lengths=[4096, 10]) == [-1.0, 1.0]
 
 
 def test_a_penalty_without_what_it_is_measured_by_is_refused():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from example_trainer.sums import Sums, add_logprobs, with_deviations
+from example_trainer.update.step_metrics import Sums, add_logprobs, with_deviations
 
 
 def test_a_mean_over_passes_weighs_tokens_not_passes():

@@ -8,11 +8,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from atroposlib import trackers
 from atroposlib.errors import ConfigError
-from example_trainer import trackers
-from example_trainer.metrics import MetricsLog
-from example_trainer.trackers.jsonl import read_steps
-from example_trainer.trackers.names import tracked, tracker_name
+from atroposlib.trackers.jsonl import read_steps
+from example_trainer.run.metric_names import tracked, tracker_name
+from example_trainer.run.metrics import MetricsLog
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_only_finite_numbers_go_to_trackers():
 
 
 def test_no_two_metrics_share_a_name():
-    from example_trainer.trackers.names import NAMES
+    from example_trainer.run.metric_names import NAMES
 
     assert len(set(NAMES.values())) == len(NAMES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from example_trainer import values
+from example_trainer.model import critic as values
 from tests.trainer.rows import BRANCHING, MULTI_TURN, flat
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from atroposlib.errors import CheckpointError, ConfigError, InferenceError, PublishFailed
 from atroposlib.inference.engine.engine import PauseMode
-from example_trainer import loading
-from example_trainer.parallel import World
-from example_trainer.weights import PUBLISHERS, make_publisher, members
+from example_trainer.distributed.ranks import World
+from example_trainer.model import loading
+from example_trainer.weights import PUBLISHERS, make_publisher
 from example_trainer.weights.distributed import buckets
-from example_trainer.weights.outgoing import Placed, layout
+from example_trainer.weights.engines import process_group
+from example_trainer.weights.export import Placed, layout
 from example_trainer.weights.shared_file import PREFIX, memory_directory
 from tests.trainer.fleets import change, distance, expected, fleet, state
 
@@ -315,22 +316,22 @@ def test_a_group_made_by_torch_itself_is_the_same_group():
     from torch.distributed import PrefixStore
     from torch.distributed.distributed_c10d import _new_process_group_helper
 
-    listener = members.listen("127.0.0.1", 0)
+    listener = process_group.listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    group = members.GroupSpec("127.0.0.1", port, 2, "gloo", "weights", 20.0)
+    group = process_group.GroupSpec("127.0.0.1", port, 2, "gloo", "weights", 20.0)
     received = torch.zeros(3)
 
     def other_end():
-        store = PrefixStore(group.name, members.guest_store(group))
+        store = PrefixStore(group.name, process_group.guest_store(group))
         there, _ = _new_process_group_helper(
-            2, 1, [], "gloo", store, group_name=group.name, timeout=members.bound(group)
+            2, 1, [], "gloo", store, group_name=group.name, timeout=process_group.bound(group)
         )
         there.broadcast(received, 0).wait()
 
     thread = threading.Thread(target=other_end)
     thread.start()
-    ours = members.join(members.host_store(listener, group), group, 0)
-    members.broadcast(ours, torch.tensor([1.0, 2.0, 3.0])).wait()
+    ours = process_group.join(process_group.host_store(listener, group), group, 0)
+    process_group.broadcast(ours, torch.tensor([1.0, 2.0, 3.0])).wait()
     thread.join(20)
     assert received.tolist() == [1.0, 2.0, 3.0]
 

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from atroposlib.errors import ConfigError
-from example_trainer.weights import members, vllm_worker
+from example_trainer.weights import vllm_worker
 from example_trainer.weights.cuda_buffer import handle_fields
-from example_trainer.weights.members import GroupSpec
+from example_trainer.weights.engines import process_group
+from example_trainer.weights.engines.process_group import GroupSpec
+from example_trainer.weights.export import Placed
 from example_trainer.weights.native_group import NativeGroup
-from example_trainer.weights.outgoing import Placed
 from example_trainer.weights.shared_file import SharedWeightsFile
 from example_trainer.weights.vllm_worker import WeightWorker, open_storage
 
@@ -78,7 +79,7 @@ def test_shared_memory_is_loaded_when_it_holds_the_version():
 
 
 def test_tensors_are_loaded_as_they_are_broadcast():
-    listener = members.listen("127.0.0.1", 0)
+    listener = process_group.listen("127.0.0.1", 0)
     group = GroupSpec("127.0.0.1", listener.getsockname()[1], 2, "gloo", "g", 20.0)
     worker = Worker()
 
@@ -90,9 +91,9 @@ def test_tensors_are_loaded_as_they_are_broadcast():
 
     thread = threading.Thread(target=serve)
     thread.start()
-    ours = members.join(members.host_store(listener, group), group, 0)
+    ours = process_group.join(process_group.host_store(listener, group), group, 0)
     for tensor in TENSORS.values():
-        members.broadcast(ours, tensor).wait()
+        process_group.broadcast(ours, tensor).wait()
     thread.join(20)
     assert holds_all(worker)
     with pytest.raises(ValueError, match="in group 'g', not 'h'"):

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer import adapters, fsdp, gather, loading, optim, parallel, shards
-from example_trainer.config import TrainingConfig
-from example_trainer.model import Policy
-from example_trainer.parallel import RankLost, World
+from example_trainer.distributed import ranks, shards
+from example_trainer.distributed.ranks import RankLost, World
+from example_trainer.model import fsdp, loading, lora, state_dict
+from example_trainer.model.policy import Policy
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.update import optimizer as optim
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], list(range(8, 9 + n)), group=f"{n // 4}") for n in (1, 3, 5, 8, 9)]
@@ -44,7 +46,7 @@ def main(rank: int, directory: Path) -> None:
     )
     found: dict[str, Any] = {}
     try:
-        with parallel.start(cfg, timeout_s=60) as world:
+        with ranks.start(cfg, timeout_s=60) as world:
             for part in PARTS:
                 found[part.__name__] = part(cfg, world)
             if rank == 1:
@@ -112,19 +114,19 @@ def weights(cfg: TrainingConfig, world: World) -> dict[str, Any]:
     _scored(policy, world)
     norm, stepped = optim.step(optimizer, policy, cfg, 0)
     before = policy.trained_logprobs(ROWS)
-    whole = gather.full_weights(policy)
+    whole = state_dict.full_weights(policy)
     again = _sharded(cfg, world)
-    gather.load_full_weights(again, whole)
+    state_dict.load_full_weights(again, whole)
     found: dict[str, Any] = {
         "names": sorted(whole),
         "same on two": again.trained_logprobs(ROWS) == before,
         "norm": norm,
         "stepped": stepped,
-        "refused": _refused(lambda: gather.load_full_weights(policy, {"other": Tensor()})),
+        "refused": _refused(lambda: state_dict.load_full_weights(policy, {"other": Tensor()})),
     }
     if world.first:
         lone = loading.load(cfg)
-        gather.load_full_weights(lone, whole)
+        state_dict.load_full_weights(lone, whole)
         alone = lone.trained_logprobs(ROWS)
         found["on one"] = max(
             abs(a - b) for ours, theirs in zip(alone, before) for a, b in zip(ours, theirs)
@@ -190,13 +192,13 @@ def _step(
 
 def _taken(policy: Policy, optimizer: torch.optim.Optimizer) -> Any:
     tensors, numbers = optim.state_tensors(optimizer, policy)
-    return gather.full_weights(policy), tensors, json.loads(json.dumps(numbers))
+    return state_dict.full_weights(policy), tensors, json.loads(json.dumps(numbers))
 
 
 def _resumed(cfg: TrainingConfig, world: World, kept: Any) -> Any:
     policy = loading.load(cfg) if world is LONE else _sharded(cfg, world)
     optimizer = optim.build(policy, cfg)
-    gather.load_full_weights(policy, kept[0])
+    state_dict.load_full_weights(policy, kept[0])
     optim.load_state(optimizer, policy, kept[1], kept[2])
     return policy, optimizer
 
@@ -213,12 +215,12 @@ def not_finite(cfg: TrainingConfig, world: World) -> dict[str, Any]:
     """A NaN in the loss of rank 1 only."""
     policy = _sharded(cfg, world)
     optimizer = optim.build(policy, cfg)
-    before = gather.full_weights(policy)
+    before = state_dict.full_weights(policy)
     for plan in policy.plan(ROWS, divisor=2)[world.rank :: 2]:
         loss = policy.score(plan).logprobs.sum()
         (loss * float("nan") if world.rank else loss).backward()
     norm, stepped = optim.step(optimizer, policy, cfg, 0)
-    after = gather.full_weights(policy)
+    after = state_dict.full_weights(policy)
     unchanged = all(torch.equal(before[name], after[name]) for name in before)
     return {"stepped": stepped, "nan": norm != norm, "unchanged": unchanged}
 
@@ -229,22 +231,22 @@ def adapter(cfg: TrainingConfig, world: World) -> dict[str, Any]:
     own = cfg.model_copy(update=more)
     policy = _adapted(own, world)
     _descend(policy, own, world)
-    merged = gather.merged_weights(policy)
-    adapters.save(policy, Path(own.model_name).parent / "adapter")
-    apart = gather.trained_weights(policy)
+    merged = state_dict.merged_weights(policy)
+    lora.save(policy, Path(own.model_name).parent / "adapter")
+    apart = state_dict.trained_weights(policy)
     again = _adapted(own, world)
-    gather.load_full_weights(again, apart)
+    state_dict.load_full_weights(again, apart)
     found: dict[str, Any] = {
         "trained": len(apart),
         "names": sorted(merged),
-        "refused": _refused(lambda: gather.load_full_weights(policy, merged)),
+        "refused": _refused(lambda: state_dict.load_full_weights(policy, merged)),
         "same again": again.trained_logprobs(ROWS) == policy.trained_logprobs(ROWS),
     }
     if world.first:
         lone = _adapted(own.model_copy(update=ONE_PASS), LONE)
-        before = gather.merged_weights(lone)
+        before = state_dict.merged_weights(lone)
         _descend(lone, own, LONE)
-        expected = gather.merged_weights(lone)
+        expected = state_dict.merged_weights(lone)
         found["moved"] = _distance(before, merged)
         found["distance"] = _distance(expected, merged)
     return found
@@ -252,8 +254,8 @@ def adapter(cfg: TrainingConfig, world: World) -> dict[str, Any]:
 
 def _adapted(cfg: TrainingConfig, world: World) -> Policy:
     policy = loading.load(cfg)
-    if not adapters.adapted_layers(policy.model):
-        adapters.wrap(policy.model, cfg)
+    if not lora.adapted_layers(policy.model):
+        lora.wrap(policy.model, cfg)
     if world is not LONE:
         fsdp.shard(policy, cfg, world)
     return policy

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from atroposlib.errors import ConfigError, InferenceError, InferenceUnavailable
 from example_trainer.weights.engines.http import Bucket, Connect, Engine, Http
 from example_trainer.weights.engines.local import LocalEngine
+from example_trainer.weights.engines.process_group import GroupSpec
 from example_trainer.weights.engines.sglang import SglangEngine
 from example_trainer.weights.engines.vllm import VllmEngine
-from example_trainer.weights.members import GroupSpec
 
 __all__ = ["Bucket", "Engine", "GroupSpec", "Http", "connect", "detect"]
 

@@ -14,7 +14,7 @@ from example_trainer.weights.engines.http import (
     must_succeed,
     version_name,
 )
-from example_trainer.weights.members import GroupSpec
+from example_trainer.weights.engines.process_group import GroupSpec
 
 LONGEST_PAUSE_S = 3600.0  # the server takes no longer bound
 

@@ -13,7 +13,7 @@ from example_trainer.weights.engines.http import (
     must_succeed,
     version_name,
 )
-from example_trainer.weights.members import GroupSpec
+from example_trainer.weights.engines.process_group import GroupSpec
 
 
 class SglangEngine(OverHttp):

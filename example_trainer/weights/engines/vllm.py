@@ -18,7 +18,7 @@ from example_trainer.weights.engines.http import (
     by_token,
     version_name,
 )
-from example_trainer.weights.members import GroupSpec
+from example_trainer.weights.engines.process_group import GroupSpec
 
 EXTENSION = "--worker-extension-cls example_trainer.weights.vllm_worker.WeightWorker"
 # What the extension answers to the trainer's question; see vllm_worker.

@@ -14,9 +14,10 @@ from atroposlib.api.server import create_app
 from atroposlib.client import RolloutClient
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.wire import Registration
-from example_trainer import loading, optim
-from example_trainer.parallel import World
-from example_trainer.recovery import Recovery
+from example_trainer.checkpoint.recovery import Recovery
+from example_trainer.distributed.ranks import World
+from example_trainer.model import loading
+from example_trainer.update import optimizer as optim
 from tests.serving import served
 from tests.trainer.recovery.lives import BATCHES, Life, groups
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from atroposlib.client import RolloutClient
-from example_trainer import optim
-from example_trainer.checkpoint import TrainerState
-from example_trainer.config import TrainingConfig
-from example_trainer.model import Policy
-from example_trainer.recovery import Recovery
+from example_trainer.checkpoint.recovery import Recovery
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.model.policy import Policy
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.update import optimizer as optim
 from tests.trainer.rows import row, scored
 
 BATCHES = 6

@@ -16,12 +16,14 @@ from atroposlib.errors import (
     NotRegistered,
     RunStateError,
 )
-from example_trainer import checkpoint, loading, optim, snapshots
-from example_trainer.checkpoint import TrainerState
-from example_trainer.frequency import Frequency
-from example_trainer.learn import Critic
-from example_trainer.parallel import World
-from example_trainer.recovery import RETRY_VARIABLE, Recovery
+from example_trainer.checkpoint import snapshots
+from example_trainer.checkpoint.recovery import RETRY_VARIABLE, Recovery
+from example_trainer.distributed.ranks import World
+from example_trainer.model import loading, model_dir
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.state.frequency import Frequency
+from example_trainer.update import optimizer
+from example_trainer.update.step import Critic
 from tests.trainer.recovery.lives import (
     BATCHES,
     checkpoints,
@@ -210,7 +212,7 @@ def test_a_checkpoint_of_another_format_is_named(start, queued, tmp_path):
 def test_a_published_model_of_this_run_is_begun_with_at_its_batch(start, queued, tmp_path):
     life = start()
     life.step(save=False)
-    published = checkpoint.save_model(
+    published = model_dir.save_model(
         life.policy, tmp_path / "checkpoints" / "published" / "version_1", life.state
     )
     saved = life.state
@@ -241,14 +243,14 @@ def test_a_critic_is_part_of_the_checkpoint(start, queued, config):
     critics = []
     for _ in range(2):
         value_like = loading.load(cfg)  # any model with weights and an optimizer will do
-        critics.append(Critic(value_like, optim.build(value_like, cfg)))  # type: ignore[arg-type]
+        critics.append(Critic(value_like, optimizer.build(value_like, cfg)))  # type: ignore[arg-type]
     learn(critics[0].model, critics[0].optimizer, 0)  # type: ignore[arg-type]
     life.step(save=False)
     life.recovery.save(life.client, life.policy, life.optimizer, life.state, critics[0])
     life.recovery.resume(life.client, life.policy, life.optimizer, critics[1])
     pairs = zip(critics[0].model.parameters(), critics[1].model.parameters())
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
-    assert optim.state_tensors(critics[1].optimizer, critics[1].model)[0]
+    assert optimizer.state_tensors(critics[1].optimizer, critics[1].model)[0]
 
 
 def test_servers_hold_the_models_weights_only_if_nobody_trained_before(api, start, config):

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from atroposlib.errors import CheckpointError
-from example_trainer import checkpoint, snapshots
-from example_trainer.checkpoint import TrainerState
-from example_trainer.parallel import World
-from example_trainer.recovery import Recovery
+from example_trainer.checkpoint import snapshots
+from example_trainer.checkpoint.recovery import Recovery
+from example_trainer.distributed.ranks import World
+from example_trainer.model import model_dir
+from example_trainer.model.model_dir import TrainerState
 from tests.trainer.recovery.lives import checkpoints, recover_directory
 
 
@@ -111,7 +112,7 @@ def test_a_full_disk_stops_the_trainer_and_harms_no_checkpoint(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "sync", full)
+        patch.setattr(model_dir, "sync", full)
         with pytest.raises(CheckpointError, match="step_2 could not be written"):
             life.step()
     assert start().state.step == 1

@@ -1,0 +1,105 @@
+"""Where metrics go beside metrics.jsonl. A tracker is one file and one line here.
+
+    MetricsLog --named (tracker names)--> Guarded --> wandb | tensorboard | swanlab | trackio
+
+The x axis is the trainer's step. A tracker never ends a run: what it raises is counted,
+printed once, and after GIVE_UP_AFTER failures in a row it is left alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+
+from atroposlib.errors import ConfigError, RolloutError, boundary
+from atroposlib.trackers.base import Run, Tracker
+
+__all__ = ["TRACKERS", "Guarded", "Run", "Tracker", "open_tracker", "require"]
+
+# Name (of the tracker, of its package, and of the module in this folder that has
+# ``open_tracker(run) -> Tracker``) -> the extra of this package that installs it.
+TRACKERS = {
+    "wandb": "wandb",
+    "tensorboard": "trackers",
+    "swanlab": "trackers",
+    "trackio": "trackers",
+}
+GIVE_UP_AFTER = 10
+
+
+def require(name: str) -> None:
+    """Look whether a tracker can be used, without importing it.
+
+    Raises:
+        ConfigError: there is none of that name, or its package is not installed.
+    """
+    if name not in TRACKERS:
+        known = ", ".join(sorted(TRACKERS))
+        raise ConfigError(f"tracker {name!r} is unknown; there are: {known}")
+    if importlib.util.find_spec(name) is None:
+        extra = TRACKERS[name]
+        raise ConfigError(f"tracker {name} needs: pip install 'atroposlib[{extra}]'")
+
+
+def open_tracker(name: str, run: Run) -> Tracker:
+    """Start the tracker of that name.
+
+    Raises:
+        ConfigError: it does not exist, is not installed, or lacks an account.
+        Exception: whatever its package raises besides.
+    """
+    require(name)
+    module = importlib.import_module(f"atroposlib.trackers.{name}")
+    tracker: Tracker = module.open_tracker(run)
+    return tracker
+
+
+class Guarded:
+    """A tracker whose failures are counted instead of raised.
+
+    Raises:
+        ConfigError: when it is made, if the tracker cannot work as configured.
+    """
+
+    def __init__(self, name: str, open_it: Callable[[], Tracker]) -> None:
+        self.name = name
+        self.failures = 0
+        self._in_a_row = 0
+        self._tracker: Tracker | None = None
+        try:
+            with boundary(f"tracker {name}", "its start", "starting"):
+                self._tracker = open_it()
+        except RolloutError as error:
+            self._failed(error, "metrics go on without it")
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record one step, or count a failure."""
+        if self._tracker is None:
+            return
+        try:
+            with boundary(f"tracker {self.name}", f"step {step}", "logging"):
+                self._tracker.log(metrics, step)
+        except RolloutError as error:
+            self._failed(error, "training goes on; later failures are only counted")
+            if self._in_a_row == GIVE_UP_AFTER:
+                print(f"tracker {self.name}: left alone after {GIVE_UP_AFTER} failures")
+                self._tracker = None
+        else:
+            self._in_a_row = 0
+
+    def close(self) -> None:
+        """End it, whatever it raises."""
+        if self._tracker is None:
+            return
+        try:
+            with boundary(f"tracker {self.name}", "its end", "closing"):
+                self._tracker.close()
+        except RolloutError as error:
+            self._failed(error, "its last metrics may be missing")
+
+    def _failed(self, error: RolloutError, consequence: str) -> None:
+        self.failures += 1
+        self._in_a_row += 1
+        if self.failures == 1:
+            print(f"{error}; {consequence}", flush=True)

@@ -1,0 +1,20 @@
+"""SwanLab. ``SWANLAB_MODE=offline`` (or ``local``) needs no account and no network."""
+
+from __future__ import annotations
+
+from atroposlib.trackers.base import OwnSteps, Run
+
+
+def open_tracker(run: Run) -> OwnSteps:
+    """Start a run, or go on with the one of the same id."""
+    import swanlab
+
+    started = swanlab.init(
+        project=run.project,
+        group=run.cfg.wandb_group,
+        name=run.name,
+        id=run.key,
+        resume="allow" if run.key else None,
+        config=run.settings(),
+    )
+    return OwnSteps(started)  # its step counter accepts a step again

@@ -1,0 +1,38 @@
+"""TensorBoard event files, in ``<log_dir>/tensorboard/<run>``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atroposlib.trackers.base import Run
+
+
+class Tensorboard:
+    """One scalar per metric and step."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def open_tracker(run: Run) -> Tensorboard:
+    """Start an event file; after a restart, steps trained again replace the earlier ones."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    directory = Path(run.cfg.log_dir) / "tensorboard" / (run.name or "run")
+    # Also purges when the steps start at 0 again: another run took over the directory.
+    writer: Any = SummaryWriter(str(directory), purge_step=run.step + 1)
+    settings = json.dumps(run.settings(), indent=2)
+    writer.add_text("settings", "    " + settings.replace("\n", "\n    "), run.step)
+    return Tensorboard(writer)

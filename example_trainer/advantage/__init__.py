@@ -1,0 +1,1 @@
+"""Rewards to advantages per trained token."""

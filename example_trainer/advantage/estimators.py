@@ -1,0 +1,198 @@
+"""Rewards -> advantages. An estimator is one function here and one line in ESTIMATORS.
+
+With r the shaped rewards (see ``shaping``), over the rows of a group or of the batch:
+
+    grpo                   (r - group mean) / group std               arXiv 2402.03300
+    dr_grpo                r - group mean                             arXiv 2503.20783
+    rloo                   r - mean of the others of the group        arXiv 2402.14740
+    lite_ppo               (r - group mean) / batch std of r          arXiv 2508.08221
+    reinforce_pp           r, then normalised over the batch          arXiv 2501.03262
+    reinforce_pp_baseline  r - group mean, then normalised over the batch
+    gae                    r, spread over tokens by ``gae``           arXiv 1506.02438
+    raw                    r
+
+Groups are told apart by id alone, so a lost member never mixes two prompts. Deviations are
+those of the population, and at least 1e-8. A group of one has no others to compare with:
+its baseline is 0 and its deviation 1, in every estimator, so its reward stands as it is.
+
+"Normalised over the batch" is to mean 0 and deviation 1 with every trained token counting
+once; ``advantage_norm batch`` does it after any estimator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from atroposlib.errors import ConfigError
+from example_trainer.advantage.rewards import listed, members, numbers, of_length, shaped
+from example_trainer.settings.advantage import AdvantageSettings
+from example_trainer.settings.partial import complete
+
+# Below this rewards are equal but for rounding; dividing by less would blow rounding
+# errors up to advantages.
+STD_FLOOR = 1e-8
+
+Groups = Mapping[Hashable, Sequence[int]]  # rows of each group
+
+
+def compute(
+    rewards: Any,
+    group_ids: Any,
+    cfg: object = None,
+    *,
+    lengths: Any = None,
+    finish_reasons: Any = None,
+    normalise: bool = True,
+) -> list[float]:
+    """One advantage per row.
+
+    Args:
+        rewards: (R,) numbers; a list, a tuple, an array or a tensor, like all of these.
+        group_ids: (R,) hashable; rows that answer the same prompt share one.
+        cfg: TrainingConfig, or any object with some of its fields; None: plain GRPO.
+        lengths: (R,) trained tokens of each row, for the overlong penalty and as weights
+            when normalising over the batch; without them each row counts once.
+        finish_reasons: (R,) as the engine said, or None; for the overlong penalty.
+        normalise: False leaves normalising over the batch to ``normalise_tokens``, for
+            callers that change single tokens first.
+
+    Raises:
+        InvalidGroup: a reward is not a finite number (names the row), or the lists differ
+            in length.
+        ConfigError: the estimator is unknown, or a setting lacks what it needs.
+    """
+    settings = complete(cfg, AdvantageSettings)
+    if settings.advantage not in ESTIMATORS:
+        known = ", ".join(sorted(ESTIMATORS))
+        raise ConfigError(f"advantage {settings.advantage!r} is unknown; there are: {known}")
+    rewards_R = numbers("rewards", rewards)
+    count = len(rewards_R)
+    groups = members(of_length("group_ids", listed(group_ids), count))
+    lengths_R = None if lengths is None else numbers("lengths", lengths, count)
+    reasons_R = finish_reasons
+    if reasons_R is not None:
+        reasons_R = of_length("finish_reasons", listed(reasons_R), count)
+    rewards_R = shaped(rewards_R, settings, lengths_R, reasons_R)
+    advantages_R = ESTIMATORS[settings.advantage](rewards_R, groups)
+    if normalise and normalises(settings):
+        return _normalised(advantages_R, lengths_R or [1.0] * count)
+    return advantages_R
+
+
+def normalises(cfg: object) -> bool:
+    """Whether advantages are normalised over the batch, which comes last of all."""
+    settings = complete(cfg, AdvantageSettings)
+    return settings.advantage_norm == "batch" or settings.advantage in (
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+    )
+
+
+def normalise_tokens(advantages_R_T: Sequence[Sequence[float]]) -> list[list[float]]:
+    """To mean 0 and deviation 1 over all tokens of the batch; all 0 where all are equal."""
+    flat = [value for row in advantages_R_T for value in row]
+    values = iter(_normalised(flat, [1.0] * len(flat)))
+    return [[next(values) for _ in row] for row in advantages_R_T]
+
+
+def varied(rewards: Any, group_ids: Any) -> list[bool]:
+    """Whether each row's group has unequal rewards: DAPO's dynamic filter, (R,).
+
+    Equal means exactly equal; pass rewards as the environment gave them, since a length
+    penalty would make any group vary. A group of one never varies.
+
+    Raises:
+        InvalidGroup: as ``compute``.
+    """
+    rewards_R = numbers("rewards", rewards)
+    ids_R = of_length("group_ids", listed(group_ids), len(rewards_R))
+    vary = {
+        group: len({rewards_R[row] for row in rows}) > 1
+        for group, rows in members(ids_R).items()
+    }
+    return [vary[group] for group in ids_R]
+
+
+def _raw(rewards_R: list[float], groups: Groups) -> list[float]:
+    return list(rewards_R)
+
+
+def _centred(rewards_R: list[float], groups: Groups) -> list[float]:
+    return _per_group(rewards_R, groups, lambda reward, mean, std, size: reward - mean)
+
+
+def _grpo(rewards_R: list[float], groups: Groups) -> list[float]:
+    return _per_group(
+        rewards_R, groups, lambda reward, mean, std, size: (reward - mean) / _divisor(std)
+    )
+
+
+def _rloo(rewards_R: list[float], groups: Groups) -> list[float]:
+    # r - (n mean - r) / (n - 1) = (r - mean) n / (n - 1), which is exactly 0 for equals.
+    return _per_group(
+        rewards_R,
+        groups,
+        lambda reward, mean, std, size: (reward - mean) * size / (size - 1),
+    )
+
+
+def _lite_ppo(rewards_R: list[float], groups: Groups) -> list[float]:
+    _, std = _moments(rewards_R, [1.0] * len(rewards_R))
+    alone = {rows[0] for rows in groups.values() if len(rows) == 1}
+    return [
+        value if row in alone else value / _divisor(std)
+        for row, value in enumerate(_centred(rewards_R, groups))
+    ]
+
+
+ESTIMATORS: dict[str, Callable[[list[float], Groups], list[float]]] = {
+    "grpo": _grpo,
+    "dr_grpo": _centred,
+    "rloo": _rloo,
+    "lite_ppo": _lite_ppo,
+    "reinforce_pp": _raw,
+    "reinforce_pp_baseline": _centred,
+    "gae": _raw,
+    "raw": _raw,
+}
+
+
+def _per_group(
+    rewards_R: list[float],
+    groups: Groups,
+    advantage: Callable[[float, float, float, int], float],  # reward, mean, std, size
+) -> list[float]:
+    """``advantage`` of every row that shares its group; the reward of the others."""
+    advantages_R = list(rewards_R)
+    for rows in groups.values():
+        if len(rows) == 1:
+            continue
+        mean, std = _moments([rewards_R[row] for row in rows], [1.0] * len(rows))
+        for row in rows:
+            advantages_R[row] = advantage(rewards_R[row], mean, std, len(rows))
+    return advantages_R
+
+
+def _normalised(values_N: list[float], weights_N: Sequence[float]) -> list[float]:
+    if not any(weights_N):  # no token at all: nothing to measure, and nothing to train
+        return values_N
+    mean, std = _moments(values_N, weights_N)
+    return [(value - mean) / _divisor(std) for value in values_N]
+
+
+def _moments(values_N: Sequence[float], weights_N: Sequence[float]) -> tuple[float, float]:
+    """Weighted mean and population deviation."""
+    counted = [(value, weight) for value, weight in zip(values_N, weights_N) if weight]
+    if len({value for value, _ in counted}) <= 1:
+        # Exactly: the mean of equal floats can miss them by rounding.
+        return (counted[0][0] if counted else 0.0), 0.0
+    total = math.fsum(weight for _, weight in counted)
+    mean = math.fsum(value * weight for value, weight in counted) / total
+    variance = math.fsum((value - mean) ** 2 * weight for value, weight in counted) / total
+    return mean, math.sqrt(variance)
+
+
+def _divisor(std: float) -> float:
+    return max(std, STD_FLOOR)

@@ -1,0 +1,201 @@
+"""A batch -> everything the loss needs, made once before the first optimizer step.
+
+    rewards, group ids --> advantages per row --+
+    reference model   --> KL in the reward -----+--> advantages per trained token
+    value model       --> values, returns ------+
+    proximal logprobs: of the policy as it is now, before this batch moves it
+
+Ragged lists ``x_R_T`` have one entry per trained token of each row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from atroposlib.errors import ConfigError
+from example_trainer.advantage import estimators, gae
+from example_trainer.data.rows import Row, at_trained, without_stale_tokens
+from example_trainer.settings.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from example_trainer.model.critic import ValueModel
+    from example_trainer.model.policy import Policy
+
+TRUNCATED = "length"  # finish reason of a row that was cut off
+
+
+@dataclass
+class Prepared:
+    """Rows that enter the loss, and per-token values beside them."""
+
+    rows: list[Row]
+    advantages_R_T: list[list[float]]
+    reference_R_T: list[list[float]] | None = None  # logprobs of the reference model
+    values_R_T: list[list[float]] | None = None  # of the value model before this batch
+    returns_R_T: list[list[float]] | None = None  # what the value model is trained to
+    counts: Counter[str] = field(default_factory=Counter)
+    sums: dict[str, float] = field(default_factory=dict)  # over trained tokens
+
+    @property
+    def tokens(self) -> int:
+        """Trained tokens."""
+        return sum(len(row.trained) for row in self.rows)
+
+
+def prepare(
+    rows: Sequence[Row],
+    cfg: TrainingConfig,
+    version: int,
+    *,
+    reference: Policy | None = None,
+    critic: ValueModel | None = None,
+) -> Prepared:
+    """Advantages and helper scores of a batch.
+
+    Args:
+        rows: of the whole batch, also those that only count in the baseline of their group.
+        version: of the policy that is about to be trained.
+
+    Raises:
+        InvalidGroup: a reward is not a number.
+        ConfigError: a KL is asked for, but there is neither reference model nor
+            ``ref_logprobs`` of the environment.
+    """
+    scalars_R = estimators.compute(
+        [row.reward for row in rows],
+        [row.group for row in rows],
+        cfg,
+        lengths=[len(row.trained) for row in rows],
+        finish_reasons=[row.finish_reason for row in rows],
+        normalise=False,  # of tokens, below, after a KL in the reward has joined
+    )
+    counts: Counter[str] = Counter()
+    kept = _in_loss(rows, scalars_R, cfg, version, counts)
+    prepared = Prepared([row for row, _ in kept], [], counts=counts)
+    lengths_R = [len(row.trained) for row in prepared.rows]
+
+    token_rewards_R_T = None
+    if cfg.kl_coef > 0:
+        prepared.reference_R_T = reference_logprobs(prepared.rows, reference)
+        kl_R_T = _kl_to_reference(prepared, cfg)
+        if cfg.kl_in == "reward":
+            token_rewards_R_T = [[-cfg.kl_coef * kl for kl in kl_T] for kl_T in kl_R_T]
+    if critic is not None:
+        prepared.values_R_T = critic.trained_values(prepared.rows)
+    prepared.advantages_R_T, returns_R_T = gae.token_advantages(
+        [scalar for _, scalar in kept],
+        lengths_R,
+        cfg,
+        token_rewards_R_T=token_rewards_R_T,
+        values_R_T=prepared.values_R_T,
+    )
+    prepared.returns_R_T = returns_R_T if critic is not None else None
+    if estimators.normalises(cfg):
+        prepared.advantages_R_T = estimators.normalise_tokens(prepared.advantages_R_T)
+    prepared.advantages_R_T = [
+        _of_environment(row, ours) for row, ours in zip(prepared.rows, prepared.advantages_R_T)
+    ]
+    return prepared
+
+
+def _in_loss(
+    rows: Sequence[Row],
+    scalars_R: Sequence[float],
+    cfg: TrainingConfig,
+    version: int,
+    counts: Counter[str],
+) -> list[tuple[Row, float]]:
+    """Rows that enter the loss with their advantage; why others do not is counted."""
+    informative = [True] * len(rows)
+    if cfg.dynamic_filter:
+        informative = estimators.varied([r.reward for r in rows], [r.group for r in rows])
+    kept = []
+    for row, scalar, varies in zip(rows, scalars_R, informative):
+        if not row.in_loss or not row.trained:
+            continue
+        if not varies and row.own_advantages is None:
+            counts["rows_filtered_equal"] += 1
+        elif cfg.mask_truncated and row.finish_reason == TRUNCATED:
+            counts["rows_filtered_truncated"] += 1
+        elif (fresh := _fresh(row, cfg, version, counts)).trained:
+            kept.append((fresh, scalar))
+    return kept
+
+
+def _fresh(row: Row, cfg: TrainingConfig, version: int, counts: Counter[str]) -> Row:
+    if cfg.max_token_staleness is None:
+        return row
+    fresh = without_stale_tokens(row, version, cfg.max_token_staleness)
+    counts["tokens_filtered_stale"] += len(row.trained) - len(fresh.trained)
+    return fresh
+
+
+def reference_logprobs(rows: Sequence[Row], reference: Policy | None) -> list[list[float]]:
+    """Logprobs of the reference, the environment's own where a row brings them."""
+    missing = [row for row in rows if row.ref_logprobs is None]
+    if missing and reference is None:
+        raise ConfigError(
+            "kl_coef needs a reference model, but none was loaded and rows come without"
+            " ref_logprobs"
+        )
+    scored = iter(reference.trained_logprobs(missing) if reference and missing else [])
+    return [
+        next(scored) if row.ref_logprobs is None else at_trained(row, row.ref_logprobs)
+        for row in rows
+    ]
+
+
+def _kl_to_reference(prepared: Prepared, cfg: TrainingConfig) -> list[list[float]]:
+    """KL(behaviour || reference) of each sampled token, (R, T); its sum goes to the metrics."""
+    import torch
+
+    from example_trainer.losses import kl
+
+    kl_R_T = []
+    for row, reference_T in zip(prepared.rows, prepared.reference_R_T or []):
+        sampled = torch.tensor(at_trained(row, row.behaviour_logprobs))
+        kl_T = kl.penalty(sampled, torch.tensor(reference_T), cfg.kl_estimator)
+        kl_R_T.append(kl_T.tolist())
+    prepared.sums["kl_reference"] = sum(map(sum, kl_R_T))
+    return kl_R_T
+
+
+def _of_environment(row: Row, ours_T: list[float]) -> list[float]:
+    """A row's own advantages win; ``set_advantage_to_zero`` wins over both."""
+    if row.zero_advantage:
+        return [0.0] * len(ours_T)
+    return at_trained(row, row.own_advantages) if row.own_advantages is not None else ours_T
+
+
+def minibatches(rows: Sequence[Row], count: int) -> list[list[int]]:
+    """Indices of ``count`` parts of about equal trained tokens; fewer if rows are few.
+
+    Deterministic: the same batch is always cut alike, so a restarted trainer repeats it.
+    """
+    from example_trainer.data.packing import pack_ffd
+
+    count = min(count, len(rows))
+    if count <= 1:
+        return [list(range(len(rows)))]
+    lengths = [len(row.tokens) for row in rows]
+    parts = pack_ffd(lengths, sum(lengths), min_groups=count)
+    return [sorted(part) for part in parts]
+
+
+def part_of(prepared: Prepared, indices: Sequence[int]) -> Prepared:
+    """The same, of some of the rows."""
+
+    def pick(lists: list[list[float]] | None) -> list[list[float]] | None:
+        return None if lists is None else [lists[i] for i in indices]
+
+    return replace(
+        prepared,
+        rows=[prepared.rows[i] for i in indices],
+        advantages_R_T=[prepared.advantages_R_T[i] for i in indices],
+        reference_R_T=pick(prepared.reference_R_T),
+        values_R_T=pick(prepared.values_R_T),
+        returns_R_T=pick(prepared.returns_R_T),
+    )

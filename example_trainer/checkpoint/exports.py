@@ -1,0 +1,121 @@
+"""Models for others to use: ``save_path/step_<n>`` now and then, ``final_model`` at the end.
+
+With an adapter: ``adapter_step_<n>``, ``final_adapter`` and, at the end, ``tokenizer``.
+To go on after an interruption is not what these are for: see ``recovery``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atroposlib.errors import CheckpointError
+from example_trainer.distributed.collectives import on_first
+from example_trainer.distributed.ranks import World
+from example_trainer.model import lora
+from example_trainer.model.model_dir import (
+    TrainerState,
+    numbered,
+    read_state,
+    save_model,
+    whole_directory,
+    write_state,
+)
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.state.frequency import Frequency
+
+if TYPE_CHECKING:
+    from example_trainer.model.policy import Policy
+
+
+class Saver:
+    """All methods are collective."""
+
+    def __init__(self, cfg: TrainingConfig, world: World) -> None:
+        self._world = world
+        self._directory = Path(cfg.save_path)
+        self._keep = cfg.keep_saved
+        self._adapter = cfg.trains_adapter
+        self._prefix = "adapter_step" if cfg.trains_adapter else "step"
+        self.frequency = Frequency(
+            cfg.save_every_epochs,
+            cfg.checkpoint_interval or None,
+            cfg.save_every_s,
+            time.time(),
+        )
+
+    def maybe(self, policy: Policy, state: TrainerState, epoch_ended: bool) -> Path | None:
+        """Save after this step if it is time; ask once per step.
+
+        Raises:
+            CheckpointError: the disk did not take it; earlier ones are whole.
+        """
+        if not on_first(self._world, lambda: self.frequency.due(epoch_ended, time.time())):
+            return None
+        directory = self._directory / f"{self._prefix}_{state.step}"
+        self._save(policy, directory, state)
+        if self._world.first and self._keep is not None:
+            self._let_go(state, self._keep)
+        return directory
+
+    def final(self, policy: Policy, state: TrainerState) -> Path:
+        """Save what training came to.
+
+        Raises:
+            CheckpointError: the disk did not take it; earlier ones are whole.
+        """
+        directory = self._directory / ("final_adapter" if self._adapter else "final_model")
+        self._save(policy, directory, state)
+        if self._adapter:
+            on_first(self._world, lambda: self._save_tokenizer(policy))
+        return directory
+
+    def _save(self, policy: Policy, directory: Path, state: TrainerState) -> None:
+        if self._adapter:
+            save_adapter(policy, directory, state)
+        else:
+            save_model(policy, directory, state)
+
+    def _save_tokenizer(self, policy: Policy) -> None:
+        with whole_directory(self._directory / "tokenizer", durable=True) as draft:
+            policy.tokenizer.save_pretrained(draft)
+
+    def _let_go(self, state: TrainerState, keep: int) -> None:
+        """Delete the oldest that this run wrote; those of other runs are not ours."""
+        ours = [
+            path
+            for path in numbered(self._directory, f"{self._prefix}_*")
+            if int(path.name.split("_")[-1]) <= state.step
+            and (held := read_state(str(path))) is not None
+            and held.run_id == state.run_id
+        ]
+        for path in ours[:-keep]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def save_adapter(policy: Policy, directory: Path, state: TrainerState) -> None:
+    """Write the adapter alone, as peft loads it. Collective.
+
+    Raises:
+        CheckpointError: the disk did not take it; what was there before stays.
+    """
+    if not policy.world.first:
+        lora.save(policy, directory)  # takes part in gathering, writes nothing
+        on_first(policy.world, lambda: None)
+        return
+
+    failed: list[CheckpointError] = []
+    try:
+        with whole_directory(directory, durable=True) as draft:
+            lora.save(policy, draft)
+            write_state(draft, state)
+    except CheckpointError as error:
+        failed.append(error)
+
+    def report() -> None:
+        for error in failed:
+            raise error
+
+    on_first(policy.world, report)

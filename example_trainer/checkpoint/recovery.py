@@ -1,0 +1,393 @@
+"""Where an interrupted trainer goes on, so that nothing is trained twice or skipped.
+
+    step -> publish -> check -> ack -> saver -> evaluator -> log -> recovery checkpoint -> commit
+
+A recovery checkpoint holds weights, optimizer, random numbers and, in the same atomic
+directory, the number of the last batch they have been trained on. It comes last: a step that
+is in it is done with in every respect, and one that is not is repeated in every respect, with
+its saved model, its evaluation and its line in the metrics. At the start:
+
+    checkpoint of this run      load it; rewind the API to its batch, so that what came later
+                                is delivered again, in its order
+    ... of another run          (the API was started anew) go on with its weights and its
+                                optimizer; the new queue is trained on from its beginning
+    ... of another run, over,   it moves aside to recover_<run>, and training begins with
+        or of other settings    ``model_name``
+    none                        begin with ``model_name``. If the trainer published that in
+                                this run, at its batch, else at the very first batch
+
+A checkpoint is committed, so that the API may free its batches, when it is the oldest of
+the ``keep_recover`` kept: if the newest is damaged, the one before it still finds every batch
+after it.
+
+The learning rate is a function of the step and needs no state of its own. With
+``publish_every`` above 1 the version after a restart is the step of the checkpoint, because
+version k always names the weights after step k.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atroposlib.client import RolloutClient
+from atroposlib.errors import CheckpointError, ConfigError, Fenced, RunChanged, RunStateError
+from example_trainer.checkpoint import rng_state
+from example_trainer.checkpoint.snapshots import STATE, Snapshot, Snapshots
+from example_trainer.distributed.collectives import from_all, on_first
+from example_trainer.distributed.ranks import World
+from example_trainer.model import state_dict
+from example_trainer.model.model_dir import TrainerState, read_state, tidy
+from example_trainer.run import connect
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.state.frequency import Frequency
+from example_trainer.update import optimizer as optim
+
+if TYPE_CHECKING:
+    import torch
+
+    from example_trainer.model.policy import Policy
+    from example_trainer.update.step import Critic
+
+RETRY_VARIABLE = (
+    "ATROPOS_RUN_ID"  # set by the launcher: how often it started this trainer anew
+)
+FORMAT = 1
+EVERY_S = 600.0  # where the settings name no frequency
+# What decides which tensors a checkpoint holds and what they mean.
+SETTINGS = (
+    *("model_name", "optimizer", "trains_adapter", "lora_r", "lora_target_modules"),
+    *("lora_layer_indices", "train_layer_indices", "critic"),
+)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Where training starts."""
+
+    run_id: str  # of the API before this trainer registers; empty: there is no run
+    state: TrainerState
+    snapshot: Snapshot | None  # that holds the state, if one does
+
+
+class Recovery:
+    """Writes and reads ``save_path/recover``. All methods are collective.
+
+    Args:
+        counters: of the saver and the evaluator, by name; they go on as well.
+    """
+
+    def __init__(
+        self,
+        cfg: TrainingConfig,
+        world: World,
+        counters: Mapping[str, Frequency] | None = None,
+    ) -> None:
+        self._cfg, self._world = cfg, world
+        self.enabled = cfg.recover_mode != "disabled"
+        epochs, steps, seconds = (
+            cfg.recover_every_epochs,
+            cfg.recover_every_steps,
+            cfg.recover_every_s,
+        )
+        if epochs is None and steps is None and seconds is None:
+            seconds = EVERY_S
+        self._frequency = Frequency(epochs, steps, seconds, time.time())
+        self._counters = {"recovery": self._frequency, **(counters or {})}
+        self._plan: _Plan | None = None
+        self._snapshots = Snapshots(Path(cfg.save_path) / "recover", cfg.keep_recover)
+
+    # --- writing ----------------------------------------------------------------------
+
+    def due(self, state: TrainerState, epoch_ended: bool) -> bool:
+        """Whether a checkpoint is to be written after this step; ask once per step."""
+        if not self.enabled:
+            return False
+
+        def decide() -> bool:
+            fires = self._frequency.due(epoch_ended, time.time())
+            return fires or state.step >= self._cfg.training_steps
+
+        return on_first(self._world, decide)
+
+    def save(
+        self,
+        client: RolloutClient | None,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        state: TrainerState,
+        critic: Critic | None = None,
+    ) -> None:
+        """Write a checkpoint, then let the API free what the oldest one kept holds.
+
+        Raises:
+            CheckpointError: the disk did not take it; the earlier ones are whole.
+            Fenced: another trainer took the run over.
+        """
+        tensors: dict[str, dict[str, torch.Tensor]] = {}
+        documents: dict[str, Any] = {}
+        for prefix, model, its_optimizer in _models(policy, optimizer, critic):
+            tensors[f"{prefix}weights"] = _distinct(state_dict.trained_weights(model))
+            held, scalars = optim.state_tensors(its_optimizer, model)
+            tensors[f"{prefix}optimizer"] = held
+            documents[f"{prefix}optimizer"] = scalars
+        documents["rng"] = from_all(self._world, rng_state.capture())
+        documents[STATE] = {
+            "format": FORMAT,
+            **asdict(state),
+            "settings": _settings(self._cfg),
+            "counters": {name: f.state() for name, f in self._counters.items()},
+        }
+
+        def write() -> None:
+            self._snapshots.write(state.step, tensors, documents)
+            assert client is not None
+            if batch_no := self._committed(state):
+                client.commit(batch_no)
+
+        on_first(self._world, write)
+
+    def _committed(self, state: TrainerState) -> int:
+        """The last batch that everything one may fall back to holds; 0 for none."""
+        kept = self._snapshots.kept(state.step)
+        if len(kept) < self._cfg.keep_recover:
+            return 0  # what training began with is one of them
+        numbers = []
+        for path in kept:
+            held = _state_in(Snapshot(path))
+            numbers.append((held.batch_no or 0) if held.run_id == state.run_id else 0)
+        return min(numbers)
+
+    # --- reading ----------------------------------------------------------------------
+
+    def begins(self, client: RolloutClient | None) -> bool:
+        """Whether nobody trained before in this run, so the servers hold the model's weights.
+
+        If not, they may hold any version: publish before the first batch. Nothing is
+        registered or rewound yet.
+
+        Raises:
+            ConfigError, CheckpointError: as :meth:`resume`.
+        """
+
+        def look() -> bool:
+            assert client is not None
+            self._plan = self._look(client)
+            return not self._plan.run_id and not self._plan.state.step
+
+        return on_first(self._world, look)
+
+    def resume(
+        self,
+        client: RolloutClient | None,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        critic: Critic | None = None,
+    ) -> TrainerState:
+        """Join the run, and load what an earlier life of this trainer left.
+
+        Unless :meth:`begins` said so before, servers may hold other weights: publish these
+        before the first batch.
+
+        Args:
+            client: of the first rank; None on the others.
+
+        Raises:
+            ConfigError: the checkpoint was made with other settings, or ``resume`` finds none.
+            RunStateError: the API has freed batches that these weights have not seen.
+            CheckpointError: a file of it cannot be read.
+        """
+
+        def join() -> dict[str, Any]:
+            assert client is not None
+            state, snapshot = self._join(client, policy.max_tokens_per_row)
+            return {"state": asdict(state), "snapshot": snapshot and str(snapshot.directory)}
+
+        joined = on_first(self._world, join)
+        state = TrainerState(**joined["state"])
+        if joined["snapshot"] is not None:
+            snapshot = Snapshot(Path(joined["snapshot"]))
+            self._load(snapshot, policy, optimizer, critic)
+        return state
+
+    def _join(
+        self, client: RolloutClient, max_token_len: int
+    ) -> tuple[TrainerState, Snapshot | None]:
+        """Register where training starts, and rewind the API to it. First rank only."""
+        plan = self._plan or self._look(client)
+        self._plan = None
+        registered = client.register(
+            connect.registration(
+                self._cfg, max_token_len, plan.state.step, commits=self.enabled
+            )
+        )
+        if plan.run_id not in ("", registered.run_id):
+            raise RunChanged("the rollout API was reset just now: start the trainer again")
+        state = replace(plan.state, run_id=registered.run_id)
+        if self.enabled:
+            _rewind(client, state)
+            if plan.snapshot is None:
+                self._set_aside()
+        if state.step:
+            print(f"continuing at step {state.step}{_named(plan.state, state)}", flush=True)
+        return state, plan.snapshot
+
+    def _look(self, client: RolloutClient) -> _Plan:
+        """Choose where to start; nothing is changed but what a killed writer left."""
+        tidy(Path(self._cfg.save_path))
+        snapshot = self._snapshots.newest() if self._reads() else None
+        if snapshot is None and self._cfg.recover_mode == "resume":
+            raise ConfigError(
+                f"recover_mode resume found no whole checkpoint in {self._snapshots.directory};"
+                " check save_path, or begin with recover_mode auto"
+            )
+        run_id = client.status().run_id
+        return _Plan(run_id, *self._start(run_id, snapshot))
+
+    def _reads(self) -> bool:
+        if self._cfg.recover_mode == "fault":
+            started_anew = os.environ.get(RETRY_VARIABLE, "")
+            return started_anew.isdigit() and int(started_anew) > 0
+        return self.enabled
+
+    def _start(
+        self, run_id: str, snapshot: Snapshot | None
+    ) -> tuple[TrainerState, Snapshot | None]:
+        """The state to start from, with the checkpoint that holds it if one does."""
+        if snapshot is not None:
+            held = _state_in(snapshot)
+            # Version k names the weights after step k, whatever was published before.
+            held = replace(held, version=held.step)
+            others = _differences(snapshot, self._cfg)
+            if others and (held.run_id == run_id or self._cfg.recover_mode == "resume"):
+                raise ConfigError(
+                    f"{snapshot.directory} was made with other settings: {others}. Use those,"
+                    " or begin anew with another save_path or recover_mode disabled"
+                )
+            if held.run_id == run_id:
+                return held, snapshot
+            over = held.step >= self._cfg.training_steps
+            if not others and (not over or self._cfg.recover_mode == "resume"):
+                return replace(held, batch_no=None), snapshot
+        published = read_state(self._cfg.model_name)
+        if published is not None and published.run_id == run_id:
+            return published, None
+        return TrainerState(run_id, 0, 0, None), None
+
+    def _set_aside(self) -> None:
+        """What another run left, or this one before it began anew, is never mixed in."""
+        if aside := self._snapshots.set_aside("earlier"):
+            print(f"training begins anew; earlier recovery checkpoints: {aside}", flush=True)
+
+    def _load(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        critic: Critic | None,
+    ) -> None:
+        first = self._world.first  # it reads, the others are told
+
+        def documents() -> dict[str, Any]:
+            names = [f"{prefix}optimizer" for prefix, _, _ in models]
+            return {name: snapshot.document(name) for name in (*names, "rng", STATE)}
+
+        models = _models(policy, optimizer, critic)
+        held = on_first(self._world, documents)
+        for prefix, model, its_optimizer in models:
+            weights = snapshot.tensors(f"{prefix}weights") if first else {}
+            state_dict.load_full_weights(model, weights)
+            moments = snapshot.tensors(f"{prefix}optimizer") if first else {}
+            optim.load_state(its_optimizer, model, moments, held[f"{prefix}optimizer"])
+        # More ranks than then: the new ones have no past to go on from.
+        if self._world.rank < len(held["rng"]):
+            rng_state.restore(held["rng"][self._world.rank])
+        for name, frequency in self._counters.items():
+            if name in held[STATE]["counters"]:
+                frequency.restore(held[STATE]["counters"][name])
+
+
+def _models(
+    policy: Policy, optimizer: torch.optim.Optimizer, critic: Critic | None
+) -> list[tuple[str, Any, torch.optim.Optimizer]]:
+    """(prefix of its files, model, optimizer) of everything that is trained."""
+    models: list[tuple[str, Any, torch.optim.Optimizer]] = [("", policy, optimizer)]
+    if critic is not None:
+        models.append(("critic_", critic.model, critic.optimizer))
+    return models
+
+
+def _distinct(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tied weights once: they are read back into both."""
+    names = {id(tensor): name for name, tensor in reversed(list(tensors.items()))}
+    return {name: tensors[name] for name in tensors if name in names.values()}
+
+
+def _settings(cfg: TrainingConfig) -> dict[str, Any]:
+    return {name: getattr(cfg, name) for name in SETTINGS}
+
+
+def _differences(snapshot: Snapshot, cfg: TrainingConfig) -> str:
+    """Settings that were others when the checkpoint was made; empty if none."""
+    then, now = snapshot.document(STATE).get("settings", {}), _settings(cfg)
+    return ", ".join(
+        f"{name} {then.get(name)!r} (now {now[name]!r})"
+        for name in SETTINGS
+        if then.get(name) != now[name]
+    )
+
+
+def _state_in(snapshot: Snapshot) -> TrainerState:
+    document = snapshot.document(STATE)
+    try:
+        if document["format"] != FORMAT:
+            raise CheckpointError(
+                f"{snapshot.directory} is of format {document['format']}, not {FORMAT}: it was"
+                " written by another version of this program"
+            )
+        return TrainerState(
+            document["run_id"], document["step"], document["version"], document["batch_no"]
+        )
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{snapshot.directory}/{STATE}.json: {error!r}") from error
+
+
+def _named(found: TrainerState, state: TrainerState) -> str:
+    if found.run_id != state.run_id:
+        return (
+            f" of run {found.run_id[:8]}, in a new run: its queue is trained on from the"
+            " beginning (another save_path or recover_mode disabled begins anew)"
+        )
+    return f" of this run, after batch {state.batch_no or 0}"
+
+
+def _rewind(client: RolloutClient, state: TrainerState) -> None:
+    """What was acked after these weights is delivered again.
+
+    Raises:
+        RunStateError: some of it is gone, or the API never formed these batches.
+    """
+    held = state.batch_no or 0
+    begin = (
+        "To begin a new run POST /reset_data; to train on what is queued with these weights"
+        " all the same, set recover_mode disabled."
+    )
+    try:
+        rewound = client.rewind(held)
+    except Fenced as error:
+        raise RunStateError(
+            f"these weights were trained on batch {held}, which the rollout API does not know"
+            f" ({error}): its data is older than the checkpoint. {begin}"
+        ) from error
+    if rewound.gone:
+        raise RunStateError(
+            f"{rewound.gone} batches after batch {held} were trained into other weights and"
+            " freed: they cannot be trained into these. Start from the checkpoint that holds"
+            f" them (save_path of the trainer that ran before). {begin}"
+        )
+    if rewound.replayed:
+        print(f"{rewound.replayed} batches after batch {held} come again", flush=True)

@@ -1,0 +1,245 @@
+"""Recovery checkpoints on disk: each one whole and verified, or none at all.
+
+save_path/recover/
+    step_7/                 written aside, synced, renamed
+        state.json          step, version, batch, counters, settings
+        weights-0.safetensors ... optimizer-0.safetensors ... optimizer.json, rng.json
+        manifest.json       size and SHA-256 of every other file
+    step_8/
+    LATEST                  "step_8", replaced after the rename
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atroposlib.errors import CheckpointError
+from example_trainer.model.model_dir import numbered, sync, tidy, whole_directory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POINTER, MANIFEST, STATE = "LATEST", "manifest.json", "state"
+SHARD_BYTES = 4 * 2**30
+HASH_THREADS = 4  # hashlib lets other threads run
+
+Tensors = Mapping[str, "Tensor"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One checkpoint that was verified."""
+
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    def document(self, name: str) -> Any:
+        """What was written under this name, or None.
+
+        Raises:
+            CheckpointError: the file is no JSON.
+        """
+        path = self.directory / f"{name}.json"
+        if not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CheckpointError(f"{path} is no JSON: {error}") from error
+
+    def tensors(self, group: str) -> dict[str, Tensor]:
+        """The tensors of one group, on the CPU; empty if there is no such group.
+
+        Raises:
+            CheckpointError: a file of it cannot be read.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        loaded: dict[str, Tensor] = {}
+        for path in sorted(self.directory.glob(f"{group}-*.safetensors")):
+            try:
+                loaded.update(load_file(path))
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"{path} cannot be read: {error}") from error
+        return loaded
+
+
+class Snapshots:
+    """The checkpoints below one directory. For one process at a time."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory = directory
+        self._keep = keep
+
+    def names(self) -> list[str]:
+        """Newest last. Nothing is said about whether they are whole."""
+        return [path.name for path in numbered(self.directory, "step_*")]
+
+    def write(
+        self, step: int, tensors: Mapping[str, Tensors], documents: Mapping[str, Any]
+    ) -> Snapshot:
+        """Write one, make it the latest, and let go of the oldest.
+
+        Raises:
+            CheckpointError: the disk did not take it; the others are as they were.
+        """
+        final = self.directory / f"step_{step}"
+        with whole_directory(final, durable=True) as draft:
+            for group, named in tensors.items():
+                _write_tensors(draft, group, named)
+            for name, document in documents.items():
+                _write_json(draft / f"{name}.json", document)
+            _write_json(draft / MANIFEST, _manifest(draft))
+        try:
+            self._point_at(final.name)
+        except OSError as error:
+            raise CheckpointError(f"{self.directory / POINTER}: {error}") from error
+        for path in self.kept(step, beyond=True):
+            shutil.rmtree(path, ignore_errors=True)
+        return Snapshot(final)
+
+    def kept(self, step: int, *, beyond: bool = False) -> list[Path]:
+        """Of the checkpoints up to ``step``, those that stay, or those ``beyond`` that.
+
+        What lies after ``step`` was left by a run that got further and went back; it is
+        written over when training gets there again.
+        """
+        reached = [
+            path
+            for path in numbered(self.directory, "step_*")
+            if int(path.name.removeprefix("step_")) <= step
+        ]
+        return reached[: -self._keep] if beyond else reached[-self._keep :]
+
+    def newest(self) -> Snapshot | None:
+        """The latest whole one. One that is damaged is named aloud and set aside."""
+        tidy(self.directory)
+        for path in list(self._candidates()):
+            problem = problem_of(path)
+            if problem is None:
+                return Snapshot(path)
+            aside = free_name(path.with_name(f"damaged_{path.name}"))
+            path.rename(aside)
+            print(
+                f"RECOVERY CHECKPOINT DAMAGED: {path}: {problem}; it is {aside.name} now,"
+                " and the one before it is tried",
+                flush=True,
+            )
+        return None
+
+    def set_aside(self, label: str) -> Path | None:
+        """Give way to another run: nothing is deleted, everything moves."""
+        if not self.names():
+            return None
+        aside = free_name(self.directory.with_name(f"{self.directory.name}_{label}"))
+        self.directory.rename(aside)
+        return aside
+
+    def _candidates(self) -> Iterator[Path]:
+        """The latest, then those before it, newest first."""
+        paths = numbered(self.directory, "step_*")
+        pointer = self.directory / POINTER
+        latest = pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""
+        names = [path.name for path in paths]
+        if latest in names:
+            paths = paths[: names.index(latest) + 1]
+        elif latest:
+            print(f"RECOVERY CHECKPOINT MISSING: {pointer} names {latest}", flush=True)
+        yield from reversed(paths)
+
+    def _point_at(self, name: str) -> None:
+        draft = self.directory / f".{POINTER}.draft"
+        draft.write_text(name, encoding="utf-8")
+        sync(draft)
+        os.replace(draft, self.directory / POINTER)
+        sync(self.directory)
+
+
+def free_name(path: Path) -> Path:
+    """This path, or the first of path_2, path_3, ... that does not exist."""
+    candidate, n = path, 1
+    while candidate.exists():
+        n += 1
+        candidate = path.with_name(f"{path.name}_{n}")
+    return candidate
+
+
+def problem_of(directory: Path) -> str | None:
+    """What is wrong with a checkpoint; None if every byte is what was written."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        expected = {name: (int(f["bytes"]), str(f["sha256"])) for name, f in manifest.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({error})"
+    for name, (size, _) in expected.items():
+        if not (directory / name).is_file():
+            return f"{name} is missing"
+        if (actual := (directory / name).stat().st_size) != size:
+            return f"{name} has {actual} bytes instead of {size}"
+    try:
+        found = _digests([directory / name for name in expected])
+    except OSError as error:
+        return f"it cannot be read ({error})"
+    for (name, (_, digest)), actual_digest in zip(expected.items(), found):
+        if digest != actual_digest:
+            return f"{name} holds other bytes than were written"
+    return None
+
+
+def _manifest(directory: Path) -> dict[str, dict[str, int | str]]:
+    paths = sorted(directory.iterdir())
+    return {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, _digests(paths))
+    }
+
+
+def _digests(paths: list[Path]) -> list[str]:
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        return list(pool.map(_digest, paths))
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _write_json(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document, indent=1, allow_nan=False), encoding="utf-8")
+
+
+def _write_tensors(directory: Path, group: str, named: Tensors) -> None:
+    """Files of at most ``SHARD_BYTES`` each, unless one tensor is larger."""
+    from safetensors.torch import save_file
+
+    shards: list[dict[str, Tensor]] = [{}]
+    held, addresses = 0, set()
+    for name, tensor in named.items():
+        tensor = tensor.detach().contiguous()
+        if tensor.numel() and tensor.data_ptr() in addresses:
+            tensor = tensor.clone()  # safetensors refuses two names for one memory
+        addresses.add(tensor.data_ptr())
+        size = tensor.numel() * tensor.element_size()
+        if shards[-1] and held + size > SHARD_BYTES:
+            shards.append({})
+            held = 0
+        shards[-1][name] = tensor
+        held += size
+    for number, shard in enumerate(shards):
+        if shard:
+            save_file(shard, directory / f"{group}-{number:05d}.safetensors")

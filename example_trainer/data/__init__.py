@@ -1,0 +1,1 @@
+"""Scored groups to rows, and rows to packed micro-batches."""

@@ -1,0 +1,330 @@
+"""Rows -> packs -> passes. A pack holds every shared prefix of its rows once.
+
+A pass is one forward: packs end to end on one line, each with positions of its own and
+attention inside itself, so that no position is padding.
+
+    packs   a0 a1 a2 a3 | b0 b1 b2 | c0 c1        one line of 9 tokens, (1, 9)
+    starts  0             4          7
+
+The rows of a group answer one prompt. A pack is the tree of their tokens: a node per
+distinct prefix, which attends to its ancestors and itself and stands at its depth.
+
+    rows   p q a b        node      0 1 2 3 4 5      attends to   0  x
+           p q a c        token     p q a b c d                   1  x x
+           p q d          parent    - 0 1 2 2 1                   2  x x x
+                          position  0 1 2 3 3 2                   3  x x x x
+                                                                  4  x x x . x
+                                                                  5  x x . . . x
+
+Causal attention gives a node the same hidden state as the last token of its prefix in a
+plain row, so losses and gradients are those of plain rows, at the price of the distinct
+tokens. docs/decisions/0004-prefix-sharing.md says when this pays.
+
+Letters: P packs of a pass, L nodes of a pack, N (row, trained token) pairs, H distinct
+nodes that predict a trained token, B rows, T trained tokens of a row.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+
+from atroposlib.errors import ConfigError
+from example_trainer.data.rows import Row
+
+
+@dataclass
+class Pack:
+    """A tree of rows; ``paths[i][j]`` is the node of token j of row ``rows[i]``."""
+
+    tokens: list[int] = field(default_factory=list)  # (L,)
+    parents: list[int] = field(default_factory=list)  # (L,) -1 at a root
+    positions: list[int] = field(default_factory=list)  # (L,)
+    rows: list[int] = field(default_factory=list)
+    paths: list[list[int]] = field(default_factory=list)
+    children: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # (parent, token) -> node
+
+    @property
+    def branches(self) -> bool:
+        """Whether it is more than one plain row, so that causal attention is not enough."""
+        return self.parents != list(range(-1, len(self.parents) - 1))
+
+    def new_tokens(self, tokens: Sequence[int]) -> int:
+        """How many nodes adding this row would add."""
+        node = -1
+        for shared, token in enumerate(tokens):
+            if (node_below := self.children.get((node, token))) is None:
+                return len(tokens) - shared
+            node = node_below
+        return 0
+
+    def add(self, row: int, tokens: Sequence[int]) -> None:
+        node, path = -1, []
+        for position, token in enumerate(tokens):
+            below = self.children.get((node, token))
+            if below is None:
+                below = len(self.tokens)
+                self.children[node, token] = below
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.positions.append(position)
+            path.append(below)
+            node = below
+        self.rows.append(row)
+        self.paths.append(path)
+
+
+def pack_rows(
+    rows: Sequence[Row], *, max_tokens: int, crossover: float, share: bool = True
+) -> list[Pack]:
+    """Pack rows of the same group and temperature together where that is cheaper.
+
+    Args:
+        rows: each trains at least one token.
+        max_tokens: nodes of a pack; a longer row gets a pack of its own.
+        crossover: length at which a token costs as much in attention as in everything
+            else; a masked pack of L nodes costs L + L^2 / crossover, a plain row, whose
+            causal attention skips half of it, L + L^2 / (2 crossover).
+        share: False packs every row alone.
+    """
+    packs: list[Pack] = []
+    open_pack: Pack | None = None
+    open_key: tuple[str, float] | None = None
+    # Sorted, rows that share much are neighbours, so one open pack is enough.
+    for i in sorted(range(len(rows)), key=lambda i: _sort_key(rows[i])):
+        key = (rows[i].group, rows[i].temperature)
+        # The last token predicts nothing that is trained.
+        tokens = rows[i].tokens[: rows[i].trained[-1] + 1]
+        fits = (
+            share
+            and open_pack is not None
+            and key == open_key
+            and _joins(open_pack, tokens, max_tokens, crossover)
+        )
+        if open_pack is None or not fits:
+            open_pack, open_key = Pack(), key
+            packs.append(open_pack)
+        open_pack.add(i, tokens)
+    return packs
+
+
+def _sort_key(row: Row) -> tuple[str, float, list[int]]:
+    return row.group, row.temperature, row.tokens
+
+
+def _joins(pack: Pack, tokens: Sequence[int], max_tokens: int, crossover: float) -> bool:
+    joined = len(pack.tokens) + pack.new_tokens(tokens)
+    added_cost = _cost(joined, crossover) - _cost(len(pack.tokens), crossover)
+    return joined <= max_tokens and added_cost <= _cost(len(tokens), 2 * crossover)
+
+
+def _cost(length: int, crossover: float) -> float:
+    return length + length * length / crossover
+
+
+def pack_ffd(
+    lengths: Sequence[int], capacity: int, min_groups: int = 1, divisor: int = 1
+) -> list[list[int]]:
+    """Group items so that no group exceeds ``capacity``: longest first, fewest items first.
+
+    The longest item left opens a new group while there are fewer than ``min_groups`` or when
+    it does not fit the emptiest group; else it joins, of the groups that it fits, the one
+    with the fewest items (then the smallest sum).
+
+    Example: lengths [7, 5, 4, 3, 1], capacity 10 -> [[0, 3], [1, 2, 4]] (sums 10, 10).
+
+    Args:
+        lengths: of each item.
+        capacity: sum of the lengths of a group, at most.
+        min_groups: at least so many groups, if there are so many items.
+        divisor: the number of groups is a multiple of it; groups stay empty only where
+            there are too few items for that.
+
+    Returns:
+        Indices into ``lengths``, sorted in each group; the groups by their first index.
+
+    Raises:
+        ConfigError: an item is longer than the capacity.
+    """
+    if lengths and max(lengths) > capacity:
+        raise ConfigError(
+            f"a sequence of {max(lengths)} tokens does not fit the budget of {capacity} tokens"
+            " of a pass; raise max_tokens_per_pass or lower seq_len"
+        )
+    wanted = min_groups
+    while True:
+        groups = _decreasing(lengths, capacity, wanted)
+        missing = -len(groups) % divisor
+        if not missing or len(groups) == len(lengths):
+            return groups + [[] for _ in range(missing)]
+        wanted = len(groups) + missing
+
+
+def _decreasing(lengths: Sequence[int], capacity: int, min_groups: int) -> list[list[int]]:
+    groups: list[list[int]] = []
+    by_sum: list[tuple[int, int]] = []  # (sum, group), sorted
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        room = capacity - lengths[i]
+        if len(groups) < min_groups or not by_sum or by_sum[0][0] > room:
+            insort(by_sum, (lengths[i], len(groups)))
+            groups.append([i])
+            continue
+        fitting = range(bisect_left(by_sum, (room + 1, -1)))
+        place = min(fitting, key=lambda place: len(groups[by_sum[place][1]]))
+        total, group = by_sum.pop(place)
+        groups[group].append(i)
+        insort(by_sum, (total + lengths[i], group))
+    return sorted(sorted(group) for group in groups)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Index lists of one forward pass; plain integers, no tensors.
+
+    A pass without packs computes one token for nothing, so that a rank without rows takes
+    part in what all ranks do together.
+    """
+
+    packs: list[Pack]
+    starts: list[int]  # (P,) place of each pack's first node among lines * width
+    lines: int  # 1, or P where each pack has a line of its own
+    width: int  # tokens of a line
+    nodes: list[int]  # (H,) place of each position that needs logits
+    temperatures: list[float]  # (H,)
+    head_index: list[int]  # (N,) into nodes, ascending
+    targets: list[int]  # (N,) token to be scored
+    rows: list[int]  # (N,) 0 .. B - 1
+    columns: list[int]  # (N,) 0 .. T - 1
+    row_ids: list[int]  # (B,) index into the rows of the batch
+    teacher_ids: list[list[int]]  # (N, up to K); empty where no row has any
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(B, T) of the scored tokens; (1, 1), with nothing in it, of an empty pass."""
+        return max(1, len(self.row_ids)), max(self.columns, default=0) + 1
+
+    @property
+    def length(self) -> int:
+        """Distinct tokens."""
+        return sum(len(pack.tokens) for pack in self.packs)
+
+    @property
+    def computed(self) -> int:
+        """Tokens that go through the model, padding included."""
+        return self.lines * self.width
+
+
+def padding_share(plan: Sequence[Pass]) -> float:
+    """Share of the tokens that go through the model and belong to no row."""
+    computed = sum(one.computed for one in plan)
+    return 1.0 - sum(one.length for one in plan) / computed if computed else 0.0
+
+
+def plan_passes(
+    packs: Sequence[Pack],
+    rows: Sequence[Row],
+    max_tokens: int,
+    *,
+    min_passes: int = 1,
+    divisor: int = 1,
+    padded: bool = False,
+) -> list[Pass]:
+    """Passes of at most ``max_tokens``, the longest first; see pack_ffd for their number.
+
+    A pack that is longer than ``max_tokens`` is let through: no pass can do without it.
+
+    Args:
+        padded: a line per pack, as long as the longest of the pass, instead of one line.
+    """
+    lengths = [len(pack.tokens) for pack in packs]
+    capacity = max([max_tokens, *lengths])
+    if padded:
+        groups = _rectangles(lengths, capacity, min_passes, divisor)
+    else:
+        groups = pack_ffd(lengths, capacity, min_passes, divisor)
+    groups.sort(key=lambda group: -sum(lengths[i] for i in group))
+    return [plan_pass([packs[i] for i in group], rows, padded=padded) for group in groups]
+
+
+def _rectangles(
+    lengths: Sequence[int], capacity: int, min_groups: int, divisor: int
+) -> list[list[int]]:
+    """Items of similar length together, each group at most ``capacity`` with padding."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= capacity:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    while len(groups) < min_groups or len(groups) % divisor:
+        largest = max(groups, key=len, default=[])
+        if len(largest) < 2:
+            break
+        half = len(largest) // 2
+        groups.append(largest[half:])
+        del largest[half:]
+    return groups + [[] for _ in range(-len(groups) % divisor)]
+
+
+def plan_pass(packs: Sequence[Pack], rows: Sequence[Row], *, padded: bool = False) -> Pass:
+    """Which node predicts which trained token of which row."""
+    # Plain rows first and equal lengths together: attention takes them in one call.
+    packs = sorted(packs, key=lambda pack: (pack.branches, len(pack.tokens)))
+    lengths = [len(pack.tokens) for pack in packs]
+    if padded:
+        lines, width = max(1, len(packs)), max(lengths, default=1)
+        starts = [p * width for p in range(len(packs))]
+    else:
+        lines, width = 1, max(1, sum(lengths))
+        starts = list(accumulate(lengths, initial=0))[:-1]
+    row_ids = [i for pack in packs for i in pack.rows]
+    paths = [
+        np.asarray(path, dtype=np.int64) + start
+        for pack, start in zip(packs, starts)
+        for path in pack.paths
+    ]
+    # Every (node, row, trained token), by node: a chunk of nodes has a slice of the pairs.
+    counts = [len(rows[i].trained) for i in row_ids]
+    none = np.zeros(0, dtype=np.int64)
+    nodes_N = np.concatenate(
+        [none, *(path[rows[i].trained] for path, i in zip(paths, row_ids))]
+    )
+    order = np.argsort(nodes_N, kind="stable")
+    nodes_H, head_index = np.unique(nodes_N[order], return_inverse=True)
+    rows_N = np.repeat(np.arange(len(row_ids)), counts)[order]
+    columns_N = np.concatenate([none, *(np.arange(n) for n in counts)])[order]
+    first_pair = np.searchsorted(nodes_N[order], nodes_H)
+    targets = [rows[i].labels[j] for i in row_ids for j in rows[i].trained]
+    return Pass(
+        packs=packs,
+        starts=starts,
+        lines=lines,
+        width=width,
+        nodes=nodes_H.tolist(),
+        temperatures=[rows[row_ids[b]].temperature for b in rows_N[first_pair]],
+        head_index=head_index.tolist(),
+        targets=[targets[n] for n in order],
+        rows=rows_N.tolist(),
+        columns=columns_N.tolist(),
+        row_ids=row_ids,
+        teacher_ids=_teacher_ids(rows, row_ids, order.tolist()),
+    )
+
+
+def _teacher_ids(
+    rows: Sequence[Row], row_ids: Sequence[int], order: Sequence[int]
+) -> list[list[int]]:
+    """Candidates of each pair in ``order``; nothing at all where no row has any."""
+    if all(rows[i].teacher_ids is None for i in row_ids):
+        return []
+    found = []
+    for i in row_ids:
+        candidates = rows[i].teacher_ids
+        found += [candidates[j] if candidates else [] for j in rows[i].trained]
+    return [found[n] for n in order]

@@ -1,0 +1,1 @@
+"""Ranks, collectives and tensor shards."""

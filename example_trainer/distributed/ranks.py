@@ -1,0 +1,233 @@
+"""Several devices: who this process is, and values that all ranks know.
+
+Every rank runs the same loop on the whole batch's plan. A rank scores its share of the
+passes; FSDP2 gathers each layer's weights when its forward or backward needs them and sums
+the gradients of all ranks into the shard each one keeps. Rank 0 alone speaks to the rest of
+the world (rollout API, servers, disk) and shares what it heard.
+
+    rank 0   claim -- share --> score -- sum --> step -- gather --> publish, save, ack
+    rank 1            share --> score -- sum --> step -- gather -->
+
+With one rank nothing of this happens: torch.distributed is not even initialised, unless
+``cpu_offload`` asks for FSDP on one device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from atroposlib.errors import ConfigError, RankLost
+from example_trainer.settings.config import TrainingConfig
+
+__all__ = ["RankLost", "World", "start"]
+
+# Every rank has loaded Python and torch by then, or will not come.
+START_TIMEOUT_S = 600.0
+# What rank 0 may spend beyond the longest wait that its settings allow it.
+SLACK_S = 600.0
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of one trainer and the place of this process among them."""
+
+    rank: int
+    size: int
+    device: torch.device = torch.device("cpu")
+
+    @staticmethod
+    def single(device: torch.device | str = "cpu") -> World:
+        return World(0, 1, torch.device(device))
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks to the world outside."""
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Replace ``tensor`` by its sum over ranks; the same bits on each of them.
+
+        Raises:
+            RankLost: another rank did not come.
+        """
+        if self.size > 1:
+            with self.waiting("a sum over all ranks"):
+                dist.all_reduce(tensor)
+        return tensor
+
+    def share(self, value: Any, kind: Any = Any) -> Any:
+        """The value of rank 0 on every rank; the others' own is ignored.
+
+        Args:
+            value: of JSON's types, or of what msgspec converts to them. None elsewhere.
+            kind: type to decode to. Without one, tuples arrive as lists on the other ranks.
+
+        Raises:
+            RankLost: rank 0 did not come.
+        """
+        if self.size == 1:
+            return value
+        payload = bytearray(msgspec.msgpack.encode(value) if self.first else b"")
+        with self.waiting("a value of rank 0"):
+            length = torch.tensor(len(payload))
+            dist.broadcast(length, 0)
+            content = torch.empty(int(length), dtype=torch.uint8)
+            if self.first:
+                content = torch.frombuffer(payload, dtype=torch.uint8)
+            dist.broadcast(content, 0)
+        if self.first:
+            return value
+        return msgspec.msgpack.decode(content.numpy().tobytes(), type=kind)
+
+    def spread_(self, tensor: Tensor) -> Tensor:
+        """Replace ``tensor`` by that of rank 0.
+
+        Raises:
+            RankLost: rank 0 did not come.
+        """
+        if self.size > 1:
+            with self.waiting("a tensor of rank 0"):
+                dist.broadcast(tensor, 0)
+        return tensor
+
+    def barrier(self) -> None:
+        """Return when every rank is here.
+
+        Raises:
+            RankLost: another rank did not come.
+        """
+        if self.size > 1:
+            with self.waiting("all ranks to arrive"):
+                dist.all_reduce(torch.zeros(1))
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Say what was waited for when another rank does not come.
+
+        Raises:
+            RankLost: instead of the error of torch.distributed.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_lost(error):
+                raise
+            raise RankLost(
+                f"rank {self.rank} of {self.size}, waiting for {what}: another rank ended or"
+                f" did not come in time; its own output says why ({error})"
+            ) from error
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    # Gloo and FileStore raise plain RuntimeErrors; their text is all that marks them.
+    marks = "/gloo/", "Wait timeout"
+    return isinstance(error, dist.DistError) or any(mark in str(error) for mark in marks)
+
+
+@contextmanager
+def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[World]:
+    """Meet the other ranks; part from them at the end.
+
+    Under torchrun its variables RANK, WORLD_SIZE and LOCAL_RANK count, else the settings
+    ``trainer_rank``, ``world_size`` and ``init_method``.
+
+    Args:
+        timeout_s: bound of every wait of one rank for another; the default leaves rank 0
+            time for its longest wait (a batch, an evaluation, a publish).
+
+    Raises:
+        ConfigError: the settings name no place to meet, or a device that is not there.
+        RankLost: a rank did not arrive, ended, or took longer than the bound.
+    """
+    rank, size, local_rank = _place(cfg)
+    device = _device(cfg, size, local_rank)
+    world = World(rank, size, device)
+    if size == 1 and not cfg.cpu_offload:
+        yield world
+        return
+    longest = max(cfg.batch_timeout_s, cfg.eval_timeout_s, cfg.publish_timeout_s)
+    _meet(cfg, world, timeout_s or longest + SLACK_S)
+    try:
+        with world.waiting("the gradients and weights of a step"):
+            yield world
+    except BaseException:
+        # Closing NCCL would wait for ranks that wait for this one; its end tells them.
+        if device.type != "cuda":
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def _place(cfg: TrainingConfig) -> tuple[int, int, int]:
+    """(rank, size, rank on this host)."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return rank, size, int(os.environ.get("LOCAL_RANK", rank))
+    rank, size = cfg.trainer_rank, cfg.world_size
+    if rank >= size:
+        raise ConfigError(f"trainer_rank {rank} must be below world_size {size}")
+    return rank, size, rank % max(1, torch.cuda.device_count())
+
+
+def _device(cfg: TrainingConfig, size: int, local_rank: int) -> torch.device:
+    """The device of this rank; ``cuda`` without a number is the one of its local rank."""
+    cuda = torch.cuda.is_available()
+    device = torch.device(("cuda" if cuda else "cpu") if cfg.device == "auto" else cfg.device)
+    if cfg.cpu_offload and device.type != "cuda":
+        raise ConfigError("cpu_offload empties a CUDA device; on cpu there is none to empty")
+    if device.type != "cuda":
+        return device
+    if device == torch.device("cuda") and (size > 1 or cfg.cpu_offload):
+        device = torch.device("cuda", local_rank)
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {device} is not there: this host has {torch.cuda.device_count()};"
+            " start at most that many ranks on it"
+        )
+    torch.cuda.set_device(device)
+    return device
+
+
+def _meet(cfg: TrainingConfig, world: World, timeout_s: float) -> None:
+    if world.size == 1:
+        store: Any = dist.HashStore()  # type: ignore[attr-defined]
+    else:
+        torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+        method = "env://" if torchrun else cfg.init_method
+        if method == "env://" and "MASTER_ADDR" not in os.environ:
+            raise ConfigError(
+                f"world_size {world.size} needs a place to meet: start with torchrun, or set"
+                " init_method to tcp://host:port or file:///shared/path"
+            )
+        store = _arrived(method, world)
+    # Values of the loop are CPU tensors on any device; gloo carries those.
+    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    with world.waiting("the connection to all ranks"):
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+
+def _arrived(method: str, world: World) -> Any:
+    """The store where ranks meet, once all of them are there."""
+    bound = timedelta(seconds=START_TIMEOUT_S)
+    with world.waiting(f"all ranks at {method}"):
+        store, _, _ = next(rendezvous(method, world.rank, world.size, timeout=bound))
+        store.set(f"arrived/{world.rank}", b"")
+        store.wait([f"arrived/{rank}" for rank in range(world.size)], bound)
+    return store

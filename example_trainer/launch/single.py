@@ -1,0 +1,111 @@
+"""``atropos-grpo-run``: one inference server and the trainer, by one command.
+
+    atropos-grpo-run --model Qwen/Qwen2.5-1.5B-Instruct --vllm-gpu 1 --training-steps 100
+
+It takes the flags of ``atropos-grpo``. vLLM is started where it is installed
+(``--inference-engine`` says otherwise), else the local server, on ``--vllm-port``; it ends
+with the trainer, however that ends. The rollout API and environments are started by
+themselves, or all together by ``atropos-launch``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from atroposlib.errors import ConfigError
+from atroposlib.processes import Children, Interrupted, ProcessSpec, RunFailed, StopRequest
+from example_trainer.launch.servers import Server, choose_engine
+from example_trainer.settings.args import parse_args
+from example_trainer.settings.config import TrainingConfig
+
+SERVER = "inference"
+READY_WITHIN_S = 900.0  # a large model, read from a slow disk
+PROBE_TIMEOUT_S = 2.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Status of the trainer; 1 if the server did not start, 2 if it may not be started."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    cfg = parse_args(words)
+    stop = StopRequest()
+    stop.listen()
+    try:
+        spec = server_process(cfg)
+        with Children(Path(cfg.log_dir), stop) as children:
+            wait_for(spec, children)
+            from example_trainer import grpo  # loads torch
+
+            return grpo.main([*words, "--inference-urls", cfg.servers[0]])
+    except ConfigError as error:
+        print(f"atropos-grpo-run: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as interrupted:
+        print(f"atropos-grpo-run: {interrupted}, the server has ended")
+        return 128 + interrupted.signal_number
+    except RunFailed as failure:
+        print(f"{failure.tail}\natropos-grpo-run: {failure.line}", file=sys.stderr)
+        return 1
+
+
+def server_process(cfg: TrainingConfig) -> ProcessSpec:
+    """The server these settings ask for, on this machine.
+
+    Raises:
+        ConfigError: they name servers that run already, or the port is taken.
+    """
+    if cfg.inference_urls is not None:
+        raise ConfigError("inference_urls names servers that run already: use atropos-grpo")
+    engine = choose_engine(cfg.inference_engine)
+    on_gpu = engine != "local"
+    server = Server(
+        engine=engine,
+        model=cfg.model_name,
+        host="127.0.0.1",
+        port=cfg.vllm_port,
+        gpus=None if cfg.vllm_gpu is None else str(cfg.vllm_gpu),
+        memory_share=cfg.vllm_gpu_memory_utilization if on_gpu else None,
+        max_model_len=cfg.max_model_len if on_gpu else None,
+        dtype=cfg.dtype,
+        lora_rank=cfg.lora_r if cfg.publisher == "lora" else None,
+        seed=cfg.seed,
+    )
+    return ProcessSpec(
+        name=SERVER,
+        argv=server.argv,
+        env={"PYTHONUNBUFFERED": "1", **server.environment},
+        cwd=Path.cwd(),
+        health_url=f"{cfg.servers[0]}/health",
+        ready_within_s=READY_WITHIN_S,
+    )
+
+
+def wait_for(spec: ProcessSpec, children: Children) -> None:
+    """Start the server and wait until it answers.
+
+    Raises:
+        ConfigError: something else answers at its port.
+        RunFailed: it ended, or did not answer in time; names its log.
+    """
+    with httpx.Client(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
+
+        def answers(url: str) -> bool:
+            try:
+                return client.get(url).is_success
+            except httpx.TransportError:
+                return False
+
+        if answers(str(spec.health_url)):
+            raise ConfigError(
+                f"{spec.health_url} answers already; name another --vllm-port, or use"
+                " atropos-grpo with --inference-urls"
+            )
+        children.start(spec)
+        children.wait_ready([spec.name], answers)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The policy model: loading, attention over packed rows, logprobs, LoRA, FSDP2."""

@@ -1,0 +1,65 @@
+"""A model over several devices: its weights, gradients and optimizer state in shards (FSDP2).
+
+FSDP2 gathers each layer's weights when its forward or backward needs them and sums the
+gradients of all ranks into the shard each one keeps. ``gather`` makes whole weights of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from example_trainer.model.scoring import decoder_layers
+from example_trainer.settings.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from example_trainer.distributed.ranks import World
+    from example_trainer.model.policy import PackedModel
+
+
+def shard(model: PackedModel, cfg: TrainingConfig, world: World) -> None:
+    """Split weights, gradients and optimizer state over the ranks (FSDP2), in place.
+
+    Call it before :func:`example_trainer.update.optimizer.build`. Afterwards the forward pass must go
+    through ``model.module``, by all ranks equally often, and after the backward pass a
+    gradient is the sum over the ranks. Every rank starts from the weights of rank 0.
+    """
+    model.world = world
+    if not dist.is_initialized():
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
+
+    with torch.no_grad():
+        for tensor in (*model.module.parameters(), *model.module.buffers()):
+            world.spread_(tensor)
+    low = None if model.compute_dtype is torch.float32 else model.compute_dtype
+    options: Mapping[str, Any] = {
+        "mesh": init_device_mesh(world.device.type, (world.size,)),
+        # Inputs keep their precision: a temperature of 0.7 is not a bfloat16.
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False
+        ),
+        "offload_policy": CPUOffloadPolicy() if cfg.cpu_offload else OffloadPolicy(),
+        # The root as well, so that between passes parameters() are always the shards.
+        "reshard_after_forward": True,
+    }
+    for module in (*decoder_layers(model.model), model.module):
+        _sum_gradients(fully_shard(module, **options))
+
+
+def _sum_gradients(module: Any) -> None:
+    """FSDP means over ranks unless told otherwise; a loss is divided once, by the caller."""
+    if hasattr(module, "set_gradient_divide_factor"):
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
+    else:  # its name before torch 2.8
+        module.set_reduce_scatter_divide_factor(1.0)

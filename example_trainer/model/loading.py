@@ -1,0 +1,322 @@
+"""Loading a transformers model for training, and finding out how its rows may be packed."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from atroposlib.errors import ConfigError
+from atroposlib.wire import MASKED_LOGPROB, MASKED_VERSION
+from example_trainer.data.rows import Row
+from example_trainer.distributed.ranks import World
+from example_trainer.model import attention, fsdp, lora
+from example_trainer.model.policy import PackedModel, Policy
+from example_trainer.model.scoring import (
+    TokenModule,
+    decoder_layers,
+    ids,
+    inner_model,
+    inputs_of,
+)
+from example_trainer.settings.config import TrainingConfig
+
+V = TypeVar("V")
+
+# Packing must not change a logprob by more than float32 rounding does.
+PROBE_TOLERANCE = 1e-3
+PROBES = (
+    ("a", [1, 2, 3, 4, 2, 3]),
+    ("a", [1, 2, 3, 4, 4, 5, 6]),
+    ("b", [6, 1, 2]),
+    ("c", [3, 3]),
+)
+
+
+def load(cfg: TrainingConfig, world: World | None = None) -> Policy:
+    """Load model and tokenizer, and find out how its rows may be packed.
+
+    Args:
+        world: the ranks that train it. Given, the model also gets the adapter of the
+            settings and is split over the ranks; every rank calls this. Without, it stays
+            whole and as it was saved.
+
+    Raises:
+        ConfigError: the model cannot be loaded, has not the layers or modules that are to
+            be trained, or changes its logits after its output head.
+    """
+    model = causal_model(cfg, cfg.model_name)
+    freeze_other_layers(model, cfg.train_layer_indices)
+    checkpoint_activations(model, cfg)
+    policy = _policy(cfg, model, cfg.model_name)
+    if world is not None:
+        if cfg.trains_adapter:
+            lora.wrap(policy.model, cfg)
+        fsdp.shard(policy, cfg, world)
+    return policy
+
+
+def load_reference(cfg: TrainingConfig, world: World | None = None) -> Policy:
+    """The frozen model that the KL is measured to: ``reference_model``, or the start.
+
+    Args:
+        world: as for :func:`load`.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+    """
+    name = cfg.reference_model or cfg.model_name
+    model = causal_model(cfg, name)
+    model.requires_grad_(False)
+    policy = _policy(cfg, model, name)
+    if world is not None:
+        fsdp.shard(policy, cfg, world)
+    return policy
+
+
+def _policy(cfg: TrainingConfig, model: Any, name: str) -> Policy:
+    policy = Policy(
+        TokenModule(model, compute_dtype(cfg)),
+        tokenizer(name),
+        torch.device(cfg.device),
+        cfg.pass_budget,
+        max_tokens_per_row=min(cfg.seq_len, model_positions(model)),
+        attention_crossover=attention_crossover(model),
+        distill_temperature=cfg.distill_temperature,
+    )
+    choose_packing(policy, cfg)
+    check_head(policy)
+    return policy
+
+
+def tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return loaded(name, lambda: AutoTokenizer.from_pretrained(name))
+
+
+def causal_model(cfg: TrainingConfig, name: str) -> Any:
+    """A causal language model on the device, without dropout, with float32 parameters.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if cfg.init_from_scratch:
+        config = loaded(name, lambda: AutoConfig.from_pretrained(name))
+        model = from_scratch(AutoModelForCausalLM, config, cfg.seed)
+    else:
+        # float32 parameters whatever the compute dtype: an update of 1e-6 of a bfloat16
+        # weight rounds to nothing.
+        model = loaded(
+            name, lambda: AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        )
+    return prepared(model, cfg)
+
+
+def from_scratch(kind: Any, config: Any, seed: int) -> Any:
+    """Random weights, the same for the same seed: a reference starts where the policy does."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return kind.from_config(config, dtype=torch.float32)
+
+
+def prepared(model: Any, cfg: TrainingConfig) -> Any:
+    """On the device, and without dropout, which would make it another policy than the
+    sampler's."""
+    model.to(torch.device(cfg.device))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(vars(module).get("attention_dropout"), float):
+            module.attention_dropout = 0.0
+    return model.eval()
+
+
+def loaded(name: str, load: Callable[[], V]) -> V:
+    """What ``load`` returns, without progress bars and reports of missing heads.
+
+    Raises:
+        ConfigError: there is no such model, or transformers cannot read it.
+    """
+    from transformers.utils import logging as reports
+
+    reports.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
+    verbosity = reports.get_verbosity()
+    reports.set_verbosity(logging.ERROR)
+    try:
+        return load()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {name!r} cannot be loaded: {error}") from error
+    finally:
+        reports.set_verbosity(verbosity)
+
+
+def resolve_device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def compute_dtype(cfg: TrainingConfig) -> torch.dtype:
+    return torch.bfloat16 if cfg.compute_dtype == "bfloat16" else torch.float32
+
+
+def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
+    """Leave only these decoder layers trainable; None leaves everything so.
+
+    Raises:
+        ConfigError: there is no such layer.
+    """
+    if indices is None:
+        return
+    layers = decoder_layers(model)
+    if wrong := [i for i in indices if not 0 <= i < len(layers)]:
+        raise ConfigError(f"train_layer_indices {wrong}: the model has {len(layers)} layers")
+    model.requires_grad_(False)
+    for i in indices:
+        layers[i].requires_grad_(True)
+
+
+def checkpoint_activations(model: Any, cfg: TrainingConfig) -> None:
+    """Compute activations again in the backward pass, if the settings say so."""
+    if not (cfg.on_cuda if cfg.gradient_checkpointing is None else cfg.gradient_checkpointing):
+        return
+    # Named so since transformers 5.23; the older name goes with version 6.
+    older, newer = "gradient_checkpointing_enable", "activation_checkpointing_enable"
+    getattr(model, newer if hasattr(model, newer) else older)({"use_reentrant": False})
+    model.train()
+
+
+def attention_crossover(model: Any) -> float:
+    """Tokens of context at which attention costs as much as all matrices of the layers.
+
+    Per token 2 x parameters FLOPs against 4 x layers x hidden size FLOPs per key.
+    """
+    config = model.config.get_text_config()
+    matrices = sum(p.numel() for p in decoder_layers(model).parameters())
+    return float(matrices / (2 * config.num_hidden_layers * config.hidden_size))
+
+
+def model_positions(model: Any) -> int:
+    """Tokens of the longest sequence the model was made for."""
+    positions = model.config.get_text_config().to_dict().get("max_position_embeddings")
+    return int(positions) if positions else sys.maxsize
+
+
+def attention_window(model: Any) -> float:
+    """Keys a layer sees at most. Packed attention knows no window."""
+    settings = model.config.get_text_config().to_dict()
+    windows = [settings.get("attention_chunk_size")]
+    if settings.get("use_sliding_window", True):
+        windows.append(settings.get("sliding_window"))
+    return min((w for w in windows if w), default=float("inf"))
+
+
+def choose_packing(model: PackedModel, cfg: TrainingConfig) -> None:
+    """Pack if the settings want it and the model can, and share prefixes likewise.
+
+    Measured, not looked up: hidden states of a few short rows are computed each way and
+    compared with those of the model alone. Recurrent models, and those with an attention of
+    their own, train on padded rows.
+    """
+    rows = probe_rows()
+    own = own_hidden(model, rows)  # before its attention is replaced
+    model.padded, model.share_prefixes = True, False
+    if cfg.packing == "padded" or cfg.seq_len > attention_window(model.model):
+        return
+    transformer = inner_model(model.model)
+    before = transformer.config._attn_implementation
+    attention.register()
+    transformer.set_attn_implementation(attention.NAME)
+    if not _same(model, rows, own, share=False):
+        transformer.set_attn_implementation(before)
+        return
+    model.padded = False
+    model.share_prefixes = cfg.share_prefixes and _same(model, rows, own, share=True)
+
+
+def probe_rows() -> list[Row]:
+    """Two rows that share their beginning, and two that share nothing."""
+    return [
+        Row(
+            tokens=tokens,
+            labels=tokens[1:],
+            behaviour_logprobs=[MASKED_LOGPROB] * (len(tokens) - 1),
+            versions=[MASKED_VERSION] * (len(tokens) - 1),
+            reward=0.0,
+            group=group,
+        )
+        for group, tokens in PROBES
+    ]
+
+
+@torch.no_grad()
+def own_hidden(model: PackedModel, rows: Sequence[Row]) -> list[Tensor]:
+    """(T - 1, D) of each row, one plain forward each, in float32."""
+    base = inner_model(model.model).base_model
+    return [
+        base(ids([row.tokens], model.device), use_cache=False).last_hidden_state[0, :-1]
+        for row in rows
+    ]
+
+
+@torch.no_grad()
+def _same(
+    model: PackedModel, rows: Sequence[Row], own: Sequence[Tensor], *, share: bool
+) -> bool:
+    kept = vars(model).copy()
+    dtype, model.compute_dtype = model.compute_dtype, torch.float32
+    model.padded, model.share_prefixes = False, share
+    model.attention_crossover = float("inf")
+    try:
+        return all(
+            bool((found - own[i][column]).abs().max() <= PROBE_TOLERANCE * own[i].abs().max())
+            for i, column, found in _packed_hidden(model, rows)
+        )
+    except (ConfigError, RuntimeError, TypeError, ValueError, IndexError):
+        # Attention that asks for more than dot products, or a model that cannot take one
+        # line of many rows at all and fails over it in its own way.
+        return False
+    finally:
+        vars(model).update(kept)
+        model.compute_dtype = dtype
+
+
+def _packed_hidden(
+    model: PackedModel, rows: Sequence[Row]
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Row, trained token of it, and the (D,) hidden state that predicts it."""
+    for plan in model.plan(rows):
+        hidden = model.module.hidden(inputs_of(plan, model.device))
+        for h, b, column in zip(plan.head_index, plan.rows, plan.columns):
+            yield plan.row_ids[b], column, hidden[h]
+
+
+@torch.no_grad()
+def check_head(policy: Policy) -> None:
+    """Compare logprobs with those of the model's own logits.
+
+    Raises:
+        ConfigError: they differ: the model changes its logits after the output head.
+    """
+    rows, worst = probe_rows(), 0.0
+    dtype, policy.compute_dtype = policy.compute_dtype, torch.float32
+    ours_R_T = policy.trained_logprobs(rows)
+    policy.compute_dtype = dtype
+    for row, ours in zip(rows, ours_R_T):
+        tokens = ids([row.tokens], policy.device)
+        logits = inner_model(policy.model)(tokens, use_cache=False).logits[0, :-1]
+        labels = ids(row.labels, policy.device)[:, None]
+        own = torch.log_softmax(logits.float(), -1).gather(-1, labels)[:, 0].cpu()
+        worst = max(worst, float((own - torch.tensor(ours)).abs().max()))
+    if worst > PROBE_TOLERANCE:
+        raise ConfigError(
+            f"{type(inner_model(policy.model)).__name__} changes its logits after the output"
+            f" head (logprobs differ by {worst:.3g}); such models cannot be trained yet"
+        )

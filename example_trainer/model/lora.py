@@ -1,0 +1,141 @@
+"""LoRA adapters (peft): train two thin matrices beside a weight instead of the weight.
+
+W x becomes W x + (alpha / r) B A x with A (r, in) and B (out, r); B starts at zero, so an
+untrained adapter changes nothing (Hu et al. 2021, arXiv 2106.09685, eq. 3).
+
+The adapter is injected into the transformers model itself, which keeps its class: the
+policy is packed, scored and sharded like any other. Dropout stays off, see ``lora_dropout``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from atroposlib.errors import ConfigError
+from example_trainer.distributed import shards
+from example_trainer.settings.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from example_trainer.model.policy import Policy
+
+ADAPTER = "default"  # peft's own name for the only adapter of a model
+ALL_LINEAR = "all-linear"  # peft's word for every linear layer but the output head
+TARGET_MODULES = ["q_proj", "v_proj"]
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def wrap(model: Model, cfg: TrainingConfig) -> Model:
+    """Put an untrained adapter into a transformers model, in place; only it trains.
+
+    Every rank makes the same one: its start is drawn from ``cfg.seed`` alone.
+
+    Raises:
+        ConfigError: peft is missing, or the settings name no linear layer of this model.
+    """
+    if cfg.train_layer_indices:
+        raise ConfigError(
+            "train_layer_indices trains weights of the model, lora trains an adapter only;"
+            " choose its layers by lora_layer_indices"
+        )
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError("lora needs peft: pip install 'atroposlib[lora]'") from error
+    plain: Any = model
+    targets = cfg.lora_target_modules or list(TARGET_MODULES)
+    _refuse_layers(cfg, plain.config.get_text_config().num_hidden_layers)
+    _refuse_modules(plain, targets)
+    settings = LoraConfig(
+        r=cfg.lora_r,
+        lora_alpha=cfg.lora_alpha,
+        lora_dropout=0.0,
+        target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else targets,
+        layers_to_transform=cfg.lora_layer_indices,
+        base_model_name_or_path=cfg.model_name,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(cfg.seed)
+            inject_adapter_in_model(settings, plain, ADAPTER)
+    except ValueError as error:  # no module of such a name
+        raise ConfigError(f"lora_target_modules: {error}") from error
+    return model
+
+
+def _refuse_layers(cfg: TrainingConfig, layers: int) -> None:
+    beyond = [i for i in cfg.lora_layer_indices or () if i >= layers]
+    if beyond:
+        raise ConfigError(f"lora_layer_indices {beyond}: the model has layers 0-{layers - 1}")
+
+
+def _refuse_modules(model: Any, targets: Sequence[str]) -> None:
+    """Only weights inside the decoder layers: the trainer scores by a plain output head."""
+    for name, module in model.named_modules():
+        if not any(name == target or name.endswith(f".{target}") for target in targets):
+            continue
+        if module is model.get_output_embeddings():
+            raise ConfigError(f"lora_target_modules: {name} is the output head; leave it out")
+        if not isinstance(module, nn.Linear) and type(module).__name__ != "Conv1D":
+            raise ConfigError(f"lora_target_modules: {name} is not a linear layer")
+
+
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """peft's layers with an adapter, by the name of the module they replaced."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A") and hasattr(module, "base_layer")
+    }
+
+
+def is_adapter_weight(name: str, adapted: Mapping[str, Any]) -> bool:
+    """Whether a name of the state dict is a matrix of an adapter."""
+    return ".lora_" in name and name.partition(".lora_")[0] in adapted
+
+
+def delta(layer: Any) -> Tensor:
+    """(out, in) what the adapter adds to its weight: scale x B A. Collective."""
+    a = shards.whole(layer.lora_A[ADAPTER].weight)  # (r, in)
+    b = shards.whole(layer.lora_B[ADAPTER].weight)  # (out, r)
+    added: Tensor = (b @ a) * layer.scaling[ADAPTER]
+    return added.T if layer.fan_in_fan_out else added
+
+
+@torch.no_grad()
+def save(policy: Policy, directory: Path) -> None:
+    """Write the adapter as peft does, for peft, vLLM and SGLang to load.
+
+    Collective: every rank calls it; the first one writes ``adapter_config.json`` and
+    ``adapter_model.safetensors`` (float32) into ``directory``, which is made if absent.
+
+    Raises:
+        ConfigError: the policy has no adapter.
+    """
+    adapted = adapted_layers(policy.model)
+    if not adapted:
+        raise ConfigError("there is no adapter to save: set lora")
+    tensors: dict[str, Tensor] = {}
+    for name, layer in adapted.items():
+        for part in ("lora_A", "lora_B"):
+            weight = shards.whole(getattr(layer, part)[ADAPTER].weight)
+            if policy.world.first:
+                key = f"base_model.model.{name}.{part}.weight"
+                tensors[key] = weight.to("cpu", torch.float32, copy=True)
+    if not policy.world.first:
+        return
+    from safetensors.torch import save_file
+
+    settings = copy.copy(policy.model.peft_config[ADAPTER])
+    settings.inference_mode = True
+    directory.mkdir(parents=True, exist_ok=True)
+    settings.save_pretrained(str(directory))
+    save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})

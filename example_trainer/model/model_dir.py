@@ -1,0 +1,266 @@
+"""Model directories that are either whole or absent.
+
+A directory is written beside its final place and renamed, so a reader never sees half of
+one. It holds the weights as safetensors, config, tokenizer, and ``trainer_state.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from atroposlib.errors import CheckpointError, ConfigError
+from example_trainer.distributed.collectives import on_first
+from example_trainer.model import state_dict
+from example_trainer.model.policy import Policy
+from example_trainer.model.scoring import inner_model
+
+STATE_FILE = "trainer_state.json"
+DRAFT, REPLACED = ".draft", ".replaced"  # ends of the hidden names beside the final one
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Which batches the weights in a directory have been trained on."""
+
+    run_id: str
+    step: int
+    version: int
+    batch_no: int | None  # the last one
+
+    def has_trained(self, run_id: str, batch_no: int) -> bool:
+        """Batches are numbered in the order in which they are trained."""
+        return (
+            run_id == self.run_id and self.batch_no is not None and batch_no <= self.batch_no
+        )
+
+
+def read_state(model_name: str) -> TrainerState | None:
+    """The state beside a model the trainer itself wrote; None for any other model.
+
+    Raises:
+        ConfigError: the file is there but cannot be read.
+    """
+    path = Path(model_name) / STATE_FILE
+    if not path.is_file():
+        return None
+    try:
+        return TrainerState(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is not a trainer state ({error}); remove it") from error
+
+
+def write_state(directory: Path, state: TrainerState) -> None:
+    (directory / STATE_FILE).write_text(json.dumps(asdict(state)))
+
+
+def save_model(
+    policy: Policy,
+    directory: Path,
+    state: TrainerState,
+    *,
+    untie_head: bool = False,
+    durable: bool = True,
+) -> Path:
+    """Write the model whole into ``directory``, in the compute dtype.
+
+    Every rank calls it, because the weights are gathered from all; the first one writes.
+
+    Args:
+        untie_head: write a tied output head as a tensor of its own, for engines that do
+            not refresh a tied one on reload.
+        durable: wait until the disk has it. Without, it survives the death of this process
+            but not that of the machine.
+
+    Raises:
+        CheckpointError: the disk did not take it; what was there before stays.
+    """
+    weights = state_dict.full_weights(policy)
+    on_first(
+        policy.world,
+        lambda: write_model(
+            directory,
+            inner_model(policy.model),
+            policy.tokenizer,
+            weights,
+            state,
+            dtype=policy.compute_dtype,
+            untie_head=untie_head,
+            durable=durable,
+        ),
+    )
+    return directory
+
+
+def write_model(
+    directory: Path,
+    model: Any,
+    tokenizer: Any,
+    weights: Mapping[str, Tensor],
+    state: TrainerState,
+    *,
+    dtype: torch.dtype,
+    untie_head: bool = False,
+    durable: bool = True,
+) -> None:
+    """Write these weights as a directory that transformers and inference engines load.
+
+    Args:
+        model: says how the weights are shaped and named; its own are not written.
+        weights: under the names of ``model``, whole.
+
+    Raises:
+        CheckpointError: the disk did not take it; what was there before stays.
+    """
+    with whole_directory(directory, durable=durable) as draft:
+        as_written = _as_written(model, weights, dtype, untie_head)
+        model.save_pretrained(draft, state_dict=as_written)
+        tokenizer.save_pretrained(draft)
+        _patch_config(draft / "config.json", dtype, untie_head)
+        write_state(draft, state)
+
+
+def untied_copy(model_name: str, directory: Path) -> Path:
+    """A copy of a model whose output head is no longer tied to its embedding.
+
+    Start vLLM from such a copy when the trainer publishes untied weights to it.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model: Any = AutoModelForCausalLM.from_pretrained(model_name)
+    tokenizer = AutoTokenizer.from_pretrained(model_name)
+    start = TrainerState("", 0, 0, None)
+    weights = model.state_dict()
+    write_model(
+        directory, model, tokenizer, weights, start, dtype=model.dtype, untie_head=True
+    )
+    return directory
+
+
+def is_tied(policy: Policy) -> bool:
+    return _head_is_embedding(inner_model(policy.model))
+
+
+def _head_is_embedding(model: Any) -> bool:
+    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def _as_written(
+    model: Any, weights: Mapping[str, Tensor], dtype: torch.dtype, untie_head: bool
+) -> dict[str, Tensor]:
+    written = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in weights.items()
+    }
+    if _head_is_embedding(model):
+        embedding, heads = _names_of_embedding(model)
+        for head in heads:  # safetensors would write the alias as a second tensor
+            written.pop(head, None)
+            if untie_head:
+                written[head] = written[embedding].clone()
+    return written
+
+
+def _names_of_embedding(model: Any) -> tuple[str, list[str]]:
+    """The name of the input embedding, and its aliases."""
+    weight = model.get_input_embeddings().weight
+    parameters = model.named_parameters(remove_duplicate=False)
+    names = [name for name, parameter in parameters if parameter is weight]
+    embedding = next((name for name in names if "embed" in name), names[0])
+    return embedding, [name for name in names if name != embedding]
+
+
+def _patch_config(path: Path, dtype: torch.dtype, untie_head: bool) -> None:
+    config: dict[str, Any] = json.loads(path.read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    if untie_head:
+        config["tie_word_embeddings"] = False
+    path.write_text(json.dumps(config, indent=2))
+
+
+# --- directories --------------------------------------------------------------------
+
+
+@contextmanager
+def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
+    """A draft directory that takes the place of ``final`` when the block ends well.
+
+    Raises:
+        CheckpointError: the disk did not take it; ``final`` is as it was.
+    """
+    draft, replaced = _beside(final, DRAFT), _beside(final, REPLACED)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _mend(final)
+        draft.mkdir()
+        yield draft
+        if durable:
+            for path in (*sorted(draft.rglob("*")), draft):
+                sync(path)
+        if final.exists():
+            final.rename(replaced)
+        draft.rename(final)
+        if durable:
+            sync(final.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise CheckpointError(
+            f"{final} could not be written: {error}. What was there before is untouched;"
+            " free some space or choose another place, and start again"
+        ) from error
+
+
+def tidy(directory: Path) -> None:
+    """Clear away what writers that were killed left in ``directory``."""
+    for suffix in (DRAFT, REPLACED):
+        for leftover in directory.glob(f".*{suffix}"):
+            _mend(leftover.with_name(leftover.name[1:].removesuffix(suffix)))
+
+
+def _mend(final: Path) -> None:
+    """Undo a writer that was killed, also between its two renames."""
+    draft, replaced = _beside(final, DRAFT), _beside(final, REPLACED)
+    if replaced.exists() and not final.exists():
+        replaced.rename(final)
+    for leftover in (draft, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _beside(final: Path, suffix: str) -> Path:
+    return final.with_name(f".{final.name}{suffix}")
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has this file or directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def numbered(directory: Path, pattern: str) -> list[Path]:
+    """Directories that match, such as ``step_*``, by the number at their end."""
+    found = [path for path in directory.glob(pattern) if path.name.split("_")[-1].isdigit()]
+    return sorted(found, key=lambda path: int(path.name.split("_")[-1]))
+
+
+def keep_newest(directory: Path, pattern: str, count: int) -> None:
+    """Delete all but the ``count`` directories that were written last.
+
+    By time and not by number: a trainer that went back writes lower numbers again.
+    """
+    written = sorted(numbered(directory, pattern), key=lambda path: path.stat().st_mtime_ns)
+    for path in written[:-count]:
+        shutil.rmtree(path, ignore_errors=True)

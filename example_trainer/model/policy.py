@@ -1,0 +1,174 @@
+"""The policy: a causal language model, and the logprobs it gives to packed rows.
+
+    rows --plan--> passes --score--> logprobs, entropy    on each rank its share of the passes
+
+Letters: B rows of a pass, T trained tokens of its longest row, K candidates of a teacher;
+``x_R_T`` has one entry per trained token of each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atroposlib.wire import MASKED_LOGPROB, MASKED_VERSION
+from example_trainer.data.packing import Pass, pack_rows, plan_passes
+from example_trainer.data.rows import Row
+from example_trainer.distributed.ranks import World
+from example_trainer.model.scoring import (
+    Backbone,
+    TokenModule,
+    inputs_of,
+    scattered,
+    scored_mask,
+)
+
+
+@dataclass
+class Scores:
+    """What the policy says about the trained tokens of a pass; 0 where a row has fewer."""
+
+    logprobs: Tensor  # (B, T)
+    entropy: Tensor  # (B, T) of the distribution at the row's temperature
+    mask: Tensor  # (B, T) bool
+    teacher: Tensor | None = None  # (B, T, K) of a teacher's candidates, if asked for
+
+
+@dataclass
+class PackedModel:
+    """A model, its tokenizer, and how its rows may be packed."""
+
+    module: Backbone  # everything differentiable; what FSDP2 shards
+    tokenizer: Any
+    device: torch.device
+    max_tokens_per_pass: int
+    max_tokens_per_row: int = 2048
+    padded: bool = False  # a line per row, for attention that cannot be packed
+    share_prefixes: bool = False
+    attention_crossover: float = float("inf")  # see packing.pack_rows
+    distill_temperature: float = 1.0
+    world: World = field(default_factory=World.single)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model, or a peft wrapper of it; its parameters are float32."""
+        return self.module.model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self.module.model = model
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return self.module.compute_dtype
+
+    @compute_dtype.setter
+    def compute_dtype(self, dtype: torch.dtype) -> None:
+        self.module.compute_dtype = dtype
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those that are trained."""
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    def plan(
+        self, rows: Sequence[Row], *, min_passes: int = 1, divisor: int = 1
+    ) -> list[Pass]:
+        """Forward passes that score every trained token of ``rows``.
+
+        The same on every rank. Rank r of n takes the passes r, r + n, ...; with ``divisor``
+        n each has as many, and neighbours are of similar length.
+        """
+        trained = {i: row for i, row in enumerate(rows) if row.trained}
+        ids = list(trained)
+        packs = pack_rows(
+            list(trained.values()),
+            max_tokens=self.max_tokens_per_pass,
+            crossover=self.attention_crossover,
+            share=self.share_prefixes and not self.padded,
+        )
+        for pack in packs:
+            pack.rows = [ids[i] for i in pack.rows]
+        return plan_passes(
+            packs,
+            rows,
+            self.max_tokens_per_pass,
+            min_passes=min_passes,
+            divisor=divisor,
+            padded=self.padded,
+        )
+
+    @torch.no_grad()
+    def _trained(self, rows: Sequence[Row]) -> list[list[float]]:
+        """One number per trained token, of all ranks together; every rank calls it."""
+        world = self.world
+        ends = [0]
+        for row in rows:
+            ends.append(ends[-1] + len(row.trained))
+        found = torch.zeros(ends[-1])
+        for plan in self.plan(rows, divisor=world.size)[world.rank :: world.size]:
+            scored = self._numbers(plan).cpu()
+            for b, i in enumerate(plan.row_ids):
+                found[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
+        values = world.sum_(found).tolist()
+        return [values[start:end] for start, end in zip(ends, ends[1:])]
+
+    def _numbers(self, plan: Pass) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass
+class Policy(PackedModel):
+    """The model being trained, or the frozen one that it is compared with."""
+
+    module: TokenModule
+
+    def score(
+        self, plan: Pass, *, entropy_grad: bool = False, teacher: bool = False
+    ) -> Scores:
+        """Logprobs and entropy of the trained tokens of one pass.
+
+        Args:
+            entropy_grad: the entropy has a gradient.
+            teacher: also score the rows' ``teacher_ids``, at ``distill_temperature``.
+        """
+        inputs = inputs_of(
+            plan,
+            self.device,
+            padded=self.padded,
+            entropy_grad=entropy_grad,
+            teacher_temperature=self.distill_temperature if teacher else None,
+        )
+        logprobs_N, entropy_H, teacher_N_K = self.module(inputs)
+        entropy_N = entropy_H[inputs.wanted.positions]
+        return Scores(
+            logprobs=scattered(plan, logprobs_N, self.device),
+            entropy=scattered(plan, entropy_N, self.device),
+            mask=scored_mask(plan, self.device),
+            teacher=None if not teacher else scattered(plan, teacher_N_K, self.device),
+        )
+
+    def _numbers(self, plan: Pass) -> Tensor:
+        return self.score(plan).logprobs
+
+    def trained_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Logprob of every trained token at its row's temperature, without a gradient.
+
+        Collective: every rank calls it, scores its share, and gets all of them.
+        """
+        return self._trained(rows)
+
+    def logprobs_of(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Logprob of every token but the first of each sequence, at temperature 1."""
+        return self.trained_logprobs(
+            [fully_trained_row(tokens, f"sequence {i}") for i, tokens in enumerate(sequences)]
+        )
+
+
+def fully_trained_row(tokens: list[int], group: str) -> Row:
+    """A row of which every token but the first has a label."""
+    n = len(tokens) - 1
+    return Row(tokens, tokens[1:], [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, 0.0, group)

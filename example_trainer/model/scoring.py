@@ -1,0 +1,195 @@
+"""The differentiable part: one module from the tokens of a pass to its scores.
+
+All parameters are used inside ``forward`` of one module, the base model as well as the
+output head, so that FSDP2 can shard that module and each of its decoder layers.
+
+Letters: lines and width of a pass, D hidden size, H positions that need logits, N (row,
+token) pairs, K candidates of a teacher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atroposlib.errors import ConfigError
+from example_trainer.data.packing import Pass
+from example_trainer.model.attention import Layout, layout_of
+from example_trainer.model.logprobs import TokenScores, Wanted, token_scores
+
+# What transformers calls the head of a token classification model.
+VALUE_HEADS = ("score", "classifier")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A pass as tensors. No pytree: FSDP2 casts float tensors that it finds in arguments to
+    bfloat16, which temperatures must not be."""
+
+    tokens: Tensor  # (lines, width)
+    positions: Tensor | None  # (lines, width); None: 0, 1, ... in each line
+    layout: Layout | None  # of the one line of a packed pass
+    nodes: Tensor  # (H,) into lines * width
+    wanted: Wanted
+    entropy_grad: bool = False
+
+
+def inputs_of(
+    plan: Pass,
+    device: torch.device,
+    *,
+    padded: bool = False,
+    entropy_grad: bool = False,
+    teacher_temperature: float | None = None,
+) -> Inputs:
+    """Tensors of a pass on ``device``, teacher candidates only at a given temperature."""
+    tokens = torch.zeros(plan.computed, dtype=torch.long)
+    positions = torch.zeros_like(tokens)
+    for pack, start in zip(plan.packs, plan.starts):
+        tokens[start : start + len(pack.tokens)] = torch.tensor(pack.tokens)
+        positions[start : start + len(pack.tokens)] = torch.tensor(pack.positions)
+    shape = plan.lines, plan.width
+    head_index = torch.tensor(plan.head_index, dtype=torch.long)
+    counts = head_index.bincount(minlength=len(plan.nodes)).tolist()
+    wanted = Wanted(
+        torch.tensor(plan.temperatures, dtype=torch.float32).to(device),
+        head_index.to(device),
+        ids(plan.targets, device),
+        counts,
+        None if teacher_temperature is None else _rectangle(plan, device),
+        teacher_temperature or 1.0,
+    )
+    return Inputs(
+        tokens.view(shape).to(device),
+        None if padded else positions.view(shape).to(device),
+        None if padded else layout_of(plan.packs, device),
+        ids(plan.nodes, device),
+        wanted,
+        entropy_grad,
+    )
+
+
+def _rectangle(plan: Pass, device: torch.device) -> Tensor:
+    """(N, K) candidates, filled up with token 0, whose score nobody reads."""
+    longest = max(map(len, plan.teacher_ids), default=0)
+    table = torch.zeros(len(plan.targets), longest, dtype=torch.long)
+    for n, candidates in enumerate(plan.teacher_ids):
+        table[n, : len(candidates)] = torch.tensor(candidates)
+    return table.to(device)
+
+
+def ids(values: Any, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.long).to(device)
+
+
+class Backbone(nn.Module):
+    """The decoder of a transformers model, run on passes."""
+
+    def __init__(self, model: nn.Module, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.compute_dtype = compute_dtype
+
+    def hidden(self, inputs: Inputs) -> Tensor:
+        """(H, D) of the positions that need scores."""
+        extras: dict[str, Any] = {}
+        if inputs.layout is not None:
+            # transformers hands a 4-D mask on as it is instead of making one of the whole
+            # line. Nobody reads it: attention goes by the layout.
+            unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.tokens.device)
+            extras = {"packed": inputs.layout, "attention_mask": unread}
+        if inputs.positions is not None:
+            extras["position_ids"] = inputs.positions
+        with self._autocast(inputs.tokens.device):
+            output = inner_model(self.model).base_model(
+                input_ids=inputs.tokens, use_cache=False, **extras
+            )
+        hidden: Tensor = output.last_hidden_state.flatten(0, 1)[inputs.nodes]
+        return hidden
+
+    def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        if self.compute_dtype is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, self.compute_dtype)
+
+
+class TokenModule(Backbone):
+    """Logprobs and entropy; see head.TokenScores."""
+
+    def forward(self, inputs: Inputs) -> TokenScores:
+        head = output_head(self.model)
+        return token_scores(
+            self.hidden(inputs),
+            head.weight,
+            head.bias,
+            inputs.wanted,
+            entropy_grad=inputs.entropy_grad,
+            dtype=self.compute_dtype,
+        )
+
+
+class ValueModule(Backbone):
+    """One number per position, of a model with a token classification head."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        hidden = self.hidden(inputs)
+        head = value_head(self.model)
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = head(hidden.to(head.weight.dtype))[:, 0]  # (H,)
+        return values.float()[inputs.wanted.positions]  # (N,)
+
+
+def inner_model(model: Any) -> Any:
+    """The transformers model, also inside of a peft wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The decoder layers, in order."""
+    found = [
+        m for m in inner_model(model).base_model.modules() if isinstance(m, nn.ModuleList)
+    ]
+    if not found:
+        raise ConfigError(f"{type(inner_model(model)).__name__} has no list of decoder layers")
+    return max(found, key=len)
+
+
+def output_head(model: Any) -> nn.Linear:
+    """The projection onto the vocabulary.
+
+    Raises:
+        ConfigError: it is something else than a matrix, such as one with an adapter.
+    """
+    head = inner_model(model).get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise ConfigError(
+            f"the output head of {type(inner_model(model)).__name__} is a"
+            f" {type(head).__name__}, not a plain matrix; leave it out of lora_target_modules"
+        )
+    return head
+
+
+def value_head(model: Any) -> nn.Linear:
+    """The projection onto one number of a token classification model."""
+    owner = inner_model(model)
+    for name in VALUE_HEADS:
+        if isinstance(head := getattr(owner, name, None), nn.Linear):
+            return head
+    raise ConfigError(f"{type(owner).__name__} has no linear value head")
+
+
+def scattered(plan: Pass, values_N: Tensor, device: torch.device) -> Tensor:
+    """(B, T) or (B, T, K), 0 where a row has fewer trained tokens; keeps the graph."""
+    table = values_N.new_zeros(*plan.shape, *values_N.shape[1:])
+    return table.index_put((ids(plan.rows, device), ids(plan.columns, device)), values_N)
+
+
+def scored_mask(plan: Pass, device: torch.device) -> Tensor:
+    """(B, T) bool, True where a row has a trained token."""
+    mask = torch.zeros(plan.shape, dtype=torch.bool)
+    mask[plan.rows, plan.columns] = True
+    return mask.to(device)

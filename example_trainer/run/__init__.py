@@ -1,0 +1,1 @@
+"""The training run: connections, prefetch, heartbeat, metrics, display."""

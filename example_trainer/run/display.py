@@ -1,0 +1,167 @@
+"""The run on the screen: a table that follows it on a terminal, one line per step elsewhere.
+
+MetricsLog --step(record)--> Display <--beat(heartbeat)-- Pulse
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from atroposlib.wire import Heartbeat
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from example_trainer.settings.config import TrainingConfig
+
+SHOWN = ("reward_mean", "loss", "grad_norm", "clip_ratio", "entropy", "staleness_mean")
+LAST_STEPS = 12
+# Title, name in the record, format. Nine columns fit a terminal of 80.
+COLUMNS = (
+    ("step", "step", "d"),
+    ("reward", "reward_mean", ".3f"),
+    ("loss", "loss", ".2g"),
+    ("grad", "grad_norm", ".2g"),
+    ("kl", "approx_kl", ".1e"),
+    ("clip", "clip_ratio", ".1%"),
+    ("entropy", "entropy", ".2f"),
+    ("stale", "staleness_mean", ".1f"),
+    ("tok/s", "tokens_per_s", ".0f"),
+)
+
+
+class Display(Protocol):
+    """Where a person follows the run."""
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Show a step that is done."""
+
+    def beat(self, beat: Heartbeat) -> None:
+        """Show what the trainer does now, and what it waits for. Called from any thread."""
+
+    def close(self) -> None:
+        """Leave the screen as it is."""
+
+
+class Lines:
+    """One line per step; what is waited for is printed by the loop itself."""
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        print(step_line(record), flush=True)
+
+    def beat(self, beat: Heartbeat) -> None:
+        """Nothing: a line per heartbeat would bury the steps."""
+
+    def close(self) -> None:
+        """Nothing to put away."""
+
+
+class LiveTable:
+    """The last steps as a table, redrawn in place; printed lines scroll above it."""
+
+    def __init__(self, cfg: TrainingConfig, console: Console | None = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._title, self._steps = cfg.model_name, cfg.training_steps
+        self._records: deque[Mapping[str, Any]] = deque(maxlen=LAST_STEPS)
+        self._beat: Heartbeat | None = None
+        console = console or Console(force_terminal=True)
+        self._live = Live(console=console, refresh_per_second=2, get_renderable=self._draw)
+        self._live.start()
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._records.append(record)
+        self._live.refresh()
+
+    def beat(self, beat: Heartbeat) -> None:
+        self._beat = beat  # drawn at the next refresh
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> RenderableType:
+        return picture(self._title, self._steps, list(self._records), self._beat)
+
+
+def picture(
+    title: str, steps: int, records: list[Mapping[str, Any]], beat: Heartbeat | None
+) -> RenderableType:
+    """The table of these records, with the trainer's phase above and phase seconds below."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, expand=True)
+    for heading, _, _ in COLUMNS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for record in records:
+        table.add_row(*(_cell(record.get(name), form) for _, name, form in COLUMNS))
+    last: Mapping[str, Any] = records[-1] if records else {}
+    parts: list[Any] = [Text(doing(beat), style="bold"), table]
+    below = [seconds_line(last)] + [f"{n} {v:.3g}" for n, v in _env_metrics(last)]
+    if text := "   ".join(line for line in below if line):
+        parts.append(Text(text, style="dim"))
+    return Panel(
+        Group(*parts),
+        title=Text(f"atropos-grpo {title}"),
+        subtitle=f"{last.get('step', 0)} of {steps} steps",
+        border_style="blue",
+    )
+
+
+def doing(beat: Heartbeat | None) -> str:
+    """Such as "waiting for batch: 12 of 64 sequences queued"."""
+    if beat is None:
+        return "starting"
+    return beat.phase if beat.waiting_on is None else f"{beat.phase}: {beat.waiting_on}"
+
+
+def seconds_line(record: Mapping[str, Any]) -> str:
+    """Seconds of the step's phases, the longest first."""
+    spent = [
+        (value, name.removeprefix("seconds_"))
+        for name, value in record.items()
+        if name.startswith("seconds_") and value >= 0.05
+    ]
+    return ", ".join(f"{name} {value:.1f} s" for value, name in sorted(spent, reverse=True))
+
+
+def step_line(record: Mapping[str, Any]) -> str:
+    """A step in one line, for a log file or a pipe."""
+    shown = [f"{name} {record[name]:.4g}" for name in SHOWN if record.get(name) is not None]
+    shown += [f"{name} {value:.4g}" for name, value in _env_metrics(record)]
+    spent = sum(value for name, value in record.items() if name.startswith("seconds_"))
+    return f"step {record['step']}: {', '.join(shown)}, {spent:.1f} s"
+
+
+def _env_metrics(record: Mapping[str, Any]) -> list[tuple[str, float]]:
+    return [
+        (name, value)
+        for name, value in record.items()
+        if name.startswith("env/") and isinstance(value, (int, float))
+    ]
+
+
+def _cell(value: Any, form: str) -> str:
+    return format(value, form) if isinstance(value, (int, float)) else "–"
+
+
+def relay(display: Display, send: Callable[[Heartbeat], None]) -> Callable[[Heartbeat], None]:
+    """A ``send`` for a Pulse that shows each beat before it goes out."""
+
+    def both(beat: Heartbeat) -> None:
+        display.beat(beat)
+        send(beat)
+
+    return both
+
+
+def open_display(cfg: TrainingConfig) -> Display:
+    """A table where ``live_table`` says so, or by default where stdout is a terminal."""
+    wanted = sys.stdout.isatty() if cfg.live_table is None else cfg.live_table
+    return LiveTable(cfg) if wanted else Lines()

@@ -1,0 +1,168 @@
+"""Evaluation by a program of the user, while the servers hold one version.
+
+The trainer waits for it, so no weights change under it; environments go on generating. A
+failed evaluation is counted and printed. It is never a number, and never ends training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from example_trainer.distributed.collectives import on_first
+from example_trainer.distributed.ranks import World
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.run.connect import Waits
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.state.frequency import Frequency
+
+RESULTS, OUTPUT = "metrics.json", "output.txt"
+POLL_S = 0.2
+TAIL_CHARS = 2000
+
+
+class Evaluator:
+    """Runs ``cfg.eval_command`` on the first rank. All methods are collective.
+
+    Args:
+        waits: lets a signal end the evaluation, and shows that the trainer waits for it.
+    """
+
+    def __init__(self, cfg: TrainingConfig, world: World, waits: Waits | None = None) -> None:
+        self._cfg, self._world, self._waits = cfg, world, waits
+        self.failures = 0
+        self.frequency = Frequency(
+            cfg.eval_every_epochs, cfg.eval_every_steps, cfg.eval_every_s, time.time()
+        )
+
+    def at_start(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
+        """Metrics before the first step, where the settings ask for them."""
+        if not self._cfg.eval_at_start or self._cfg.eval_command is None or state.step > 0:
+            return {}
+        return on_first(self._world, lambda: self._evaluate(state, urls))
+
+    def maybe(
+        self, state: TrainerState, epoch_ended: bool, urls: Sequence[str]
+    ) -> dict[str, float]:
+        """Metrics after this step if it is time, as ``eval/<name>``; ask once per step.
+
+        ``eval_failures`` counts the failed ones so far.
+
+        Raises:
+            Stopped: the trainer was asked to stop meanwhile.
+        """
+        if self._cfg.eval_command is None:
+            return {}
+
+        def evaluate() -> dict[str, float]:
+            due = self.frequency.due(epoch_ended, time.time())
+            return self._evaluate(state, urls) if due else {}
+
+        return on_first(self._world, evaluate)
+
+    def _evaluate(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
+        out = Path(self._cfg.save_path).resolve() / "eval" / f"step_{state.step}"
+        problem, metrics = None, dict[str, float]()
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / RESULTS).unlink(missing_ok=True)  # of an evaluation that was repeated
+            problem = self._run(self._filled(state, urls, out), out / OUTPUT)
+            if problem is None:
+                metrics = read_metrics(out / RESULTS)
+        except (OSError, ValueError) as error:
+            problem = str(error)
+        if problem is None and not metrics:
+            problem = f"{out / RESULTS} holds no number"
+        if problem is not None:
+            self.failures += 1
+            print(f"EVALUATION FAILED at step {state.step}: {problem}{_tail(out)}", flush=True)
+            metrics = {}
+        return {**metrics, "eval_failures": float(self.failures)}
+
+    def _filled(self, state: TrainerState, urls: Sequence[str], out: Path) -> list[str]:
+        """The command, with {version}, {step}, {url} and {out} filled in.
+
+        Plain replacement: an argument may well be JSON, whose braces mean something else.
+        """
+        values = {
+            "{version}": str(state.version),
+            "{step}": str(state.step),
+            "{url}": urls[0] if urls else "",
+            "{out}": str(out),
+        }
+        filled = []
+        for argument in self._cfg.eval_command or []:
+            for name, value in values.items():
+                argument = argument.replace(name, value)
+            filled.append(argument)
+        return filled
+
+    def _run(self, command: Sequence[str], output: Path) -> str | None:
+        """Run it to its end or to the bound; what went wrong, if anything."""
+        bound_s = self._cfg.eval_timeout_s
+        with output.open("wb") as written:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a group of its own, which can be ended whole
+            )
+        try:
+            end = time.monotonic() + bound_s
+            while process.poll() is None:
+                if time.monotonic() > end:
+                    return f"not done after {bound_s:.0f} s"
+                if self._waits is not None:
+                    self._waits(f"the evaluation {command[0]}")
+                time.sleep(POLL_S)
+        finally:
+            # As long as nobody asked for its exit status its number is nobody else's.
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return None if process.returncode == 0 else f"exit status {process.returncode}"
+
+
+def read_metrics(path: Path) -> dict[str, float]:
+    """The numbers in a file of metrics, as ``eval/<name>``; nested names are joined by /.
+
+    Of a file as environments write it (``{"results": {"atropos|task|0": ..., "all": ...}}``)
+    only the results count, those of all tasks together without a prefix.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is no JSON object.
+    """
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} is no JSON object")
+    if isinstance(document.get("results"), dict):
+        document = dict(document["results"])
+        document.update(document.pop("all", None) or {})
+    return {f"eval/{name}": value for name, value in _numbers(document, "")}
+
+
+def _numbers(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for name, value in document.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            if math.isfinite(value):
+                yield f"{prefix}{name}", float(value)
+
+
+def _tail(out: Path) -> str:
+    """The end of what the program printed."""
+    try:
+        text = (out / OUTPUT).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+    return f"\n{text[-TAIL_CHARS:]}" if text else ""

@@ -1,0 +1,251 @@
+"""What a step tells: one record, to metrics.jsonl, to the trackers and to the screen.
+
+    batch_metrics (the batch) --.
+    sums.Sums (learning)  ------+--> record --> MetricsLog.write --> jsonl, trackers, display
+    Clock (seconds of phases) --'
+
+A record is flat; metrics.jsonl keeps these names, ``trackers.names`` says what trackers call
+them. In nats per token unless it says otherwise:
+
+    loss, entropy, approx_kl, importance_weight, clip_ratio, dual_clip_ratio    over trained tokens
+    pos_logp, neg_logp        policy logprob of tokens with a positive, a negative advantage
+    {training,inference}_logprob_{mean,std}, logprob_diff_{mean,abs_mean,max}   policy, sampler
+    reward_{mean,std}         over rows
+    staleness_{mean,p95,max}  versions between sampling and this step, over trained tokens
+    prompt_length_*, completion_length_*    tokens; completion: the trained ones of a row
+    truncated_share           of the rows whose finish reason is known
+    kl_reference              KL to the reference model, where it is a term of the reward
+    filtered_share            of the rows that came and did not enter the loss
+    padding_share             of the positions that were computed
+    tokens_per_s              tokens of rows in the loss / seconds of preparing and training
+    seconds_<phase>           wall time of the loop in each phase
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from atroposlib import trackers
+from atroposlib.errors import ConfigError
+from atroposlib.trackers.jsonl import RESUMED, Jsonl
+from atroposlib.wire import ClaimedBatch
+from example_trainer.data.rows import Batch, Row, staleness
+from example_trainer.run.display import Display, open_display
+from example_trainer.run.metric_names import tracked
+from example_trainer.settings.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from example_trainer.advantage.prepare import Prepared
+
+TRAINING_PHASES = ("prepare", "learn", "train")
+TRUNCATED = "length"  # the finish reason of every engine that ran into its token limit
+
+
+class Clock:
+    """Seconds of each phase of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            spent = time.monotonic() - start
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+
+    def take(self) -> dict[str, float]:
+        """``seconds_<phase>`` since the last call."""
+        taken = {f"seconds_{phase}": round(s, 4) for phase, s in self.seconds.items()}
+        self.seconds = {}
+        return taken
+
+
+class SilentLog:
+    """The log of every rank but the first: they have the same numbers, one tells them."""
+
+    def begin(self, run_id: str, step: int) -> None:
+        """Nothing to name."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Nothing is written."""
+
+    def __enter__(self) -> SilentLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing is open."""
+
+
+class MetricsLog:
+    """Writes the record of every step everywhere. One rank has one; close it to flush trackers.
+
+    Args:
+        display: where steps are shown (default: a table on a terminal, else lines).
+
+    Raises:
+        ConfigError: the metrics file cannot be written, or a tracker is not installed.
+    """
+
+    def __init__(self, cfg: TrainingConfig, display: Display | None = None) -> None:
+        for name in cfg.tracker_names:
+            trackers.require(name)
+        self._cfg = cfg
+        try:
+            self._file = Jsonl(cfg.metrics_file)
+        except OSError as error:
+            raise ConfigError(f"metrics_path {cfg.metrics_file}: {error.strerror}") from error
+        self._owns_display = display is None
+        self._display = open_display(cfg) if display is None else display
+        self._run_id: str | None = None
+        self._trackers: list[trackers.Guarded] | None = None  # None: not started yet
+        self._times = _Times()
+
+    @staticmethod
+    def silent() -> SilentLog:
+        """A log that tells nobody."""
+        return SilentLog()
+
+    def begin(self, run_id: str, step: int) -> None:
+        """Name the run, before its first record; ``step`` steps are done already.
+
+        Trackers go on with a run of the same id instead of starting another.
+
+        Raises:
+            ConfigError: a tracker has no account or refuses its settings.
+        """
+        self._run_id = run_id
+        if step:
+            self._file.write({"run_id": run_id, RESUMED: step})
+        self._start_trackers(step)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Log one step; ``record`` has ``step``, ``tokens``, and ``seconds_<phase>``."""
+        if self._trackers is None:
+            self._start_trackers(record["step"] - 1)
+        spent_s = sum(record.get(f"seconds_{phase}", 0.0) for phase in TRAINING_PHASES)
+        whole = {**record, "tokens_per_s": record["tokens"] / spent_s if spent_s else None}
+        whole["time"] = round(time.time(), 3)
+        if self._run_id is not None:
+            whole["run_id"] = self._run_id
+        numbers = tracked(whole)
+        for tracker in self._trackers or []:
+            tracker.log(numbers, record["step"])
+            whole[f"failures_{tracker.name}"] = tracker.failures
+        self._file.write(whole)
+        self._times.add(whole)
+        self._display.step(whole)
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for tracker in self._trackers or []:
+            tracker.close()
+        if self._owns_display:
+            self._display.close()
+        if self._cfg.benchmark and self._times.steps:
+            print(self._times.line(), flush=True)
+        self._file.close()
+
+    def _start_trackers(self, step: int) -> None:
+        run = trackers.Run(self._cfg, self._run_id, step)
+        self._trackers = [
+            trackers.Guarded(name, partial(trackers.open_tracker, name, run))
+            for name in self._cfg.tracker_names
+        ]
+
+
+def batch_metrics(
+    claimed: ClaimedBatch, batch: Batch, prepared: Prepared, version: int
+) -> dict[str, Any]:
+    """What a batch tells by itself; ``version`` is that of the policy it will train.
+
+    Every rank has the whole batch, so these are the same on all of them.
+    """
+    loss_rows, tokens = prepared.rows, max(1, prepared.tokens)
+    rewards = [row.reward for row in batch.rows]
+    ages = staleness(loss_rows, version)
+    return {
+        "batch_no": claimed.batch_no,
+        "keys": [group.idempotency_key for group in claimed.batch or []],
+        "group_ids": [group.group_id for group in claimed.batch or []],
+        "reward_mean": statistics.fmean(rewards) if rewards else None,
+        "reward_std": statistics.pstdev(rewards) if rewards else None,
+        "staleness_mean": statistics.fmean(ages) if ages else None,
+        "staleness_p95": percentile(ages, 0.95),
+        "staleness_max": max(ages, default=None),
+        "staleness_counts": dict(sorted(Counter(ages).items())),  # versions -> tokens
+        "sequences": len(batch.rows),
+        "tokens": sum(len(row.tokens) for row in loss_rows),
+        "completion_tokens": prepared.tokens,
+        "filtered_share": _filtered_share(batch, loss_rows),
+        "truncated_share": _truncated_share(batch.rows),
+        **_lengths(batch.rows),
+        **{name: total / tokens for name, total in prepared.sums.items()},
+        **batch.counts,
+        **prepared.counts,
+        **batch.env_metrics,
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least ``share`` of the values do not exceed; None of none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+def _filtered_share(batch: Batch, loss_rows: Sequence[Row]) -> float | None:
+    dropped = sum(n for name, n in batch.counts.items() if name.startswith("dropped_"))
+    came = len(batch.rows) + dropped
+    return 1 - len(loss_rows) / came if came else None
+
+
+def _truncated_share(rows: Sequence[Row]) -> float | None:
+    known = [row.finish_reason for row in rows if row.finish_reason is not None]
+    return known.count(TRUNCATED) / len(known) if known else None
+
+
+def _lengths(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Of rows with a trained token; what comes before the first of these is the prompt."""
+    trained = [positions for row in rows if (positions := row.trained)]
+    found: dict[str, float | None] = {}
+    for name, values in (
+        ("prompt_length", [positions[0] + 1 for positions in trained]),
+        ("completion_length", [len(positions) for positions in trained]),
+    ):
+        found[f"{name}_mean"] = statistics.fmean(values) if values else None
+        found[f"{name}_max"] = max(values, default=None)
+    return found
+
+
+class _Times:
+    """Mean seconds of every phase and tokens per second, for ``benchmark``."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._seconds: dict[str, float] = {}
+        self._tokens_per_s = 0.0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.steps += 1
+        self._tokens_per_s += record["tokens_per_s"] or 0.0
+        for name, value in record.items():
+            if name.startswith("seconds_"):
+                phase = name.removeprefix("seconds_")
+                self._seconds[phase] = self._seconds.get(phase, 0.0) + value
+
+    def line(self) -> str:
+        phases = [f"{p} {s / self.steps:.2f} s" for p, s in sorted(self._seconds.items())]
+        rate = self._tokens_per_s / self.steps
+        return f"mean of {self.steps} steps: {', '.join(phases)}, {rate:.0f} tokens/s"

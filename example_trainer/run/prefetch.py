@@ -1,0 +1,171 @@
+"""Batches for the loop: the next one is fetched while the step runs, and every rank gets it.
+
+    rank 0   claim --> queue of one --> next() --share--> all ranks
+               ^                          |
+               '--- lease extended <------'  until ack
+
+A batch in hand or ahead keeps its lease, however long a step takes. One that was fetched
+ahead when the trainer stops was never acked, so it is delivered again.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from atroposlib.client import RolloutClient
+from atroposlib.errors import AtroposError, RolloutApiUnavailable
+from atroposlib.wire import ClaimedBatch
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.run.connect import Stopped, Waits
+from example_trainer.settings.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from atroposlib.client import LeaseKeeper
+    from example_trainer.distributed.ranks import World
+
+CLAIM_WAIT_S = 5.0  # of one call; short, so that a stop is noticed soon
+POLL_S = 1.0
+
+
+class Feed:
+    """Claims in a thread of its own, at most one batch ahead of the loop. Rank 0 only."""
+
+    def __init__(
+        self, client: RolloutClient, cfg: TrainingConfig, state: TrainerState, waits: Waits
+    ) -> None:
+        self._client, self._cfg, self._waits = client, cfg, waits
+        self._first_state = state
+        self._ready: queue.Queue[ClaimedBatch | AtroposError] = queue.Queue(maxsize=1)
+        self._wanted = threading.Semaphore(1)  # claims the thread may still make
+        self._to_claim = cfg.training_steps - state.step
+        self._keepers: dict[int, LeaseKeeper] = {}
+        self._blocked = "no answer yet"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+
+    def __enter__(self) -> Feed:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stop.set()
+        self._wanted.release()
+        for keeper in list(self._keepers.values()):
+            keeper.__exit__(None, None, None)
+        self._thread.join(timeout=2 * CLAIM_WAIT_S)
+
+    def poll(self, timeout_s: float) -> ClaimedBatch | None:
+        """The next batch if it is there within ``timeout_s``.
+
+        Raises:
+            AtroposError: what ended the claims.
+        """
+        try:
+            got = self._ready.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(got, AtroposError):
+            raise got
+        if self._cfg.prefetch:
+            self._wanted.release()
+        return got
+
+    @property
+    def blocked_reason(self) -> str:
+        """Why the API has no batch, in its words."""
+        return self._blocked
+
+    def ack(self, claimed: ClaimedBatch) -> None:
+        """The batch is in the published weights."""
+        keeper = self._keepers.pop(claimed.batch_no or 0)
+        keeper.check()
+        self._client.ack(claimed)
+        keeper.__exit__(None, None, None)
+        if not self._cfg.prefetch:
+            self._wanted.release()
+
+    def _run(self) -> None:
+        try:
+            while self._to_claim > 0:
+                self._wanted.acquire()
+                claimed = self._claim()
+                if claimed is None:
+                    return
+                self._to_claim -= 1
+                self._ready.put(claimed)
+        except AtroposError as error:  # belongs to the loop, which is told at the next poll
+            self._ready.put(error)
+
+    def _claim(self) -> ClaimedBatch | None:
+        while not self._stop.is_set():
+            claimed = self._client.claim(
+                lease_s=self._cfg.lease_s, wait_s=CLAIM_WAIT_S, binary=True
+            )
+            if claimed.batch is None or claimed.batch_no is None:
+                self._blocked = claimed.blocked_reason or "no reason given"
+                continue
+            if self._first_state.has_trained(self._first_state.run_id, claimed.batch_no):
+                print(f"batch {claimed.batch_no} is in the weights already: acked", flush=True)
+                self._client.ack(claimed)
+                continue
+            keeper = self._client.holding(claimed, lease_s=self._cfg.lease_s)
+            keeper.__enter__()
+            self._keepers[claimed.batch_no] = keeper
+            return claimed
+        return None
+
+
+def next_batch(
+    feed: Feed | None, world: World, cfg: TrainingConfig, waits: Waits
+) -> ClaimedBatch:
+    """The same next batch on every rank; ``feed`` is None on all but the first.
+
+    Ranks hear from the first one every second while it waits, so none runs into the bound
+    of a collective operation, and all stop together.
+
+    Raises:
+        RolloutApiUnavailable: none could be formed within ``batch_timeout_s``.
+        Stopped: the first rank was asked to stop.
+    """
+    started = time.monotonic()
+    while True:
+        claimed, why = None, None
+        if feed is not None:
+            claimed = feed.poll(POLL_S)
+            why = waits.stop.reason
+        if world.size > 1:
+            claimed, why = _shared(world, claimed, why)
+        if why is not None:
+            raise Stopped(why)
+        if claimed is not None:
+            return claimed
+        waited_s = time.monotonic() - started
+        if feed is None:
+            continue
+        if waited_s > cfg.batch_timeout_s:
+            raise RolloutApiUnavailable(
+                f"no batch for {waited_s:.0f} s: {feed.blocked_reason}"
+            )
+        waits(
+            f"a batch: {feed.blocked_reason}; {waited_s:.0f} s of at most"
+            f" {cfg.batch_timeout_s:.0f} s"
+        )
+
+
+class _Message(msgspec.Struct):
+    """What the first rank tells the others."""
+
+    stop: str | None = None
+    claimed: ClaimedBatch | None = None
+
+
+def _shared(
+    world: World, claimed: ClaimedBatch | None, why: str | None
+) -> tuple[ClaimedBatch | None, str | None]:
+    heard = world.share(_Message(why, claimed) if world.first else None, _Message)
+    return heard.claimed, heard.stop

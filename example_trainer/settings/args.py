@@ -1,0 +1,219 @@
+"""The command line of the trainer: one flag per setting, YAML files, ``key=value``.
+
+    atropos-grpo --config base.yaml --config mine.yaml --lr 1e-5 actor.eps_clip=0.2
+
+Files count in their order, then flags and overrides in theirs; overrides holds the keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from atroposlib.errors import ConfigError
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.files import (
+    FIELDS,
+    OVERRIDE,
+    SECTIONS,
+    Assignment,
+    Settings,
+    parse_override,
+    read_file,
+    translate,
+)
+
+ALIASES = {
+    "model_name": "--model",
+    "vllm_gpu_memory_utilization": "--gpu-memory-utilization",
+}
+# Given as one word such as 0-3,28-31.
+ONE_WORD = {"train_layer_indices", "lora_layer_indices"}
+EPILOG = """\
+key=value sets what a flag would, by any of its names: lr=1e-5, optim.lr=1e-5 (the section
+above), actor.optimizer.lr=1e-5 (AReaL's). --config FILE reads the same keys from YAML, nested
+or with dots; it may be given several times. The last one counts: defaults, then files in
+their order, then flags and overrides in theirs. ${a.b} is the value of another key.
+"""
+
+
+def parse_args(argv: Sequence[str] | None = None) -> TrainingConfig:
+    """Read the command line; exits with status 2 and a sentence if it cannot be used."""
+    parser = build_parser()
+    args = parser.parse_args(with_set(sys.argv[1:] if argv is None else argv))
+    try:
+        settings = settings_of(args)
+        cfg = validated(settings)
+    except ConfigError as error:
+        parser.error(str(error))
+    for note in settings.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return cfg
+
+
+def config_from_args(args: argparse.Namespace) -> TrainingConfig:
+    """Settings from what :func:`build_parser` parsed; what was not given has its default.
+
+    Raises:
+        ConfigError: names the flag or key, and what it accepts.
+    """
+    return validated(settings_of(args))
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Files first, then flags and overrides in their order."""
+    given = vars(args)
+    assignments = [one for path in given.get("config", ()) for one in read_file(path)]
+    assignments += given.get("assignments", ())
+    # A namespace made by hand, as the original's callers do it.
+    assignments += [Assignment(k, v, flag(k)) for k, v in given.items() if k in FIELDS]
+    return translate(assignments)
+
+
+def validated(settings: Settings) -> TrainingConfig:
+    try:
+        return TrainingConfig(**settings.values)
+    except ValidationError as error:
+        problems = []
+        for found in error.errors():
+            name = str(found["loc"][0])
+            if found["type"] == "missing":
+                problems.append(f"{flag(name)} (or {name}=...) is required")
+            else:
+                problems.append(f"{settings.places.get(name, flag(name))}: {found['msg']}")
+        raise ConfigError("; ".join(problems)) from error
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+class _Assign(argparse.Action):
+    """Keeps the order in which flags were given."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        assign(namespace, Assignment(self.dest, values, option_string or flag(self.dest)))
+
+
+class _Switch(argparse.BooleanOptionalAction):
+    """``--x`` and ``--no-x``."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        value = not (option_string or "").startswith("--no-")
+        assign(namespace, Assignment(self.dest, value, option_string or flag(self.dest)))
+
+
+class _Set(argparse.Action):
+    """``--set key=value``; :func:`with_set` makes it of a bare ``key=value``."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            assign(namespace, parse_override(values))
+        except ConfigError as error:
+            parser.error(str(error))
+
+
+def assign(namespace: argparse.Namespace, one: Assignment) -> None:
+    namespace.assignments = [*getattr(namespace, "assignments", ()), one]
+
+
+def with_set(argv: Sequence[str]) -> list[str]:
+    """The same words with every bare ``key=value`` as ``--set=key=value``.
+
+    A word right after a flag that takes a value is that value, whatever it looks like.
+    """
+    switches = {"--help", "-h"}
+    for name, field in FIELDS.items():
+        if bool in _kinds(field.annotation):
+            switches |= {flag(name), "--no" + flag(name)[1:]}
+    words: list[str] = []
+    for before, word in zip(["", *argv], argv):
+        takes_value = before.startswith("--") and "=" not in before and before not in switches
+        is_override = not takes_value and OVERRIDE.fullmatch(word) is not None
+        words.append(f"--set={word}" if is_override else word)
+    return words
+
+
+def build_parser(prog: str = "atropos-grpo") -> argparse.ArgumentParser:
+    """A parser that passes on only what was given, as text: pydantic knows the types."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=f"{prog} [--config FILE ...] [--flag VALUE ...] [key=value ...]",
+        description="Train a model on groups scored by environments.",
+        epilog=EPILOG,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", action="append", metavar="FILE", help="settings as YAML")
+    add("--set", action=_Set, metavar="KEY=VALUE", help="the same as a bare key=value")
+    for section, model in SECTIONS.items():
+        about = (importlib.import_module(model.__module__).__doc__ or "").split("\n")[0]
+        group = parser.add_argument_group(section, about)
+        for name in model.model_fields:
+            _add_flag(group, name)
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
+    field = FIELDS[name]
+    options: dict[str, Any] = {
+        "dest": name,
+        "action": _Assign,
+        "help": _help(field.description, field.default),
+    }
+    kinds = _kinds(field.annotation)
+    choices = [choice for kind in kinds for choice in typing.get_args(kind)]
+    if bool in kinds:
+        options["action"] = _Switch
+    elif list in kinds and name not in ONE_WORD:
+        options["nargs"] = "+"
+    elif choices:
+        options["choices"] = choices
+    if bool not in kinds and "choices" not in options:
+        options["metavar"] = _metavar(kinds)
+    flags = [flag(name), *([ALIASES[name]] if name in ALIASES else [])]
+    group.add_argument(*flags, **options)
+
+
+def _metavar(kinds: Sequence[Any]) -> str:
+    return {int: "N", float: "X", list: "WORD"}.get(
+        next((kind for kind in kinds if kind is not type(None)), str), "TEXT"
+    )
+
+
+def _help(description: str | None, default: Any) -> str:
+    shown = "" if default is None or "default" in (description or "") else f" ({default})"
+    return ((description or "") + shown).replace("%", "%%").replace("(PydanticUndefined)", "")
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The alternatives of a type, ``list[int]`` given as ``list``."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [kind for part in typing.get_args(annotation) for kind in _kinds(part)]
+    return [list] if typing.get_origin(annotation) is list else [annotation]

@@ -1,0 +1,236 @@
+"""Settings as YAML files and ``key=value``: read, put in order, translated to our fields.
+
+    files, then flags and overrides -> assignments -> references resolved -> Settings
+
+A key is ours (``lr``), ours with the file of settings/ it stands in (``optim.lr``), or
+AReaL's (``actor.optimizer.lr``). The last assignment of a setting counts, whichever of its
+names it has. ``${a.b}`` is the value of another key. (Not omegaconf: it pins a version of
+antlr4 that math-verify, which checks our rewards, cannot live with.)
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from atroposlib.errors import ConfigError
+from example_trainer.settings.advantage import AdvantageSettings
+from example_trainer.settings.areal import names as areal_names
+from example_trainer.settings.areal.names import Elsewhere, Here, Meaning, Part, Refused
+from example_trainer.settings.batch import BatchSettings
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.model import ModelSettings
+from example_trainer.settings.optim import OptimSettings
+from example_trainer.settings.original import OriginalSettings
+from example_trainer.settings.run import RunSettings
+from example_trainer.settings.watch import WatchSettings
+from example_trainer.settings.weights import WeightSettings
+from example_trainer.settings.yaml_text import load_yaml, parse_yaml
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "model": ModelSettings,
+    "batch": BatchSettings,
+    "optim": OptimSettings,
+    "loss": LossSettings,
+    "advantage": AdvantageSettings,
+    "weights": WeightSettings,
+    "run": RunSettings,
+    "watch": WatchSettings,
+    "original": OriginalSettings,
+}
+FIELDS = TrainingConfig.model_fields
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """``where`` is how to name its place to a person: a file, a flag, the override itself."""
+
+    key: str  # as written: "actor.optimizer.lr"
+    value: Any
+    where: str
+
+
+@dataclass
+class Settings:
+    """Fields of TrainingConfig that were given, and what there is to say about the rest."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)  # field -> key and where it stood
+    notes: list[str] = field(default_factory=list)
+
+
+def read_file(path: str | Path) -> list[Assignment]:
+    """The assignments of a YAML file, in its order.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping; names line and column.
+    """
+    return list(flatten(load_yaml(path), str(path)))
+
+
+def parse_override(text: str) -> Assignment:
+    """``key=value`` with a value as YAML writes it; Hydra's + and ++ before it do nothing.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    match = OVERRIDE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is not key=value")
+    return Assignment(match[1], parse_yaml(match[2], text), "command line")
+
+
+def flatten(tree: Mapping[str, Any], where: str, above: str = "") -> Iterator[Assignment]:
+    for name, value in tree.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from flatten(value, where, f"{key}.")
+        else:
+            yield Assignment(key, value, where)
+
+
+def translate(assignments: Sequence[Assignment]) -> Settings:
+    """Settings of the trainer from assignments in order; the last of each counts.
+
+    Raises:
+        ConfigError: a key is unknown (with close matches) or refused (with the reason), a
+            value has no counterpart here, a reference leads nowhere or in a circle.
+    """
+    meanings = [(one, meaning_of(one)) for one in resolved(assignments)]
+    found = Settings()
+    parts: dict[Any, dict[str, Any]] = {}
+    last_of = {
+        meaning.group: i
+        for i, (_, meaning) in enumerate(meanings)
+        if isinstance(meaning, Part)
+    }
+    said: dict[str, list[str]] = {}
+    for i, (one, meaning) in enumerate(meanings):
+        if isinstance(meaning, Elsewhere):
+            if one.value is not None:
+                said.setdefault(meaning.sentence, []).append(one.key)
+        elif isinstance(meaning, Refused):
+            if one.value not in (None, False):
+                raise ConfigError(f"{one.key} ({one.where}): {meaning.sentence}")
+        elif isinstance(meaning, Part):
+            given = parts.setdefault(meaning.group, {})
+            if meaning.name == "":
+                given.clear()
+            else:
+                given.pop("", None)
+            given[meaning.name] = one.value
+            if last_of[meaning.group] == i:
+                _put(found, one, converted(one, meaning.group, given))
+        elif one.value is None and (one.key not in _OURS or areal_names.is_group(one.key)):
+            found.values.pop(meaning.field, None)  # AReaL's null: not set
+        else:
+            _put(found, one, {meaning.field: converted(one, meaning.convert, one.value)})
+    found.notes = [f"{', '.join(keys)}: {sentence}" for sentence, keys in said.items()]
+    return found
+
+
+def converted(one: Assignment, convert: Any, value: Any) -> Any:
+    try:
+        return convert(value)
+    except ConfigError as error:
+        raise ConfigError(f"{one.key} ({one.where}): {error}") from error
+
+
+def _put(found: Settings, one: Assignment, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        found.values[name] = as_field(name, value)
+        found.places[name] = (
+            one.where if one.where.startswith("--") else f"{one.key} ({one.where})"
+        )
+
+
+def as_field(name: str, value: Any) -> Any:
+    """A number where text is wanted becomes text, a lone value in place of a list a list."""
+    wanted = str(FIELDS[name].annotation)
+    is_list = "list[" in wanted or "List[" in wanted
+    if is_list and isinstance(value, (str, int)) and "indices" not in name:
+        return [value]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    takes_number = "int" in wanted or "float" in wanted
+    return str(value) if is_number and not is_list and not takes_number else value
+
+
+# --- what a key means -------------------------------------------------------------------
+
+_OURS: dict[str, Here] = {
+    **{name: Here(name) for name in FIELDS},
+    **{
+        f"{section}.{name}": Here(name)
+        for section, model in SECTIONS.items()
+        for name in model.model_fields
+    },
+}
+
+
+def meaning_of(one: Assignment) -> Meaning:
+    """Raises ConfigError for a key that nobody knows."""
+    meaning = _OURS.get(one.key) or areal_names.meaning_of(one.key)
+    if meaning is not None:
+        return meaning
+    if areal_names.is_group(one.key) and one.value is None:
+        return Elsewhere("")
+    raise ConfigError(f"{one.key} ({one.where}) is not a setting{did_you_mean(one.key)}")
+
+
+def did_you_mean(key: str, known: Iterable[str] | None = None) -> str:
+    """``; did you mean lr?``, or nothing."""
+    names = list(known) if known is not None else [*_OURS, *areal_names.NAMES]
+    last = key.rpartition(".")[2]
+    same_end = [name for name in names if name != key and name.rpartition(".")[2] == last]
+    close = [*difflib.get_close_matches(key, names, n=3, cutoff=0.8), *same_end]
+    close += [] if close else difflib.get_close_matches(last, names, n=3, cutoff=0.7)
+    found = list(dict.fromkeys(close))[:3]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+# --- ${references} ----------------------------------------------------------------------
+
+
+def resolved(assignments: Sequence[Assignment]) -> list[Assignment]:
+    """The same assignments without references."""
+    latest = {_identity(one.key): one for one in assignments}
+
+    def value_at(key: str, trail: tuple[str, ...]) -> Any:
+        if key in trail:
+            raise ConfigError(f"${{{key}}} refers to itself: {' -> '.join((*trail, key))}")
+        identity = _identity(key)
+        if identity in latest:
+            return of(latest[identity].value, (*trail, key))
+        if identity in FIELDS and not FIELDS[identity].is_required():
+            return FIELDS[identity].default
+        known = [one.key for one in assignments]
+        raise ConfigError(f"${{{key}}} is not given anywhere{did_you_mean(key, known)}")
+
+    def of(value: Any, trail: tuple[str, ...]) -> Any:
+        if isinstance(value, list):
+            return [of(one, trail) for one in value]
+        if not isinstance(value, str):
+            return value
+        whole = REFERENCE.fullmatch(value)
+        if whole is not None:
+            return value_at(whole[1].strip(), trail)
+        return REFERENCE.sub(lambda found: str(value_at(found[1].strip(), trail)), value)
+
+    return [Assignment(one.key, of(one.value, (one.key,)), one.where) for one in assignments]
+
+
+def _identity(key: str) -> str:
+    """The same for all names of a setting whose value is written alike under each."""
+    meaning = _OURS.get(key) or areal_names.NAMES.get(key)
+    if isinstance(meaning, Here) and meaning.convert is areal_names.same:
+        return meaning.field
+    return key

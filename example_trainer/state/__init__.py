@@ -1,0 +1,1 @@
+"""State of the loop: stop signal, schedules."""

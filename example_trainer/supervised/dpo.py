@@ -1,0 +1,135 @@
+"""atropos-dpo: train a model to prefer the better of two answers, by DPO or IPO.
+
+atropos-dpo --model MODEL --train-file dpo.jsonl --save-path runs/dpo
+
+The file has lines of {"prefix", "pos", "neg"}, or of lists of messages {"pos", "neg"}, as
+atropos-dpo-gen writes them. What the reference model says of them is computed once, before
+the first step, so that only one model is in memory while training. losses/preference.py has
+the formulae.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from example_trainer.data.rows import Row
+from example_trainer.distributed import ranks
+from example_trainer.distributed.ranks import World
+from example_trainer.model import loading
+from example_trainer.model.policy import Policy
+from example_trainer.settings.corpus import DpoSettings
+from example_trainer.supervised import corpus, flags
+from example_trainer.supervised import loop as supervised
+from example_trainer.supervised import preference
+from example_trainer.supervised.corpus import Corpus, Example
+from example_trainer.supervised.loop import FileTraining
+from example_trainer.supervised.pairwise import RowSums, sides
+
+
+class DpoConfig(DpoSettings, FileTraining):
+    """Settings of atropos-dpo."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Console command: 0 when done, 1 on an error."""
+    about = "Train a model to prefer the better of two answers."
+    cfg = flags.parse(DpoConfig, "atropos-dpo", about, argv)
+    return supervised.run(lambda: train(cfg))
+
+
+def train(cfg: DpoConfig) -> None:
+    """Train and write ``save_path/final_model``.
+
+    Raises:
+        AtroposError: says what to do.
+    """
+    with ranks.start(cfg.shared()) as world:
+        policy = loading.load(cfg.shared(), world)
+        rows_of = partial(corpus.pair_rows, policy.tokenizer)
+        train_on, valid = corpus.read_both(cfg, rows_of, policy.max_tokens_per_row)
+        known = reference_sums(cfg, world, policy, [c for c in (train_on, valid) if c])
+        objective = Preference(cfg, sums_of(policy), known)
+        save = supervised.saving(cfg, policy)
+        supervised.fit(cfg, policy, objective, train_on, valid, save)
+
+
+def sums_of(policy: Policy) -> RowSums[Policy]:
+    """Log probabilities of answers."""
+    return RowSums(policy, lambda plan: policy.score(plan).logprobs)
+
+
+def reference_sums(
+    cfg: DpoConfig, world: World, policy: Policy, corpora: Iterable[Corpus]
+) -> dict[int, float]:
+    """Log probability of each answer by the reference model, by the id of its row.
+
+    The reference is ``reference_model``, or the policy as it is before the first step.
+    """
+    if cfg.reference_model is not None:
+        policy = loading.load_reference(cfg.shared(reference_model=cfg.reference_model), world)
+    sums = sums_of(policy)
+    known: dict[int, float] = {}
+    for one in corpora:
+        for start in range(0, len(one.examples), cfg.lines_per_step):
+            rows = flat(one.examples[start : start + cfg.lines_per_step])
+            known |= dict(zip(map(id, rows), sums.of(rows).tolist()))
+    return known
+
+
+@dataclass
+class Preference:
+    """DPO's loss of pairs, or IPO's; the mean over the pairs of a step."""
+
+    cfg: DpoConfig
+    sums: RowSums[Policy]
+    known: dict[int, float]  # see reference_sums
+
+    def learn(self, examples: Sequence[Example]) -> dict[str, float]:
+        rows = flat(examples)
+        pairs = len(examples)
+        sums = self.sums.backward(rows, lambda s: self._losses(rows, s).sum() / pairs)
+        return {name: value / pairs for name, value in self._told(rows, sums).items()}
+
+    def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
+        rows = flat(examples)
+        return self._told(rows, self.sums.of(rows)), float(len(examples))
+
+    def _margins(self, rows: Sequence[Row], sums_R: Tensor, *, per_token: bool) -> Tensor:
+        reference = sums_R.new_tensor([self.known[id(row)] for row in rows])
+        lengths = sums_R.new_tensor([len(row.trained) if per_token else 1 for row in rows])
+        return preference.margins(*sides(sums_R / lengths), *sides(reference / lengths))
+
+    def _losses(self, rows: Sequence[Row], sums_R: Tensor) -> Tensor:
+        cfg = self.cfg
+        if cfg.preference_loss == "ipo":
+            return preference.ipo(self._margins(rows, sums_R, per_token=True), cfg.beta)
+        margins = self._margins(rows, sums_R, per_token=False)
+        return preference.dpo(margins, cfg.beta, cfg.label_smoothing)
+
+    @torch.no_grad()
+    def _told(self, rows: Sequence[Row], sums_R: Tensor) -> dict[str, float]:
+        """Sums over pairs. ``margin`` in nats, before beta."""
+        margins = self._margins(rows, sums_R, per_token=False)
+        better, worse = sides(sums_R)
+        return {
+            "loss": float(self._losses(rows, sums_R).sum()),
+            "margin": float(margins.sum()),
+            "accuracy": float(preference.accuracy(margins)),
+            "pos_logprob": float(better.sum()),
+            "neg_logprob": float(worse.sum()),
+        }
+
+
+def flat(examples: Sequence[Example]) -> list[Row]:
+    """Better, worse, better, worse ..."""
+    return [row for pair in examples for row in pair]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""atropos-rm: train a reward model on pairs, by the Bradley-Terry loss.
+
+atropos-rm --model MODEL --train-file dpo.jsonl --save-path runs/rm
+
+The file is one that atropos-dpo takes. The reward of a text is the number that the model
+gives at its last token; what is saved opens with AutoModelForTokenClassification.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atroposlib.errors import ConfigError
+from example_trainer.data.rows import Row
+from example_trainer.distributed import ranks
+from example_trainer.distributed.collectives import on_first
+from example_trainer.model import critic, state_dict
+from example_trainer.model.critic import ValueModel, scored_row
+from example_trainer.model.model_dir import TrainerState, whole_directory, write_state
+from example_trainer.supervised import corpus, flags
+from example_trainer.supervised import loop as supervised
+from example_trainer.supervised import preference
+from example_trainer.supervised.corpus import Example
+from example_trainer.supervised.loop import FileTraining
+from example_trainer.supervised.pairwise import RowSums, sides
+
+
+class RewardConfig(FileTraining):
+    """Settings of atropos-rm."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Console command: 0 when done, 1 on an error."""
+    about = "Train a reward model on pairs of answers."
+    cfg = flags.parse(RewardConfig, "atropos-rm", about, argv)
+    return supervised.run(lambda: train(cfg))
+
+
+def train(cfg: RewardConfig) -> None:
+    """Train and write ``save_path/final_model``.
+
+    Raises:
+        AtroposError: says what to do.
+    """
+    if cfg.shared().trains_adapter or cfg.train_layer_indices is not None:
+        raise ConfigError(
+            "a reward model trains whole: leave lora and train_layer_indices out"
+        )
+    with ranks.start(cfg.shared()) as world:
+        model = critic.load(cfg.shared(), cfg.model_name, world)
+        rows_of = partial(corpus.pair_rows, model.tokenizer)
+        train_on, valid = corpus.read_both(cfg, rows_of, model.max_tokens_per_row)
+
+        def save(state: TrainerState, last: bool) -> None:
+            if cfg.checkpoint_interval and state.step % cfg.checkpoint_interval == 0:
+                save_reward_model(model, Path(cfg.save_path) / f"step_{state.step}", state)
+            if last:
+                save_reward_model(model, Path(cfg.save_path) / "final_model", state)
+
+        supervised.fit(cfg, model, BradleyTerry(rewards_of(model)), train_on, valid, save)
+
+
+def rewards_of(model: ValueModel) -> RowSums[ValueModel]:
+    """Rewards of rows made by :func:`scored_row`, which ask for one number each."""
+    return RowSums(model, lambda plan: model.score(plan)[0])
+
+
+@dataclass
+class BradleyTerry:
+    """The better text should get the higher reward; the mean over the pairs of a step."""
+
+    rewards: RowSums[ValueModel]
+
+    def learn(self, examples: Sequence[Example]) -> dict[str, float]:
+        pairs = len(examples)
+        rows = _whole(examples)
+        rewards = self.rewards.backward(
+            rows, lambda r: preference.bradley_terry(*sides(r)).sum() / pairs
+        )
+        return {name: value / pairs for name, value in _told(rewards).items()}
+
+    def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
+        return _told(self.rewards.of(_whole(examples))), float(len(examples))
+
+
+def _whole(examples: Sequence[Example]) -> list[Row]:
+    """Better, worse, better, worse ..., each with its one number at the last token."""
+    return [scored_row(row.tokens, row.group) for pair in examples for row in pair]
+
+
+@torch.no_grad()
+def _told(rewards_R: Tensor) -> dict[str, float]:
+    """Sums over pairs."""
+    better, worse = sides(rewards_R)
+    return {
+        "loss": float(preference.bradley_terry(better, worse).sum()),
+        "accuracy": float(preference.accuracy(better - worse)),
+        "margin": float((better - worse).sum()),
+        "pos_reward": float(better.sum()),
+        "neg_reward": float(worse.sum()),
+    }
+
+
+def save_reward_model(model: ValueModel, directory: Path, state: TrainerState) -> None:
+    """Write a token classification model, its tokenizer and the state. Collective.
+
+    Raises:
+        CheckpointError: the disk did not take it; what was there before stays.
+    """
+    weights = state_dict.full_weights(model)
+
+    def write() -> None:
+        whole: Any = {name: w.to(model.compute_dtype) for name, w in weights.items()}
+        with whole_directory(directory, durable=True) as draft:
+            model.model.save_pretrained(draft, state_dict=whole)
+            model.tokenizer.save_pretrained(draft)
+            write_state(draft, state)
+
+    on_first(model.world, write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

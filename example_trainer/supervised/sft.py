@@ -1,0 +1,84 @@
+"""atropos-sft: train a model on text, by plain cross entropy.
+
+atropos-sft --model MODEL --train-file sft.jsonl --save-path runs/sft
+
+The file has lines of {"prefix", "completion"} or {"messages"}, as atropos-sft-gen writes
+them. Trained are completions, and what assistants say; every token counts the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from example_trainer.data.rows import Row
+from example_trainer.distributed import ranks
+from example_trainer.model import loading
+from example_trainer.model.policy import Policy
+from example_trainer.settings.corpus import SftSettings
+from example_trainer.supervised import corpus, flags
+from example_trainer.supervised import loop as supervised
+from example_trainer.supervised.corpus import Example
+from example_trainer.supervised.loop import FileTraining
+
+
+class SftConfig(SftSettings, FileTraining):
+    """Settings of atropos-sft."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Console command: 0 when done, 1 on an error."""
+    cfg = flags.parse(SftConfig, "atropos-sft", "Train a model on text.", argv)
+    return supervised.run(lambda: train(cfg))
+
+
+def train(cfg: SftConfig) -> None:
+    """Train and write ``save_path/final_model``.
+
+    Raises:
+        AtroposError: says what to do.
+    """
+    with ranks.start(cfg.shared()) as world:
+        policy = loading.load(cfg.shared(), world)
+        rows_of = partial(
+            corpus.sft_rows, policy.tokenizer, end_completions=cfg.end_completions
+        )
+        train_on, valid = corpus.read_both(cfg, rows_of, policy.max_tokens_per_row)
+        save = supervised.saving(cfg, policy)
+        supervised.fit(cfg, policy, CrossEntropy(policy), train_on, valid, save)
+
+
+@dataclass
+class CrossEntropy:
+    """-log p of the trained tokens, in nats; the mean over the tokens of a step."""
+
+    policy: Policy
+
+    def learn(self, examples: Sequence[Example]) -> dict[str, float]:
+        rows = _rows_of(examples)
+        tokens = sum(len(row.trained) for row in rows)
+        policy, world = self.policy, self.policy.world
+        total = torch.zeros((), dtype=torch.float64)
+        for plan in policy.plan(rows, divisor=world.size)[world.rank :: world.size]:
+            # One divisor for the whole step: the gradient is the same for any split.
+            loss_sum = -policy.score(plan).logprobs.sum()
+            torch.autograd.backward(loss_sum / tokens)
+            total += loss_sum.detach().cpu().double()
+        return {"loss": float(world.sum_(total)) / tokens, "trained_tokens": tokens}
+
+    def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
+        logprobs_R_T = self.policy.trained_logprobs(_rows_of(examples))
+        tokens = sum(map(len, logprobs_R_T))
+        return {"loss": -sum(map(sum, logprobs_R_T))}, float(tokens)
+
+
+def _rows_of(examples: Sequence[Example]) -> list[Row]:
+    return [row for rows in examples for row in rows]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""The optimizer, its learning rate, one clipped step, and its state as named tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from atroposlib.errors import ConfigError
+from example_trainer.distributed import shards
+from example_trainer.settings.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from example_trainer.model.policy import PackedModel
+
+
+def build(model: PackedModel, cfg: TrainingConfig) -> torch.optim.Optimizer:
+    """The optimizer named in the settings; says so when it has to be another one.
+
+    Call it after :func:`example_trainer.model.fsdp.shard`: it holds the parameters as they
+    are now, and its state lies where they lie (in main memory with ``cpu_offload``).
+    """
+    parameters = model.parameters()
+    if cfg.optimizer == "adafactor":
+        # Lazy: transformers takes seconds to import.
+        from example_trainer.update.adafactor import WholeAdafactor
+
+        adafactor: Any = WholeAdafactor
+        optimizer: torch.optim.Optimizer = adafactor(
+            parameters,
+            lr=None if cfg.adafactor_relative_step else cfg.lr,
+            scale_parameter=cfg.adafactor_scale_parameter,
+            relative_step=cfg.adafactor_relative_step,
+            weight_decay=cfg.weight_decay,
+        )
+        return optimizer
+    if cfg.optimizer == "sgd":
+        # Without momentum its decay is the decoupled one: w -= lr (g + decay w).
+        return torch.optim.SGD(parameters, lr=cfg.lr, weight_decay=cfg.weight_decay)
+    betas = (cfg.adam_beta1, cfg.adam_beta2)
+    shared: dict[str, Any] = {"lr": cfg.lr, "betas": betas, "eps": cfg.adam_eps}
+    shared["weight_decay"] = cfg.weight_decay
+    if cfg.optimizer == "adamw_8bit":
+        # Its blocks of 256 values would straddle shards, and shards save more than it does.
+        whole = not any(isinstance(parameter, DTensor) for parameter in parameters)
+        on_cuda = model.device.type == "cuda"
+        if importlib.util.find_spec("bitsandbytes") and on_cuda and whole:
+            import bitsandbytes  # type: ignore[import-not-found, unused-ignore]
+
+            eight_bit: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
+                parameters, **shared
+            )
+            return eight_bit
+        if model.world.first:
+            print(
+                "optimizer adamw_8bit needs bitsandbytes and one CUDA device: using adamw",
+                flush=True,
+            )
+    return torch.optim.AdamW(parameters, fused=True, **shared)
+
+
+def learning_rate(cfg: TrainingConfig, step: int) -> float:
+    """Rate of optimizer step ``step``, counted from 0.
+
+    Linear warm-up over ``warmup_steps`` or ``warmup_share`` of all steps, whichever is
+    longer. Then constant, or from ``lr`` to ``lr x min_lr_ratio``, linear or along a cosine:
+    lr (min + (1 - min) (1 + cos(pi p)) / 2). Over the last ``lr_decay_share`` of the steps
+    linear to 0 at the latest. The end of a schedule is reached one step after the last.
+    """
+    total = cfg.training_steps
+    warmup = max(cfg.warmup_steps, int(cfg.warmup_share * total))
+    rising = (step + 1) / warmup if warmup else 1.0
+    progress = min(1.0, max(0.0, (step - warmup) / max(1, total - warmup)))
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - progress,
+        "cosine": (1.0 + math.cos(math.pi * progress)) / 2,
+    }[cfg.lr_schedule]
+    scheduled = cfg.min_lr_ratio + (1.0 - cfg.min_lr_ratio) * shape
+    decay_steps = cfg.lr_decay_share * total
+    falling = (total - step) / decay_steps if decay_steps else 1.0
+    return cfg.lr * max(min(rising, scheduled, falling), 0.0)
+
+
+@torch.no_grad()
+def step(
+    optimizer: torch.optim.Optimizer, model: PackedModel, cfg: TrainingConfig, index: int
+) -> tuple[float, bool]:
+    """Clip by the global norm, step, clear. Collective.
+
+    A gradient that is not finite is thrown away: one such step would turn every weight
+    into NaN. All ranks see the same norm, so all of them skip. The caller reports it.
+
+    Returns:
+        The L2 norm of the whole gradient before clipping, and whether it stepped.
+    """
+    gradients = [shards.local(p.grad) for p in _parameters(optimizer) if p.grad is not None]
+    norm = _global_norm(gradients, model)
+    finite = math.isfinite(norm)
+    if finite:
+        coefficient = cfg.max_grad_norm / (norm + 1e-6)
+        if coefficient < 1.0:
+            for gradient in gradients:
+                gradient.mul_(coefficient)
+        if not cfg.adafactor_relative_step or cfg.optimizer != "adafactor":
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(cfg, index)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm, finite
+
+
+def _global_norm(gradients: list[Tensor], model: PackedModel) -> float:
+    # Each rank's shards are other parts of the gradient: the squares add up.
+    square = torch.zeros((), dtype=torch.float64)
+    if gradients:
+        square = torch.nn.utils.get_total_norm(gradients).double() ** 2
+    return math.sqrt(float(model.world.sum_(square)))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+# --- state -----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def state_tensors(
+    optimizer: torch.optim.Optimizer, model: PackedModel
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The whole state, independent of the number of ranks. Collective.
+
+    Returns:
+        Tensors by ``parameter/entry`` (such as ``model.norm.weight/exp_avg``), whole and in
+        main memory on rank 0, none on the others; and the rest as JSON on every rank.
+    """
+    names = _names(optimizer, model)
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    for parameter, name in names.items():
+        for entry, value in optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, Tensor):
+                numbers.setdefault(name, {})[entry] = value
+                continue
+            whole = shards.whole(value)
+            if model.world.first:
+                tensors[f"{name}/{entry}"] = whole.to("cpu", copy=True)
+    return tensors, {
+        "optimizer": type(optimizer).__name__,
+        "parameters": list(names.values()),
+        "lr": [group["lr"] for group in optimizer.param_groups],
+        "numbers": numbers,
+    }
+
+
+@torch.no_grad()
+def load_state(
+    optimizer: torch.optim.Optimizer,
+    model: PackedModel,
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, Any],
+) -> None:
+    """Take over what :func:`state_tensors` gave, on any number of ranks. Collective.
+
+    What rank 0 passes counts. Betas, decay and the like are those of the settings.
+
+    Raises:
+        ConfigError: the state is of another optimizer or of other parameters; on every
+            rank alike, and before anything has changed.
+    """
+    world = model.world
+    names = _names(optimizer, model)
+    numbers = world.share(dict(numbers))
+    shapes = {key: [list(t.shape), str(t.dtype)] for key, t in tensors.items()}
+    shapes = world.share(shapes)
+    if numbers["optimizer"] != type(optimizer).__name__:
+        raise ConfigError(
+            f"the saved state is of {numbers['optimizer']}, but the settings say"
+            f" {type(optimizer).__name__}; set the same optimizer as before"
+        )
+    if numbers["parameters"] != list(names.values()):
+        raise ConfigError(
+            "the saved optimizer state is of other parameters than those that train now;"
+            " keep the settings that choose the model, its layers and its adapter"
+        )
+    for group, lr in zip(optimizer.param_groups, numbers["lr"]):
+        group["lr"] = lr
+    by_name = {name: parameter for parameter, name in names.items()}
+    optimizer.state.clear()
+    for name, entries in numbers["numbers"].items():
+        optimizer.state[by_name[name]].update(entries)
+    for key, (shape, dtype) in shapes.items():
+        name, _, entry = key.rpartition("/")
+        if world.first:
+            value = tensors[key].to(world.device).contiguous()
+        else:
+            value = torch.empty(
+                shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device
+            )
+        parameter = by_name[name]
+        optimizer.state[parameter][entry] = _placed(optimizer, parameter, world.spread_(value))
+
+
+def _placed(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, value: Tensor
+) -> Tensor:
+    """A whole state tensor where this optimizer keeps the state of this parameter."""
+    if not value.shape:
+        # AdamW counts its steps on the device only if it is fused.
+        fused = optimizer.defaults.get("fused")
+        return value.to(parameter.device if fused else "cpu", copy=True)
+    sharded = isinstance(parameter, DTensor) and value.shape == parameter.shape
+    if not sharded or getattr(optimizer, "state_is_whole", False):
+        return value.to(parameter.device, copy=True)
+    part = torch.empty_like(parameter, dtype=value.dtype)
+    shards.set_whole(part, value)
+    return part
+
+
+def _names(optimizer: torch.optim.Optimizer, model: PackedModel) -> dict[nn.Parameter, str]:
+    """Parameters in the optimizer's order, and their names in ``model.module``."""
+    names = {parameter: name for name, parameter in model.module.named_parameters()}
+    return {parameter: names[parameter] for parameter in _parameters(optimizer)}

@@ -1,0 +1,82 @@
+"""Ragged lists -> (B, T) tensors of one pass; what rows say about tokens, beside the scores.
+
+Letters: B rows of a pass, T trained tokens of its longest row, K teacher candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from example_trainer.data.packing import Pass
+from example_trainer.data.rows import Row, at_trained
+from example_trainer.weights.verify import Mismatch
+
+if TYPE_CHECKING:
+    from example_trainer.distributed.ranks import World
+    from example_trainer.model.policy import Scores
+
+
+def spread(
+    plan: Pass,
+    values_R_T: Sequence[Sequence[float]],
+    device: torch.device,
+    fill: float = 0.0,
+) -> Tensor:
+    """(B, T): entry (b, t) belongs to trained token t of the b-th row of the pass."""
+    result = torch.full(plan.shape, fill)
+    for b, i in enumerate(plan.row_ids):
+        result[b, : len(values_R_T[i])] = torch.tensor(values_R_T[i], dtype=result.dtype)
+    return result.to(device)
+
+
+def spread_teacher(
+    plan: Pass, rows: Sequence[Row], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Teacher logprobs and whether there is one, both (B, T, K); K of the longest entry."""
+    entries = [
+        at_trained(rows[i], rows[i].teacher_logprobs or [[] for _ in rows[i].labels])
+        for i in plan.row_ids
+    ]
+    width = max((len(found) for row in entries for found in row), default=0)
+    logprobs = torch.zeros(*plan.shape, width)
+    present = torch.zeros(*plan.shape, width, dtype=torch.bool)
+    for b, row in enumerate(entries):
+        for t, found in enumerate(row):
+            logprobs[b, t, : len(found)] = torch.tensor(found)
+            present[b, t, : len(found)] = True
+    return logprobs.to(device), present.to(device)
+
+
+@torch.no_grad()
+def sampled_mismatch(
+    scores: Scores, behaviour: Tensor, versions: Tensor, version: int, tolerance: float
+) -> Mismatch:
+    """Distance to the sampler on tokens that it sampled with the very weights held here."""
+    same = scores.mask & (versions == version)
+    distance = (scores.logprobs - behaviour)[same].abs()
+    if not len(distance):
+        return Mismatch()
+    return Mismatch(
+        tokens=len(distance),
+        total=float(distance.sum()),
+        max=float(distance.max()),
+        # Written so that a NaN is beyond.
+        beyond=int((~(distance <= tolerance)).sum()),
+    )
+
+
+def over_ranks(found: Mismatch, world: World) -> Mismatch:
+    """The mismatch of all ranks together, the same on each, so that all stop or none."""
+    if world.size == 1:
+        return found
+    largest = [0.0] * world.size
+    largest[world.rank] = found.max
+    mine = torch.tensor(
+        [found.tokens, found.total, found.beyond, *largest], dtype=torch.float64
+    )
+    tokens, total, beyond, *largest = world.sum_(mine).tolist()
+    return Mismatch(int(tokens), total, max(largest), int(beyond))

@@ -1,0 +1,130 @@
+"""One version on its way by broadcast: servers receive, told by HTTP, while rank 0 sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout  # not the builtin in 3.10
+from concurrent.futures import wait
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from atroposlib.errors import InferenceError
+from example_trainer.weights.engines import Engine, GroupSpec, process_group
+
+# A server that broke the group is heard of by HTTP at about the same time.
+LAST_WORDS_S = 10.0
+# gloo raises plain RuntimeErrors, torch.distributed its DistError, a RuntimeError as well.
+BROKEN = (InferenceError, RuntimeError)
+
+
+class Group(Protocol):
+    """The trainer's end of a process group."""
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        """Broadcast them in order; returns when all are sent.
+
+        Raises:
+            RuntimeError: the group is broken.
+        """
+
+    def close(self) -> None:
+        """Leave; a send that hangs in another thread fails."""
+
+
+class TorchGroup:
+    """A group of ``torch.distributed``: gloo or NCCL."""
+
+    def __init__(self, group: GroupSpec, listener: Any, device: torch.device) -> None:
+        self._device = device if group.backend == "nccl" else torch.device("cpu")
+        self._members: Any = process_group.join(
+            process_group.host_store(listener, group), group, 0
+        )
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        moved = [tensor.detach().to(self._device).contiguous() for tensor in tensors]
+        works = [process_group.broadcast(self._members, tensor) for tensor in moved]
+        for work in works:
+            work.wait()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # NCCL's wait only orders its stream
+
+    def close(self) -> None:
+        # Given up as well as aborted: only then do its connections close, by which the
+        # servers learn that nothing more comes.
+        entered, self._members = self._members, None
+        if entered is not None:
+            entered.abort()
+
+
+class Transfer:
+    """Sends bucket by bucket, and stops at the first failure on either side.
+
+    A server that refuses or dies must not leave the sender waiting for it, so the sending
+    is a thread as well.
+    """
+
+    def __init__(
+        self, group: Group, engines: Sequence[Engine], receive: Callable[[Engine], None]
+    ) -> None:
+        self._group = group
+        self._engines = engines
+        self._pool = ThreadPoolExecutor(len(engines) + 1, thread_name_prefix="publish")
+        self._receiving = [self._pool.submit(receive, engine) for engine in engines]
+        self._bucket: list[Tensor] = []
+        self._problem: BaseException | None = None
+
+    def add(self, tensor: Tensor) -> None:
+        """Put a tensor into the bucket; after a failure it is dropped."""
+        if not self.is_broken:
+            self._bucket.append(tensor)
+
+    def flush(self) -> None:
+        """Send the bucket; a failure is kept for :meth:`finish`."""
+        bucket, self._bucket = self._bucket, []
+        if self.is_broken:
+            return
+        sending: Future[None] = self._pool.submit(self._group.send, bucket)
+        while not sending.done() and not self._refused():
+            running = {f for f in self._receiving if not f.done()}
+            wait({sending, *running}, return_when=FIRST_COMPLETED)
+        if not sending.done():
+            self._group.close()
+        try:
+            problem = sending.exception(LAST_WORDS_S)
+            # Its traceback would keep the group, and so the connections, alive.
+            self._problem = None if problem is None else problem.with_traceback(None)
+        except FutureTimeout:
+            self._problem = RuntimeError("the broadcast hangs although the group was closed")
+
+    @property
+    def is_broken(self) -> bool:
+        return self._problem is not None or self._refused()
+
+    def finish(self, timeout_s: float) -> list[tuple[str, object]]:
+        """Wait for every server; who failed, and how.
+
+        Raises:
+            BaseException: what is not the group's or a server's fault.
+        """
+        broken = self.is_broken
+        if broken:
+            self._group.close()
+        wait(self._receiving, LAST_WORDS_S if broken else timeout_s)
+        failed: list[tuple[str, object]] = []
+        for engine, future in zip(self._engines, self._receiving):
+            problem = future.exception() if future.done() else "has not received all in time"
+            if problem is not None:
+                failed.append((engine.url, problem))
+        if not failed and self._problem is not None:
+            failed.append(("the trainer's end", self._problem))
+        for _, what in failed:
+            if isinstance(what, BaseException) and not isinstance(what, BROKEN):
+                raise what
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        return failed
+
+    def _refused(self) -> bool:
+        return any(f.done() and f.exception() is not None for f in self._receiving)

@@ -1,0 +1,68 @@
+"""The weights of a policy one after another, as inference engines load them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from example_trainer.model.model_dir import is_tied
+from example_trainer.model.scoring import inner_model
+from example_trainer.model.state_dict import iter_weights
+
+if TYPE_CHECKING:
+    from example_trainer.model.policy import Policy
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One tensor without its contents."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+@torch.no_grad()
+def outgoing(policy: Policy, *, untie_head: bool) -> Iterator[tuple[str, Tensor]]:
+    """Name and whole tensor in the compute dtype, an adapter merged, on the device.
+
+    Collective: every rank must take all of them.
+
+    Args:
+        untie_head: a tied output head comes as a tensor of its own, else not at all.
+    """
+    left_out = set() if untie_head or not is_tied(policy) else _aliases(policy)
+    for name, tensor in iter_weights(policy):
+        if name in left_out:
+            continue
+        floating = tensor.is_floating_point()
+        yield name, tensor.to(policy.compute_dtype) if floating else tensor
+
+
+def layout(policy: Policy, *, untie_head: bool) -> list[Placed]:
+    """What :func:`outgoing` will give, in its order. Collective."""
+    return [
+        Placed(name, tensor.dtype, tuple(tensor.shape))
+        for name, tensor in outgoing(policy, untie_head=untie_head)
+    ]
+
+
+def _aliases(policy: Policy) -> set[str]:
+    """Names of the output head where it is the embedding."""
+    model = inner_model(policy.model)
+    weight = model.get_output_embeddings().weight
+    names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is weight]
+    kept = next((name for name in names if "embed" in name), names[0])
+    return set(names) - {kept}

@@ -1,0 +1,103 @@
+"""Why a server's logprobs are not the trainer's, as far as it can be found out.
+
+What can be tried is tried (the model without its adapter); what the server says of itself
+is compared (version, precision); for the rest the message lists what is likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from example_trainer.model import lora
+from example_trainer.model.model_dir import is_tied
+from example_trainer.model.policy import Policy
+
+# Below this mean it may be precision; other weights, even one step apart, moved by more
+# than a bfloat16 rounds, or the check would not have found them.
+ROUNDING_NATS = 0.1
+LIKELY = (
+    "Likely causes: a server loaded other weights than the trainer's (start it with the same"
+    " model and dtype); it kept its own copy of a tied output head across the reload (start"
+    " vLLM with the worker extension, docs/weights.md); part of a fleet was not updated (name"
+    " every server in --inference-urls); its logprobs are not those at the sampling"
+    " temperature (vLLM: --logprobs-mode processed_logprobs). If the difference is rounding"
+    " of low precision, raise --max-logprob-mismatch."
+)
+
+
+def explain(
+    policy: Policy,
+    sequences: Sequence[list[int]],
+    server: dict[str, Any],
+    version: int | None,
+) -> list[str]:
+    """Sentences about the cause and its remedy; never none. Collective.
+
+    Args:
+        server: what it answered: ``theirs`` (logprobs of the sequences), ``found`` (the
+            mismatch), ``version``, ``dtype``, ``stale_head`` (keeps a tied head), ``name``.
+        version: that the trainer holds; None for initial weights.
+    """
+    causes = []
+    if lora.adapted_layers(policy.model):
+        with without_adapter(policy):
+            plain = policy.logprobs_of(sequences)
+        if _agree(plain, server["theirs"], server["tolerance"]):
+            causes.append(
+                "The adapter is missing: it has exactly the logprobs of the model without it."
+                " Requests must name the adapter (--publish-adapter-name), or use a server"
+                " that merges it, or --weight-publisher disk."
+            )
+    if version is not None and server["version"] not in (None, str(version)):
+        causes.append(
+            f"It names version {server['version']}, not {version}: it was not updated, or"
+            " somebody else did; name every server in --inference-urls."
+        )
+    causes += _about_precision(policy, server)
+    if server["stale_head"] and is_tied(policy):
+        causes.append(
+            "The output head is tied to the embedding, and this engine can keep its own copy"
+            " of such a head across a reload: start vLLM with the worker extension"
+            " (docs/weights.md), or from an untied copy"
+            " (example_trainer.model.model_dir.untied_copy) and pass --untie-published-head."
+        )
+    return [f"Found: {cause}" for cause in causes] + [LIKELY]
+
+
+def _about_precision(policy: Policy, server: dict[str, Any]) -> list[str]:
+    here = str(policy.compute_dtype).removeprefix("torch.")
+    there = server["dtype"]
+    if there is not None and there != here:
+        return [f"It computes in {there}, the trainer in {here}: start both with one dtype."]
+    found = server["found"]
+    if there is None and 0 < found["total"] < ROUNDING_NATS * found["tokens"]:
+        return [
+            f"The difference is as small as rounding: compare the server's dtype with the"
+            f" trainer's, which is {here}."
+        ]
+    return []
+
+
+def _agree(
+    ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], tolerance: float
+) -> bool:
+    return all(
+        len(a) == len(b) and all(abs(x - y) <= tolerance for x, y in zip(a, b))
+        for a, b in zip(ours, theirs)
+    )
+
+
+@contextmanager
+def without_adapter(policy: Policy) -> Iterator[None]:
+    """The model as it is without what its adapters add."""
+    layers = lora.adapted_layers(policy.model).values()
+    kept = [dict(layer.scaling) for layer in layers]
+    try:
+        for layer in layers:
+            layer.scaling.update(dict.fromkeys(layer.scaling, 0.0))
+        yield
+    finally:
+        for layer, scaling in zip(layers, kept):
+            layer.scaling.update(scaling)

@@ -1,0 +1,225 @@
+"""Do the servers hold the weights that the trainer holds?
+
+Asked of every server after each publish and at the start, by comparing logprobs of the
+same tokens; and for nothing on every batch, whose tokens carry the sampler's logprobs.
+Without it a server that kept an old output head, or half a fleet with old weights, looks
+like a learning rate that does not work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from itertools import repeat
+from typing import Any
+
+from atroposlib.errors import StaleWeights
+from example_trainer.data.rows import Row
+from example_trainer.distributed.collectives import on_first
+from example_trainer.model.policy import Policy, fully_trained_row
+from example_trainer.weights.engines import Engine
+from example_trainer.weights.mismatch import LIKELY, explain
+
+# A rare token may differ by more than the tolerance where low precision rounds badly, or
+# where a router of experts flips; wrong weights move nearly all tokens.
+MAX_SHARE_BEYOND = 0.01
+# Only characters that every tokenizer knows, also one of single characters.
+PROBE_TEXT = "what is 12 + 7? the answer is 19. and 3 - 2 = 1, as anyone can see."
+PROBE_TEMPERATURE = 0.5
+PROBE_SAMPLES = 6
+UNSCALED = (
+    "They are the logprobs before the temperature: start vLLM with --logprobs-mode"
+    " processed_logprobs, SGLang without RETURN_ORIGINAL_LOGPROB."
+)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Distances in nats between two opinions about the same tokens."""
+
+    tokens: int = 0
+    total: float = 0.0
+    max: float = 0.0
+    beyond: int = 0  # tokens farther apart than the tolerance
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.tokens if self.tokens else 0.0
+
+    @property
+    def is_rounding(self) -> bool:
+        return self.beyond <= MAX_SHARE_BEYOND * self.tokens
+
+    def __add__(self, other: Mismatch) -> Mismatch:
+        return Mismatch(
+            self.tokens + other.tokens,
+            self.total + other.total,
+            max(self.max, other.max),
+            self.beyond + other.beyond,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.beyond} of {self.tokens} tokens beyond tolerance,"
+            f" mean {self.mean:.3g}, max {self.max:.3g} nats"
+        )
+
+
+def compare(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> Mismatch:
+    """Distance token by token. A NaN or a missing token counts as beyond any tolerance."""
+    distances = [abs(a - b) for a, b in zip(ours, theirs)]
+    distances = [d if d == d else float("inf") for d in distances]
+    distances += [float("inf")] * abs(len(ours) - len(theirs))
+    return Mismatch(
+        tokens=len(distances),
+        total=sum(distances),
+        max=max(distances, default=0.0),
+        beyond=sum(d > tolerance for d in distances),
+    )
+
+
+def choose_rows(rows: Sequence[Row], count: int) -> list[list[int]]:
+    """Distinct sequences for a check: one per group first, longer ones first."""
+    distinct = {tuple(row.tokens): row for row in rows if len(row.tokens) > 1}
+    seen: dict[str, int] = {}
+    ranked: list[tuple[int, int, list[int]]] = []
+    for row in sorted(distinct.values(), key=lambda row: -len(row.tokens)):
+        seen[row.group] = seen.get(row.group, 0) + 1
+        ranked.append((seen[row.group], len(ranked), row.tokens))
+    return [tokens for _, _, tokens in sorted(ranked)[:count]]
+
+
+def check_servers(
+    policy: Policy,
+    engines: Sequence[Engine],
+    sequences: Sequence[list[int]],
+    version: int | None,
+    tolerance: float,
+) -> Mismatch:
+    """Score the sequences on every server and here; both must agree.
+
+    Collective: every rank scores, the first one asks the servers.
+
+    Raises:
+        StaleWeights: with the numbers, the versions, why (as far as it can be found out)
+            and what to do.
+        InferenceUnavailable: a server does not answer.
+    """
+    ours = policy.logprobs_of(sequences)
+    asked = on_first(policy.world, lambda: _ask_all(engines, sequences, ours, tolerance))
+    if asked["wrong"] is None:
+        return Mismatch(**asked["worst"])
+    server = asked["wrong"]
+    causes = explain(policy, sequences, server, version)
+    found = Mismatch(**server["found"])
+    here = "initial weights" if version is None else f"version {version}"
+    raise StaleWeights(
+        f"{server['url']} (version {server['version']!r}) and the trainer ({here})"
+        f" disagree on {len(sequences)} sequences: {found}, tolerance {tolerance:g}."
+        f" Nothing was acked. {' '.join(causes)}"
+    )
+
+
+def _ask_all(
+    engines: Sequence[Engine],
+    sequences: Sequence[list[int]],
+    ours: Sequence[Sequence[float]],
+    tolerance: float,
+) -> dict[str, Any]:
+    """The worst mismatch of all servers, and all about the first one that is wrong."""
+    worst = Mismatch()
+    for engine in engines:
+        with ThreadPoolExecutor(len(sequences) or 1) as pool:  # one batch for the server
+            theirs = list(pool.map(engine.score, sequences))
+        found = sum(map(compare, ours, theirs, repeat(tolerance)), Mismatch())
+        if not found.is_rounding:
+            wrong = {
+                "url": engine.url,
+                "name": engine.name,
+                "version": engine.version(),
+                "dtype": engine.dtype(),
+                "stale_head": engine.wants_untied_head,
+                "found": asdict(found),
+                "theirs": theirs,
+                "tolerance": tolerance,
+            }
+            return {"worst": asdict(found), "wrong": wrong}
+        worst = max(worst, found, key=lambda mismatch: mismatch.max)
+    return {"worst": asdict(worst), "wrong": None}
+
+
+def check_start(policy: Policy, engines: Sequence[Engine], tolerance: float) -> Mismatch:
+    """Refuse servers of another model, tokenizer or temperature before anything is trained.
+
+    Raises:
+        StaleWeights: a server tokenizes or scores a sentence differently, or reports
+            logprobs of another distribution than the one it samples from.
+    """
+    ids: list[int] = policy.tokenizer(PROBE_TEXT)["input_ids"]
+    on_first(policy.world, lambda: _check_tokenizers(engines, ids))
+    found = check_servers(policy, engines, [ids], None, tolerance)
+    check_temperature(policy, engines, ids, tolerance)
+    return found
+
+
+def _check_tokenizers(engines: Sequence[Engine], ids: list[int]) -> None:
+    for engine in engines:
+        if (theirs := engine.token_ids(PROBE_TEXT)) != ids:
+            raise StaleWeights(
+                f"{engine.url} has another tokenizer than the trainer: the same sentence is"
+                f" {len(theirs)} tokens there and {len(ids)} here. Start server and trainer"
+                " with the same model."
+            )
+
+
+def check_temperature(
+    policy: Policy, engines: Sequence[Engine], prompt: list[int], tolerance: float
+) -> None:
+    """Sampled at another temperature than 1, tokens must come with its logprobs.
+
+    The ratio of trainer to sampler is only 1 for equal weights when both divide by the
+    temperature; engines disagree about whether they do by default.
+
+    Raises:
+        StaleWeights: a server's are those of another temperature.
+    """
+
+    def sample() -> list[Any]:
+        asked = [e.sample(prompt, PROBE_SAMPLES, PROBE_TEMPERATURE) for e in engines]
+        return [[list(tokens), list(logprobs)] for tokens, logprobs in asked]
+
+    sampled = on_first(policy.world, sample)
+    urls = on_first(policy.world, lambda: [engine.url for engine in engines])
+    for url, (tokens, theirs) in zip(urls, sampled):
+        if not tokens:
+            continue  # it ended at once
+        by_temperature = {}
+        for temperature in (PROBE_TEMPERATURE, 1.0):
+            row = replace(fully_trained_row(prompt + tokens, "probe"), temperature=temperature)
+            (ours,) = policy.trained_logprobs([row])
+            by_temperature[temperature] = compare(ours[-len(tokens) :], theirs, tolerance)
+        found = by_temperature[PROBE_TEMPERATURE]
+        if found.is_rounding:
+            continue
+        unscaled = by_temperature[1.0].is_rounding
+        why = UNSCALED if unscaled else "They are not those of temperature 1 either."
+        raise StaleWeights(
+            f"{url} agrees with the trainer on a given text, but sampled at temperature"
+            f" {PROBE_TEMPERATURE} its tokens come with other logprobs than the trainer's at"
+            f" that temperature: {found}, tolerance {tolerance:g}. {why}"
+        )
+
+
+def require_same_policy(sampled: Mismatch, version: int, tolerance: float) -> None:
+    """Tokens said to be sampled at this very version must have its logprobs.
+
+    Raises:
+        StaleWeights: they do not; the step must not be taken.
+    """
+    if not sampled.is_rounding:
+        raise StaleWeights(
+            f"tokens sampled at version {version} do not have the logprobs of the trainer's"
+            f" version {version}: {sampled}, tolerance {tolerance:g}. The batch was not"
+            f" trained on and not acked. {LIKELY}"
+        )
