@@ -10,7 +10,7 @@ import random
 from pydantic import Field
 
 from atroposlib.envs.base import BaseEnvConfig
-from helpers.answers import AnsweredEnv, texts_of
+from environments.common.answers import AnsweredEnv, texts_of
 
 
 class CopyConfig(BaseEnvConfig):

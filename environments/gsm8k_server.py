@@ -13,9 +13,9 @@ import random
 from atroposlib.envs.reward_fns.math_verify.answer import Verdict
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
-from helpers.length_penalties import ThresholdLengthPenaltyConfig, length_scores
-from helpers.math_checks import VerifierPool
-from helpers.single_turn import SingleTurnConfig, SingleTurnEnv
+from environments.common.length_penalties import ThresholdLengthPenaltyConfig, length_scores
+from environments.common.math_checks import VerifierPool
+from environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
 
 SYSTEM_PROMPT = (
     "You may think at length inside <think> </think> tags before you answer. You have "

@@ -20,8 +20,8 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.errors import ConfigError
 from atroposlib.utils.gathering import gather_bounded
-from helpers.rollouts import continued, mean, room_left
-from helpers.text_game import Game, chosen_action, legend
+from environments.common.rollouts import continued, mean, room_left
+from environments.common.text_game import Game, chosen_action, legend
 
 SYSTEM_PROMPT = (
     "You play {env_id}. In every turn you see the state and choose one action. Think briefly if "

@@ -22,8 +22,8 @@ from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
-from helpers.math_checks import VerifierPool
-from helpers.rollouts import (
+from environments.common.math_checks import VerifierPool
+from environments.common.rollouts import (
     MIN_TRAINED_TOKENS,
     ItemsInOrder,
     draw_full,

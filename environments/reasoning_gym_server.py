@@ -20,7 +20,7 @@ from pydantic import Field
 from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.function_env.data import split_held_out, task_id
 from atroposlib.errors import ConfigError
-from helpers.answers import ShuffledEnv, texts_of
+from environments.common.answers import ShuffledEnv, texts_of
 
 # Where a data set's own defaults are too hard for the smallest models.
 EASY: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ from atroposlib.errors import AtroposError, DatasetUnavailable
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
-from helpers.rollouts import ItemsInOrder, mean, model_server, room_left
+from environments.common.rollouts import ItemsInOrder, mean, model_server, room_left
 
 CHARACTER = (
     "warm and plain-spoken: says the useful thing first, admits what it does not know, and "

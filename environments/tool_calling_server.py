@@ -13,9 +13,9 @@ from pydantic import Field
 
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
-from helpers.length_penalties import ThresholdLengthPenaltyConfig, length_scores
-from helpers.single_turn import SingleTurnConfig, SingleTurnEnv
-from helpers.tool_replay import Unreadable, calls_in, recorded_calls, turn_score
+from environments.common.length_penalties import ThresholdLengthPenaltyConfig, length_scores
+from environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
+from environments.common.tool_replay import Unreadable, calls_in, recorded_calls, turn_score
 
 ROLES = {"system": "system", "human": "user", "user": "user"}
 

@@ -19,8 +19,8 @@ from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
-from helpers.rollouts import ItemsInOrder, continued, mean, model_server, room_left
-from helpers.tool_replay import (
+from environments.common.rollouts import ItemsInOrder, continued, mean, model_server, room_left
+from environments.common.tool_replay import (
     Unreadable,
     conversation_reward,
     made_calls,

@@ -6,9 +6,9 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
+from environments.common.text_game import Game, action_names, as_text, chosen_action
 from environments.gymnasium_server import GymnasiumEnv, Reward
 from environments.gymnasium_server import score as game_score
-from helpers.text_game import Game, action_names, as_text, chosen_action
 
 
 def test_colours_of_a_terminal_become_words():

@@ -8,12 +8,12 @@ from atroposlib.envs.reward_fns.math_verify.answer import boxed_answer
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.testing.fake_inference import FakeInference
 from environments import math_server_zero as zero
-from environments.gsm8k_server import GSM8kEnv
-from environments.math_server_zero import MathZeroEnv
-from helpers.length_penalties import (
+from environments.common.length_penalties import (
     ThresholdLengthPenaltyCalculator,
     ThresholdLengthPenaltyConfig,
 )
+from environments.gsm8k_server import GSM8kEnv
+from environments.math_server_zero import MathZeroEnv
 
 
 @pytest.mark.parametrize(

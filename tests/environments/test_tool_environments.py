@@ -8,6 +8,8 @@ import pytest
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.testing.fake_inference import FakeInference
+from environments.common import tool_replay
+from environments.common.tool_replay import Call, Unreadable
 from environments.tool_calling_server import ToolCallingEnv, request
 from environments.tool_use_multiturn_server import ToolUseEnv
 from environments.tool_use_turnlevel_advantage_server import (
@@ -15,8 +17,6 @@ from environments.tool_use_turnlevel_advantage_server import (
     per_token,
     turn_advantages,
 )
-from helpers import tool_replay
-from helpers.tool_replay import Call, Unreadable
 
 ROME = Call("weather", {"city": "Rome", "days": 1})
 OSLO = Call("weather", {"city": "Oslo", "days": 1})

@@ -16,7 +16,7 @@ from pydantic import Field
 from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.utils.gathering import gather_bounded
-from helpers.rollouts import (
+from environments.common.rollouts import (
     MIN_TRAINED_TOKENS,
     ItemsInOrder,
     draw_full,

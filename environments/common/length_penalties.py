@@ -1,0 +1,57 @@
+"""Brevity: when every answer of a group is right, the shorter ones get the better score.
+
+Up to a share of ``max_token_length`` an answer keeps its 1.0; from there the score falls in a
+straight line to 0.0 at ``max_token_length``. Lengths are those of whole sequences, as that
+limit is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atroposlib.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ThresholdLengthPenaltyConfig:
+    """Example: (2048, 0.5) leaves 1024 tokens free, takes half at 1536 and all at 2048."""
+
+    max_token_length: int
+    threshold_percentage: float = 0.5  # share of max_token_length, 0 <= it < 1
+
+    def __post_init__(self) -> None:
+        if self.max_token_length < 1 or not 0 <= self.threshold_percentage < 1:
+            raise ConfigError(
+                "a length penalty needs max_token_length >= 1 and a threshold_percentage from "
+                f"0 to below 1, not {self.max_token_length} and {self.threshold_percentage}"
+            )
+
+
+def length_scores(lengths: Sequence[int], config: ThresholdLengthPenaltyConfig) -> list[float]:
+    """1.0 up to the threshold, 0.0 from ``max_token_length`` on, straight in between."""
+    free = config.max_token_length * config.threshold_percentage
+    over = [(length - free) / (config.max_token_length - free) for length in lengths]
+    return [1.0 - min(1.0, max(0.0, share)) for share in over]
+
+
+class ThresholdLengthPenaltyCalculator:
+    """Applies the penalty to scored groups."""
+
+    def __init__(self, config: ThresholdLengthPenaltyConfig) -> None:
+        self.config = config
+
+    def apply_length_penalties(self, scores: Any) -> Any:
+        """Set the group's scores by length if all of them are 1.0, and return the group.
+
+        ``scores`` is a scored group, a mapping with ``tokens`` and ``scores``; it is changed
+        in place. A group with one lesser score stays as it is: there brevity would compete
+        with being right.
+        """
+        given = scores["scores"]
+        if len(given) > 0 and all(score == 1.0 for score in given):
+            scores["scores"] = length_scores(
+                [len(row) for row in scores["tokens"]], self.config
+            )
+        return scores
