@@ -56,9 +56,9 @@ def test_a_schema_that_needs_quoting_is_refused(schema):
 
 
 def test_without_psycopg_the_extra_is_named(monkeypatch):
-    for name in [name for name in sys.modules if "store.postgres_" in name]:
+    for name in [name for name in sys.modules if "store.postgres" in name]:
         monkeypatch.delitem(sys.modules, name)
-        monkeypatch.delattr(atroposlib.api.store, name.rpartition(".")[2], raising=False)
+    monkeypatch.delattr(atroposlib.api.store, "postgres", raising=False)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(ConfigError, match=r"pip install 'atroposlib\[postgres\]'"):
         open_store("postgresql://127.0.0.1:1/x")

@@ -20,7 +20,7 @@ LIGHT = (
     "atroposlib.generation.engines.openai "
     "atroposlib.generation.sessions.remote "
     "atroposlib.generation.engines.base "
-    "atroposlib.testing.server_harness "
+    "atroposlib.generation.engines.harness "
     "atroposlib.generation.routing.manager "
     "atroposlib.generation.engines.sglang "
     "atroposlib.generation.chat.tool_call_translator "

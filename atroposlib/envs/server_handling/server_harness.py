@@ -1,6 +1,6 @@
-"""The original's import path of :mod:`atroposlib.testing.server_harness`."""
+"""The original's import path of :mod:`atroposlib.generation.engines.harness`."""
 
-from atroposlib.testing.server_harness import (
+from atroposlib.generation.engines.harness import (
     ServerHarness,
     T,
     chat_key,

@@ -17,6 +17,7 @@ from atroposlib.generation.configs import (
     as_server_list,
 )
 from atroposlib.generation.engines.base import APIServer
+from atroposlib.generation.engines.harness import ServerHarness
 from atroposlib.generation.engines.token_server import TokenServer
 from atroposlib.generation.routing.calls import RoutedCalls
 from atroposlib.generation.routing.discovery import (
@@ -39,7 +40,6 @@ from atroposlib.generation.sessions.dummy import (
     require_dummy_allowed,
 )
 from atroposlib.generation.sessions.managed import ManagedServer
-from atroposlib.testing.server_harness import ServerHarness
 
 if TYPE_CHECKING:
     from atroposlib.generation.sessions.remote import ProxyManagedServer

@@ -10,9 +10,9 @@ import pytest
 
 from atroposlib.errors import TokensMissing
 from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.engines.harness import ServerHarness
 from atroposlib.generation.sessions.managed import ManagedServer, SequenceNode
 from atroposlib.testing.fake_inference import decode, encode
-from atroposlib.testing.server_harness import ServerHarness
 
 
 def user(text: str) -> dict[str, str]:

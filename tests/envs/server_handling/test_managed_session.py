@@ -7,13 +7,13 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.template import render
+from atroposlib.generation.engines.harness import ServerHarness
 from atroposlib.generation.sessions.managed import (
     ManagedServer,
     ManagedServerAdapter,
     SequenceNode,
 )
 from atroposlib.testing.fake_inference import END, decode, encode, fake_logprob
-from atroposlib.testing.server_harness import ServerHarness
 
 Messages = list[dict[str, str]]
 

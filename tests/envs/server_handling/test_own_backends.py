@@ -9,13 +9,13 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from atroposlib.generation.engines.base import APIServer, APIServerConfig
-from atroposlib.generation.engines.vllm import VLLMServer
-from atroposlib.generation.routing.manager import ServerManager
-from atroposlib.testing.server_harness import (
+from atroposlib.generation.engines.harness import (
     ServerHarness,
     create_chat_completion,
     create_completion,
 )
+from atroposlib.generation.engines.vllm import VLLMServer
+from atroposlib.generation.routing.manager import ServerManager
 
 HELLO = [{"role": "user", "content": "hello"}]
 FOUR = ([1, 2], [[3, 4]], [[-0.5, -0.25]], ["stop"])

@@ -9,6 +9,11 @@ import pytest
 from atroposlib.errors import ConfigError, InferenceRefused
 from atroposlib.generation.configs import ServerType
 from atroposlib.generation.engines.base import APIServerConfig, ServerBaseline
+from atroposlib.generation.engines.harness import (
+    ServerHarness,
+    create_chat_completion,
+    create_completion,
+)
 from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.trl import TrlVllmServer
@@ -18,11 +23,6 @@ from atroposlib.generation.routing.pick import chunk_sizes, pick_index
 from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.testing.fake_inference import END, encode
-from atroposlib.testing.server_harness import (
-    ServerHarness,
-    create_chat_completion,
-    create_completion,
-)
 
 HELLO = [{"role": "user", "content": "hello"}]
 
