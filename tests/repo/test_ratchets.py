@@ -78,12 +78,12 @@ def test_every_figure_has_a_bound():
 
 
 def test_a_figure_above_its_bound_is_reported_with_what_it_counts():
-    assert complaint("modules", 3, 2, ("a", "b", "c")) == "modules: 3, bound 2\n  a\n  b\n  c"
+    assert complaint("file circles", 3, 2, ("a", "b", "c")) == "file circles: 3, bound 2\n  a\n  b\n  c"
 
 
 def test_a_figure_below_its_bound_asks_for_a_lower_bound():
-    assert complaint("modules", 2, 2) == ""
-    assert complaint("modules", 1, 2).endswith("lower the bound to 1")
+    assert complaint("file circles", 2, 2) == ""
+    assert complaint("file circles", 1, 2).endswith("lower the bound to 1")
 
 
 def made_of(readme: str = "", pyproject: str = "", **texts: str) -> Repository:
