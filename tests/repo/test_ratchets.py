@@ -78,7 +78,10 @@ def test_every_figure_has_a_bound():
 
 
 def test_a_figure_above_its_bound_is_reported_with_what_it_counts():
-    assert complaint("file circles", 3, 2, ("a", "b", "c")) == "file circles: 3, bound 2\n  a\n  b\n  c"
+    assert (
+        complaint("file circles", 3, 2, ("a", "b", "c"))
+        == "file circles: 3, bound 2\n  a\n  b\n  c"
+    )
 
 
 def test_a_figure_below_its_bound_asks_for_a_lower_bound():
