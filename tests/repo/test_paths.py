@@ -1,0 +1,28 @@
+"""The number of files that run for an everyday operation may fall and not rise.
+
+`python -m tests.repo.paths` lists the files. A change that merges some lowers the bound.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.repo.paths import OPERATIONS, record
+
+# Files today. To be reached by merges: 28 for a post, 17 for a managed row, 28 for a claim.
+BOUNDS = {
+    "post one group": 40,
+    "managed row": 27,
+    "claim a batch": 43,
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_runs_in_at_most_so_many_files(operation):
+    files = record(operation)
+    listed = "\n  ".join([f"{operation}: {len(files)}, bound {BOUNDS[operation]}", *files])
+    assert 0 < len(files) <= BOUNDS[operation], listed
+
+
+def test_every_operation_has_a_bound():
+    assert BOUNDS.keys() == OPERATIONS.keys()
