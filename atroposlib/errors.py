@@ -7,7 +7,7 @@
     |   |-- NotRegistered      no trainer has registered yet       (409)
     |   |-- UnknownEnv         env id of another run, or of none   (404: register again)
     |   |-- UnknownSession     no such session of a proxy          (404: open another)
-    |   |-- Fenced             a newer trainer or lease took over  (409: stop)
+    |   |-- StaleGeneration    a newer trainer or lease took over  (409: stop)
     |   |-- KeyConflict        idempotency key reused for other content (409)
     |   `-- RunChanged         another call changed the run meanwhile  (look again; 503)
     |-- AccessError            the caller may not do this
@@ -80,8 +80,11 @@ class UnknownSession(RunStateError):
     """The proxy has no such session: never opened, closed, or idle for too long."""
 
 
-class Fenced(RunStateError):
+class StaleGeneration(RunStateError):
     """A newer trainer generation or a later lease owns this batch; stop using it."""
+
+
+Fenced = StaleGeneration  # former name
 
 
 class KeyConflict(RunStateError):

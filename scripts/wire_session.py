@@ -208,12 +208,14 @@ async def _begin(s: Session) -> None:
 
 async def _groups(s: Session) -> None:
     run = {"x-atropos-run-id": s.run_id}
-    asked = {"env_id": 0, "run_id": s.run_id, "sequences": 16, "lease_id": "env-a-17"}
-    await s.say("lease", "POST", "/lease", asked)
+    asked = {"env_id": 0, "run_id": s.run_id, "sequences": 16, "admission_id": "env-a-17"}
+    await s.say("admission", "POST", "/admission", asked)
     first = group(7, env_id=0, group_id="gsm8k/17", idempotency_key="env-a-1")
     await s.say("groups", "POST", "/groups", [first], run)
     await s.say("groups again", "POST", "/groups", [first], run, "(the same body)")
-    await s.say("release", "POST", "/release", {"lease_id": "env-a-17"})
+    await s.say(
+        "admission release", "POST", "/admission/release", {"admission_id": "env-a-17"}
+    )
     second = ScoredData(**group(9, env_id=0, group_id="gsm8k/18", idempotency_key="env-a-2"))
     # Not compressed: the credit in the answer must not depend on the version of zstd.
     body = in_frames([pack_group(second, compress=False)])

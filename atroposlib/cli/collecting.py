@@ -112,7 +112,7 @@ def collect(job: Job, options: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: one of them is not, or the run belongs to somebody else.
-        RolloutApiError, Fenced: the API is gone, or a trainer took over; what was written
+        RolloutApiError, StaleGeneration: the API is gone, or a trainer took over; what was written
             stays, and ``--append-to-previous`` goes on.
     """
     out = LineFile(options.filepath, append=options.append_to_previous)

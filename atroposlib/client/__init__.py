@@ -7,7 +7,7 @@ and :class:`AsyncRolloutClient` for environments.
 Both survive an API that is absent, full or restarting: a call that got no usable answer is
 sent again with growing pauses until ``give_up_after_s``, and each pause is announced. That
 is safe because every call is: posts carry an idempotency key, a claim its claim id, an ack
-is absorbed. A trainer that was replaced is told so (Fenced) and never registers by itself:
+is absorbed. A trainer that was replaced is told so (StaleGeneration) and never registers by itself:
 only its owner knows whether it is the one that should go on.
 """
 

@@ -12,16 +12,19 @@ from pydantic import BaseModel
 from atroposlib.client.groups import ACCEPT_FRAMES, read_claimed
 from atroposlib.client.retry import Postponed
 from atroposlib.errors import (
-    Fenced,
     Forbidden,
     KeyConflict,
     NotRegistered,
     RolloutApiRefused,
+    StaleGeneration,
     Unauthorized,
     UnknownEnv,
 )
 from atroposlib.wire import (
     AckRequest,
+    AdmissionRelease,
+    AdmissionReply,
+    AdmissionRequest,
     CheckpointRequest,
     ClaimedBatch,
     ClaimRequest,
@@ -31,13 +34,10 @@ from atroposlib.wire import (
     EnvStatus,
     ExtendRequest,
     Heartbeat,
-    LeaseReply,
-    LeaseRequest,
     PolicyVersion,
     Registered,
     RegisterEnv,
     Registration,
-    ReleaseRequest,
     Rewound,
     RunStatus,
 )
@@ -71,7 +71,7 @@ def settle(call: Call[T], response: httpx.Response) -> T | Postponed:
     """What an answer means for the caller.
 
     Raises:
-        UnknownEnv, Fenced, NotRegistered, KeyConflict, Unauthorized, Forbidden: says the API.
+        UnknownEnv, StaleGeneration, NotRegistered, KeyConflict, Unauthorized, Forbidden: says the API.
         RolloutApiRefused: any other answer that sending again cannot change.
     """
     code = response.status_code
@@ -104,7 +104,7 @@ def refusal_of(response: httpx.Response) -> Exception:
             return KeyConflict(detail)
         if status == "not_registered":
             return NotRegistered(f"{detail} (the run was reset, or never began)")
-        return Fenced(f"{detail}: stop, or register again to take the run over")
+        return StaleGeneration(f"{detail}: stop, or register again to take the run over")
     if response.is_redirect:
         detail = "it answers with a redirect, which is not followed: use the final URL"
     return RolloutApiRefused(code, detail)
@@ -222,13 +222,13 @@ def disconnect_env(who: EnvIdentifier) -> Call[None]:
     return _post("/disconnect-env", who, _nothing, BEST_EFFORT_TIMEOUT_S)
 
 
-def lease(body: LeaseRequest) -> Call[LeaseReply]:
-    return _post("/lease", body, _as(LeaseReply))
+def admit(body: AdmissionRequest) -> Call[AdmissionReply]:
+    return _post("/admission", body, _as(AdmissionReply))
 
 
-def release(lease_id: str) -> Call[None]:
-    body = ReleaseRequest(lease_id=lease_id)
-    return _post("/release", body, _nothing, BEST_EFFORT_TIMEOUT_S)
+def release_admission(admission_id: str) -> Call[None]:
+    body = AdmissionRelease(admission_id=admission_id)
+    return _post("/admission/release", body, _nothing, BEST_EFFORT_TIMEOUT_S)
 
 
 # --- what anybody says -----------------------------------------------------------------------

@@ -23,12 +23,12 @@ from atroposlib.client.groups import (
 from atroposlib.client.retry import Postponed, Settings, problem_of
 from atroposlib.errors import RolloutApiRefused
 from atroposlib.wire import (
+    AdmissionReply,
+    AdmissionRequest,
     EnvIdentifier,
     EnvRegistered,
     EnvStatus,
     Heartbeat,
-    LeaseReply,
-    LeaseRequest,
     RegisterEnv,
 )
 
@@ -151,36 +151,36 @@ class AsyncRolloutClient:
         old = Call("POST", "/scored_data_list", read_processed, body.content, more)
         return await self._send(old)
 
-    async def lease(
+    async def request_admission(
         self,
         who: EnvIdentifier,
         sequences: int,
         *,
         ttl_s: float = 600.0,
-        lease_id: str | None = None,
-    ) -> LeaseReply:
-        """Ask how many of ``sequences`` may begin without becoming too stale to train on.
+        admission_id: str | None = None,
+    ) -> AdmissionReply:
+        """How many of ``sequences`` may begin without becoming too stale to train on.
 
         Args:
-            ttl_s: after so long the lease ends by itself.
-            lease_id: of an earlier lease, to extend it.
+            ttl_s: the admission expires after so many seconds.
+            admission_id: of an earlier request, to extend it.
 
         Raises:
             UnknownEnv: the run is over; register again.
             RolloutApiRefused: with status code 404 by an API that does not pace.
         """
-        request = LeaseRequest(
+        request = AdmissionRequest(
             env_id=who.env_id,
             run_id=who.run_id,
             sequences=sequences,
             ttl_s=ttl_s,
-            lease_id=lease_id or uuid.uuid4().hex,  # a repeated request is one lease
+            admission_id=admission_id or uuid.uuid4().hex,  # repeated requests count once
         )
-        return await self._send(api_calls.lease(request))
+        return await self._send(api_calls.admit(request))
 
-    async def release(self, lease_id: str) -> None:
-        """Give a lease back. Best effort: what does not arrive ends by itself."""
-        await self._try(api_calls.release(lease_id))
+    async def release_admission(self, admission_id: str) -> None:
+        """End an admission. Best effort: one that is not released expires."""
+        await self._try(api_calls.release_admission(admission_id))
 
     async def close(self) -> None:
         await self._http.aclose()

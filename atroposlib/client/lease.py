@@ -40,7 +40,7 @@ class LeaseKeeper:
         """Raise what took the lease away, if anything did.
 
         Raises:
-            Fenced, NotRegistered: the batch is somebody else's now.
+            StaleGeneration, NotRegistered: the batch is somebody else's now.
         """
         if self._lost is not None:
             raise self._lost

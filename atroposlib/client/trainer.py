@@ -39,7 +39,7 @@ class RolloutClient:
 
     Every call may raise RolloutApiUnavailable, RolloutApiRefused, and, where the API asks
     for tokens, Unauthorized and Forbidden. Calls about batches raise NotRegistered before
-    :meth:`register`, or when the API forgot the run, and Fenced once another trainer or
+    :meth:`register`, or when the API forgot the run, and StaleGeneration once another trainer or
     another delivery took over: stop then, or register again.
 
     Args:

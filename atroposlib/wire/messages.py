@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from atroposlib.errors import InvalidGroup
 
@@ -123,7 +123,7 @@ class EnvStatus(BaseModel):
     max_group_size: int
     env_weight: float
     policy_version: int = 0
-    max_staleness: int | None = None  # only if the trainer set a bound: then POST /lease
+    max_staleness: int | None = None  # only if the trainer set a bound: then POST /admission
     batches_open: int | None = None  # only if more than one is delivered and not acked
 
 
@@ -296,35 +296,40 @@ class Rewound(BaseModel):
     gone: int
 
 
-# --- admission: may another rollout begin? -------------------------------------------
+# --- admission of rollouts -------------------------------------------------------------
+
+_ADMISSION_ID = AliasChoices("admission_id", "lease_id")
 
 
-class LeaseRequest(BaseModel):
-    """POST /lease: an environment asks before it begins rollouts, so none is born stale.
+class AdmissionRequest(BaseModel):
+    """POST /admission: permission to begin rollouts, so that none is too stale when trained.
 
-    The same ``lease_id`` again (a lost reply) gets the same answer with a later end.
+    A repeated ``admission_id`` (after a lost reply) gets the same answer with a later end.
+    ``lease_id`` is its former name.
     """
 
     env_id: int
     run_id: str | None = None
     sequences: int = Field(ge=1, le=2**20)
     ttl_s: float = Field(600.0, gt=0, le=86_400)
-    lease_id: str | None = Field(None, min_length=1, max_length=128)
+    admission_id: str | None = Field(
+        None, min_length=1, max_length=128, validation_alias=_ADMISSION_ID
+    )
 
 
-class LeaseReply(BaseModel):
-    """``granted`` of the sequences may begin. None granted: ask again after a while."""
+class AdmissionReply(BaseModel):
+    """``granted`` of the sequences may begin. With 0, repeat the request after a while."""
 
-    lease_id: str
+    admission_id: str
     granted: int
     blocked_reason: str | None = None
     credit_bytes: int  # payload bytes that POST /groups would still take
 
 
-class ReleaseRequest(BaseModel):
-    """POST /release: the rollouts of this lease are posted, or will not be."""
+class AdmissionRelease(BaseModel):
+    """POST /admission/release: its rollouts are posted, or given up."""
 
-    lease_id: str = Field(min_length=1, max_length=128)
+    admission_id: str = Field(min_length=1, max_length=128, validation_alias=_ADMISSION_ID)
 
 
 class GroupsReceived(BaseModel):

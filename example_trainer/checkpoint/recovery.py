@@ -35,7 +35,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import CheckpointError, ConfigError, Fenced, RunChanged, RunStateError
+from atroposlib.errors import (
+    CheckpointError,
+    ConfigError,
+    RunChanged,
+    RunStateError,
+    StaleGeneration,
+)
 from example_trainer.checkpoint import rng_state
 from example_trainer.checkpoint.snapshots import STATE, Snapshot, Snapshots
 from example_trainer.distributed.collectives import from_all, on_first
@@ -126,7 +132,7 @@ class Recovery:
 
         Raises:
             CheckpointError: the disk did not take it; the earlier ones are whole.
-            Fenced: another trainer took the run over.
+            StaleGeneration: another trainer took the run over.
         """
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         documents: dict[str, Any] = {}
@@ -378,7 +384,7 @@ def _rewind(client: RolloutClient, state: TrainerState) -> None:
     )
     try:
         rewound = client.rewind(held)
-    except Fenced as error:
+    except StaleGeneration as error:
         raise RunStateError(
             f"these weights were trained on batch {held}, which the rollout API does not know"
             f" ({error}): its data is older than the checkpoint. {begin}"

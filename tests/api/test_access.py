@@ -258,7 +258,7 @@ async def test_a_bound_token_speaks_for_its_environment_only(app, issued):
             }
             if env_id is not None:
                 posts["/status-env"] = {"env_id": env_id}
-                posts["/lease"] = {"env_id": env_id, "sequences": 2}
+                posts["/admission"] = {"env_id": env_id, "sequences": 2}
                 posts["/disconnect-env"] = {"env_id": env_id}
             for path, body in posts.items():
                 reply = await http.post(path, json=body, headers=as_mine)
@@ -307,6 +307,8 @@ def test_the_routes_of_environments_are_those_that_can_be_bound():
         "/scored_data",
         "/scored_data_list",
         "/groups",
+        "/admission",
+        "/admission/release",
         "/lease",
         "/release",
     }

@@ -9,52 +9,58 @@ import pytest
 from tests.api.harness import ENV, JSON, group
 
 
-async def lease(api, env_id, sequences, **more):
-    return await api.post("/lease", {"env_id": env_id, "sequences": sequences} | more)
+async def admit(api, env_id, sequences, **more):
+    return await api.post("/admission", {"env_id": env_id, "sequences": sequences} | more)
 
 
 async def test_without_a_staleness_bound_every_rollout_may_begin(api):
     [env_id] = await api.started()
-    reply = await lease(api, env_id, 1000, lease_id="a")
-    assert (reply["lease_id"], reply["granted"], reply["blocked_reason"]) == ("a", 1000, None)
+    reply = await admit(api, env_id, 1000, admission_id="a")
+    assert (reply["admission_id"], reply["granted"], reply["blocked_reason"]) == (
+        "a",
+        1000,
+        None,
+    )
     assert reply["credit_bytes"] > 0
 
 
 async def test_the_bound_lets_so_many_batches_be_ahead_of_the_trainer(api):
     [env_id] = await api.started(max_staleness=1)
-    assert (await lease(api, env_id, 6, lease_id="a"))["granted"] == 6
-    assert (await lease(api, env_id, 6, lease_id="b"))["granted"] == 2
-    refused = await lease(api, env_id, 6)
+    assert (await admit(api, env_id, 6, admission_id="a"))["granted"] == 6
+    assert (await admit(api, env_id, 6, admission_id="b"))["granted"] == 2
+    refused = await admit(api, env_id, 6)
     assert refused["granted"] == 0 and "waiting for the trainer" in refused["blocked_reason"]
-    assert (await lease(api, env_id, 6, lease_id="a"))["granted"] == 6  # a lost reply
+    assert (await admit(api, env_id, 6, admission_id="a"))["granted"] == 6  # a lost reply
     await api.post("/policy_version", {"version": 1})
-    assert (await lease(api, env_id, 6, lease_id="c"))["granted"] == 4
+    assert (await admit(api, env_id, 6, admission_id="c"))["granted"] == 4
 
 
 async def test_what_is_given_back_or_over_may_be_granted_again(api):
     [env_id] = await api.started(max_staleness=0)
-    assert (await lease(api, env_id, 4, lease_id="a"))["granted"] == 4
-    assert await api.post("/release", {"lease_id": "a"}) == {
+    assert (await admit(api, env_id, 4, admission_id="a"))["granted"] == 4
+    assert await api.post("/admission/release", {"admission_id": "a"}) == {
         "status": "released",
         "found": True,
     }
-    assert (await api.post("/release", {"lease_id": "a"}))["found"] is False
-    assert (await lease(api, env_id, 4, lease_id="b", ttl_s=60))["granted"] == 4
-    assert (await lease(api, env_id, 4))["granted"] == 0
+    assert (await api.post("/admission/release", {"admission_id": "a"}))["found"] is False
+    assert (await admit(api, env_id, 4, admission_id="b", ttl_s=60))["granted"] == 4
+    assert (await admit(api, env_id, 4))["granted"] == 0
     api.now += 61
-    assert (await lease(api, env_id, 4))["granted"] == 4
+    assert (await admit(api, env_id, 4))["granted"] == 4
 
 
 async def test_what_is_queued_counts_until_it_is_trained_on_and_published(api):
     [env_id] = await api.started(max_staleness=0)
     generation = await api.registered(max_staleness=0)
     await api.post("/scored_data", group(4, env_id=env_id))
-    assert (await lease(api, env_id, 4))["granted"] == 0
+    assert (await admit(api, env_id, 4))["granted"] == 0
     await api.trained(generation)
-    assert (await lease(api, env_id, 4, lease_id="x"))["granted"] == 4  # the trainer starves
-    await api.post("/release", {"lease_id": "x"})
+    assert (await admit(api, env_id, 4, admission_id="x"))[
+        "granted"
+    ] == 4  # the trainer starves
+    await api.post("/admission/release", {"admission_id": "x"})
     await api.post("/policy_version", {"version": 1})
-    assert (await lease(api, env_id, 9))["granted"] == 4
+    assert (await admit(api, env_id, 9))["granted"] == 4
 
 
 async def test_a_trainer_that_restarts_at_an_older_step_does_not_wedge_environments(api):
@@ -66,45 +72,64 @@ async def test_a_trainer_that_restarts_at_an_older_step_does_not_wedge_environme
         await api.post("/policy_version", {"version": version})
     generation = await api.registered(max_staleness=0, commits=True, starting_step=1)
     await api.post("/batches/1/rewind", {"generation": generation})
-    assert (await lease(api, env_id, 4))["granted"] == 0  # batches 2 and 3 come first
+    assert (await admit(api, env_id, 4))["granted"] == 0  # batches 2 and 3 come first
     for version in (2, 3):
         await api.trained(generation)
         await api.post("/policy_version", {"version": version})
-    assert (await lease(api, env_id, 4))["granted"] == 4
+    assert (await admit(api, env_id, 4))["granted"] == 4
 
 
 async def test_groups_that_make_no_batch_do_not_stop_new_ones(api):
     [env_id] = await api.started(max_staleness=0, envs=(ENV | {"group_size": 3},))
     await api.post("/scored_data", group(3, env_id=env_id))
-    assert (await lease(api, env_id, 3, lease_id="a"))["granted"] == 1  # 4 of a batch, 3 held
-    await api.post("/release", {"lease_id": "a"})
+    assert (await admit(api, env_id, 3, admission_id="a"))[
+        "granted"
+    ] == 1  # 4 of a batch, 3 held
+    await api.post("/admission/release", {"admission_id": "a"})
     await api.post("/scored_data", group(3, env_id=env_id))
-    assert (await lease(api, env_id, 3))["granted"] == 3
+    assert (await admit(api, env_id, 3))["granted"] == 3
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        ("/lease", {"env_id": 7, "sequences": 1}, 404),
-        ("/lease", {"env_id": 10**30, "sequences": 1}, 404),
-        ("/lease", {"env_id": 0, "sequences": 1, "run_id": "another"}, 404),
-        ("/lease", {"env_id": 0, "sequences": 0}, 422),
-        ("/lease", {"env_id": 0, "sequences": 10**30}, 422),
-        ("/lease", {"env_id": 0, "sequences": 1, "lease_id": "a\0"}, 422),
-        ("/lease", {"env_id": 0, "sequences": 1, "ttl_s": float("nan")}, 422),
-        ("/release", {"lease_id": ""}, 422),
-        ("/release", {"lease_id": "\0"}, 422),
+        ("/admission", {"env_id": 7, "sequences": 1}, 404),
+        ("/admission", {"env_id": 10**30, "sequences": 1}, 404),
+        ("/admission", {"env_id": 0, "sequences": 1, "run_id": "another"}, 404),
+        ("/admission", {"env_id": 0, "sequences": 0}, 422),
+        ("/admission", {"env_id": 0, "sequences": 10**30}, 422),
+        ("/admission", {"env_id": 0, "sequences": 1, "admission_id": "a\0"}, 422),
+        ("/admission", {"env_id": 0, "sequences": 1, "ttl_s": float("nan")}, 422),
+        ("/admission/release", {"admission_id": ""}, 422),
+        ("/admission/release", {"admission_id": "\0"}, 422),
     ],
 )
-async def test_a_bad_lease_is_refused(api, path, body, status):
+async def test_a_bad_admission_is_refused(api, path, body, status):
     await api.started()
     reply = await api.http.post(path, content=json.dumps(body), headers=JSON)
     assert reply.status_code == status, reply.text
 
 
-async def test_a_lease_outlives_a_restart(durable):
+async def test_an_admission_outlives_a_restart(durable):
     [env_id] = await durable.started(max_staleness=0)
-    await lease(durable, env_id, 4, lease_id="a")
+    await admit(durable, env_id, 4, admission_id="a")
     await durable.restart()
-    assert (await lease(durable, env_id, 4))["granted"] == 0
-    assert (await lease(durable, env_id, 4, lease_id="a"))["granted"] == 4
+    assert (await admit(durable, env_id, 4))["granted"] == 0
+    assert (await admit(durable, env_id, 4, admission_id="a"))["granted"] == 4
+
+
+async def test_the_former_paths_and_names_are_accepted_and_marked_deprecated(api):
+    [env_id] = await api.started(max_staleness=0)
+    asked = {"env_id": env_id, "sequences": 4, "lease_id": "a"}
+    reply = await api.post("/lease", asked)
+    assert (reply["lease_id"], reply["admission_id"], reply["granted"]) == ("a", "a", 4)
+    assert (await admit(api, env_id, 4, admission_id="b"))["granted"] == 0
+    assert (await api.post("/release", {"lease_id": "a"}))["found"] is True
+    assert (await admit(api, env_id, 4, admission_id="b"))["granted"] == 4
+    paths = (await api.http.get("/openapi.json")).json()["paths"]
+    assert {
+        path for path, verbs in paths.items() if verbs.get("post", {}).get("deprecated")
+    } == {
+        "/lease",
+        "/release",
+    }

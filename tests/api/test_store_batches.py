@@ -7,7 +7,7 @@ import pytest
 from atroposlib.api.common import store_protocol
 from atroposlib.api.common.records import GroupState, Selection
 from atroposlib.api.store.sql import batches as batch_queries
-from atroposlib.errors import ConfigError, CorruptPayload, Fenced
+from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
 from tests.api.store_talk import (
     ENDED_S,
     ack,
@@ -36,7 +36,7 @@ def test_an_older_trainer_is_fenced_from_everything(store):
         lambda: store.commit(batch.no, old),
         lambda: store.rewind(0, old),
     ):
-        with pytest.raises(Fenced, match="replaced"):
+        with pytest.raises(StaleGeneration, match="replaced"):
             act()
 
 
@@ -44,7 +44,7 @@ def test_only_the_latest_delivery_may_be_acked(store):
     generation = filled(store, 1)
     first = claim(store, generation)
     second = claim(store, generation, now=ENDED_S)
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         ack(store, first)
     assert ack(store, second)
 
@@ -52,15 +52,15 @@ def test_only_the_latest_delivery_may_be_acked(store):
 @pytest.mark.parametrize("no", [0, -1, 7, 2**63, 2**70])
 def test_a_batch_that_never_was_is_fenced(store, no):
     generation = register(store)
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         store.ack(no, generation, 1, rank=None, commit=True)
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         store.lookup(no, generation, 1)
     store.discard(no, [1])
     if no != 0:
-        with pytest.raises(Fenced, match="never formed"):
+        with pytest.raises(StaleGeneration, match="never formed"):
             store.commit(no, generation)
-        with pytest.raises(Fenced, match="never formed"):
+        with pytest.raises(StaleGeneration, match="never formed"):
             store.rewind(no, generation)
 
 
@@ -152,7 +152,7 @@ def test_a_rewind_fences_the_deliveries_that_it_replays(store):
     batch = claim(store, generation)
     ack(store, batch)
     store.rewind(0, generation)
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         ack(store, batch)
     assert store.stats().delivered == 0
     assert claim(store, generation).no == 1
@@ -164,7 +164,7 @@ def test_a_rewind_brings_back_what_was_fetched_ahead_in_its_turn(store):
     trained, ahead = claim(store, generation), claim(store, generation)
     ack(store, trained)
     assert store.rewind(0, generation).replayed == 1
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         ack(store, ahead)
     assert [claim(store, generation).no for _ in range(3)] == [1, 2, 3]
     assert store.stats().delivered == 3
@@ -210,7 +210,7 @@ def test_damaged_groups_die_and_the_others_come_in_another_batch(store):
     assert ended(store) == {"dead": (1, 4)}
     assert kinds(store) == {("pending", None, 4): (2, 2)}
     assert store.stats().delivered == 0
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         ack(store, batch)
     assert claim(store, generation).gids == (2, 3)
 

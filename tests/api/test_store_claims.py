@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from atroposlib.api.common.records import Claim, GroupState, Media, Member, Selection
-from atroposlib.errors import CorruptPayload, Fenced
+from atroposlib.errors import CorruptPayload, StaleGeneration
 from tests.api.store_talk import (
     ENDED_S,
     LEASE_S,
@@ -68,7 +68,7 @@ def test_another_claim_of_the_batch_fences_the_one_before(store):
     generation = filled(store)
     first = claim(store, generation, claim_id="one")
     claim(store, generation, claim_id="two", now=ENDED_S)
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         ack(store, first)
 
 
@@ -120,7 +120,7 @@ def test_a_batch_of_another_size_is_dissolved_into_the_queue(store):
     assert (resized.no, resized.gids, resized.epoch) == (first.no + 1, (1, 2, 3), 1)
     stats = store.stats()
     assert (stats.batches_open, stats.delivered) == (1, 1)
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         store.lookup(first.no, resized.generation, 2)
 
 
@@ -136,7 +136,7 @@ def test_a_batch_delivered_too_often_is_dead_with_its_groups(store):
     assert ended(store) == {"dead": (1, 8)}
     assert stats.retained_bytes == 2
     assert store.read([1])[0].data == b"0"
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         ack(store, last)
 
 

@@ -18,9 +18,9 @@ from atroposlib.api.store import open_store
 from atroposlib.errors import (
     ConfigError,
     CorruptPayload,
-    Fenced,
     KeyConflict,
     RunChanged,
+    StaleGeneration,
     StoreFull,
 )
 from tests.api.store_talk import (
@@ -312,7 +312,7 @@ def test_a_reset_forgets_all_and_fences_everybody(store):
     assert stats.tallies == () and ended(store) == {}
     assert (stats.retained_bytes, stats.batches_open, stats.delivered) == (0, 0, 0)
     assert store.admitted(0.0) == 0 and store.unanswered(0.0) == []
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         ack(store, batch)
     [stored] = put(store, group("other", 8, key="k"))
     assert not stored.duplicate and stored.gid > max(batch.gids)

@@ -14,7 +14,7 @@ import atroposlib.api.store
 from atroposlib.api.common.records import Batch
 from atroposlib.api.store import open_store
 from atroposlib.api.store.postgres.store import PostgresStore, split_schema
-from atroposlib.errors import ConfigError, Fenced, RunChanged, StoreError
+from atroposlib.errors import ConfigError, RunChanged, StaleGeneration, StoreError
 from tests.api.postgres_line import Line
 from tests.api.store_talk import ack, claim, group, held, in_order, put, register
 from tests.postgres_server import running_server
@@ -235,7 +235,7 @@ def test_what_one_replica_does_the_other_sees(replicas):
     assert ack(one, first) and not ack(other, first)
     one.reset()
     assert other.load().body is None and held(other) == 0
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         ack(other, second)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atroposlib.api.common.records import HELD, Admission, GroupState, Selection
 from atroposlib.api.store.sql import batches as batch_queries
 from atroposlib.api.store.sql.schema import env_of
-from atroposlib.errors import Fenced, KeyConflict
+from atroposlib.errors import KeyConflict, StaleGeneration
 from tests.api.store_talk import ack, claim, group, put, register
 
 SMALL = st.integers(0, 3)
@@ -121,7 +121,7 @@ def _chooser(size, drops):
 def test_the_counts_equal_a_recount_after_every_step(store, steps):
     run = Run(store)
     for step in steps:
-        with suppress(Fenced, KeyConflict):
+        with suppress(StaleGeneration, KeyConflict):
             run.take(*step)
         assert counted(store.stats()) == store._look(recount)
 

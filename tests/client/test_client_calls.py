@@ -13,12 +13,12 @@ from atroposlib.client.groups import as_frames, as_json, read_claimed
 from atroposlib.client.retry import Patience, Postponed, Settings
 from atroposlib.errors import (
     ConfigError,
-    Fenced,
     Forbidden,
     KeyConflict,
     NotRegistered,
     RolloutApiRefused,
     RolloutApiUnavailable,
+    StaleGeneration,
     Unauthorized,
     UnknownEnv,
 )
@@ -39,7 +39,7 @@ def settled(code, **answer):
         (401, "unauthorized", Unauthorized),
         (403, "forbidden", Forbidden),
         (404, "unknown_env", UnknownEnv),
-        (409, "fenced", Fenced),
+        (409, "fenced", StaleGeneration),
         (409, "not_registered", NotRegistered),
         (409, "key_conflict", KeyConflict),
         (422, "", RolloutApiRefused),

@@ -155,31 +155,31 @@ async def test_a_queue_that_stays_full_is_given_up_at_the_bound():
 
 @pytest.mark.parametrize("binary", [False, True])
 async def test_an_older_api_gets_groups_in_its_own_form_and_is_asked_once(app, binary):
-    older = Older(httpx.ASGITransport(app), "/groups", "/lease")
+    older = Older(httpx.ASGITransport(app), "/groups", "/admission")
     async with client_of(app, lambda _: older, binary=binary) as env:
         for mark in (1, 2):
             sent = await env.send_groups([group(mark)])
             assert (sent.accepted, sent.credit_bytes) == (1, None)
         assert older.asked == ["/groups", "/scored_data_list", "/scored_data_list"]
         with pytest.raises(RolloutApiRefused, match="404"):
-            await env.lease(EnvIdentifier(env_id=0), 2)
+            await env.request_admission(EnvIdentifier(env_id=0), 2)
 
 
-async def test_a_lease_is_granted_once_however_often_its_reply_is_lost(app):
+async def test_an_admission_is_granted_once_however_often_its_reply_is_lost(app):
     await start(app, batch_size=4, max_staleness=0)
-    lossy = Lossy(httpx.ASGITransport(app), "/lease")
+    lossy = Lossy(httpx.ASGITransport(app), "/admission")
     async with client_of(
         app, lambda _: lossy, give_up_after_s=60, on_wait=lambda _: None
     ) as env:
         me = await env.register_env(ENV)
         who = EnvIdentifier(env_id=me.env_id, run_id=me.run_id)
-        first = await env.lease(who, 3)
-        second = await env.lease(who, 3)
+        first = await env.request_admission(who, 3)
+        second = await env.request_admission(who, 3)
         assert (first.granted, second.granted) == (3, 1)
-        third = await env.lease(who, 3)
+        third = await env.request_admission(who, 3)
         assert third.granted == 0 and third.blocked_reason
-        await env.release(first.lease_id)
-        assert (await env.lease(who, 3)).granted == 3
+        await env.release_admission(first.admission_id)
+        assert (await env.request_admission(who, 3)).granted == 3
 
 
 async def test_groups_for_a_run_that_is_over_are_answered_with_register_again(app, env):

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from atroposlib.client import LeaseKeeper, RolloutClient
-from atroposlib.errors import Fenced
+from atroposlib.errors import StaleGeneration
 from atroposlib.wire import ClaimedBatch
 from tests.client.harness import URL, group, post, registration, served_api
 
@@ -35,7 +35,7 @@ def test_a_lost_lease_is_told_when_asked_and_does_not_interrupt_the_step(transpo
     RolloutClient(URL, transport=transport).register(registration())
     with LeaseKeeper(helper, claimed, lease_s=100) as held:
         pass
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         held.check()
 
 

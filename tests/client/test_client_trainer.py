@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import Fenced, NotRegistered, RolloutApiUnavailable
+from atroposlib.errors import NotRegistered, RolloutApiUnavailable, StaleGeneration
 from tests.client.harness import URL, Lossy, group, post, registration
 
 
@@ -131,7 +131,7 @@ def test_a_lease_that_ended_brings_the_batch_again_and_fences_the_first_delivery
     clock.now += 11
     again = trainer.claim(wait_s=0)
     assert (again.batch_no, again.epoch) == (first.batch_no, 2)
-    with pytest.raises(Fenced, match="register again to take the run over"):
+    with pytest.raises(StaleGeneration, match="register again to take the run over"):
         trainer.ack(first)
 
 
@@ -170,7 +170,7 @@ def test_a_trainer_that_was_replaced_is_told_and_does_not_take_the_run_back(tran
     old.register(registration())
     new = RolloutClient(URL, transport=transport)
     new.register(registration())
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleGeneration):
         old.claim(wait_s=0)
     assert new.claim(wait_s=0).blocked_reason
 
@@ -179,7 +179,7 @@ def test_after_a_reset_a_trainer_has_to_register(transport, trainer):
     trainer.register(registration())
     other = RolloutClient(URL, transport=transport)
     other.reset()
-    with pytest.raises((NotRegistered, Fenced)):
+    with pytest.raises((NotRegistered, StaleGeneration)):
         trainer.claim(wait_s=0)
 
 

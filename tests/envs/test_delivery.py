@@ -122,11 +122,11 @@ class Leasing:
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(await request.aread())
         self.asked.append((request.url.path, body))
-        if request.url.path == "/release" or self.status != 200:
+        if request.url.path == "/admission/release" or self.status != 200:
             return httpx.Response(self.status, json={"status": "released", "found": True})
         granted = min(self.room, body["sequences"])
         why = None if granted else "waiting for the trainer"
-        reply = {"lease_id": body["lease_id"], "granted": granted}
+        reply = {"admission_id": body["admission_id"], "granted": granted}
         return httpx.Response(200, json=reply | {"blocked_reason": why, "credit_bytes": 1})
 
 
@@ -155,8 +155,8 @@ async def test_a_rollout_begins_under_a_lease_that_is_given_back():
     assert await admits(leases, "a")
     await leases.settle({"a"}, WHO, 4)
     await leases.settle((), WHO, 4)
-    assert [path for path, _ in api.asked] == ["/lease", "/release"]
-    assert api.asked[1][1] == {"lease_id": "a"}
+    assert [path for path, _ in api.asked] == ["/admission", "/admission/release"]
+    assert api.asked[1][1] == {"admission_id": "a"}
 
 
 async def test_a_refusal_is_said_and_asked_about_again_later(monkeypatch):
@@ -173,7 +173,7 @@ async def test_a_refusal_is_said_and_asked_about_again_later(monkeypatch):
 async def test_room_for_a_part_is_taken_only_where_nothing_is_under_way():
     leases, api = await leases_of(2)
     assert not await admits(leases, "a", idle=False)
-    assert [path for path, _ in api.asked] == ["/lease", "/release"]
+    assert [path for path, _ in api.asked] == ["/admission", "/admission/release"]
     leases.forget()
     assert await admits(leases, "a", idle=True)
 
@@ -184,14 +184,14 @@ async def test_a_long_rollout_s_lease_is_extended(monkeypatch):
     assert await admits(leases, "a")
     api.room = 0  # it ended meanwhile: the rollout goes on all the same
     await leases.settle({"a"}, WHO, 4)
-    assert [body["lease_id"] for _, body in api.asked] == ["a", "a"]
+    assert [body["admission_id"] for _, body in api.asked] == ["a", "a"]
 
 
 async def test_an_api_without_leases_paces_by_its_queue_alone(caplog):
     caplog.set_level(logging.INFO)
     leases, api = await leases_of(0, status=404)
     assert await admits(leases, "a") and await admits(leases, "b")
-    assert len(api.asked) == 1 and caplog.text.count("no leases") == 1
+    assert len(api.asked) == 1 and caplog.text.count("no admission control") == 1
 
 
 # --- waiting --------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import Fenced, NotRegistered
+from atroposlib.errors import NotRegistered, StaleGeneration
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.wire import Registration
 from tests.torture.api_process import ApiProcess, free_port
@@ -139,7 +139,7 @@ class Trainer(threading.Thread):
             try:
                 with self.lock:
                     self._step(wait_s=0.5)
-            except (NotRegistered, Fenced):
+            except (NotRegistered, StaleGeneration):
                 self.register()
             self.stop.wait(0.02)
 

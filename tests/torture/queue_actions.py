@@ -13,7 +13,7 @@ from atroposlib.api.common.records import (
     NewGroup,
 )
 from atroposlib.api.common.store_protocol import Store
-from atroposlib.errors import Fenced, KeyConflict, RunChanged
+from atroposlib.errors import KeyConflict, RunChanged, StaleGeneration
 from tests.torture.model_trainer import Handle, ModelTrainer
 from tests.torture.queue_duel import Duel, Wish
 
@@ -193,7 +193,7 @@ class Actions:
         elif not self.is_current(handle):
             who = (handle.no, handle.generation, handle.epoch)
             rank = None if verb == "ack" else handle.world_size  # no such rank, either
-            assert self.duel.ack(*who, rank=rank, commit=True) is Fenced
+            assert self.duel.ack(*who, rank=rank, commit=True) is StaleGeneration
 
     def handle(self, i: int) -> Handle | None:
         handles = self.trainer.handles
@@ -209,9 +209,9 @@ class Actions:
     def claim_as_a_zombie(self) -> None:
         old = self.duel.model.run.generation - 1
         claim = Claim(generation=old, size=8, now=self.now, lease_s=9.0)
-        assert self.duel.claim(claim, self.wish) is Fenced
-        assert self.duel.commit(0, old) is Fenced
-        assert self.duel.rewind(0, old) is Fenced
+        assert self.duel.claim(claim, self.wish) is StaleGeneration
+        assert self.duel.commit(0, old) is StaleGeneration
+        assert self.duel.rewind(0, old) is StaleGeneration
 
     def discard(self, i: int, which: int) -> None:
         """A delivery found a damaged payload, in a batch nobody trained on."""

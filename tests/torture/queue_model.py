@@ -27,7 +27,7 @@ from atroposlib.api.common.records import (
     Tally,
     Totals,
 )
-from atroposlib.errors import ConfigError, Fenced, KeyConflict, RunChanged, StoreFull
+from atroposlib.errors import ConfigError, KeyConflict, RunChanged, StaleGeneration, StoreFull
 
 S = GroupState
 KEEPS_PAYLOAD = HELD | {S.ACKED, S.DEAD}
@@ -204,16 +204,16 @@ class Model:
     def lookup(self, no: int, generation: int, epoch: int) -> ModelBatch:
         batch = self._owned(no, generation, epoch)
         if batch.state is S.COMMITTED:
-            raise Fenced
+            raise StaleGeneration
         return batch
 
     def _owned(self, no: int, generation: int, epoch: int) -> ModelBatch:
         self._require(generation)
         batch = self.batches.get(no)
         if batch is None or batch.state in (S.PENDING, S.DEAD):
-            raise Fenced
+            raise StaleGeneration
         if batch.generation != generation or not batch.since <= epoch <= batch.epoch:
-            raise Fenced
+            raise StaleGeneration
         return batch
 
     def extend(self, no: int, generation: int, epoch: int, lease_until: float) -> None:
@@ -353,7 +353,7 @@ class Model:
 
     def _require(self, generation: int, no: int = 0) -> None:
         if generation != self.run.generation or not 0 <= no <= self.last_no:
-            raise Fenced
+            raise StaleGeneration
 
 
 def as_batch(model: Model, batch: ModelBatch | str) -> Batch | str:

@@ -31,7 +31,7 @@ from atroposlib.api.common.records import (
     StoreStats,
     Unanswered,
 )
-from atroposlib.errors import Fenced
+from atroposlib.errors import StaleGeneration
 
 # Ledger rows of groups that came to an end: a retry this many groups later is a new group.
 LEDGER_GROUPS = 20_000
@@ -85,14 +85,14 @@ class Store(Protocol):
         freed in the same transaction; if it dropped and chose nothing it is asked again.
 
         Raises:
-            Fenced: ``generation`` is not the current one.
+            StaleGeneration: ``generation`` is not the current one.
         """
 
     def lookup(self, no: int, generation: int, epoch: int) -> Batch:
         """The batch as delivered; for the shards of other ranks.
 
         Raises:
-            Fenced: as for :meth:`ack`.
+            StaleGeneration: as for :meth:`ack`.
         """
 
     def read(self, gids: Sequence[int]) -> list[Payload]:
@@ -111,7 +111,7 @@ class Store(Protocol):
         """Move the end of a lease.
 
         Raises:
-            Fenced: as for :meth:`ack`.
+            StaleGeneration: as for :meth:`ack`.
         """
 
     def ack(
@@ -123,7 +123,7 @@ class Store(Protocol):
         the payloads at once, for trainers that never rewind.
 
         Raises:
-            Fenced: no such batch, or a later delivery or generation owns it, or it is dead.
+            StaleGeneration: no such batch, or a later delivery or generation owns it, or it is dead.
             ConfigError: there is no such rank.
         """
 
@@ -133,7 +133,7 @@ class Store(Protocol):
         Open ones up to ``no`` count as acked. Returns how many batches became committed.
 
         Raises:
-            Fenced: ``generation`` is not the current one, or ``no`` was never formed.
+            StaleGeneration: ``generation`` is not the current one, or ``no`` was never formed.
         """
 
     def rewind(self, no: int, generation: int) -> Rewound:
@@ -144,7 +144,7 @@ class Store(Protocol):
         very beginning.
 
         Raises:
-            Fenced: ``generation`` is not the current one, or ``no`` was never formed.
+            StaleGeneration: ``generation`` is not the current one, or ``no`` was never formed.
         """
 
     # --- admission ----------------------------------------------------------------
@@ -202,6 +202,6 @@ def require_owner(
     ``owner`` is (generation, first epoch, last epoch) of the claim that holds it.
     """
     if generation != current:
-        raise Fenced(f"trainer generation {generation} was replaced by {current}")
+        raise StaleGeneration(f"trainer generation {generation} was replaced by {current}")
     if owner is None or owner[0] != generation or not owner[1] <= epoch <= owner[2]:
-        raise Fenced(f"delivery {epoch} of batch {no} is not the latest one")
+        raise StaleGeneration(f"delivery {epoch} of batch {no} is not the latest one")

@@ -67,7 +67,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     trainer: Registered | None = None
     envs: tuple[EnvEntry, ...] = ()
     sent: SentBatch | None = None
-    # Where the staleness budget of /lease counts from: the policy version, and the
+    # Where the staleness budget of /admission counts from: the policy version, and the
     # sequences trained on, when the trainer last began or went back to a checkpoint.
     base_version: int = 0
     admission_base: int = 0

@@ -55,8 +55,10 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("POST", "/scored_data"): ENV,
     ("POST", "/scored_data_list"): ENV,
     ("POST", "/groups"): ENV,
-    ("POST", "/lease"): ENV,
-    ("POST", "/release"): ENV,
+    ("POST", "/admission"): ENV,
+    ("POST", "/admission/release"): ENV,
+    ("POST", "/lease"): ENV,  # its former path
+    ("POST", "/release"): ENV,  # its former path
     # The trainer. GET /batch leases, so a reader may not call it.
     ("POST", "/register"): TRAINER,
     ("GET", "/batch"): TRAINER,

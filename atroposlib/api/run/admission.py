@@ -10,27 +10,29 @@ from atroposlib.api.decisions.admission import budget
 from atroposlib.api.run.context import Core
 from atroposlib.api.run.queue_stats import sequences_in, trained_sequences
 from atroposlib.errors import ConfigError
-from atroposlib.wire import LeaseRequest
+from atroposlib.wire import AdmissionRequest
 
 
-class Leases:
-    """Verbs by which environments pace themselves."""
+class AdmissionControl:
+    """Requests of the environments to begin rollouts."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def lease(self, asked: LeaseRequest, entry: EnvEntry) -> tuple[str, int, str | None]:
-        """(lease id, sequences granted, why not more) for the environment ``entry``.
+    async def admit(
+        self, asked: AdmissionRequest, entry: EnvEntry
+    ) -> tuple[str, int, str | None]:
+        """(admission id, sequences granted, refusal or None) for the environment ``entry``.
 
         Raises:
             NotRegistered: no trainer has registered.
         """
         core = self._core
         trainer, run = core.run.registration, core.run
-        lease_id = asked.lease_id or uuid.uuid4().hex
-        _require_id(lease_id)
+        admission_id = asked.admission_id or uuid.uuid4().hex
+        _require_id(admission_id)
         now = core.clock()
-        wanted = Admission(lease_id, entry.env_id, asked.sequences, now + asked.ttl_s)
+        wanted = Admission(admission_id, entry.env_id, asked.sequences, now + asked.ttl_s)
         allowed = budget(
             trainer.batch_size,
             trainer.max_staleness,
@@ -42,9 +44,9 @@ class Leases:
         if not granted and (relief := await self._relief()) is not None:
             granted = await self._admit(wanted, relief, now)
         if granted:
-            core.events.publish("lease", env=entry.env_id, sequences=granted)
-            return lease_id, granted, None
-        return lease_id, 0, self._refusal()
+            core.events.publish("admission", env=entry.env_id, sequences=granted)
+            return admission_id, granted, None
+        return admission_id, 0, self._refusal()
 
     async def _admit(self, wanted: Admission, allowed: int, now: float) -> int:
         admit = partial(self._core.store.admit, wanted, allowed, now)
@@ -69,12 +71,14 @@ class Leases:
             "policy versions later: waiting for the trainer"
         )
 
-    async def release(self, lease_id: str) -> bool:
+    async def release(self, admission_id: str) -> bool:
         """Give an admission back. False if it is unknown or over."""
-        _require_id(lease_id)
-        return await self._core.threads.looks.run(lambda: self._core.store.release(lease_id))
+        _require_id(admission_id)
+        return await self._core.threads.looks.run(
+            lambda: self._core.store.release(admission_id)
+        )
 
 
-def _require_id(lease_id: str) -> None:
-    if "\0" in lease_id:
-        raise ConfigError("lease_id: no NUL character")
+def _require_id(admission_id: str) -> None:
+    if "\0" in admission_id:
+        raise ConfigError("admission_id: no NUL character")

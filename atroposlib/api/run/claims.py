@@ -28,7 +28,7 @@ from atroposlib.api.decisions.shards import shard
 from atroposlib.api.decisions.staleness import StalenessRule
 from atroposlib.api.run.context import Core
 from atroposlib.api.run.queue_stats import trained_sequences
-from atroposlib.errors import ConfigError, CorruptPayload, Fenced
+from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
 from atroposlib.wire import ClaimRequest
 
 RECHECK_S = 0.05  # a waiting claim looks at most so often, however fast groups arrive
@@ -52,7 +52,7 @@ class Claims:
 
         Raises:
             NotRegistered: no trainer has registered.
-            Fenced: another trainer registered after this one.
+            StaleGeneration: another trainer registered after this one.
             ConfigError: the rank is none of the world's.
         """
         _require_counts(asked.generation)
@@ -82,7 +82,9 @@ class Claims:
         if generation != core.view.generation and core.store.shared:
             await core.keeper.refresh()
         if generation != core.view.generation:
-            raise Fenced(f"trainer generation {generation} is not {core.view.generation}")
+            raise StaleGeneration(
+                f"trainer generation {generation} is not {core.view.generation}"
+            )
         if core.run.state is RunState.REGISTERED:
             await core.keeper.change(start)
             core.events.publish("started")
@@ -142,7 +144,7 @@ class Claims:
         """What ``rank`` trains on, of a batch that another rank claimed.
 
         Raises:
-            Fenced: a later delivery or a newer trainer owns the batch.
+            StaleGeneration: a later delivery or a newer trainer owns the batch.
             ConfigError: there is no such rank.
         """
         _require_counts(no, generation, epoch)
@@ -153,7 +155,7 @@ class Claims:
         """Batch ``no`` was trained on. True for the call that made it so.
 
         Raises:
-            Fenced: a later delivery or a newer trainer owns the batch.
+            StaleGeneration: a later delivery or a newer trainer owns the batch.
             ConfigError: there is no such rank.
         """
         _require_counts(no, generation, epoch, rank or 0)
@@ -174,7 +176,7 @@ class Claims:
         """The step takes longer: the lease ends ``lease_s`` from now.
 
         Raises:
-            Fenced: a later delivery or a newer trainer owns the batch.
+            StaleGeneration: a later delivery or a newer trainer owns the batch.
         """
         _require_counts(no, generation, epoch)
         until = self._core.clock() + lease_s
@@ -184,7 +186,7 @@ class Claims:
         """A durable checkpoint holds all batches up to ``no``; how many that freed.
 
         Raises:
-            Fenced: another trainer registered, or there is no such batch.
+            StaleGeneration: another trainer registered, or there is no such batch.
         """
         _require_counts(no, generation)
         core = self._core
@@ -198,7 +200,7 @@ class Claims:
         """Training starts again from the checkpoint that holds batches up to ``no``.
 
         Raises:
-            Fenced: another trainer registered, or there is no such batch.
+            StaleGeneration: another trainer registered, or there is no such batch.
         """
         _require_counts(no, generation)
         core = self._core
@@ -218,7 +220,7 @@ class Claims:
 
     async def give_up(self, batch: Batch) -> None:
         """The reply with ``batch`` did not get through: it need not wait for its lease."""
-        with suppress(Fenced):  # claimed again meanwhile
+        with suppress(StaleGeneration):  # claimed again meanwhile
             await self.extend(batch.no, batch.generation, batch.epoch, lease_s=-1.0)
             self._core.groups_changed.fire()
 
@@ -230,4 +232,4 @@ class Claims:
 def _require_counts(*counts: int) -> None:
     """No generation, batch or epoch is outside of what a store counts to."""
     if not all(0 <= count <= _LARGEST for count in counts):
-        raise Fenced("there is no such batch or trainer generation")
+        raise StaleGeneration("there is no such batch or trainer generation")

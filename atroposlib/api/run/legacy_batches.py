@@ -17,7 +17,7 @@ from atroposlib.api.decisions.run_state import Run, SentBatch, sent
 from atroposlib.api.run.claims import Claims
 from atroposlib.api.run.context import Core
 from atroposlib.api.run.run_cache import RunView
-from atroposlib.errors import Fenced
+from atroposlib.errors import StaleGeneration
 from atroposlib.wire import ClaimRequest
 
 LEASE_S = 600.0  # GET /batch names no lease
@@ -72,7 +72,7 @@ class OldTrainers:
         if last is None or last.generation != view.generation:
             return 0
         if last != self._acked:
-            with suppress(Fenced):  # delivered again since then: the claim brings it
+            with suppress(StaleGeneration):  # delivered again since then: the claim brings it
                 await self._claims.ack(last.no, last.generation, last.epoch)
             self._acked = last
         return last.no

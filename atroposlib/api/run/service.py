@@ -17,7 +17,7 @@ from atroposlib.api.decisions.run_state import Run, RunState
 from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run import status
-from atroposlib.api.run.admission import Leases
+from atroposlib.api.run.admission import AdmissionControl
 from atroposlib.api.run.claims import Claims
 from atroposlib.api.run.context import Core
 from atroposlib.api.run.legacy_batches import OldTrainers
@@ -26,11 +26,11 @@ from atroposlib.api.run.queue_stats import trained_sequences
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.api.store import Store
 from atroposlib.wire import (
+    AdmissionReply,
+    AdmissionRequest,
     EnvIdentifier,
     EnvStatus,
     Heartbeat,
-    LeaseReply,
-    LeaseRequest,
     RegisterEnv,
     Registration,
     RunStatus,
@@ -54,7 +54,7 @@ class RolloutService:
         self.metrics, self.events = self.core.metrics, self.core.events
         self.posts = Posts(self.core)
         self.claims = Claims(self.core, max_deliveries)
-        self.leases = Leases(self.core)
+        self.admission = AdmissionControl(self.core)
         self.old_trainers = OldTrainers(self.core, self.claims)
 
     @property
@@ -178,24 +178,26 @@ class RolloutService:
         entry = await self._calling_env(who, caller)
         return await status.status_of_env(self.core, entry)
 
-    async def lease(self, asked: LeaseRequest, caller: Caller | None = None) -> LeaseReply:
-        """Whether rollouts may begin.
+    async def admit(
+        self, asked: AdmissionRequest, caller: Caller | None = None
+    ) -> AdmissionReply:
+        """How many rollouts of an environment may begin.
 
         Raises:
             UnknownEnv: no such env in this run.
             Forbidden: the token is bound to another environment.
         """
         entry = await self._calling_env(asked, caller)
-        lease_id, granted, reason = await self.leases.lease(asked, entry)
-        return LeaseReply(
-            lease_id=lease_id,
+        admission_id, granted, reason = await self.admission.admit(asked, entry)
+        return AdmissionReply(
+            admission_id=admission_id,
             granted=granted,
             blocked_reason=reason,
             credit_bytes=await self.posts.credit_bytes(),
         )
 
     async def _calling_env(
-        self, who: EnvIdentifier | LeaseRequest, caller: Caller | None
+        self, who: EnvIdentifier | AdmissionRequest, caller: Caller | None
     ) -> EnvEntry:
         """The environment that calls, which thereby shows that it is there."""
         await self.core.keeper.refresh_if_old()

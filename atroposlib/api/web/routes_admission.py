@@ -1,4 +1,4 @@
-"""HTTP of new environments: groups with credit, and leases that keep rollouts fresh."""
+"""HTTP of new environments: groups with credit, and admission of rollouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atroposlib.api.web.requests import ControlRoute, RawRoute, body_of
 from atroposlib.api.web.responses import RETRY_AFTER_S, of_json
 from atroposlib.api.web.routes_groups import post_of, read_where
 from atroposlib.errors import StoreFull
-from atroposlib.wire import GroupsReceived, LeaseReply, LeaseRequest, ReleaseRequest
+from atroposlib.wire import AdmissionRelease, AdmissionReply, AdmissionRequest, GroupsReceived
 
 
 def group_routes(service: RolloutService) -> APIRouter:
@@ -53,15 +53,20 @@ def admission_routes(service: RolloutService) -> APIRouter:
     """Routes of environments that pace themselves."""
     router = APIRouter(tags=["admission"], route_class=ControlRoute)
 
-    @router.post("/lease", response_model=LeaseReply, responses=refusals(404, 409))
-    async def lease(body: LeaseRequest, request: Request) -> Response:
-        return of_json(await service.lease(body, caller_of(request)))
+    @router.post("/admission", response_model=AdmissionReply, responses=refusals(404, 409))
+    async def admit(body: AdmissionRequest, request: Request) -> Response:
+        return of_json(await service.admit(body, caller_of(request)))
 
-    @router.post("/release", responses=refusals())
-    async def release(body: ReleaseRequest) -> Response:
-        return of_json(
-            {"status": "released", "found": await service.leases.release(body.lease_id)}
-        )
+    @router.post("/lease", deprecated=True, responses=refusals(404, 409))
+    async def lease(body: AdmissionRequest, request: Request) -> Response:
+        reply = await service.admit(body, caller_of(request))
+        return of_json(reply.model_dump() | {"lease_id": reply.admission_id})
+
+    @router.post("/admission/release", responses=refusals())
+    @router.post("/release", deprecated=True, responses=refusals())
+    async def release(body: AdmissionRelease) -> Response:
+        found = await service.admission.release(body.admission_id)
+        return of_json({"status": "released", "found": found})
 
     return router
 

@@ -23,7 +23,7 @@ from atroposlib.api.store.sql.schema import (
     head_of,
     member_of,
 )
-from atroposlib.errors import ConfigError, Fenced
+from atroposlib.errors import ConfigError, StaleGeneration
 
 NOBODY = -1  # generation of a batch that a rewind reopened: nobody holds it
 
@@ -159,7 +159,7 @@ def _owned(connection: Connection, no: int, generation: int, epoch: int) -> Batc
 def lookup(connection: Connection, no: int, generation: int, epoch: int) -> Batch:
     row = _owned(connection, no, generation, epoch)
     if row.state == BatchState.COMMITTED.value:  # a checkpoint holds it: no payload is left
-        raise Fenced(f"batch {no} is committed")
+        raise StaleGeneration(f"batch {no} is committed")
     return as_batch(row, members_of(connection, no))
 
 
@@ -238,7 +238,9 @@ def _count_as_acked(ledger: Books, no: int, generation: int) -> None:
     """Whoever has a checkpoint of batch ``no`` trained on all before it."""
     ledger.head.require_generation(generation)
     if not 0 <= no <= ledger.head.last_batch:
-        raise Fenced(f"batch {no} was never formed; the last one is {ledger.head.last_batch}")
+        raise StaleGeneration(
+            f"batch {no} was never formed; the last one is {ledger.head.last_batch}"
+        )
     for row in batches(ledger.connection, "state = 'open' AND no <= ?", no):
         end_open(ledger, row, BatchState.ACKED, GroupState.ACKED)
 

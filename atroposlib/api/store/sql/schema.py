@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from atroposlib.api.common.records import HELD, GroupState, Media, Member
-from atroposlib.errors import Fenced, StoreError
+from atroposlib.errors import StaleGeneration, StoreError
 
 LAYOUT = 2
 NO_ENV = -1  # as column of an index; ids of environments are places in a list
@@ -132,7 +132,9 @@ class Head:
 
     def require_generation(self, generation: int) -> None:
         if generation != self.generation:
-            raise Fenced(f"trainer generation {generation} was replaced by {self.generation}")
+            raise StaleGeneration(
+                f"trainer generation {generation} was replaced by {self.generation}"
+            )
 
 
 _HEAD = [field.name for field in fields(Head)]
