@@ -18,7 +18,6 @@ from atroposlib import __version__
 from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.guards.auth import Access, route_of
 from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBody
-from atroposlib.api.guards.host_guard import LOOPBACK_HOSTS, Hosts
 from atroposlib.api.guards.tokens import Tokens
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import Store, open_store
@@ -31,6 +30,7 @@ from atroposlib.api.web.routes_groups import data_routes
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
 from atroposlib.api.web.timing import RequestTimes
+from atroposlib.utils.http_server import LOOPBACK_HOSTS, HostGuard, SameSiteGuard
 
 STORE_VARIABLE = "ATROPOS_STORE"
 DATA_DIR_VARIABLE = "ATROPOS_DATA_DIR"
@@ -97,12 +97,21 @@ def _add_middlewares(
     tokens: Tokens | None,
     allowed_hosts: Iterable[str] | None,
 ) -> None:
-    """The last one added sees a request first: times, then host, token, body."""
+    """The last one added sees a request first: times, then host, token, site, body."""
     app.add_middleware(RequestBody, max_bytes=max_body_bytes)
+    app.add_middleware(SameSiteGuard, refuse=_refuse_page)
     app.add_middleware(Access, tokens=tokens)
     names = None if allowed_hosts is None else (*LOOPBACK_HOSTS, *allowed_hosts)
-    app.add_middleware(Hosts, allowed=names)
+    app.add_middleware(HostGuard, allowed=names, refuse=_refuse_page)
     app.add_middleware(RequestTimes, metrics=service.metrics)
+
+
+def _refuse_page(status: int, detail: str) -> Response:
+    """A web page that calls under another name or for another site is not read further."""
+    word = "cross_site" if status == 403 else "wrong_host"
+    response = of_json({"detail": detail, "status": word}, status)
+    response.headers["connection"] = "close"
+    return response
 
 
 def _add_error_handlers(app: FastAPI, service: RolloutService) -> Refuse:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import ipaddress
 import os
 import resource
 import signal
@@ -21,13 +19,13 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from atroposlib.api.guards import logs
-from atroposlib.api.guards.host_guard import LOOPBACK_HOSTS
 from atroposlib.api.guards.slow_clients import ImpatientProtocol
 from atroposlib.api.guards.tokens import Tokens
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.cli.api_options import parse, variable_of
 from atroposlib.errors import ConfigError
+from atroposlib.utils.http_server import LOOPBACK_HOSTS, bind, is_loopback
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 5  # for replies on their way; waits are ended at once
@@ -44,7 +42,7 @@ def serve(options: argparse.Namespace) -> None:
     refuse_exposure(options)
     _require_certificate(options)
     logs.configure(options.log_format, options.log_level)
-    with _listen(options.host, options.port) as listener:
+    with bind(options.host, options.port) as listener:
         host, port = listener.getsockname()[:2]
         options.data_dir = options.data_dir or f"atropos-data/{port}"
         if options.reload:
@@ -98,16 +96,6 @@ def _require_certificate(options: argparse.Namespace) -> None:
             f"--ssl-certfile {options.ssl_certfile}, --ssl-keyfile {options.ssl_keyfile}: "
             f"no certificate and its key as PEM without a password ({error})"
         ) from error
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it. Any other name may mean anything."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def allowed_hosts(options: argparse.Namespace) -> list[str] | None:
@@ -234,22 +222,3 @@ def _first_line(options: argparse.Namespace, host: str, port: int) -> str:
     places = {"sqlite": str(options.data_dir), "memory": "memory only"}
     place = places.get(options.store) or logs.redact(options.store)
     return f"rollout API on {scheme}://{shown}:{port}, {place}"
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Bind before anything else, so that a taken port is one line and not a traceback."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is taken: stop its owner or choose another --port"
-            ) from error
-        raise
-    return listener

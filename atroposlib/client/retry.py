@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from atroposlib.errors import ConfigError, RolloutApiUnavailable
+from atroposlib.utils.http_server import is_loopback
 
 if TYPE_CHECKING:
     import httpx
@@ -25,7 +26,6 @@ LONGEST_PAUSE_S = 5.0  # an API that came back waits no longer than this for its
 LONGEST_ASKED_S = 60.0  # longer pauses are not taken, whatever Retry-After says
 # Of its own: a retry must not shift the random numbers of a trainer that repeats a run.
 _JITTER = random.Random()
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Settings:
                 f"{base_url!r} is no URL of a rollout API, such as http://host:8000"
             )
         self.url = base_url.rstrip("/")
-        self.local = parts.hostname in _LOCAL
+        self.local = is_loopback(parts.hostname)
         self.timeout_s = timeout_s
         self.give_up_after_s = give_up_after_s
         self.on_wait = on_wait or log.warning

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
-import socket
 import sys
 from typing import TYPE_CHECKING
 
 from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.utils.http_server import bind, is_loopback
 
 if TYPE_CHECKING:
+    import socket
+
     import torch
 
     from atroposlib.inference.engine.engine import Engine
+
+
+BACKLOG = 2048  # connections that wait to be accepted
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until interrupted; returns the exit status."""
     options = parse_args(argv)
     try:
-        with bind(options.host, options.port, allow_remote=options.allow_remote) as listener:
+        refuse_exposure(options.host, allow_remote=options.allow_remote)
+        # Before the model is loaded, so that a taken port costs no minute.
+        with bind(options.host, options.port, BACKLOG) as listener:
             return serve(options, listener)
     except AtroposError as error:
         print(f"atropos-infer: {error}", file=sys.stderr)
@@ -52,36 +58,16 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def bind(host: str, port: int, *, allow_remote: bool) -> socket.socket:
-    """Take the port before the model is loaded, so that a clash costs no minute.
-
-    Raises:
-        ConfigError: the port is taken, or the address is remote and not allowed.
+def refuse_exposure(host: str, *, allow_remote: bool) -> None:
     """
-    if not allow_remote and not _is_loopback(host):
+    Raises:
+        ConfigError: other machines could reach the server, which has no authentication.
+    """
+    if not allow_remote and not is_loopback(host):
         raise ConfigError(
             f"--host {host} can be reached by other machines and this server has no "
             "authentication; add --allow-remote if that is meant"
         )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)  # bind alone does not clash with another bound listener
-    except OSError as cause:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {cause.strerror}") from cause
-    return listener
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def warm_up(engine: Engine, timeout_s: float = 300.0) -> None:

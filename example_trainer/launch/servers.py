@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
+from atroposlib.utils.http_server import is_loopback
+
 Engine = Literal["local", "vllm", "sglang"]
 WORKER_EXTENSION = "example_trainer.weights.vllm_worker.WeightWorker"
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
@@ -71,7 +73,7 @@ def _local(s: Server) -> tuple[str, ...]:
     words += ("--host", s.host, "--port", str(s.port))
     words += option("--dtype", s.dtype) + option("--max-model-len", s.max_model_len)
     words += option("--seed", s.seed)
-    return words if s.host in ("127.0.0.1", "localhost") else (*words, "--allow-remote")
+    return words if is_loopback(s.host) else (*words, "--allow-remote")
 
 
 def _vllm(s: Server) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ import json
 
 import pytest
 import zstandard
+from starlette.responses import PlainTextResponse
 
 from atroposlib.api.guards.body_limits import SMALL_BYTES, RequestBody
 from atroposlib.api.guards.memory_budget import NoRoom, Room
+from atroposlib.utils.http_server import SameSiteGuard
 from atroposlib.wire.binary import ZSTD_MAGIC
 
 BIG = SMALL_BYTES + 1
@@ -119,7 +121,8 @@ async def test_a_body_over_the_limit_is_refused_declared_sent_or_inflated(app):
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 async def test_a_page_of_somebody_else_gets_nothing_done(app, site):
-    got = await Exchange(RequestBody(app), method="GET", sec_fetch_site=site).run()
+    guarded = SameSiteGuard(RequestBody(app), lambda code, why: PlainTextResponse(why, code))
+    got = await Exchange(guarded, method="GET", sec_fetch_site=site).run()
     assert got.status == 403 and app.bodies == []
 
 

@@ -191,7 +191,8 @@ def test_a_taken_port_is_one_line_and_exit_1(without_variables, capsys, tmp_path
         port = owner.getsockname()[1]
         assert run_api.main(["--port", str(port), "--data-dir", str(tmp_path)]) == 1
     assert capsys.readouterr().err == (
-        f"run-api: port {port} on 127.0.0.1 is taken: stop its owner or choose another --port\n"
+        f"run-api: cannot listen on 127.0.0.1:{port}: Address already in use "
+        "(stop its owner or choose another --port)\n"
     )
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.inference.cli import bind, main
+from atroposlib.inference.cli import main, refuse_exposure
 from tests.inference.helpers import WAIT_S
 
 
@@ -50,7 +50,7 @@ def test_a_taken_port_is_one_clear_line_and_exit_status_1(model_dir, capsys):
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "example.org"])
 def test_an_address_that_others_reach_needs_a_flag(host):
     with pytest.raises(ConfigError, match="--allow-remote"):
-        bind(host, 0, allow_remote=False)
+        refuse_exposure(host, allow_remote=False)
 
 
 def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path, capsys):

@@ -57,7 +57,7 @@ ROLLOUT_API = (
     ("atroposlib.api",),  # server, and the face of the package
 )
 INFERENCE = (
-    FOUNDATION,
+    (*FOUNDATION, "atroposlib.utils"),
     ("atroposlib.inference.weights",),
     ("atroposlib.inference.engine",),
     ("atroposlib.inference.http",),

@@ -20,10 +20,11 @@ from atroposlib.generation.proxy.apis.errors import (
     openai_body,
     status_of,
 )
-from atroposlib.generation.proxy.auth import Gate, OwnPages
+from atroposlib.generation.proxy.auth import Gate, refuse_page
 from atroposlib.generation.proxy.placement import Servers
 from atroposlib.generation.proxy.routes_agent import json_reply
 from atroposlib.generation.proxy.sessions import Limits, Sessions
+from atroposlib.utils.http_server import HostGuard, SameSiteGuard
 
 
 def create_app(
@@ -64,7 +65,8 @@ def create_app(
     app.state.sessions = sessions
     for routes in (routes_sessions, routes_session, routes_agent):
         app.include_router(routes.router(sessions, gate))
-    app.add_middleware(OwnPages, allowed_hosts=tuple(allowed_hosts))
+    app.add_middleware(HostGuard, allowed=tuple(allowed_hosts), refuse=refuse_page)
+    app.add_middleware(SameSiteGuard, refuse=refuse_page)
     app.add_exception_handler(AtroposError, _on_error)
     app.add_exception_handler(HTTPException, _on_http)
     return app

@@ -12,17 +12,14 @@ machine, which could otherwise talk to a loopback port like any program.
 from __future__ import annotations
 
 import hmac
-import ipaddress
-from collections.abc import Iterable
 
-from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atroposlib.errors import Forbidden, InferenceRefused, Unauthorized
 from atroposlib.generation.proxy.apis.errors import openai_body
 from atroposlib.generation.proxy.session import Session
+from atroposlib.utils.http_server import is_address, is_loopback
 
 
 class Gate:
@@ -72,14 +69,7 @@ def key_of(request: HTTPConnection) -> str | None:
 def is_local(request: HTTPConnection) -> bool:
     """From this machine; a caller without an address is in this very process."""
     host = request.client.host if request.client else ""
-    return not _is_address(host) or names_loopback(host)
-
-
-def names_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens on ``host``."""
-    if not _is_address(host):
-        return host == "localhost"
-    return ipaddress.ip_address(host).is_loopback
+    return not is_address(host) or is_loopback(host)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -98,44 +88,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-class OwnPages:
-    """Refuses requests for names that are not ours (DNS rebinding) and of other sites.
-
-    An address cannot be rebound, and a name without a dot cannot be bought.
-    """
-
-    def __init__(self, app: ASGIApp, allowed_hosts: Iterable[str]) -> None:
-        self.app = app
-        self._allowed = frozenset(name.lower() for name in allowed_hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        if refusal is None:
-            await self.app(scope, receive, send)
-        else:
-            await JSONResponse(openai_body(*refusal), refusal[0])(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        headers = Headers(scope=scope)
-        site = headers.get("sec-fetch-site", "none")
-        if site not in ("same-origin", "none"):
-            return 403, f"requests of another site ({site}) are refused"
-        name = host_name(headers.get("host", ""))
-        if "." in name and name not in self._allowed and not _is_address(name):
-            return 421, f"{name} is no name of this proxy: add --allow-host {name}"
-        return None
-
-
-def host_name(header: str) -> str:
-    """``LocalHost.:9100`` -> ``localhost``, ``[::1]:9100`` -> ``::1``."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0].lower().removesuffix(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+def refuse_page(status: int, detail: str) -> JSONResponse:
+    """The response to a web page of another name or site."""
+    return JSONResponse(openai_body(status, detail), status)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 from pathlib import Path
 
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.generation.proxy.app import create_app
-from atroposlib.generation.proxy.auth import names_loopback
 from atroposlib.generation.proxy.config import Setup, tokenizer_of
 from atroposlib.generation.proxy.sessions import Limits
+from atroposlib.utils.http_server import bind, is_loopback
 
 TOKEN_VARIABLE = "ATROPOS_PROXY_TOKEN"
 DEFAULT_PORT = 9100
@@ -79,7 +78,7 @@ def serve(options: argparse.Namespace) -> None:
     admin_token = os.environ.get(TOKEN_VARIABLE) or None
     refuse_open_proxy(options.host, admin_token, options.allow_remote)
     setup = Setup.read(options.config)
-    with listening(options.host, options.port) as listener:
+    with bind(options.host, options.port, BACKLOG) as listener:  # before the tokenizer loads
         app = create_app(
             setup.manager(),
             tokenizer_of(setup),
@@ -99,25 +98,12 @@ def serve(options: argparse.Namespace) -> None:
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """The port is taken before the tokenizer loads, so that a clash costs no time.
-
-    Raises:
-        ConfigError: it is taken already, or the address is not of this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-
-
 def refuse_open_proxy(host: str, admin_token: str | None, allow_remote: bool) -> None:
     """
     Raises:
         ConfigError: other machines could use the proxy, and nothing asks who they are.
     """
-    if admin_token is None and not allow_remote and not names_loopback(host):
+    if admin_token is None and not allow_remote and not is_loopback(host):
         raise ConfigError(
             f"--host {host} can be reached by other machines: set {TOKEN_VARIABLE}, or add "
             "--allow-remote on a network where everybody may do everything"

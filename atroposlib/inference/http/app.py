@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atroposlib.errors import (
@@ -26,6 +26,7 @@ from atroposlib.inference.http import (
 from atroposlib.inference.http.process_group import WeightGroups
 from atroposlib.inference.http.replies import Json, JsonResponse
 from atroposlib.inference.http.service import InferenceService
+from atroposlib.utils.http_server import SameSiteGuard
 
 STATUS_OF = {WeightsError: 400, InferenceUnavailable: 503}
 
@@ -49,7 +50,8 @@ def create_app(engine: Engine) -> FastAPI:
     async def health() -> Json:
         return {"status": "ok"}
 
-    app.add_middleware(OwnSiteOnly)
+    # A web page must not pause a run.
+    app.add_middleware(SameSiteGuard, refuse=error_reply)
     app.add_middleware(WeightVersionHeader, engine=engine)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(AtroposError, _on_error)
@@ -71,21 +73,6 @@ class WeightVersionHeader:
             await send(message)
 
         await self.app(scope, receive, with_version if scope["type"] == "http" else send)
-
-
-class OwnSiteOnly:
-    """Refuses what a browser sends for another site: a web page must not pause a run."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        site = Headers(scope=scope).get("sec-fetch-site") if scope["type"] == "http" else None
-        if site in (None, "same-origin", "none"):
-            await self.app(scope, receive, send)
-        else:
-            refusal = error_reply(403, f"requests of another site ({site}) are refused")
-            await refusal(scope, receive, send)
 
 
 async def _on_invalid(_: Request, error: Exception) -> JsonResponse:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from atroposlib.errors import InferenceRefused, WeightsError
 from atroposlib.inference.http.protocol import InitWeightsGroup, UpdateFromGroup
+from atroposlib.utils.http_server import is_loopback
 
 dist: Any = torch.distributed  # its stubs leave out half of what is used here
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class WeightGroup:
@@ -129,7 +129,7 @@ def join(store: Any, body: InitWeightsGroup, bound: timedelta) -> Any:
         return dist.ProcessGroupNCCL(store, body.rank_offset, body.world_size, settings)
     options = dist.ProcessGroupGloo._Options()
     options._timeout = bound
-    near = body.master_address in LOOPBACK
+    near = is_loopback(body.master_address)
     gloo = dist.ProcessGroupGloo
     options._devices = [
         gloo.create_device(hostname="127.0.0.1") if near else gloo.create_default_device()

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import torch.distributed
 
-dist: Any = torch.distributed  # its stubs leave out half of what is used here
+from atroposlib.utils.http_server import is_loopback
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+dist: Any = torch.distributed  # its stubs leave out half of what is used here
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def join(store: Any, group: GroupSpec, rank: int) -> Any:
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = bound(group)
-    near = group.address in LOOPBACK
+    near = is_loopback(group.address)
     options._devices = [
         gloo.create_device(hostname="127.0.0.1") if near else gloo.create_default_device()
     ]
@@ -97,7 +97,7 @@ def broadcast(members: Any, tensor: Any) -> Any:
 def own_address(url: str) -> str:
     """The address of this machine that the server at ``url`` can reach."""
     parts = urlsplit(url)
-    if parts.hostname in LOOPBACK:
+    if is_loopback(parts.hostname or ""):
         return "127.0.0.1"
     # No packet is sent: the system only chooses the interface it would use.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,0 +1,142 @@
+"""Listening sockets, loopback checks and guards against web pages, for every HTTP server.
+
+A web page can reach a server on this machine in two ways. It can give its own name the address
+127.0.0.1 (DNS rebinding); the Host header then holds the name of the page. Or it can send the
+request from the browser; ``Sec-Fetch-Site`` then names the relation of the two sites.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from atroposlib.errors import ConfigError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # as the Host header writes them
+ANY_HOST = "*"
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::\d{0,5})?")
+
+
+def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
+    """A TCP socket bound to ``host`` and ``port``, so that a taken port fails early.
+
+    Args:
+        backlog: start to listen with it; None: the caller does. Until a socket listens,
+            another one may bind to the same port.
+
+    Raises:
+        ConfigError: the port is taken, or the address is not of this machine.
+    """
+    listener = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        if backlog is not None:
+            listener.listen(backlog)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        advice = ""
+        if error.errno == errno.EADDRINUSE:
+            advice = " (stop its owner or choose another --port)"
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}{advice}"
+        ) from error
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is only reachable from this machine. Other names may resolve anywhere."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_address(name: str) -> bool:
+    """Whether ``name`` is an IP address, with or without the brackets of a Host header."""
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def host_name(header: bytes) -> str | None:
+    """The host of a Host header, ``LocalHost.:8000`` -> ``localhost``; None if malformed."""
+    match = _HOST.fullmatch(header.decode("latin-1").lower())
+    return match["name"].removesuffix(".") if match else None
+
+
+class HostGuard:
+    """ASGI middleware against DNS rebinding: rejects other names in the Host header.
+
+    Addresses cannot be rebound, and names without a dot (``node017``, a service of a compose
+    file) cannot be registered, so both always pass.
+
+    Args:
+        allowed: names that pass besides; None or ``*`` passes every request.
+        refuse: the response for (status, detail): 400 malformed, 421 another name.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        allowed: Iterable[str] | None,
+        refuse: Callable[[int, str], ASGIApp],
+    ) -> None:
+        self.app = app
+        self._refuse = refuse
+        names = None if allowed is None else frozenset(name.lower() for name in allowed)
+        self._allowed = None if names is None or ANY_HOST in names else names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._allowed is None or scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        given = [value for name, value in scope["headers"] if name == b"host"]
+        name = host_name(given[0]) if len(given) == 1 else None
+        if name is None:
+            refused = self._refuse(400, "one well-formed Host header is expected")
+        elif name in self._allowed or "." not in name or is_address(name):
+            await self.app(scope, receive, send)
+            return
+        else:
+            detail = f"{name} is no name of this server: add --allow-host {name}"
+            refused = self._refuse(421, detail)
+        if scope["type"] == "http":
+            await refused(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+
+class SameSiteGuard:
+    """ASGI middleware that rejects requests which a browser sends for another site, with 403."""
+
+    def __init__(self, app: ASGIApp, refuse: Callable[[int, str], ASGIApp]) -> None:
+        self.app = app
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            for name, value in scope["headers"]:
+                if name == b"sec-fetch-site" and value not in (b"none", b"same-origin"):
+                    detail = (
+                        f"requests of another site ({value.decode('latin-1')}) are refused"
+                    )
+                    await self._refuse(403, detail)(scope, receive, send)
+                    return
+        await self.app(scope, receive, send)

@@ -1,0 +1,118 @@
+"""Listening sockets, loopback names, and the guards against web pages."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from starlette.responses import JSONResponse, PlainTextResponse
+
+from atroposlib.errors import ConfigError
+from atroposlib.utils.http_server import (
+    LOOPBACK_HOSTS,
+    HostGuard,
+    SameSiteGuard,
+    bind,
+    host_name,
+    is_loopback,
+)
+
+
+def refuse(status, detail):
+    return JSONResponse({"detail": detail}, status)
+
+
+async def ask(host, allowed=LOOPBACK_HOSTS):
+    transport = httpx.ASGITransport(HostGuard(PlainTextResponse("in"), allowed, refuse))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        return await http.get("/", headers={"host": host})
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:1", "[::1]:8000", "node7:80"],
+)
+async def test_our_names_addresses_and_names_without_a_dot_pass(host):
+    assert (await ask(host)).text == "in"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io:8000"],
+)
+async def test_another_name_is_refused_with_the_option_that_allows_it(host):
+    refused = await ask(host)
+    assert refused.status_code == 421
+    assert f"--allow-host {host.partition(':')[0]}" in refused.json()["detail"]
+    assert (await ask(host, ["*"])).text == "in"
+    assert (await ask(host, [host.partition(":")[0].upper()])).text == "in"
+    assert (await ask(host, None)).text == "in"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "local host", "localhost/", "a@localhost", "[::1", "localhost:80:80", "x" * 300, "é"],
+)
+async def test_what_is_no_host_is_refused(host):
+    assert (await ask(host.encode())).status_code == 400
+
+
+async def test_one_host_header_is_expected():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    for headers in ([], [(b"host", b"localhost"), (b"host", b"localhost")]):
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": headers}
+        await HostGuard(PlainTextResponse("in"), LOOPBACK_HOSTS, refuse)(scope, None, send)
+        assert sent.pop(0)["status"] == 400
+        sent.clear()
+
+
+async def test_a_websocket_of_another_name_is_closed():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/", "headers": [(b"host", b"evil.example")]}
+    await HostGuard(PlainTextResponse("in"), LOOPBACK_HOSTS, refuse)(scope, None, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+def test_a_host_is_read_without_its_port():
+    assert host_name(b"Node-1:8000") == "node-1"
+    assert host_name(b"[::1]:8000") == "[::1]"
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "Same-Origin", ""])
+async def test_what_a_browser_sends_for_another_site_is_refused(site):
+    guarded = SameSiteGuard(PlainTextResponse("in"), refuse)
+    transport = httpx.ASGITransport(guarded)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        reply = await http.get("/", headers={"sec-fetch-site": site})
+        assert (reply.status_code, site in reply.json()["detail"]) == (403, True)
+        for own in ({}, {"sec-fetch-site": "none"}, {"sec-fetch-site": "same-origin"}):
+            assert (await http.get("/", headers=own)).text == "in"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "::1"])
+def test_names_of_this_machine_are_loopback(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "0.0.0.0", "10.0.0.1", "localhost.evil.example", "127.0.0.1.nip.io", "2130706433"],
+)
+def test_a_name_that_looks_local_is_not(host):
+    assert not is_loopback(host)
+
+
+def test_a_taken_port_and_a_foreign_address_are_named():
+    with bind("127.0.0.1", 0, 8) as owner:
+        port = owner.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: .*choose another --port"):
+            bind("127.0.0.1", port, 8)
+    with pytest.raises(ConfigError, match="cannot listen on 192.0.2.1:0"):
+        bind("192.0.2.1", 0)
