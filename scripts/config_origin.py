@@ -20,7 +20,7 @@ ORIGINAL: dict[str, frozenset[str]] = {
     ),
     "atroposlib.envs.base:APIServerConfig": _BASELINE
     | {"api_key", "base_url", "n_kwarg_is_ignored", "health_check"},
-    "atroposlib.generation.engines.base:ServerBaseline": _BASELINE,
+    "atroposlib.generation.engines.api_server:ServerBaseline": _BASELINE,
     "atroposlib.generation.routing.manager:ServerManagerConfig": frozenset(
         ("slurm", "testing", "max_n_completions", "proxy_url")
     ),

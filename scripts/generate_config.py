@@ -53,7 +53,7 @@ SECTIONS = (
     ),
     Section(
         "Defaults for servers that are not listed one by one",
-        "atroposlib.generation.engines.base:ServerBaseline",
+        "atroposlib.generation.engines.api_server:ServerBaseline",
         "In Python only: what `config_init` returns in place of a list of servers.",
     ),
     Section(
@@ -63,7 +63,7 @@ SECTIONS = (
     ),
     Section(
         "Thinking of hosted models",
-        "atroposlib.generation.engines.base:ReasoningConfig",
+        "atroposlib.generation.engines.api_server:ReasoningConfig",
         "Made from three options of the environment; naming an effort or a number of tokens "
         "switches it on.",
     ),

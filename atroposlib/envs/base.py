@@ -33,7 +33,7 @@ from atroposlib.generation.configs import (
     ServerBaseline,
     ServerConfigs,
 )
-from atroposlib.generation.engines.base import APIServer
+from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.type_definitions import Item
 
 __all__ = [

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.openai import OpenAIServer
-from atroposlib.generation.engines.vllm_protocols import CompletionsRoute, DemoRoute
+from atroposlib.generation.engines.vllm import CompletionsRoute, DemoRoute
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.inference.engine.engine import Engine, PauseMode
 from atroposlib.inference.engine.model import ServedModel, load_model

@@ -19,7 +19,7 @@ LIGHT = (
     "atroposlib.generation.sessions.managed "
     "atroposlib.generation.engines.openai "
     "atroposlib.generation.sessions.remote "
-    "atroposlib.generation.engines.base "
+    "atroposlib.generation.engines.api_server "
     "atroposlib.generation.engines.harness "
     "atroposlib.generation.routing.manager "
     "atroposlib.generation.engines.sglang "

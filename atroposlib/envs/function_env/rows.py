@@ -25,7 +25,7 @@ from atroposlib.envs.rollout.groups import (
     mean_metrics,
 )
 from atroposlib.generation.proxy.rows import Samples
-from atroposlib.generation.sampling.types import Generation
+from atroposlib.generation.sampling.generation import Generation
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from atroposlib.envs.rollout.groups import ScoredDataGroup
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.generation.configs import ServerConfigs
-from atroposlib.generation.engines.base import APIServer
+from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.type_definitions import Item
 
 

@@ -1,11 +1,11 @@
-"""The original's import path of :mod:`atroposlib.generation.engines.openai`."""
+"""The original's import path of the OpenAI client and of its settings."""
 
-from atroposlib.generation.engines.openai import (
+from atroposlib.generation.configs import (
     APIServerConfig,
     OpenaiConfig,
-    OpenAIServer,
     resolve_openai_configs,
 )
+from atroposlib.generation.engines.openai import OpenAIServer
 
 __all__ = [
     "APIServerConfig",

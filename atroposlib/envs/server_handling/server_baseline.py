@@ -1,6 +1,6 @@
-"""The original's import path of :mod:`atroposlib.generation.engines.base`."""
+"""The original's import path of :mod:`atroposlib.generation.engines.api_server`."""
 
-from atroposlib.generation.engines.base import (
+from atroposlib.generation.engines.api_server import (
     VALID_REASONING_EFFORTS,
     APIServer,
     APIServerConfig,

@@ -11,7 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atroposlib.generation.chat.messages import Message, template_messages
+from atroposlib.errors import ConfigError
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 # Words no chat template looks for, so it cannot strip what stands between them.
 _SHIELDS = {"<think>": "\u2060[thinking\u2060", "</think>": "\u2060thinking]\u2060"}
@@ -157,3 +159,69 @@ def _shielded(messages: list[Message], opened: str) -> list[Message]:
             message = {**message, "content": content}
         shown.append(message)
     return shown
+
+
+Message = dict[str, Any]
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+
+
+def plain_message(message: Any) -> Message:
+    """A message or tool call as a dict; the openai package's objects are read too."""
+    if isinstance(message, Mapping):
+        return dict(message)
+    dump = getattr(message, "model_dump", None)
+    if dump is None:
+        raise ConfigError(f"messages: a message is a dict, not {type(message).__name__}")
+    return dict(dump(exclude_none=True))
+
+
+def template_messages(messages: Sequence[Any]) -> list[Message]:
+    """Messages whose ``content`` is one text: None becomes "", text parts are joined.
+
+    Raises:
+        ConfigError: a part is no text, such as an image: rows of text tokens could not say
+            what the model saw.
+    """
+    plain = [plain_message(message) for message in messages]
+    return [
+        {**message, "content": content_text(message.get("content"), f"messages[{i}]")}
+        for i, message in enumerate(plain)
+    ]
+
+
+def content_text(content: Any, where: str = "message") -> str:
+    """The text of ``content``: a string, None, or a list of text parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise ConfigError(f"{where}.content: a string or a list of parts")
+    return "".join(_part_text(part, where) for part in content)
+
+
+def _part_text(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    part = plain_message(part)
+    kind = str(part.get("type", "text"))
+    if kind not in TEXT_PARTS:
+        raise ConfigError(
+            f"{where}.content: a part of type {kind!r} cannot be kept as text tokens; managed "
+            "sessions take text only, so call the server's own chat_completion for it"
+        )
+    return str(part.get("refusal" if kind == "refusal" else "text") or "")
+
+
+def load_tokenizer(config: APIServerConfig) -> Any:
+    """The config's tokenizer; ConfigError names the setting that would help."""
+    named = config.tokenizer_name not in ("", "none")
+    name = config.tokenizer_name if named else config.model_name
+    try:
+        return load_tokenizer_named(name)
+    except (OSError, ValueError) as cause:
+        raise ConfigError(
+            f"tokenizer_name: no tokenizer can be loaded from {name!r}; "
+            "name a model or a directory that has one"
+        ) from cause

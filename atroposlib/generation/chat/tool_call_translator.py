@@ -13,8 +13,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from atroposlib.generation.chat.messages import Message, plain_message
-from atroposlib.generation.chat.template import continuation, decoded
+from atroposlib.generation.chat.template import Message, continuation, decoded, plain_message
 from atroposlib.generation.chat.tool_parsers import (
     VLLM_AVAILABLE,
     FoundCall,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.errors import ConfigError, InferenceRefused
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines.base import APIServer
+from atroposlib.generation.engines.api_server import APIServer
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -21,7 +21,7 @@ def create_chat_completion(
     resp: str | Sequence[str], n: int = 1, finish_reason: str = "stop"
 ) -> ChatCompletion:
     """A chat completion of one text, repeated n times, or of several texts."""
-    from atroposlib.generation.engines.openai_base import chat_completion_of
+    from atroposlib.generation.engines.openai import chat_completion_of
 
     choices = [
         {"index": i, "finish_reason": finish_reason, "message": _assistant(text)}
@@ -34,7 +34,7 @@ def create_completion(
     resp: str | Sequence[str], n: int = 1, finish_reason: str = "stop"
 ) -> Completion:
     """A text completion of one text, repeated n times, or of several texts."""
-    from atroposlib.generation.engines.openai_base import completion_of
+    from atroposlib.generation.engines.openai import completion_of
 
     choices = [
         {"index": i, "finish_reason": finish_reason, "text": text, "logprobs": None}

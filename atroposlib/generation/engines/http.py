@@ -7,12 +7,13 @@ an answer that is not JSON               -> InferenceUnavailable   (a proxy's er
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
-from atroposlib.generation.sampling.call_context import current_call
 
 if TYPE_CHECKING:
     import httpx
@@ -135,3 +136,28 @@ def read_reply(response: httpx.Response) -> Reply:
     except ValueError as cause:
         raise InferenceUnavailable(f"{where}: the answer is not JSON") from cause
     return Reply(payload=payload, headers=response.headers)
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """``others_answer`` tells whether another server could take the call instead."""
+
+    others_answer: Callable[[], bool] = lambda: False
+    routing_key: str | None = None  # sent to gateways, which keep a session on one engine
+
+
+_current: ContextVar[CallContext] = ContextVar("call_context", default=CallContext())
+
+
+def current_call() -> CallContext:
+    return _current.get()
+
+
+@contextmanager
+def calling(context: CallContext) -> Iterator[None]:
+    """Everything awaited in the block, and every task started in it, sees ``context``."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)

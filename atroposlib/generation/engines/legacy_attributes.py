@@ -6,8 +6,7 @@ import asyncio
 from collections import deque
 
 from atroposlib.generation.engines.health import HealthState, HealthWatch, OwnCheck
-from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight
-from atroposlib.generation.engines.timings import Lane
+from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, Lane
 
 
 class ServerAttributes:

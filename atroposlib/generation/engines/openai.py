@@ -1,17 +1,139 @@
-"""Hosted and local servers of which only the OpenAI protocol is known: text, no tokens."""
+"""Chat and text completions over the OpenAI protocol, for every server that speaks it."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from atroposlib.generation.configs import (
-    APIServerConfig,
-    OpenaiConfig,
-    resolve_openai_configs,
+from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
+from atroposlib.generation.chat.template import load_tokenizer
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.sampling.generation import (
+    Generation,
+    four_tuple,
+    prompt_ids,
+    request_options,
+    with_choice_seed,
 )
-from atroposlib.generation.engines.openai_base import OpenAICompatibleServer
+from atroposlib.generation.sampling.reasoning import ReasoningConfig
+from atroposlib.generation.sampling.resume import Decode
+from atroposlib.utils.gathering import gather_or_cancel
 
-__all__ = ["APIServerConfig", "OpenAIServer", "OpenaiConfig", "resolve_openai_configs"]
+if TYPE_CHECKING:
+    from openai.types import Completion
+    from openai.types.chat import ChatCompletion
+
+logger = logging.getLogger(__name__)
+Payload = dict[str, Any]
+
+
+def request_body(kwargs: Mapping[str, Any]) -> Payload:
+    """The JSON body of keyword arguments as the openai package takes them.
+
+    ``extra_body`` is merged in; what only a client would use is left out. ``stream`` is
+    refused: a call returns a whole completion.
+    """
+    if kwargs.get("stream"):
+        raise ConfigError("stream: completions are returned whole; leave it out")
+    client_only = ("extra_body", "extra_headers", "extra_query", "timeout", "stream")
+    body = {k: v for k, v in kwargs.items() if k not in client_only and v is not None}
+    return {**body, **(kwargs.get("extra_body") or {})}
+
+
+def merge_choices(payloads: list[Payload]) -> Payload:
+    """One completion out of several of the same prompt: choices renumbered, usage summed."""
+    merged = dict(payloads[0])
+    choices = [choice for payload in payloads for choice in payload["choices"]]
+    merged["choices"] = [{**choice, "index": i} for i, choice in enumerate(choices)]
+    usages = [payload["usage"] for payload in payloads if payload.get("usage")]
+    if usages:
+        merged["usage"] = {
+            name: sum(int(usage.get(name) or 0) for usage in usages)
+            for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+        }
+    return merged
+
+
+class OpenAICompatibleServer(APIServer):
+    """Base of the backends whose chat and completions are OpenAI's.
+
+    Requests go over the same connections as everything else of the server; the openai
+    package only supplies the response types, imported at the first response because that
+    takes about a second.
+    """
+
+    def __init__(
+        self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None
+    ) -> None:
+        super().__init__(config, reasoning_config)
+        self.n_is_ignored = config.n_kwarg_is_ignored
+
+    async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
+        payload = await self._complete("chat/completions", kwargs)
+        return chat_completion_of(payload)
+
+    async def _completion_wrapper(self, **kwargs: Any) -> Completion:
+        payload = await self._complete("completions", kwargs)
+        return completion_of(payload)
+
+    async def _complete(self, path: str, kwargs: Mapping[str, Any]) -> Payload:
+        """A payload with ``n`` choices, whatever the server makes of ``n``."""
+        body = request_body(kwargs)
+        n = int(body.get("n") or 1)
+
+        async def ask(count: int, first: int = 0) -> Payload:
+            sent = {**with_choice_seed(body, first), "n": count} if "n" in body else body
+            return await self._ask_choices(path, sent, kwargs)
+
+        if n > 1 and self.n_is_ignored:
+            return merge_choices(await gather_or_cancel(ask(1, i) for i in range(n)))
+        first = await ask(n)
+        returned = len(first["choices"])
+        if returned == n:
+            return first
+        if returned != 1:
+            raise ConfigError(
+                f"{self.root_url} answered {returned} choices where n={n} was asked; "
+                "set n_kwarg_is_ignored true for this server"
+            )
+        logger.warning("%s ignores n: sending one request per choice from now", self.root_url)
+        self.n_is_ignored = True
+        rest = await gather_or_cancel(ask(1, i) for i in range(1, n))
+        return merge_choices([first, *rest])
+
+    async def _ask_choices(
+        self, path: str, body: Payload, kwargs: Mapping[str, Any]
+    ) -> Payload:
+        if self.is_official_openai and not self.http.headers:
+            raise ConfigError(
+                "api_key: the official OpenAI API needs one; set it or OPENAI_API_KEY, "
+                "or set base_url to the server that is meant"
+            )
+        url = f"{self.base_url}/{path}"
+        reply = await self.http.post(url, body, **request_options(kwargs))
+        if not isinstance(reply.payload, dict) or not reply.payload.get("choices"):
+            raise InferenceUnavailable(f"{url}: the answer has no choices")
+        if any(choice.get("finish_reason") == "abort" for choice in reply.payload["choices"]):
+            # Text cannot be gone on with token by token; a torso must not pass for an answer.
+            raise InferenceUnavailable(f"{url}: aborted, as when the server gets new weights")
+        return reply.payload
+
+
+def chat_completion_of(payload: Payload) -> ChatCompletion:
+    """The openai package's type, unvalidated: servers add fields and leave some out."""
+    from openai.types.chat import ChatCompletion
+
+    return ChatCompletion.model_construct(**payload)
+
+
+def completion_of(payload: Payload) -> Completion:
+    """As :func:`chat_completion_of`, for text completions."""
+    from openai.types import Completion
+
+    return Completion.model_construct(**payload)
 
 
 class OpenAIServer(OpenAICompatibleServer):
@@ -29,3 +151,86 @@ class OpenAIServer(OpenAICompatibleServer):
             "OpenAIServer returns no token ids or logprobs; "
             "use server_type vllm, sglang or trl for rows that are trained on"
         )
+
+
+class TokenServer(OpenAICompatibleServer):
+    """A backend that takes token ids and returns token ids with logprobs."""
+
+    accepts_reasoning = False
+
+    def __init__(
+        self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None
+    ) -> None:
+        if not config.base_url:
+            raise ConfigError(
+                f"base_url: a server of type {config.server_type} needs an address, "
+                "such as http://localhost:9001/v1"
+            )
+        super().__init__(config, reasoning_config)
+        self._tokenizer: Any = None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of ``tokenizer_name``, else of ``model_name``; loaded when first read."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.config)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def offer_tokenizer(self, tokenizer: Any) -> None:
+        """Use this one unless there is one already, so that none has to be loaded."""
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer
+
+    async def tokens_and_logprobs_completion(
+        self, **kwargs: Any
+    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+        """As the base class; a continuation cut short for new weights is resumed."""
+        ids = await self._prompt_ids(kwargs)
+        return four_tuple(await self.generate(**{**kwargs, "input_ids": ids}))
+
+    async def decoder(self) -> Decode:
+        await self._load_tokenizer()
+        return lambda ids: str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    async def _load_tokenizer(self) -> None:
+        if self._tokenizer is None:
+            await asyncio.to_thread(lambda: self.tokenizer)  # seconds: not on the event loop
+
+    async def _prompt_ids(self, kwargs: dict[str, Any]) -> list[int]:
+        """The ids to send; a tokenizer is loaded only where one is needed to tell."""
+        given = kwargs.get("input_ids")
+        if given is None or (len(given) > 1 and given[0] == given[1]):
+            await self._load_tokenizer()
+        return prompt_ids(kwargs, self._tokenizer)
+
+    async def _tokens_and_logprobs_completion_wrapper(
+        self, **kwargs: Any
+    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+        ids = await self._prompt_ids(kwargs)
+        return four_tuple(await self._generate_wrapper(**{**kwargs, "input_ids": ids}))
+
+
+def expect_outputs(outputs: list[Generation], n: int, where: str) -> list[Generation]:
+    if len(outputs) != n:
+        raise TokensMissing(f"{where}: {len(outputs)} outputs where n={n} was asked")
+    return outputs
+
+
+def take_top_k(kwargs: dict[str, Any]) -> int:
+    """How many alternatives per position ``get_logprobs`` is asked for; 0: only its own.
+
+    ``top_k`` is not the sampling parameter here, so it is taken out.
+    """
+    asked = (kwargs.pop("top_k", None), kwargs.pop("top_logprobs", None))
+    return max(0, int(next((k for k in asked if k is not None), 1)))
+
+
+def require(value: Any, name: str, path: str) -> Any:
+    """``value``; TokensMissing with its ``name`` if the response of ``path`` has none."""
+    if value is None:
+        raise TokensMissing(f"{path}: the answer has no {name}, so it cannot be trained on")
+    return value

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atroposlib.errors import TokensMissing
-from atroposlib.generation.engines.token_server import (
+from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
+    require,
     take_top_k,
 )
-from atroposlib.generation.engines.vllm_protocols import require
-from atroposlib.generation.sampling.params import request_options, sampling_params
-from atroposlib.generation.sampling.types import (
+from atroposlib.generation.sampling.generation import (
     Generation,
     finish_reason_text,
+    request_options,
+    sampling_params,
     token_versions,
 )
 

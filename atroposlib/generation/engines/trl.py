@@ -13,11 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError, InferenceRefused, TokensMissing
 from atroposlib.generation.chat.template import render
-from atroposlib.generation.engines.openai_base import chat_completion_of, completion_of
-from atroposlib.generation.engines.token_server import TokenServer, expect_outputs
-from atroposlib.generation.engines.vllm_protocols import require
-from atroposlib.generation.sampling.params import request_options, sampling_params
-from atroposlib.generation.sampling.types import UNKNOWN_VERSION, Generation
+from atroposlib.generation.engines.openai import (
+    TokenServer,
+    chat_completion_of,
+    completion_of,
+    expect_outputs,
+    require,
+)
+from atroposlib.generation.sampling.generation import (
+    UNKNOWN_VERSION,
+    Generation,
+    request_options,
+    sampling_params,
+)
 
 if TYPE_CHECKING:
     from openai.types import Completion

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from atroposlib.errors import InferenceRefused, InferenceUnavailable
+from atroposlib.errors import InferenceRefused, InferenceUnavailable, TokensMissing
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.http import read_reply
-from atroposlib.generation.engines.token_server import (
+from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
+    require,
     take_top_k,
 )
-from atroposlib.generation.engines.vllm_protocols import TOKEN_ROUTES, TokenRoute, topk_lists
-from atroposlib.generation.sampling.params import request_options, sampling_params
+from atroposlib.generation.sampling.generation import (
+    Generation,
+    finish_reason_text,
+    request_options,
+    sampling_params,
+    token_versions,
+)
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
-from atroposlib.generation.sampling.types import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -110,3 +116,216 @@ class VLLMServer(TokenServer):
             return read_reply(response).payload.get("weight_version")
         except InferenceRefused:
             return None
+
+
+Body = dict[str, Any]
+
+
+class TokenRoute(Protocol):
+    """One request shape. ``label`` is the weight version of the response as a whole."""
+
+    path: str
+
+    def generate_body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
+        """Ask for continuations of ``ids`` (P,) with the logprob of each sampled token."""
+        ...
+
+    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
+        """Raises TokensMissing where ids or logprobs are absent."""
+        ...
+
+    def logprobs_body(
+        self, model: str, ids: list[int], top_k: int, params: Mapping[str, Any]
+    ) -> Body:
+        """Ask for the ``top_k`` logprobs at each position of ``ids``; 0: only its own."""
+        ...
+
+    def read_prompt_logprobs(self, payload: Any) -> Any:
+        """The raw per-position list, or None."""
+        ...
+
+
+class DemoRoute:
+    """``{"prompt": {"prompt_token_ids": [...]}, "logprobs": 0, ...sampling}``."""
+
+    path = "/generate"
+
+    def generate_body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
+        return {**params, "prompt": {"prompt_token_ids": ids}, "logprobs": 0}
+
+    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
+        rows = require(payload.get("logprobs"), "logprobs", self.path)
+        token_rows = payload.get("token_ids") or [None] * len(rows)
+        reasons = payload.get("finish_reasons") or [None] * len(rows)
+        spans = payload.get("weight_versions") or [None] * len(rows)
+        if not len(rows) == len(token_rows) == len(reasons) == len(spans):
+            raise TokensMissing(f"{self.path}: lists of different lengths in the answer")
+        generations = []
+        for i, row in enumerate(rows):
+            tokens, logprobs = _ids_and_logprobs(row, token_rows[i])
+            generations.append(
+                Generation(
+                    prompt_ids=ids,
+                    tokens=tokens,
+                    logprobs=logprobs,
+                    versions=token_versions(len(tokens), spans[i], label),
+                    finish_reason=finish_reason_text(reasons[i]),
+                )
+            )
+        return generations
+
+    def logprobs_body(
+        self, model: str, ids: list[int], top_k: int, params: Mapping[str, Any]
+    ) -> Body:
+        return {**params, "prompt": {"prompt_token_ids": ids}, "prompt_logprobs": top_k}
+
+    def read_prompt_logprobs(self, payload: Any) -> Any:
+        return payload.get("prompt_logprobs")
+
+
+class ScaleOutRoute:
+    """``{"model", "token_ids": [...], "sampling_params": {...}}``."""
+
+    path = "/inference/v1/generate"
+
+    def generate_body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
+        return {
+            "model": model,
+            "token_ids": ids,
+            "sampling_params": {**params, "logprobs": 1},
+            "stream": False,
+        }
+
+    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
+        choices = require(payload.get("choices"), "choices", self.path)
+        generations = []
+        for choice in in_order(choices):
+            tokens = require(choice.get("token_ids"), "token_ids", self.path)
+            content = (choice.get("logprobs") or {}).get("content")
+            logprobs = [
+                float(entry["logprob"])
+                for entry in require_unless_empty(content, tokens, self.path)
+            ]
+            generations.append(_of_choice(choice, payload, ids, logprobs, label))
+        return generations
+
+    def logprobs_body(
+        self, model: str, ids: list[int], top_k: int, params: Mapping[str, Any]
+    ) -> Body:
+        return {
+            "model": model,
+            "token_ids": ids,
+            "sampling_params": {**params, "prompt_logprobs": top_k},
+            "stream": False,
+        }
+
+    def read_prompt_logprobs(self, payload: Any) -> Any:
+        return payload.get("prompt_logprobs")
+
+
+class CompletionsRoute:
+    """OpenAI's completions with a token-id prompt and vLLM's ``return_token_ids``."""
+
+    path = "/v1/completions"
+
+    def generate_body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
+        extra = {"prompt": ids, "logprobs": 1, "return_token_ids": True, "stream": False}
+        return {"model": model, **params, **extra}
+
+    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
+        choices = require(payload.get("choices"), "choices", self.path)
+        generations = []
+        for choice in in_order(choices):
+            tokens = require(choice.get("token_ids"), "token_ids", self.path)
+            values = (choice.get("logprobs") or {}).get("token_logprobs")
+            logprobs = [
+                float(require(value, "token_logprobs", self.path))
+                for value in require_unless_empty(values, tokens, self.path)
+            ]
+            prompt_ids = list(choice.get("prompt_token_ids") or ids)
+            generations.append(_of_choice(choice, payload, prompt_ids, logprobs, label))
+        return generations
+
+    def logprobs_body(
+        self, model: str, ids: list[int], top_k: int, params: Mapping[str, Any]
+    ) -> Body:
+        return {"model": model, **params, "prompt": ids, "prompt_logprobs": top_k}
+
+    def read_prompt_logprobs(self, payload: Any) -> Any:
+        choices = require(payload.get("choices"), "choices", self.path)
+        return choices[0].get("prompt_logprobs")
+
+
+#: In order of preference: the first that a server has is used for all its token requests.
+TOKEN_ROUTES: tuple[TokenRoute, ...] = (DemoRoute(), ScaleOutRoute(), CompletionsRoute())
+
+
+def topk_lists(raw: Any) -> tuple[list[list[int]], list[list[float]]]:
+    """Ids and logprobs per position, as two parallel lists; [] where nothing was reported.
+
+    ``raw`` is [position] or [sequence][position] of a dict, a list of dicts, or null; a value
+    is a number or {"logprob": number}.
+    """
+    if raw is None:
+        raise TokensMissing("the backend returned no prompt_logprobs")
+    positions = raw
+    if len(raw) == 1 and isinstance(raw[0], list) and _is_nested(raw[0]):
+        positions = raw[0]
+    ids: list[list[int]] = []
+    logprobs: list[list[float]] = []
+    for position in positions:
+        entries = position if isinstance(position, list) else [position]
+        pairs = [pair for entry in entries for pair in (entry or {}).items()]
+        ids.append([int(token) for token, _ in pairs])
+        logprobs.append([_number(value) for _, value in pairs])
+    return ids, logprobs
+
+
+def require_unless_empty(values: Any, tokens: Sequence[int], path: str) -> Any:
+    """Servers leave the logprobs out altogether when nothing was sampled."""
+    return [] if values is None and not tokens else require(values, "logprobs", path)
+
+
+def _of_choice(
+    choice: Mapping[str, Any], payload: Any, ids: list[int], logprobs: list[float], label: Any
+) -> Generation:
+    """A choice in OpenAI's shape, once its logprobs are read."""
+    tokens = list(choice["token_ids"])
+    spans = choice.get("weight_versions") or payload.get("weight_versions")
+    return Generation(
+        prompt_ids=ids,
+        tokens=tokens,
+        logprobs=logprobs,
+        versions=token_versions(len(tokens), spans, label),
+        finish_reason=finish_reason_text(choice.get("finish_reason")),
+    )
+
+
+def in_order(choices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(choices, key=lambda choice: int(choice.get("index") or 0))
+
+
+def _is_nested(row: list[Any]) -> bool:
+    """Tell [sequence][position] from [position] with a list of dicts at position 0."""
+    return any(entry is None or isinstance(entry, list) for entry in row) or len(row) > 1
+
+
+def _ids_and_logprobs(row: Any, tokens: Any) -> tuple[list[int], list[float]]:
+    ids: list[int] = []
+    logprobs: list[float] = []
+    for t, position in enumerate(row or []):
+        entry = position[0] if isinstance(position, list) else position
+        if not entry:
+            raise TokensMissing(f"/generate: no logprob at output token {t}")
+        token = str(tokens[t]) if tokens is not None and t < len(tokens) else next(iter(entry))
+        if token not in entry:
+            raise TokensMissing(f"/generate: no logprob of the token sampled at {t}")
+        ids.append(int(token))
+        logprobs.append(_number(entry[token]))
+    if tokens is not None and len(tokens) != len(ids):
+        raise TokensMissing(f"/generate: {len(tokens)} tokens with {len(ids)} logprobs")
+    return ids, logprobs
+
+
+def _number(value: Any) -> float:
+    return float(value["logprob"] if isinstance(value, Mapping) else value)

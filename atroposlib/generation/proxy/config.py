@@ -11,7 +11,7 @@ import msgspec
 from pydantic import ValidationError
 
 from atroposlib.errors import ConfigError
-from atroposlib.generation.chat.tokenizer import load_tokenizer
+from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.proxy.apis.request import Json, parsed
 from atroposlib.generation.routing.manager import ServerManager

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.generation.engines.base import APIServer
-from atroposlib.generation.engines.token_server import TokenServer
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.openai import TokenServer
 from atroposlib.generation.proxy.session import Managed, Settings
-from atroposlib.generation.routing.pick import pick_server, token_servers
-from atroposlib.generation.routing.sticky import Session as RoutedSession
-from atroposlib.generation.routing.sticky import SessionRoute
+from atroposlib.generation.routing.calls import Session as RoutedSession
+from atroposlib.generation.routing.calls import SessionRoute
+from atroposlib.generation.routing.failover import pick_server, token_servers
 from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.managed import ManagedServer
 

@@ -17,7 +17,7 @@ from atroposlib.generation.proxy.placement import address_of
 from atroposlib.generation.proxy.routes_agent import json_object, json_reply
 from atroposlib.generation.proxy.session import Session, Settings
 from atroposlib.generation.proxy.sessions import Sessions
-from atroposlib.generation.routing.pick import is_up
+from atroposlib.generation.routing.failover import is_up
 
 
 class OpenBody(msgspec.Struct, kw_only=True):

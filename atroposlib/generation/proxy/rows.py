@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from atroposlib.generation.sampling.types import Generation
+from atroposlib.generation.sampling.generation import Generation
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
 _ID_BYTES = 4

@@ -5,16 +5,21 @@ call -> split n into chunks -> a route per chunk -> one completion, renumbered
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from atroposlib.generation.engines.base import APIServer
+from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.routing.failover import Route
-from atroposlib.generation.routing.pick import chunk_sizes, join_choices, split_of
-from atroposlib.generation.sampling.params import with_choice_seed, with_max_tokens
+from atroposlib.generation.sampling.generation import (
+    DEFAULT_MAX_TOKENS,
+    Generation,
+    with_choice_seed,
+    with_max_tokens,
+)
 from atroposlib.generation.sampling.resume import Decode, generate_in_segments
-from atroposlib.generation.sampling.types import DEFAULT_MAX_TOKENS, Generation
 from atroposlib.utils.gathering import gather_or_cancel
 
 if TYPE_CHECKING:
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 T = TypeVar("T")
+C = TypeVar("C", "ChatCompletion", "Completion")
 Kwargs = dict[str, Any]
 
 
@@ -126,3 +132,87 @@ class RoutedCalls(ABC):
             {**with_choice_seed(kwargs, start), "n": size}
             for start, size in zip(starts, sizes)
         ]
+
+
+class SessionRoute(Route):
+    """Counts its session on the server it is on, so that the next session opens elsewhere."""
+
+    def __init__(self, servers: Sequence[APIServer], first: APIServer) -> None:
+        super().__init__(servers, first, routing_key=str(uuid.uuid4()))
+        self.on: APIServer = first
+        first.sessions += 1
+
+    def move_to(self, server: APIServer) -> None:
+        super().move_to(server)
+        self.on.sessions -= 1
+        self.on = server
+        server.sessions += 1
+
+    def end(self) -> None:
+        self.on.sessions -= 1
+
+
+class Session(RoutedCalls):
+    """Has the calls of an :class:`APIServer`; everything else is that of its server."""
+
+    def __init__(self, route: SessionRoute, max_n_completions: int) -> None:
+        self.route = route
+        self.max_n_completions = max_n_completions
+
+    def _route(self, tokens: bool = False) -> Route:
+        return self.route
+
+    @property
+    def config(self) -> Any:
+        return self.route.on.config
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "route":  # not there yet: while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.route.on, name)
+
+
+@contextmanager
+def session_on_route(
+    servers: Sequence[APIServer], first: Any, max_n_completions: int
+) -> Iterator[Any]:
+    """What a managed session samples from: ``first``, and the others when it fails.
+
+    An object that a test put in the place of a server is used as it is.
+    """
+    if not isinstance(first, APIServer):
+        yield first
+        return
+    route = SessionRoute(servers, first)
+    try:
+        yield Session(route, max_n_completions)
+    finally:
+        route.end()
+
+
+def chunk_sizes(n: int, largest: int) -> list[int]:
+    """n as chunks of at most ``largest``, the full ones first: 20 by 8 is [8, 8, 4]."""
+    full, rest = divmod(n, largest)
+    return [largest] * full + ([rest] if rest else [])
+
+
+def split_of(kwargs: Mapping[str, Any]) -> str:
+    return str(kwargs.get("split") or "train")
+
+
+def join_choices(parts: Iterable[C]) -> C:
+    """One completion with the choices of all, numbered in order, and their usage summed."""
+    rest: list[Any]
+    first, *rest = parts
+    if not rest:
+        return first
+    joined: Any = first.model_copy(deep=True)  # a backend may keep what it returned
+    for part in rest:
+        joined.choices.extend(part.choices)
+        if joined.usage is not None and part.usage is not None:
+            joined.usage.prompt_tokens += part.usage.prompt_tokens
+            joined.usage.completion_tokens += part.usage.completion_tokens
+            joined.usage.total_tokens += part.usage.total_tokens
+    for i, choice in enumerate(joined.choices):
+        choice.index = i
+    return cast(C, joined)

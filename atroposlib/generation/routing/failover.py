@@ -4,17 +4,89 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from atroposlib.errors import InferenceUnavailable
-from atroposlib.generation.engines.base import APIServer
-from atroposlib.generation.engines.health import ServerLeft
-from atroposlib.generation.routing.pick import any_answers, is_up, pick_server
-from atroposlib.generation.sampling.call_context import CallContext, calling
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.health import HealthState, ServerLeft
+from atroposlib.generation.engines.http import CallContext, calling
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+def pick_index(headrooms: Sequence[int], healthy: Sequence[bool]) -> int:
+    """The healthy server with most headroom; the first of equals; any when none is healthy.
+
+    A server that is down still gets the call when there is no other: the call then waits for
+    it, within a bound, and says so.
+    """
+    return max(range(len(headrooms)), key=lambda i: (healthy[i], headrooms[i], -i))
+
+
+def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
+    """The one with most room, after asking those that are down once more."""
+    recheck(servers)
+    index = pick_index(
+        [room(server, split) for server in servers],
+        [is_up(server) for server in servers],
+    )
+    return servers[index]
+
+
+def any_answers(servers: Sequence[APIServer]) -> bool:
+    """Whether one of them is not known to be down; those that are get asked once more."""
+    recheck(servers)
+    return any(is_up(server) for server in servers)
+
+
+def recheck(servers: Sequence[APIServer]) -> None:
+    for server in servers:
+        if isinstance(server, APIServer):
+            server.health.recheck()
+
+
+def is_up(server: Any) -> bool:
+    """Not known to be down. Stand-ins of tests may set ``server_healthy``."""
+    if isinstance(server, APIServer):
+        return server.health.state is not HealthState.DOWN
+    return bool(getattr(server, "server_healthy", True))
+
+
+def room(server: Any, split: str) -> int:
+    """Free slots, less one for each open session.
+
+    Tests put objects of their own in place of servers, which only have the original's
+    attributes: then the free slots for training, where there are such.
+    """
+    if isinstance(server, APIServer):
+        return server.headroom(split) - server.sessions
+    value = getattr(getattr(server, "sem", None), "_value", 0)
+    return value if isinstance(value, int) else 0
+
+
+def returns_tokens(server: APIServer) -> bool:
+    return bool(getattr(server, "returns_tokens", True))
+
+
+def token_servers(servers: Sequence[APIServer]) -> Sequence[APIServer]:
+    """Those that return token ids, where there are such."""
+    return [one for one in servers if returns_tokens(one)] or servers
+
+
+@contextmanager
+def session_on(server: Any) -> Iterator[Any]:
+    """Count a session, so that the next one opens elsewhere."""
+    if not isinstance(server, APIServer):
+        yield server
+        return
+    server.sessions += 1
+    try:
+        yield server
+    finally:
+        server.sessions -= 1
 
 
 class Route:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,29 +16,23 @@ from atroposlib.generation.configs import (
     ServerManagerConfig,
     as_server_list,
 )
-from atroposlib.generation.engines.base import APIServer
+from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.engines.harness import ServerHarness
-from atroposlib.generation.engines.token_server import TokenServer
-from atroposlib.generation.routing.calls import RoutedCalls
-from atroposlib.generation.routing.discovery import (
-    LOCAL_URLS,
-    generated_configs,
-    slurm_urls,
-)
-from atroposlib.generation.routing.failover import Route
-from atroposlib.generation.routing.pick import (
+from atroposlib.generation.engines.openai import OpenAIServer, TokenServer
+from atroposlib.generation.engines.sglang import SGLangServer
+from atroposlib.generation.engines.trl import TrlVllmServer
+from atroposlib.generation.engines.vllm import VLLMServer
+from atroposlib.generation.routing.calls import RoutedCalls, session_on_route
+from atroposlib.generation.routing.discovery import LOCAL_URLS, generated_configs, slurm_urls
+from atroposlib.generation.routing.failover import (
+    Route,
     pick_server,
     returns_tokens,
     session_on,
     token_servers,
 )
-from atroposlib.generation.routing.registry import ServerFactory, backend_for
-from atroposlib.generation.routing.sticky import session_on_route
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
-from atroposlib.generation.sessions.dummy import (
-    DummyManagedServer,
-    require_dummy_allowed,
-)
+from atroposlib.generation.sessions.dummy import DummyManagedServer, require_dummy_allowed
 from atroposlib.generation.sessions.managed import ManagedServer
 
 if TYPE_CHECKING:
@@ -260,3 +254,22 @@ def _proxy_from_environment() -> str | None:
             "%s is set: managed sessions go to the proxy at %s", PROXY_VARIABLE, url
         )
     return url or None
+
+
+ServerFactory = Callable[[APIServerConfig, ReasoningConfig], APIServer]
+
+BACKENDS: dict[str, ServerFactory] = {
+    "openai": OpenAIServer,
+    "vllm": VLLMServer,
+    "sglang": SGLangServer,
+    "trl": TrlVllmServer,
+}
+
+
+def backend_for(server_type: str) -> ServerFactory:
+    """The class for one ``server_type``; servers of one manager may be of different kinds."""
+    if server_type not in BACKENDS:
+        raise ConfigError(
+            f"server_type: {server_type} has no client here; one of {', '.join(BACKENDS)}"
+        )
+    return BACKENDS[server_type]

@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from atroposlib.errors import InferenceUnavailable, TokensMissing
-from atroposlib.generation.sampling.params import derived_seed, stop_strings
-from atroposlib.generation.sampling.types import Generation
+from atroposlib.generation.sampling.generation import Generation, derived_seed, stop_strings
 from atroposlib.utils.gathering import gather_or_cancel
 
 FIRST_PAUSE_S = 0.1

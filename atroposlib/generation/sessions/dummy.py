@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from atroposlib.generation.chat.messages import plain_message
-from atroposlib.generation.engines.base import APIServer
-from atroposlib.generation.sampling.types import UNKNOWN_VERSION
+from atroposlib.generation.chat.template import plain_message
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.sampling.generation import UNKNOWN_VERSION
 from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.wire import MASKED
 

@@ -20,26 +20,20 @@ from atroposlib.generation.chat.template import (
     decoded,
     encode_after,
     encode_prompt,
+    load_tokenizer,
     render,
 )
-from atroposlib.generation.chat.tokenizer import load_tokenizer
 from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
-from atroposlib.generation.engines.base import APIServer
-from atroposlib.generation.engines.openai_base import completion_of
-from atroposlib.generation.engines.token_server import TokenServer
-from atroposlib.generation.sampling.params import without_doubled_bos
-from atroposlib.generation.sampling.types import Generation
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.openai import TokenServer
+from atroposlib.generation.sampling.generation import Generation, without_doubled_bos
 from atroposlib.generation.sessions.dummy import DummyManagedServer
-from atroposlib.generation.sessions.openai_adapter import ManagedServerAdapter
-from atroposlib.generation.sessions.replies import (
-    chat_reply,
-    reply_payload,
-    taken_template_kwargs,
-)
 from atroposlib.generation.sessions.sample import (
+    ManagedServerAdapter,
     SamplingServer,
     sample_tokens,
     sequence_logprobs,
+    taken_template_kwargs,
 )
 from atroposlib.generation.sessions.sequences import (
     Sample,
@@ -126,6 +120,8 @@ class ManagedServer:
             TokensMissing: the server returned no token ids, or not a logprob for each.
             InferenceUnavailable, InferenceRefused: as ``APIServer.generate``.
         """
+        from atroposlib.generation.sessions import replies  # imports the openai package
+
         await self._load_tokenizer()
         messages: Messages = kwargs.pop("messages")
         tools = self._active_tools(kwargs.pop("tools", None))
@@ -138,13 +134,14 @@ class ManagedServer:
             {"index": i, **self._chat_choice(output, tools, tool_choice)}
             for i, output in enumerate(outputs)
         ]
-        payload = reply_payload("chatcmpl", self.server.config.model_name, choices, outputs)
-        completion = chat_reply(payload)
+        completion = replies.chat_reply(self.server.config.model_name, choices, outputs)
         self._nodes_of[completion.id] = nodes
         return completion
 
     async def completion(self, **kwargs: Any) -> Completion:
         """``prompt`` (text, or token ids) and sampling parameters, plus ``split``."""
+        from atroposlib.generation.sessions import replies  # imports the openai package
+
         await self._load_tokenizer()
         prompt = kwargs.pop("prompt")
         if isinstance(prompt, str):
@@ -163,9 +160,7 @@ class ManagedServer:
             }
             for i, output in enumerate(outputs)
         ]
-        completion = completion_of(
-            reply_payload("cmpl", self.server.config.model_name, choices, outputs)
-        )
+        completion = replies.text_reply(self.server.config.model_name, choices, outputs)
         self._nodes_of[completion.id] = nodes
         return completion
 

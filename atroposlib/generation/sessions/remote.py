@@ -21,10 +21,9 @@ from atroposlib.errors import (
     TokensMissing,
     UnknownSession,
 )
-from atroposlib.generation.chat.messages import plain_message
+from atroposlib.generation.chat.template import plain_message
+from atroposlib.generation.engines.health import MAX_ATTEMPTS, backoff_s
 from atroposlib.generation.engines.http import HttpPath, Reply, read_reply
-from atroposlib.generation.engines.openai_base import chat_completion_of
-from atroposlib.generation.engines.retries import MAX_ATTEMPTS, backoff_s
 from atroposlib.generation.sessions.sequences import SequenceNode
 
 if TYPE_CHECKING:
@@ -87,16 +86,19 @@ class ProxyManagedServer:
             InferenceUnavailable: no answer came, or the proxy's inference servers failed.
             InferenceRefused: the request cannot succeed.
         """
+        from atroposlib.generation.sessions.replies import read_chat_completion
+
         await self._reset_now()
         body = {k: v for k, v in kwargs.items() if k not in _NOT_SENT and v is not None}
         body.update(kwargs.get("extra_body") or {})
         body["messages"] = [plain_message(message) for message in kwargs["messages"]]
         url = f"{self.get_url()}/chat/completions"
         reply = await self._post(url, {"model": self.model_name, **body, "return_nodes": True})
-        completion = _completion_of(dict(reply.payload))
-        if "nodes" in reply.payload:
-            nodes = [SequenceNode(**node) for node in reply.payload["nodes"]]
-            self._nodes_of[completion.id] = nodes
+        payload = dict(reply.payload)
+        nodes = payload.pop("nodes", None)
+        completion = read_chat_completion(payload)
+        if nodes is not None:
+            self._nodes_of[completion.id] = [SequenceNode(**node) for node in nodes]
         await self.fetch_state()
         return completion
 
@@ -250,12 +252,3 @@ def _read(response: Any) -> Reply:
         if refusal.status_code == 404 and "no session" in refusal.detail:
             raise UnknownSession(refusal.detail) from refusal
         raise
-
-
-def _completion_of(payload: dict[str, Any]) -> ChatCompletion:
-    payload.pop("nodes", None)
-    if not any(choice["message"].get("tool_calls") for choice in payload["choices"]):
-        return chat_completion_of(payload)
-    from atroposlib.generation.chat.tool_completions import tool_completion_of
-
-    return tool_completion_of(payload)

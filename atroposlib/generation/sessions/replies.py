@@ -1,30 +1,71 @@
-"""What a managed session answers with, in the openai package's types."""
+"""Completions of a managed session, in the types of the openai package.
+
+Imported at the first reply, not before: the import of the openai package takes a second.
+"""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Optional
 
-from atroposlib.generation.engines.openai_base import chat_completion_of
-from atroposlib.generation.sampling.types import Generation
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice
 
-if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletion
+from atroposlib.generation.engines.openai import chat_completion_of, completion_of
+from atroposlib.generation.sampling.generation import Generation
 
-_OBJECT_OF = {"chatcmpl": "chat.completion", "cmpl": "text_completion"}
+# Only fields that serialise as what they hold: the package's own would warn at every dict.
 
 
-def reply_payload(
-    prefix: str, model: str, choices: list[dict[str, Any]], outputs: Sequence[Generation]
+class ToolMessage(ChatCompletionMessage):
+    """A message whose calls can go back into ``messages`` as they are."""
+
+    tool_calls: Optional[list[dict[str, Any]]] = None  # type: ignore[assignment]
+
+
+class ToolChoice(Choice):
+    message: ToolMessage
+
+
+class ToolChatCompletion(ChatCompletion):
+    choices: list[ToolChoice]  # type: ignore[assignment]
+
+
+def chat_reply(
+    model: str, choices: list[dict[str, Any]], outputs: Sequence[Generation]
+) -> ChatCompletion:
+    """The chat completion of ``outputs``; ``choices`` hold their messages."""
+    kinds = {"id": f"chatcmpl-{uuid.uuid4()}", "object": "chat.completion"}
+    return read_chat_completion({**kinds, **_common_fields(model, choices, outputs)})
+
+
+def text_reply(
+    model: str, choices: list[dict[str, Any]], outputs: Sequence[Generation]
+) -> Completion:
+    """The text completion of ``outputs``; ``choices`` hold their texts."""
+    kinds = {"id": f"cmpl-{uuid.uuid4()}", "object": "text_completion"}
+    return completion_of({**kinds, **_common_fields(model, choices, outputs)})
+
+
+def read_chat_completion(payload: dict[str, Any]) -> ChatCompletion:
+    """The chat completion of a JSON ``payload``; tool calls in it stay plain dicts."""
+    if not any(choice["message"].get("tool_calls") for choice in payload["choices"]):
+        return chat_completion_of(payload)
+    completion = ToolChatCompletion.model_construct(**payload)
+    for choice, given in zip(completion.choices, payload["choices"]):
+        choice.message.tool_calls = given["message"].get("tool_calls")
+    return completion
+
+
+def _common_fields(
+    model: str, choices: list[dict[str, Any]], outputs: Sequence[Generation]
 ) -> dict[str, Any]:
-    """The fields of a completion; ``prefix`` (chatcmpl, cmpl) says which kind."""
     prompt = len(outputs[0].prompt_ids)
     sampled = sum(len(output.tokens) for output in outputs)
     return {
-        "id": f"{prefix}-{uuid.uuid4()}",
-        "object": _OBJECT_OF[prefix],
         "created": int(time.time()),
         "model": model,
         "choices": choices,
@@ -34,21 +75,3 @@ def reply_payload(
             "total_tokens": prompt + sampled,
         },
     }
-
-
-def chat_reply(payload: dict[str, Any]) -> ChatCompletion:
-    """The chat completion of ``payload``; tool calls in it stay plain dicts."""
-    if any("tool_calls" in choice["message"] for choice in payload["choices"]):
-        from atroposlib.generation.chat.tool_completions import tool_completion_of
-
-        return tool_completion_of(payload)
-    return chat_completion_of(payload)
-
-
-def taken_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The template's options out of ``kwargs``; agents put them into ``extra_body``."""
-    extra = dict(kwargs.get("extra_body") or {})
-    inner = extra.pop("chat_template_kwargs", None)
-    if inner is not None:
-        kwargs["extra_body"] = extra
-    return {**(inner or {}), **(kwargs.pop("chat_template_kwargs", None) or {})}

@@ -7,13 +7,16 @@ the policy version of each token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
 from atroposlib.errors import TokensMissing
-from atroposlib.generation.engines.base import APIServer
-from atroposlib.generation.sampling.params import sampling_params
-from atroposlib.generation.sampling.types import Generation, from_four_tuple
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.sampling.generation import (
+    Generation,
+    from_four_tuple,
+    sampling_params,
+)
 
 _TOKENS_CALL = "tokens_and_logprobs_completion"
 _OF_THE_REQUEST = ("split", "timeout", "extra_headers")  # not sampling parameters
@@ -96,3 +99,53 @@ async def sequence_logprobs(
     prompt = {} if prompt_text is None else {"prompt": prompt_text}
     answer: dict[str, Any] = await ask(**{**kwargs, **prompt, "input_ids": list(input_ids)})
     return answer
+
+
+def taken_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The template's options out of ``kwargs``; agents put them into ``extra_body``."""
+    extra = dict(kwargs.get("extra_body") or {})
+    inner = extra.pop("chat_template_kwargs", None)
+    if inner is not None:
+        kwargs["extra_body"] = extra
+    return {**(inner or {}), **(kwargs.pop("chat_template_kwargs", None) or {})}
+
+
+class ManagedCalls(Protocol):
+    """The two calls that the adapter forwards."""
+
+    async def chat_completion(self, **kwargs: Any) -> Any: ...
+
+    async def completion(self, **kwargs: Any) -> Any: ...
+
+
+class _Create:
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+
+    async def create(self, **kwargs: Any) -> Any:
+        return await self._call(**kwargs)
+
+
+class _Chat:
+    def __init__(self, completions: _Create) -> None:
+        self.completions = completions
+
+
+class ManagedServerAdapter:
+    """Lets code written for an OpenAI client sample through a managed session.
+
+    ``chat.completions.create(...)`` and ``completions.create(...)`` work; a client's raw
+    ``post`` and ``copy`` would bypass the session and are refused.
+    """
+
+    def __init__(self, managed: ManagedCalls, base_url: str) -> None:
+        self.managed = managed
+        self.base_url = base_url
+        self.chat = _Chat(_Create(managed.chat_completion))
+        self.completions = _Create(managed.completion)
+
+    def post(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("post() would bypass the managed session")
+
+    def copy(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("copy() would bypass the managed session")

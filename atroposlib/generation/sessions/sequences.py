@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from atroposlib.generation.sampling.types import Generation
+from atroposlib.generation.sampling.generation import Generation
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines.base import APIServer
-from atroposlib.generation.routing.manager import ServerManager
-from atroposlib.generation.routing.registry import backend_for
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.routing.manager import ServerManager, backend_for
 from atroposlib.testing.fake_inference import FakeInference
 
 Connect = Callable[..., APIServer]
@@ -76,10 +75,10 @@ async def manage(no_backoff: None) -> AsyncIterator[Manage]:
 @pytest.fixture
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries follow at once; how long they would wait is tested on its own."""
-    from atroposlib.generation.engines import health, retries
+    from atroposlib.generation.engines import health
     from atroposlib.generation.sampling import resume
 
-    monkeypatch.setattr(retries, "FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(health, "FIRST_BACKOFF_S", 0.0)
     monkeypatch.setattr(health, "PROBE_EVERY_S", 0.01)
     monkeypatch.setattr(resume, "FIRST_PAUSE_S", 0.0)
 

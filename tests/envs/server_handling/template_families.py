@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.sampling.types import Generation
+from atroposlib.generation.sampling.generation import Generation
 
 SPECIALS = (
     "<|im_start|>",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from atroposlib.errors import InferenceRefused, InferenceUnavailable, TokensMissing
-from atroposlib.generation.routing.registry import BACKENDS
+from atroposlib.generation.routing.manager import BACKENDS
 from atroposlib.testing.fake_inference import END, encode, fake_logprob
 
 # name of the wire: (server_type, shape of the fake, path of token requests)

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
-from atroposlib.generation.engines import retries
-from atroposlib.generation.engines.base import APIServerConfig, ReasoningConfig
+from atroposlib.generation.engines import health
+from atroposlib.generation.engines.api_server import APIServerConfig, ReasoningConfig
 from atroposlib.generation.engines.health import HealthState
 from atroposlib.generation.engines.http import server_root
 from atroposlib.generation.engines.openai import OpenAIServer
@@ -101,8 +101,8 @@ async def test_a_programming_error_is_not_tried_again(connect) -> None:
 
 
 def test_backoff_doubles_up_to_its_cap_and_spreads_callers() -> None:
-    assert [retries.backoff_s(n, 1.0) for n in (1, 2, 3, 9)] == [0.5, 1.0, 2.0, 10.0]
-    assert retries.backoff_s(1, 0.0) == 0.25
+    assert [health.backoff_s(n, 1.0) for n in (1, 2, 3, 9)] == [0.5, 1.0, 2.0, 10.0]
+    assert health.backoff_s(1, 0.0) == 0.25
 
 
 async def test_health_is_asked_once_and_costs_no_generation(connect, fake) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.generation.engines.base import APIServer, APIServerConfig
+from atroposlib.generation.engines.api_server import APIServer, APIServerConfig
 from atroposlib.generation.engines.harness import (
     ServerHarness,
     create_chat_completion,

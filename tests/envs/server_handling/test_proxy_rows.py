@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.generation.proxy.rows import Rewards, Samples, discounted_returns
-from atroposlib.generation.sampling.types import Generation
+from atroposlib.generation.sampling.generation import Generation
 
 
 def sample(prompt: list[int], tokens: list[int], version: int = 0) -> Generation:

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from atroposlib.generation.engines.base import APIServerConfig, ReasoningConfig
+from atroposlib.generation.engines.api_server import APIServerConfig, ReasoningConfig
 from atroposlib.generation.engines.openai import OpenAIServer
-from atroposlib.generation.routing.registry import backend_for
+from atroposlib.generation.routing.manager import backend_for
 
 OFFICIAL = "https://api.openai.com/v1"
 

@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 
 from atroposlib.errors import InferenceUnavailable, TokensMissing
 from atroposlib.generation.sampling import resume
-from atroposlib.generation.sampling.params import derived_seed, stop_strings
+from atroposlib.generation.sampling.generation import (
+    Generation,
+    derived_seed,
+    stamped,
+    stop_strings,
+)
 from atroposlib.generation.sampling.resume import (
     generate_in_segments,
     segment_params,
     spanning_stop_end,
 )
-from atroposlib.generation.sampling.types import Generation, stamped
 
 PROMPT = [90, 91]
 EOS = 0

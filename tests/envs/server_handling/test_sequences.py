@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.generation.sampling.types import Generation
+from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.sequences import (
     Extension,
     Sample,

@@ -8,7 +8,7 @@ import pytest
 
 from atroposlib.errors import ConfigError, InferenceRefused
 from atroposlib.generation.configs import ServerType
-from atroposlib.generation.engines.base import APIServerConfig, ServerBaseline
+from atroposlib.generation.engines.api_server import APIServerConfig, ServerBaseline
 from atroposlib.generation.engines.harness import (
     ServerHarness,
     create_chat_completion,
@@ -18,8 +18,9 @@ from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.trl import TrlVllmServer
 from atroposlib.generation.engines.vllm import VLLMServer
+from atroposlib.generation.routing.calls import chunk_sizes
+from atroposlib.generation.routing.failover import pick_index
 from atroposlib.generation.routing.manager import ServerManager
-from atroposlib.generation.routing.pick import chunk_sizes, pick_index
 from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.testing.fake_inference import END, encode

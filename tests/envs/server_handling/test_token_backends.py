@@ -5,10 +5,12 @@ import asyncio
 import pytest
 
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
-from atroposlib.generation.engines.vllm import VLLMServer
-from atroposlib.generation.engines.vllm_protocols import topk_lists
-from atroposlib.generation.sampling.params import sampling_params
-from atroposlib.generation.sampling.types import UNKNOWN_VERSION, token_versions
+from atroposlib.generation.engines.vllm import VLLMServer, topk_lists
+from atroposlib.generation.sampling.generation import (
+    UNKNOWN_VERSION,
+    sampling_params,
+    token_versions,
+)
 from atroposlib.testing.fake_inference import END, encode, fake_logprob
 
 ROUTES = {

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.generation.chat.messages import content_text
-from atroposlib.generation.sampling.types import DEFAULT_MAX_TOKENS
+from atroposlib.generation.chat.template import content_text
+from atroposlib.generation.sampling.generation import DEFAULT_MAX_TOKENS
 
 Json = dict[str, Any]
 B = TypeVar("B")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atroposlib.generation.proxy.apis.request import Answer, Ask, Choice, Json, Kind
-from atroposlib.generation.sampling.types import UNKNOWN_VERSION, Generation
+from atroposlib.generation.sampling.generation import UNKNOWN_VERSION, Generation
 from atroposlib.generation.sessions.sequences import SequenceNode
 
 ID_HEX_DIGITS = 12

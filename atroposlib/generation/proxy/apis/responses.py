@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.generation.chat.messages import content_text
+from atroposlib.generation.chat.template import content_text
 from atroposlib.generation.proxy.apis.request import (
     Answer,
     Ask,

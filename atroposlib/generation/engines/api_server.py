@@ -15,19 +15,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from atroposlib.generation.chat.tokenizer import load_tokenizer
-from atroposlib.generation.configs import (
-    APIServerConfig,
-    ServerBaseline,
-    ServerManagerConfig,
-)
-from atroposlib.generation.engines.health import HealthWatch, OwnCheck, answers
+from atroposlib.generation.chat.template import load_tokenizer
+from atroposlib.generation.configs import APIServerConfig, ServerBaseline, ServerManagerConfig
+from atroposlib.generation.engines.health import HealthWatch, OwnCheck, answers, with_retries
 from atroposlib.generation.engines.http import HttpPath, server_root
 from atroposlib.generation.engines.legacy_attributes import ServerAttributes
-from atroposlib.generation.engines.retries import with_retries
-from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight
-from atroposlib.generation.engines.timings import Lane
-from atroposlib.generation.sampling.params import with_max_tokens
+from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, Lane
+from atroposlib.generation.sampling.generation import (
+    DEFAULT_MAX_TOKENS,
+    Generation,
+    from_four_tuple,
+    stamped,
+    with_max_tokens,
+)
 from atroposlib.generation.sampling.reasoning import (
     OFFICIAL_OPENAI_URL,
     VALID_REASONING_EFFORTS,
@@ -37,12 +37,6 @@ from atroposlib.generation.sampling.reasoning import (
     with_extra_body,
 )
 from atroposlib.generation.sampling.resume import Decode, generate_in_segments
-from atroposlib.generation.sampling.types import (
-    DEFAULT_MAX_TOKENS,
-    Generation,
-    from_four_tuple,
-    stamped,
-)
 
 if TYPE_CHECKING:
     from openai.types import Completion
