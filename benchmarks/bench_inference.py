@@ -23,8 +23,8 @@ import torch
 
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.engine.model import ServedModel, load_model
-from atroposlib.inference.engine.sequence import GenerationRequest, SamplingParams
+from atroposlib.inference.engine.request import GenerationRequest, SamplingParams
+from atroposlib.inference.engine.served_model import ServedModel, load_model
 from atroposlib.testing.tiny import write_tiny_model
 
 

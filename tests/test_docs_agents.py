@@ -38,7 +38,7 @@ def test_the_lines_of_the_page_stand_in_the_example() -> None:
 def test_the_example_runs_on_a_tiny_model(tmp_path: Path) -> None:
     from atroposlib.inference.engine.core import EngineLimits
     from atroposlib.inference.engine.engine import Engine
-    from atroposlib.inference.engine.model import load_model
+    from atroposlib.inference.engine.served_model import load_model
     from atroposlib.inference.http.app import create_app
 
     model = write_tool_model(tmp_path / "model")

@@ -1,6 +1,139 @@
-"""``python -m atroposlib.inference``."""
+"""Command line of the local inference server: ``atropos-infer --model DIR --port 9001``."""
 
-from atroposlib.inference.cli import main
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.utils.http_server import bind, is_loopback
+
+if TYPE_CHECKING:
+    import socket
+
+    import torch
+
+    from atroposlib.inference.engine.engine import Engine
+
+
+BACKLOG = 2048  # connections that wait to be accepted
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until interrupted; returns the exit status."""
+    options = parse_args(argv)
+    try:
+        refuse_exposure(options.host, allow_remote=options.allow_remote)
+        # Before the model is loaded, so that a taken port costs no minute.
+        with bind(options.host, options.port, BACKLOG) as listener:
+            return serve(options, listener)
+    except AtroposError as error:
+        print(f"atropos-infer: {error}", file=sys.stderr)
+        return 1
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="atropos-infer", description=__doc__)
+    add = parser.add_argument
+    add("--model", required=True, help="model directory or hub name")
+    add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    add("--port", type=int, default=9001, help="0 picks a free port (default %(default)s)")
+    add("--allow-remote", action="store_true", help="permit an address other machines reach")
+    add("--served-model-name", help="name clients use (default: last part of --model)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default %(default)s)")
+    add("--dtype", default="auto", help="auto = float32 on CPUs, bfloat16 on CUDA")
+    add("--max-batch", type=int, default=512, help="sequences at once (default %(default)s)")
+    add(
+        "--kv-gib",
+        type=float,
+        help="memory for keys and values (default: 2 on CPUs, "
+        "60 %% of what is free on CUDA)",
+    )
+    add("--max-model-len", type=int, help="tokens of prompt and answer (default: the model's)")
+    add("--threads", type=int, help="CPU threads of the model (default: torch's choice)")
+    add("--seed", type=int, help="of requests that bring none (default: random)")
+    add("--weight-version", type=int, default=0, help="version of the first weights")
+    add("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    return parser.parse_args(argv)
+
+
+def refuse_exposure(host: str, *, allow_remote: bool) -> None:
+    """
+    Raises:
+        ConfigError: other machines could reach the server, which has no authentication.
+    """
+    if not allow_remote and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host} can be reached by other machines and this server has no "
+            "authentication; add --allow-remote if that is meant"
+        )
+
+
+def warm_up(engine: Engine, timeout_s: float = 300.0) -> None:
+    """Generate two tokens: a model that cannot be served fails here, not in a rollout."""
+    from atroposlib.inference.engine.request import GenerationRequest, SamplingParams
+
+    request = GenerationRequest(prompt_ids=[0], params=SamplingParams(max_tokens=2))
+    engine.submit(request)
+    request.future.result(timeout_s)
+
+
+def default_kv_bytes(device: torch.device) -> float:
+    """On a GPU most of what the model left free; on a CPU a share that leaves room to others."""
+    import torch
+
+    if device.type == "cuda":
+        return 0.6 * torch.cuda.mem_get_info(device)[0]
+    return 2.0 * 2**30
+
+
+def serve(options: argparse.Namespace, listener: socket.socket) -> int:
+    """Load the model and answer on ``listener``."""
+    import torch
+    import uvicorn
+    from transformers.utils import logging
+
+    from atroposlib.inference.engine.core import EngineLimits
+    from atroposlib.inference.engine.engine import Engine
+    from atroposlib.inference.engine.served_model import load_model
+    from atroposlib.inference.http.app import create_app
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    served = load_model(
+        options.model,
+        name=options.served_model_name,
+        device=options.device,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+    )
+    kv_bytes = options.kv_gib * 2**30 if options.kv_gib else default_kv_bytes(served.device)
+    limits = EngineLimits(
+        max_batch=options.max_batch,
+        kv_budget_tokens=int(kv_bytes // served.kv_bytes_per_token),
+    )
+    engine = Engine(
+        served,
+        limits,
+        seed=options.seed,
+        weight_version=options.weight_version,
+        num_threads=options.threads,
+    )
+    engine.start()
+    warm_up(engine)
+    host, port = listener.getsockname()[:2]
+    print(f"serving {served.name} ({served.device}) on http://{host}:{port}", flush=True)
+    config = uvicorn.Config(
+        create_app(engine),
+        log_level=options.log_level,
+        access_log=False,
+        timeout_graceful_shutdown=5,  # requests held by a pause would keep it up for ever
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

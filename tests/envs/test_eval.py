@@ -197,7 +197,7 @@ async def test_a_server_that_is_not_there_is_named(unused_tcp_port):
 async def test_an_evaluation_runs_against_the_local_server(tmp_path):
     from atroposlib.inference.engine.core import EngineLimits
     from atroposlib.inference.engine.engine import Engine
-    from atroposlib.inference.engine.model import load_model
+    from atroposlib.inference.engine.served_model import load_model
     from atroposlib.inference.http.app import create_app
     from atroposlib.testing.tiny import write_tiny_model
     from tests.serving import served

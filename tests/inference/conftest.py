@@ -13,8 +13,8 @@ import torch
 
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine, PauseMode
-from atroposlib.inference.engine.model import ServedModel, load_model
-from atroposlib.inference.engine.sequence import GenerationRequest, TokenEvent
+from atroposlib.inference.engine.request import GenerationRequest, TokenEvent
+from atroposlib.inference.engine.served_model import ServedModel, load_model
 from atroposlib.testing.tiny import write_tiny_model
 from tests.inference.helpers import WAIT_S
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 
 from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.engine.model import ServedModel
-from atroposlib.inference.engine.sequence import (
+from atroposlib.inference.engine.request import (
     GenerationRequest,
     RequestResult,
     SamplingParams,
 )
+from atroposlib.inference.engine.served_model import ServedModel
 
 WAIT_S = 60.0  # far beyond what anything here takes: only a hang reaches it
 
@@ -52,3 +53,18 @@ def worst_difference(
             )
             worst = max(worst, float((fresh - torch.tensor(output.logprobs)).abs().max()))
     return worst
+
+
+async def ok(http, path, **body):
+    reply = await http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def events(http, path, **body):
+    """Parsed chunks of a stream, which must end with the terminator."""
+    reply = await http.post(path, json={**body, "stream": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]

@@ -11,7 +11,7 @@ import torch
 
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.engine.model import load_model
+from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy

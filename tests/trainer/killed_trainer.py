@@ -26,7 +26,7 @@ from atroposlib.api.server import create_app as api_app
 from atroposlib.client import RolloutClient
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.engine.model import load_model
+from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app as inference_app
 from atroposlib.trackers.jsonl import last_run
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION, Registration, ScoredData

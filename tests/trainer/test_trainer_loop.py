@@ -16,7 +16,7 @@ from atroposlib.api.server import create_app as api_app
 from atroposlib.errors import StaleWeights
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.engine.model import load_model
+from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app as inference_app
 from atroposlib.testing.tiny import write_tiny_model
 from example_trainer import grpo

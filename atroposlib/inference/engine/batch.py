@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from atroposlib.inference.engine.kv_cache import resized
+from atroposlib.inference.engine.request import SequenceState
 from atroposlib.inference.engine.sampling import RowParams
-from atroposlib.inference.engine.sequence import Sequence
 
 
-class Batch:
+class RunningBatch:
     """Rows 0 .. B-1 are running. ``lengths`` counts known tokens, prompt included."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.sequences: list[Sequence] = []
+        self.sequences: list[SequenceState] = []
         self._summarise()
         self._columns: dict[str, Tensor] = {
             name: torch.zeros(0, dtype=dtype, device=device)
@@ -60,7 +60,7 @@ class Batch:
         self.tokens = resized(self.tokens, capacity, used)
         self.logprobs = resized(self.logprobs, capacity, used)
 
-    def join(self, sequences: list[Sequence]) -> slice:
+    def join(self, sequences: list[SequenceState]) -> slice:
         """Give each sequence the next row; memory must have been reserved."""
         first = len(self.sequences)
         self.sequences.extend(sequences)

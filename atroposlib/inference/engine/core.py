@@ -18,10 +18,16 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import AtroposError, InferenceUnavailable
-from atroposlib.inference.engine.batch import Batch
-from atroposlib.inference.engine.detokenize import TextStream
+from atroposlib.inference.engine.batch import RunningBatch
 from atroposlib.inference.engine.kv_cache import SlotCache, plan_capacity
-from atroposlib.inference.engine.model import ServedModel
+from atroposlib.inference.engine.request import (
+    FinishReason,
+    GenerationRequest,
+    Output,
+    SequenceState,
+    TextStream,
+    TokenEvent,
+)
 from atroposlib.inference.engine.sampling import (
     derive_seed,
     sample,
@@ -30,13 +36,7 @@ from atroposlib.inference.engine.sampling import (
     uniform,
 )
 from atroposlib.inference.engine.scheduler import Scheduler, prefill_groups
-from atroposlib.inference.engine.sequence import (
-    FinishReason,
-    GenerationRequest,
-    Output,
-    Sequence,
-    TokenEvent,
-)
+from atroposlib.inference.engine.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class EngineCore:
         self.weight_version = weight_version
         self.counters = Counters()
         self.scheduler = Scheduler(limits.max_batch, limits.kv_budget_tokens)
-        self.batch = Batch(served.device)
+        self.batch = RunningBatch(served.device)
         self.to_score: list[GenerationRequest] = []
         self._in_flight: set[GenerationRequest] = set()
         self._cache = SlotCache(served.num_layers)
@@ -99,7 +99,7 @@ class EngineCore:
         base = params.seed if params.seed is not None else self._random.getrandbits(62)
         needs_text = bool(params.stop) or request.on_event is not None
         self.scheduler.add(
-            Sequence(
+            SequenceState(
                 request=request,
                 index=index,
                 seed=derive_seed(base, index),
@@ -113,7 +113,9 @@ class EngineCore:
         """Free all that a request holds; nobody waits for its result any more."""
         self.scheduler.remove(request)
         self.to_score = [r for r in self.to_score if r is not request]
-        self._leave([i for i, s in enumerate(self.batch.sequences) if s.request is request])
+        self._drop_rows(
+            [i for i, s in enumerate(self.batch.sequences) if s.request is request]
+        )
         self._fail(request, InferenceUnavailable("the request was cancelled"))
 
     def abort_all(self) -> None:
@@ -127,7 +129,7 @@ class EngineCore:
         """A forward failed: every request in flight gets the error; the core starts empty."""
         self.scheduler.drain()
         self.to_score = []
-        self.batch = Batch(self.served.device)
+        self.batch = RunningBatch(self.served.device)
         self._cache = SlotCache(self.served.num_layers)
         for request in list(self._in_flight):
             self._fail(request, error)
@@ -145,9 +147,9 @@ class EngineCore:
         if self.batch.sequences:
             self._decode()
 
-    def _prefill(self, admitted: list[Sequence]) -> None:
+    def _prefill(self, admitted: list[SequenceState]) -> None:
         """Forward each distinct prompt once and sample the first token of each sequence."""
-        by_prompt: dict[tuple[int, ...], list[Sequence]] = {}
+        by_prompt: dict[tuple[int, ...], list[SequenceState]] = {}
         for sequence in admitted:
             by_prompt.setdefault(tuple(sequence.request.prompt_ids), []).append(sequence)
         prompts = list(by_prompt)
@@ -200,11 +202,11 @@ class EngineCore:
             rows.start + row: FinishReason.STOP if end else FinishReason.LENGTH
             for row, end in zip(done.tolist(), ends[done].tolist())
         }
-        for row in self._watch(rows, scaled, tokens, logprobs):
+        for row in self._inspect_rows(rows, scaled, tokens, logprobs):
             reasons[row] = FinishReason.STOP
         self._finish(reasons)
 
-    def _watch(
+    def _inspect_rows(
         self, rows: slice, scaled: Tensor, tokens: Tensor, logprobs: Tensor
     ) -> list[int]:
         """Streaming, stop strings and top logprobs; returns the rows that must stop."""
@@ -240,7 +242,7 @@ class EngineCore:
         logprobs = batch.logprobs[index, :width].tolist()
         lengths = batch.column("length", index).tolist()
         sequences = [batch.sequences[row] for row in rows]
-        self._leave(rows)
+        self._drop_rows(rows)
         self.counters.finished_sequences += len(rows)
         for i, sequence in enumerate(sequences):
             produced = slice(sequence.prompt_len, lengths[i])
@@ -256,12 +258,12 @@ class EngineCore:
             )
             sequence.request.deliver(sequence.index, output)
 
-    def _leave(self, rows: list[int]) -> None:
+    def _drop_rows(self, rows: list[int]) -> None:
         if rows:
             width = self.batch.widest()
             self._cache.move_rows(*self.batch.leave(rows), width)
 
-    def _reserve(self, sequences: list[Sequence]) -> None:
+    def _reserve(self, sequences: list[SequenceState]) -> None:
         """Make room in the batch and the cache for these to run to their end."""
         batch, cache = self.batch, self._cache
         rows = len(batch) + len(sequences)

@@ -25,10 +25,10 @@ import torch
 
 from atroposlib.errors import AtroposError, InferenceUnavailable, boundary
 from atroposlib.inference.engine.core import Counters, EngineCore, EngineLimits
-from atroposlib.inference.engine.model import ServedModel
-from atroposlib.inference.engine.sequence import GenerationRequest
+from atroposlib.inference.engine.request import GenerationRequest
+from atroposlib.inference.engine.served_model import ServedModel
+from atroposlib.inference.weights.adapter import MergedAdapter
 from atroposlib.inference.weights.load import load_in_place
-from atroposlib.inference.weights.lora import MergedAdapter
 
 T = TypeVar("T")
 GATHER_S = 0.002  # an idle engine waits this long for company after the first request,
@@ -114,7 +114,7 @@ class Engine:
         self._await(done, timeout_s, f"pause(mode={mode.value})")
 
     def resume(self, timeout_s: float = 60.0) -> None:
-        self._control(lambda: self._settle(EngineState.RUNNING), timeout_s, "resume")
+        self._control(lambda: self._enter_state(EngineState.RUNNING), timeout_s, "resume")
 
     def update_weights(
         self, directory: str, version: int | None = None, timeout_s: float = 600.0
@@ -286,13 +286,13 @@ class Engine:
                     core.step(admit=self.state is EngineState.RUNNING)
         except AtroposError as error:
             core.fail_all(error)
-        self._settle_if_drained()
+        self._pause_if_drained()
 
     # --- commands, run between steps ---------------------------------------------------
 
     def _cancel(self, request: GenerationRequest) -> None:
         self._core.remove(request)
-        self._settle_if_drained()
+        self._pause_if_drained()
 
     def _change_weights(self, load: Callable[[Any], int], version: int | None) -> int:
         self._lift_bound()  # even if it fails: other servers may hold the new ones by now
@@ -304,7 +304,7 @@ class Engine:
     def _end_forgotten_pause(self) -> None:
         if self._resume_at is not None and time.monotonic() >= self._resume_at:
             self._core.counters.forgotten_pauses += 1
-            self._settle(EngineState.RUNNING)
+            self._enter_state(EngineState.RUNNING)
 
     def _pause(
         self, mode: PauseMode, done: Future[None], resume_after_s: float | None = None
@@ -315,17 +315,17 @@ class Engine:
         if mode is PauseMode.ABORT:
             self._core.abort_all()
         if not self._core.batch.sequences:
-            self._settle(EngineState.PAUSED)
+            self._enter_state(EngineState.PAUSED)
         elif mode is PauseMode.KEEP:
-            self._settle(EngineState.FROZEN)
+            self._enter_state(EngineState.FROZEN)
         else:
             self.state = EngineState.DRAINING
 
-    def _settle_if_drained(self) -> None:
+    def _pause_if_drained(self) -> None:
         if self.state is EngineState.DRAINING and not self._core.batch.sequences:
-            self._settle(EngineState.PAUSED)
+            self._enter_state(EngineState.PAUSED)
 
-    def _settle(self, state: EngineState) -> None:
+    def _enter_state(self, state: EngineState) -> None:
         """Enter a state and release whoever waited for the end of a drain."""
         self.state = state
         if state in (EngineState.RUNNING, EngineState.CLOSED):
@@ -336,4 +336,4 @@ class Engine:
 
     def _close(self) -> None:
         self._core.abort_all()
-        self._settle(EngineState.CLOSED)
+        self._enter_state(EngineState.CLOSED)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from atroposlib.inference.engine.sequence import GenerationRequest, Sequence
+from atroposlib.inference.engine.request import GenerationRequest, SequenceState
 
 
 class Scheduler:
@@ -20,14 +20,14 @@ class Scheduler:
     def __init__(self, max_batch: int, kv_budget_tokens: int) -> None:
         self.max_batch = max_batch
         self.kv_budget_tokens = kv_budget_tokens
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: deque[SequenceState] = deque()
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
+    def add(self, sequences: Iterable[SequenceState]) -> None:
         self.waiting.extend(sequences)
 
-    def admit(self, running: list[Sequence]) -> list[Sequence]:
+    def admit(self, running: list[SequenceState]) -> list[SequenceState]:
         """Take from the queue all that fit beside the running ones, in order."""
-        admitted: list[Sequence] = []
+        admitted: list[SequenceState] = []
         rows = len(running)
         width = max((s.reserved_len for s in running), default=0)
         while self.waiting and rows < self.max_batch:
@@ -42,7 +42,7 @@ class Scheduler:
         """Forget a request whose client is gone."""
         self.waiting = deque(s for s in self.waiting if s.request is not request)
 
-    def drain(self) -> list[Sequence]:
+    def drain(self) -> list[SequenceState]:
         """Empty the queue and hand back what waited."""
         taken = list(self.waiting)
         self.waiting.clear()

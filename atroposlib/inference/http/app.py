@@ -17,14 +17,10 @@ from atroposlib.errors import (
     WeightsError,
 )
 from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.http import (
-    routes_control,
-    routes_generate,
-    routes_openai,
-    routes_weights,
-)
 from atroposlib.inference.http.process_group import WeightGroups
-from atroposlib.inference.http.replies import Json, JsonResponse
+from atroposlib.inference.http.responses import Json, JsonResponse
+from atroposlib.inference.http.routes_control import control_router, weights_router
+from atroposlib.inference.http.routes_generation import generation_router
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.utils.http_server import SameSiteGuard
 
@@ -42,9 +38,9 @@ def create_app(engine: Engine) -> FastAPI:
 
     app = FastAPI(title="Atropos local inference", lifespan=lifespan)
     service, groups = InferenceService(engine), WeightGroups()
-    for routes in (routes_openai, routes_generate, routes_control):
-        app.include_router(routes.router(service))
-    app.include_router(routes_weights.router(service, groups))
+    app.include_router(generation_router(service))
+    app.include_router(control_router(service))
+    app.include_router(weights_router(service, groups))
 
     @app.get("/health")
     async def health() -> Json:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.inference.engine.sequence import MAX_TOP_LOGPROBS, SamplingParams
+from atroposlib.inference.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 
 MAX_N = 4096
 DEFAULT_MAX_TOKENS = 256  # for chat, where OpenAI's default is "the rest of the context"
@@ -67,9 +67,9 @@ class SamplingFields(BaseModel):
                 )
 
     def sampling_params(
-        self, *, room: int, default_max_tokens: int, top: int
+        self, *, context_left: int, default_max_tokens: int, top: int
     ) -> SamplingParams:
-        """``room``: tokens the context has left after the prompt."""
+        """``context_left``: tokens the context has left after the prompt."""
         self.require_supported()
         if top > MAX_TOP_LOGPROBS:
             raise InferenceRefused(400, f"at most {MAX_TOP_LOGPROBS} top logprobs, not {top}")
@@ -79,9 +79,9 @@ class SamplingFields(BaseModel):
             else self.max_completion_tokens
         )
         if asked is None:
-            asked = min(default_max_tokens, room)
+            asked = min(default_max_tokens, context_left)
         return SamplingParams(
-            max_tokens=min(asked, room),
+            max_tokens=min(asked, context_left),
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=max(self.top_k, 0),

@@ -1,21 +1,49 @@
-"""Pause, resume and what the server is doing; new weights are in ``routes_weights``.
+"""Routes that pause the server, describe it and replace its weights.
 
-Commands run on the engine thread between two steps; the threadpool only waits for them,
-so the event loop goes on answering /health meanwhile.
+    /pause /resume /is_paused /server_info
+    /update_weights_from_disk              a model directory
+    /update_weights_from_shared_memory     a file in memory, on this machine
+    /init_weights_update_group ...         broadcast by the trainer
+    /v1/load_lora_adapter ...              an adapter, merged into the served weights
+    /update_weight_version                 another version number for the present weights
+
+The weight routes have the names of SGLang and vLLM. Each either replaces every tensor and sets
+the new version, or changes nothing and returns the reason (400, ``success`` false). Requests are
+answered while weights travel; tensors are copied between two steps of the engine.
+
+Commands run on the engine thread between two steps. Only the threadpool waits for them, so the
+event loop answers /health meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 from fastapi import APIRouter, Query
 
+from atroposlib.errors import InferenceRefused, WeightsError
 from atroposlib.inference.engine.engine import PauseMode
-from atroposlib.inference.http.replies import Json
+from atroposlib.inference.http.process_group import WeightGroups
+from atroposlib.inference.http.protocol import (
+    CollectiveRpc,
+    InitWeightsGroup,
+    LeaveWeightsGroup,
+    LoadAdapter,
+    SharedWeights,
+    UnloadAdapter,
+    UpdateFromGroup,
+    UpdateWeights,
+    WeightVersion,
+)
+from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.service import InferenceService
+from atroposlib.inference.weights.load import copy_tensors, load_shared, verify_shapes
 
 
-def router(service: InferenceService) -> APIRouter:
+def control_router(service: InferenceService) -> APIRouter:
     routes = APIRouter()
     engine = service.engine
 
@@ -58,5 +86,85 @@ def router(service: InferenceService) -> APIRouter:
             "dtype": str(served.dtype).removeprefix("torch."),
             **{f"{name}_total": value for name, value in totals.items()},
         }
+
+    return routes
+
+
+def weights_router(service: InferenceService, groups: WeightGroups) -> APIRouter:
+    routes = APIRouter()
+    engine = service.engine
+
+    def changed(change: Callable[[], int]) -> JsonResponse:
+        try:
+            count = change()
+        except WeightsError as error:
+            message = f"weights unchanged, still version {engine.weight_version}: {error}"
+            return JsonResponse({"success": False, "message": message}, status_code=400)
+        version = engine.weight_version
+        message = f"{count} tensors loaded, weight version {version}"
+        return JsonResponse({"success": True, "message": message, "weight_version": version})
+
+    @routes.post("/update_weights_from_disk")
+    def update_weights_from_disk(body: UpdateWeights) -> JsonResponse:
+        return changed(lambda: engine.update_weights(body.model_path, body.weight_version))
+
+    @routes.post("/update_weights_from_shared_memory")
+    def update_weights_from_shared_memory(body: SharedWeights) -> JsonResponse:
+        load = partial(load_shared, path=body.path, version=body.weight_version)
+        return changed(lambda: engine.replace_weights(load, body.weight_version))
+
+    @routes.post("/init_weights_update_group")
+    def init_weights_update_group(body: InitWeightsGroup) -> JsonResponse:
+        try:
+            groups.join(body, service.served.device)
+        except WeightsError as error:
+            return JsonResponse({"success": False, "message": str(error)}, status_code=400)
+        return JsonResponse({"success": True, "message": f"in group {body.group_name}"})
+
+    @routes.post("/update_weights_from_distributed")
+    def update_weights_from_distributed(body: UpdateFromGroup) -> JsonResponse:
+        engine.stay_paused()  # part of the fleet may change before this server does
+
+        def receive() -> int:
+            shapes = {name: tuple(shape) for name, shape in zip(body.names, body.shapes)}
+            verify_shapes(service.served.model, shapes, complete=False)
+            tensors = groups.receive(body)
+            if tensors is None:
+                return 0
+            load = partial(copy_tensors, tensors=tensors)
+            return engine.replace_weights(load, body.weight_version)
+
+        return changed(receive)
+
+    @routes.post("/destroy_weights_update_group")
+    def destroy_weights_update_group(body: LeaveWeightsGroup) -> Json:
+        groups.leave(body.group_name)
+        return {"success": True, "message": f"not in group {body.group_name}"}
+
+    @routes.post("/v1/load_lora_adapter")
+    def load_lora_adapter(body: LoadAdapter) -> JsonResponse:
+        where, name = body.lora_path, body.lora_name
+        return changed(lambda: engine.load_adapter(where, name, body.weight_version))
+
+    @routes.post("/v1/unload_lora_adapter")
+    def unload_lora_adapter(body: UnloadAdapter) -> JsonResponse:
+        return changed(lambda: engine.unload_adapter(body.lora_name, body.weight_version))
+
+    @routes.post("/collective_rpc")
+    def collective_rpc(body: CollectiveRpc) -> Json:
+        directory = body.kwargs.get("weights_path", service.served.path)
+        if not isinstance(directory, str) or not Path(directory).is_dir():
+            raise InferenceRefused(400, f"weights_path {directory!r} is not a directory")
+        engine.update_weights(directory)
+        return {"results": [None]}
+
+    @routes.post("/update_weight_version")
+    def update_weight_version(body: WeightVersion) -> Json:
+        engine.set_weight_version(body.weight_version)
+        return {"success": True, "weight_version": body.weight_version}
+
+    @routes.get("/weight_info")
+    async def weight_info() -> Json:
+        return {"weight_version": engine.weight_version}
 
     return routes

@@ -4,19 +4,42 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from starlette.requests import Request
 
 from atroposlib.errors import InferenceRefused
 from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.engine.sequence import (
+from atroposlib.inference.engine.request import (
     GenerationRequest,
+    Output,
     RequestResult,
     TokenEvent,
 )
 from atroposlib.inference.http.protocol import SamplingFields
-from atroposlib.inference.http.replies import Detokenizer
+
+
+class Detokenizer:
+    """Texts of whole outputs and of single tokens."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.token = lru_cache(maxsize=65_536)(self._token)
+
+    def texts(self, outputs: list[Output]) -> list[str]:
+        """One text per output, special tokens left out, cut before a stop string."""
+        texts: list[str] = self._tokenizer.batch_decode(
+            [output.tokens for output in outputs], skip_special_tokens=True
+        )
+        return [
+            text if output.stop_text is None else output.stop_text
+            for text, output in zip(texts, outputs)
+        ]
+
+    def _token(self, token: int) -> str:
+        text: str = self._tokenizer.decode([token])
+        return text
 
 
 class InferenceService:
@@ -25,7 +48,7 @@ class InferenceService:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.served = engine.served
-        self.names = Detokenizer(engine.served.tokenizer)
+        self.detokenizer = Detokenizer(engine.served.tokenizer)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = self.served.tokenizer.encode(
@@ -58,14 +81,14 @@ class InferenceService:
         Raises:
             InferenceRefused: 400 (or 404 for another model), and what would be accepted.
         """
-        room = self._room(prompt_ids, fields)
+        context_left = self._context_left(prompt_ids, fields)
         self._require_tokens(prompt_ids)
         if fields.model not in (None, "", "default", self.served.name, self.served.path):
             raise InferenceRefused(
                 404, f"model {fields.model!r} is not served here; {self.served.name!r} is"
             )
         params = fields.sampling_params(
-            room=room, default_max_tokens=default_max_tokens, top=top
+            context_left=context_left, default_max_tokens=default_max_tokens, top=top
         )
         if not params.max_tokens and prompt_logprobs is None:
             raise InferenceRefused(
@@ -79,17 +102,17 @@ class InferenceService:
             on_event=on_event,
         )
 
-    def _room(self, prompt_ids: Sequence[int], fields: SamplingFields) -> int:
+    def _context_left(self, prompt_ids: Sequence[int], fields: SamplingFields) -> int:
         context = min(self.served.max_model_len, self.engine.limits.kv_budget_tokens)
-        room = context - len(prompt_ids)
+        context_left = context - len(prompt_ids)
         wants_tokens = fields.max_tokens != 0
-        if room < wants_tokens:
+        if context_left < wants_tokens:
             raise InferenceRefused(
                 400,
                 f"the prompt has {len(prompt_ids)} tokens and leaves no room for an answer in "
                 f"the {context} tokens of context",
             )
-        return room
+        return context_left
 
     def _require_tokens(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:

@@ -24,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]
 
     from atroposlib.inference.engine.core import EngineLimits
     from atroposlib.inference.engine.engine import Engine
-    from atroposlib.inference.engine.model import load_model
+    from atroposlib.inference.engine.served_model import load_model
     from atroposlib.inference.http.app import create_app
     from atroposlib.testing.tiny import write_tiny_model
 

@@ -123,7 +123,7 @@ def tapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Tap,
 
     from atroposlib.inference.engine.core import EngineLimits
     from atroposlib.inference.engine.engine import Engine
-    from atroposlib.inference.engine.model import load_model
+    from atroposlib.inference.engine.served_model import load_model
     from atroposlib.inference.http.app import create_app
 
     torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import transformers
 from atroposlib.errors import ConfigError
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.engine.model import load_model
+from atroposlib.inference.engine.served_model import load_model
 from atroposlib.testing.tiny import char_tokenizer
 from tests.inference.helpers import generate, request, worst_difference
 

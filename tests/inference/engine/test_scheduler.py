@@ -5,14 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.inference.engine.kv_cache import COLUMN_STEP, plan_capacity
+from atroposlib.inference.engine.request import SequenceState
 from atroposlib.inference.engine.scheduler import Scheduler, prefill_groups
-from atroposlib.inference.engine.sequence import Sequence
 from tests.inference.helpers import request
 
 
-def sequence(prompt_len: int, max_tokens: int) -> Sequence:
-    return Sequence(request=request([5] * prompt_len, max_tokens=max_tokens), index=0, seed=0)
+def sequence(prompt_len: int, max_tokens: int) -> SequenceState:
+    return SequenceState(
+        request=request([5] * prompt_len, max_tokens=max_tokens), index=0, seed=0
+    )
 
 
 def test_sixty_four_short_requests_are_one_batch():
@@ -52,14 +53,3 @@ def test_prefill_groups_hold_each_prompt_once_within_the_bound(lengths, max_toke
     for group in groups:
         padded = len(group) * max(lengths[i] for i in group)
         assert len(group) == 1 or padded <= max_tokens
-
-
-@given(
-    st.tuples(st.integers(0, 64), st.integers(0, 8)),
-    st.tuples(st.integers(1, 64), st.integers(1, 512)),
-)
-def test_planned_capacity_fits_the_need_and_about_the_budget(have, need):
-    budget = max(need[0] * need[1], have[0] * have[1] * COLUMN_STEP)
-    rows, columns = plan_capacity((have[0], have[1] * COLUMN_STEP), need, budget)
-    assert rows >= need[0] and columns >= need[1]
-    assert rows * columns <= budget + rows * COLUMN_STEP  # columns come in steps

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import TimeoutError as FutureTimeout
 
 import pytest
 import torch
 
-from atroposlib.errors import InferenceUnavailable, RolloutError
+from atroposlib.errors import InferenceUnavailable, RolloutError, WeightsError
 from atroposlib.inference.engine.engine import EngineState, PauseMode
-from atroposlib.inference.engine.sequence import FinishReason
-from tests.inference.helpers import WAIT_S, generate, request
+from atroposlib.inference.engine.request import FinishReason, VersionSpan
+from tests.inference.helpers import WAIT_S, fresh_logprobs, generate, request
 
 
 def test_requests_that_arrive_while_paused_wait_and_then_run(engine):
@@ -123,3 +124,85 @@ def test_scores_are_answered_while_paused_so_that_weights_can_be_verified(engine
     entries = one.future.result(WAIT_S).prompt_logprobs
     assert [len(entry or {}) for entry in entries] == [0, 1, 1]
     assert torch.isfinite(torch.tensor([entries[1][6], entries[2][7]])).all()
+
+
+def test_a_pause_whose_owner_does_not_come_back_ends_by_itself(engine):
+    engine.pause(PauseMode.WAIT, resume_after_s=0.2)
+    assert engine.state is EngineState.PAUSED and 0 < engine.resumes_in_s <= 0.2
+    generate(engine, request([5, 6], max_tokens=1))  # answered when it is over
+    assert engine.state is EngineState.RUNNING
+    assert engine.resumes_in_s is None and engine.counters.forgotten_pauses == 1
+
+
+@pytest.mark.parametrize("lift", ["pause", "stay_paused", "failed load", "new weights"])
+def test_a_pause_stays_once_its_bound_is_lifted_or_weights_were_touched(
+    engine, other_dir, tmp_path, lift
+):
+    engine.pause(PauseMode.WAIT, resume_after_s=0.3)
+    if lift == "pause":
+        engine.pause(PauseMode.WAIT)
+    elif lift == "stay_paused":
+        engine.stay_paused()
+    elif lift == "failed load":
+        with pytest.raises(WeightsError):
+            engine.update_weights(str(tmp_path / "absent"))
+    else:
+        engine.update_weights(str(other_dir))
+    assert engine.resumes_in_s is None
+    waiting = request([5, 6], max_tokens=1)
+    engine.submit(waiting)
+    with pytest.raises(FutureTimeout):
+        waiting.future.result(0.35)
+    assert engine.is_paused
+    engine.resume()
+    waiting.future.result(WAIT_S)
+
+
+EXACT = 1e-4
+
+
+def test_an_engine_keeps_the_old_weights_after_a_failed_reload(engine, reference, tmp_path):
+    with pytest.raises(WeightsError):
+        engine.update_weights(str(tmp_path / "absent"), version=9)
+    assert engine.weight_version == 0
+    (result,) = generate(engine, request([5, 6], max_tokens=4))
+    fresh = fresh_logprobs(reference, [5, 6], result.outputs[0].tokens)
+    assert (fresh - torch.tensor(result.outputs[0].logprobs)).abs().max() < EXACT
+
+
+def test_weights_that_change_without_a_version_get_the_next_one(engine, other_dir):
+    engine.update_weights(str(other_dir))
+    assert engine.weight_version == 1
+    engine.set_weight_version(7)
+    assert engine.weight_version == 7
+
+
+def test_a_kept_sequence_goes_on_under_the_new_weights_with_exact_logprobs(
+    engine, other_dir, reference, other_reference, freeze_after
+):
+    kept = request([5, 6, 7], n=2, max_tokens=40, ignore_eos=True)
+    longer = request([8] * 20, max_tokens=30, ignore_eos=True)
+    freeze_after(engine, kept, longer, tokens=5)
+    engine.update_weights(str(other_dir), version=3)
+    engine.resume()
+    for one in (kept, longer):
+        for output in one.future.result(WAIT_S).outputs:
+            old, new = output.versions
+            assert (old.version, old.start, new.version, new.end) == (
+                0, 0, 3, len(output.tokens),
+            )  # fmt: skip
+            assert old.end == new.start >= 5
+            expected = torch.cat([
+                fresh_logprobs(reference, one.prompt_ids, output.tokens)[: old.end],
+                fresh_logprobs(other_reference, one.prompt_ids, output.tokens)[old.end :],
+            ])  # fmt: skip
+            assert (expected - torch.tensor(output.logprobs)).abs().max() < EXACT
+
+
+def test_pausing_in_mode_keep_without_a_reload_leaves_one_span(engine, freeze_after):
+    kept = request([5, 6, 7], max_tokens=20, ignore_eos=True)
+    freeze_after(engine, kept, tokens=3)
+    assert engine.num_running == 1 and not kept.future.done()
+    engine.pause(PauseMode.KEEP)
+    engine.resume()
+    assert kept.future.result(WAIT_S).outputs[0].versions == [VersionSpan(0, 0, 20)]

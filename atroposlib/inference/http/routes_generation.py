@@ -1,4 +1,4 @@
-"""The OpenAI surface: /v1/models, /v1/completions, /v1/chat/completions."""
+"""Routes that sample: OpenAI's /v1/completions and /v1/chat/completions, vLLM's /generate."""
 
 from __future__ import annotations
 
@@ -10,23 +10,34 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.inference.engine.sequence import Output
-from atroposlib.inference.http import replies, streams
+from atroposlib.inference.engine.request import Output
 from atroposlib.inference.http.protocol import (
     DEFAULT_MAX_TOKENS,
     ChatRequest,
     CompletionRequest,
+    GenerateRequest,
+    TokenPrompt,
 )
-from atroposlib.inference.http.replies import Json, JsonResponse
+from atroposlib.inference.http.responses import (
+    Json,
+    JsonResponse,
+    chat_logprobs,
+    chat_stream,
+    completion_logprobs,
+    completion_stream,
+    generate_logprobs,
+    usage,
+    version_spans,
+)
 from atroposlib.inference.http.service import InferenceService
 
-COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+COMPLETION_MAX_TOKENS = 16  # the default of OpenAI and vLLM for raw prompts
 
 
-def router(service: InferenceService) -> APIRouter:
-    routes = APIRouter(prefix="/v1")
+def generation_router(service: InferenceService) -> APIRouter:
+    routes = APIRouter()
 
-    @routes.get("/models")
+    @routes.get("/v1/models")
     async def models() -> Json:
         card = {
             "id": service.served.name,
@@ -38,7 +49,7 @@ def router(service: InferenceService) -> APIRouter:
         }
         return {"object": "list", "data": [card]}
 
-    @routes.post("/chat/completions", response_class=JsonResponse)
+    @routes.post("/v1/chat/completions", response_class=JsonResponse)
     async def chat(body: ChatRequest, http: Request) -> Response:
         prompt_ids = service.encode_chat(
             body.messages,
@@ -52,15 +63,15 @@ def router(service: InferenceService) -> APIRouter:
         top = body.top_logprobs if body.logprobs else 0
         options: dict[str, Any] = {"default_max_tokens": DEFAULT_MAX_TOKENS, "top": top}
         if body.stream:
-            return streams.chat(service, prompt_ids, body, head, options)
+            return chat_stream(service, prompt_ids, body, head, options)
         request = service.request(prompt_ids, body, **options)
         (result,) = await service.run([request], http)
         choices = _chat_choices(service, body, result.outputs)
         extra: Json = {"prompt_token_ids": prompt_ids} if body.return_token_ids else {}
-        usage = replies.usage(len(prompt_ids), result.outputs)
-        return JsonResponse({**head, "choices": choices, "usage": usage, **extra})
+        total = usage(len(prompt_ids), result.outputs)
+        return JsonResponse({**head, "choices": choices, "usage": total, **extra})
 
-    @routes.post("/completions", response_class=JsonResponse)
+    @routes.post("/v1/completions", response_class=JsonResponse)
     async def completions(body: CompletionRequest, http: Request) -> Response:
         prompts = _prompts(service, body)
         head = _head("cmpl", "text_completion", service)
@@ -71,15 +82,49 @@ def router(service: InferenceService) -> APIRouter:
         if body.stream:
             if len(prompts) > 1:
                 raise InferenceRefused(400, "a stream serves one prompt, not several")
-            return streams.completion(service, prompts[0], body, head, options)
+            return completion_stream(service, prompts[0], body, head, options)
         requests = [service.request(prompt, body, **options) for prompt in prompts]
         results = await service.run(requests, http)
         choices: list[Json] = []
         for prompt, result in zip(prompts, results):
             choices += _completion_choices(service, body, prompt, result.outputs, len(choices))
         outputs = [output for result in results for output in result.outputs]
-        usage = replies.usage(sum(map(len, prompts)), outputs)
-        return JsonResponse({**head, "choices": choices, "usage": usage})
+        total = usage(sum(map(len, prompts)), outputs)
+        return JsonResponse({**head, "choices": choices, "usage": total})
+
+    @routes.post("/generate", response_class=JsonResponse)
+    async def generate(body: GenerateRequest, http: Request) -> JsonResponse:
+        if body.stream:
+            raise InferenceRefused(400, "/generate does not stream; /v1/completions does")
+        if isinstance(body.prompt, TokenPrompt):
+            prompt_ids = body.prompt.prompt_token_ids
+        else:
+            prompt_ids = service.encode(body.prompt)
+        top = body.logprobs or 0
+        request = service.request(
+            prompt_ids,
+            body,
+            default_max_tokens=COMPLETION_MAX_TOKENS,
+            top=top,
+            prompt_logprobs=body.prompt_logprobs,
+        )
+        (result,) = await service.run([request], http)
+        outputs = result.outputs
+        reply: Json = {
+            "text": service.detokenizer.texts(outputs),
+            "prompt": body.prompt if isinstance(body.prompt, str) else None,
+            "finish_reasons": [output.finish_reason.value for output in outputs],
+            "prompt_token_ids": prompt_ids,
+            "token_ids": [output.tokens for output in outputs],
+            "weight_versions": [version_spans(output) for output in outputs],
+        }
+        if body.logprobs is not None:
+            reply["logprobs"] = [generate_logprobs(output, top) for output in outputs]
+        if body.prompt_logprobs is not None:
+            reply["prompt_logprobs"] = [
+                None if entry is None else [entry] for entry in result.prompt_logprobs or []
+            ]
+        return JsonResponse(reply)
 
     return routes
 
@@ -112,18 +157,18 @@ def _prompts(service: InferenceService, body: CompletionRequest) -> list[list[in
 def _chat_choices(
     service: InferenceService, body: ChatRequest, outputs: list[Output]
 ) -> list[Json]:
-    names = service.names
+    detokenizer = service.detokenizer
     choices: list[Json] = []
-    for index, (text, output) in enumerate(zip(names.texts(outputs), outputs)):
+    for index, (text, output) in enumerate(zip(detokenizer.texts(outputs), outputs)):
         logprobs = None
         if body.logprobs:
-            logprobs = replies.chat_logprobs(output.tokens, output.logprobs, output.top, names)
+            logprobs = chat_logprobs(output.tokens, output.logprobs, output.top, detokenizer)
         choice: Json = {
             "index": index,
             "message": {"role": "assistant", "content": text},
             "logprobs": logprobs,
             "finish_reason": output.finish_reason.value,
-            "weight_versions": replies.version_spans(output),
+            "weight_versions": version_spans(output),
         }
         if body.return_token_ids:
             choice["token_ids"] = output.tokens
@@ -138,20 +183,22 @@ def _completion_choices(
     outputs: list[Output],
     first_index: int,
 ) -> list[Json]:
-    names = service.names
+    detokenizer = service.detokenizer
     choices: list[Json] = []
-    for index, (text, output) in enumerate(zip(names.texts(outputs), outputs), first_index):
+    for index, (text, output) in enumerate(
+        zip(detokenizer.texts(outputs), outputs), first_index
+    ):
         logprobs = None
         if body.logprobs is not None:
-            logprobs = replies.completion_logprobs(
-                output.tokens, output.logprobs, output.top, names
+            logprobs = completion_logprobs(
+                output.tokens, output.logprobs, output.top, detokenizer
             )
         choice: Json = {
             "index": index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": output.finish_reason.value,
-            "weight_versions": replies.version_spans(output),
+            "weight_versions": version_spans(output),
         }
         if body.return_token_ids:
             choice["token_ids"] = output.tokens

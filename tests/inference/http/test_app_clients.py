@@ -20,7 +20,7 @@ from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.vllm import CompletionsRoute, DemoRoute
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.inference.engine.engine import Engine, PauseMode
-from atroposlib.inference.engine.model import ServedModel, load_model
+from atroposlib.inference.engine.served_model import ServedModel, load_model
 from atroposlib.inference.http.app import create_app
 from atroposlib.testing.tiny import write_tiny_model
 from tests.inference.helpers import fresh_logprobs

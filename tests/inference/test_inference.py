@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.inference.cli import main, refuse_exposure
+from atroposlib.inference.__main__ import main, refuse_exposure
 from tests.inference.helpers import WAIT_S
 
 
@@ -57,3 +57,9 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path, capsys):
     assert main(["--model", str(tmp_path / "absent"), "--port", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "absent" in line
+
+
+def test_the_command_line_starts_without_loading_torch():
+    code = "import sys, atroposlib.inference, atroposlib.inference.__main__; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout.strip() == "False", found.stderr

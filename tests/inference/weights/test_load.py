@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from atroposlib.errors import WeightsError
-from atroposlib.inference.engine.engine import PauseMode
-from atroposlib.inference.engine.model import load_model
-from atroposlib.inference.engine.sequence import VersionSpan
-from atroposlib.inference.weights.load import load_in_place
-from tests.inference.helpers import WAIT_S, fresh_logprobs, generate, request
+from atroposlib.inference.engine.request import VersionSpan
+from atroposlib.inference.engine.served_model import load_model
+from atroposlib.inference.weights.load import load_in_place, load_shared
+from tests.inference.helpers import fresh_logprobs, generate, request
 
 EXACT = 1e-4
 
@@ -120,48 +119,16 @@ def test_a_sharded_directory_is_read_by_its_index(model_dir, other_dir, tmp_path
     assert all(torch.equal(loaded[name], tensors[name]) for name in names)
 
 
-def test_an_engine_keeps_the_old_weights_after_a_failed_reload(engine, reference, tmp_path):
-    with pytest.raises(WeightsError):
-        engine.update_weights(str(tmp_path / "absent"), version=9)
-    assert engine.weight_version == 0
-    (result,) = generate(engine, request([5, 6], max_tokens=4))
-    fresh = fresh_logprobs(reference, [5, 6], result.outputs[0].tokens)
-    assert (fresh - torch.tensor(result.outputs[0].logprobs)).abs().max() < EXACT
-
-
-def test_weights_that_change_without_a_version_get_the_next_one(engine, other_dir):
-    engine.update_weights(str(other_dir))
-    assert engine.weight_version == 1
-    engine.set_weight_version(7)
-    assert engine.weight_version == 7
-
-
-def test_a_kept_sequence_goes_on_under_the_new_weights_with_exact_logprobs(
-    engine, other_dir, reference, other_reference, freeze_after
-):
-    kept = request([5, 6, 7], n=2, max_tokens=40, ignore_eos=True)
-    longer = request([8] * 20, max_tokens=30, ignore_eos=True)
-    freeze_after(engine, kept, longer, tokens=5)
-    engine.update_weights(str(other_dir), version=3)
-    engine.resume()
-    for one in (kept, longer):
-        for output in one.future.result(WAIT_S).outputs:
-            old, new = output.versions
-            assert (old.version, old.start, new.version, new.end) == (
-                0, 0, 3, len(output.tokens),
-            )  # fmt: skip
-            assert old.end == new.start >= 5
-            expected = torch.cat([
-                fresh_logprobs(reference, one.prompt_ids, output.tokens)[: old.end],
-                fresh_logprobs(other_reference, one.prompt_ids, output.tokens)[old.end :],
-            ])  # fmt: skip
-            assert (expected - torch.tensor(output.logprobs)).abs().max() < EXACT
-
-
-def test_pausing_in_mode_keep_without_a_reload_leaves_one_span(engine, freeze_after):
-    kept = request([5, 6, 7], max_tokens=20, ignore_eos=True)
-    freeze_after(engine, kept, tokens=3)
-    assert engine.num_running == 1 and not kept.future.done()
-    engine.pause(PauseMode.KEEP)
-    engine.resume()
-    assert kept.future.result(WAIT_S).outputs[0].versions == [VersionSpan(0, 0, 20)]
+def test_a_file_of_someone_else_or_that_is_a_link_is_refused(model_dir, tmp_path):
+    served = load_model(str(model_dir))
+    path = tmp_path / "weights.safetensors"
+    shutil.copy(model_dir / "model.safetensors", path)
+    path.chmod(0o600)
+    with pytest.raises(WeightsError, match="'no version', not version 1"):
+        load_shared(served.model, str(path), 1)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(WeightsError, match="nobody else can reach"):
+        load_shared(served.model, str(link), 1)
+    with pytest.raises(WeightsError, match="cannot be read"):
+        load_shared(served.model, str(tmp_path / "absent"), 1)

@@ -1,0 +1,48 @@
+"""Fields of requests and the sampling parameters they become."""
+
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.errors import InferenceRefused
+from atroposlib.inference.http.protocol import SamplingFields, UpdateFromGroup
+
+
+def params(top: int = 0, **fields):
+    return SamplingFields(**fields).sampling_params(
+        context_left=10, default_max_tokens=4, top=top
+    )
+
+
+def test_max_tokens_is_the_request_s_or_the_default_and_at_most_the_context():
+    assert params().max_tokens == 4
+    assert params(max_tokens=7).max_tokens == 7
+    assert params(max_tokens=7, max_completion_tokens=5).max_tokens == 5
+    assert params(max_tokens=70).max_tokens == 10
+
+
+def test_one_stop_string_is_a_list_of_one_and_top_k_minus_one_is_off():
+    found = params(stop="END", top_k=-1, stop_token_ids=[3, 3])
+    assert (found.stop, found.top_k, found.stop_token_ids) == (("END",), 0, frozenset({3}))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"min_p": 0.1}, {"logit_bias": {"5": 1.0}}, {"best_of": 2}, {"suffix": "x"}]
+)
+def test_a_setting_that_would_change_the_policy_is_refused(fields):
+    with pytest.raises(InferenceRefused, match=f"{next(iter(fields))}=.* is not supported"):
+        params(**fields)
+
+
+def test_neutral_values_of_such_settings_pass():
+    assert params(min_p=0.0, logit_bias={}, n=2, best_of=2, repetition_penalty=1.0)
+
+
+def test_more_than_twenty_top_logprobs_are_refused():
+    with pytest.raises(InferenceRefused, match="at most 20"):
+        params(top=21)
+
+
+def test_names_dtypes_and_shapes_have_one_entry_per_tensor():
+    with pytest.raises(ValueError, match="one entry per tensor"):
+        UpdateFromGroup(names=["a"], dtypes=[], shapes=[])

@@ -1,0 +1,56 @@
+"""Pause, resume and new weights by HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.inference.helpers import fresh_logprobs, ok
+
+
+async def test_new_weights_show_in_header_body_and_info(http, other_dir, other_reference):
+    reply = await http.post(
+        "/update_weights_from_disk",
+        json={"model_path": str(other_dir), "weight_version": 4},
+    )
+    assert reply.json()["success"] is True and reply.headers["X-Weight-Version"] == "4"
+    sampled = await http.post(
+        "/generate", json={"prompt": "abc", "logprobs": 0, "max_tokens": 4}
+    )
+    assert sampled.headers["X-Weight-Version"] == "4"
+    body = sampled.json()
+    tokens = body["token_ids"][0]
+    found = [next(iter(at[0].values())) for at in body["logprobs"][0]]
+    fresh = fresh_logprobs(other_reference, [5, 6, 7], tokens).tolist()
+    assert found == pytest.approx(fresh, abs=1e-4)
+    assert body["weight_versions"] == [[{"version": 4, "start": 0, "end": len(tokens)}]]
+
+
+async def test_a_failed_reload_says_that_the_old_weights_stay(http, tmp_path):
+    body = {"model_path": str(tmp_path / "absent"), "weight_version": 4}
+    reply = await http.post("/update_weights_from_disk", json=body)
+    assert reply.status_code == 400 and reply.json()["success"] is False
+    assert "weights unchanged, still version 0" in reply.json()["message"]
+    assert reply.headers["X-Weight-Version"] == "0"
+
+
+async def test_vllm_s_names_for_a_reload_work_too(http, other_dir):
+    kwargs = {"weights_path": str(other_dir)}
+    await ok(http, "/collective_rpc", method="reload_weights", kwargs=kwargs)
+    await ok(http, "/update_weight_version", weight_version=8)
+    assert (await http.get("/weight_info")).json()["weight_version"] == 8
+    other = await http.post("/collective_rpc", json={"method": "exec", "kwargs": {}})
+    assert other.status_code == 400
+
+
+async def test_pause_and_resume_over_http(http):
+    assert (await http.get("/is_paused")).json()["is_paused"] is False
+    assert (await http.post("/pause?mode=keep")).status_code == 200
+    assert (await http.get("/is_paused")).json()["is_paused"] is True
+    held = asyncio.create_task(http.post("/generate", json={"prompt": "abc", "max_tokens": 2}))
+    assert (await http.get("/health")).status_code == 200  # answered while one is held
+    assert not held.done()
+    assert (await http.post("/resume")).status_code == 200
+    assert (await held).status_code == 200
+    assert (await http.post("/pause?mode=nonsense")).status_code == 400
