@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.envs.server_handling.proxy_kit import write_tool_model
+from tests.generation.proxy.proxy_kit import write_tool_model
 from tests.serving import served
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

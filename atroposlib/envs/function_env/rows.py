@@ -24,7 +24,7 @@ from atroposlib.envs.rollout.groups import (
     from_node,
     mean_metrics,
 )
-from atroposlib.generation.proxy.rows import Samples
+from atroposlib.generation.proxy.sample_tree import SampleTree
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
@@ -50,7 +50,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self._samples = Samples()
+        self._samples = SampleTree()
 
     def add(self, call: Call, node: Node, sampled: int | None) -> None:
         """``node`` as it was when the call ended; its last ``sampled`` tokens are new.

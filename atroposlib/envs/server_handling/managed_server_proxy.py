@@ -1,13 +1,13 @@
 """The original's import path of :mod:`atroposlib.generation.proxy.main`."""
 
 from atroposlib.generation.proxy.main import (
-    Limits,
+    ProxyLimits,
     create_app,
     main,
 )
 
 __all__ = [
-    "Limits",
+    "ProxyLimits",
     "create_app",
     "main",
 ]

@@ -1,1 +1,1 @@
-"""The proxy in parts: pure translations of three APIs, sessions, rows, guards, routes."""
+"""Proxy for agents: OpenAI's and Anthropic's APIs in front of token-exact sessions."""

@@ -1,12 +1,12 @@
-"""Who may call the proxy, and what a web page may not.
+"""Access rules of the proxy: admin token, session keys, bounded bodies.
 
                           with an admin token            without one
     /setup                the admin token                callers on this machine
-    opening, listing      the admin token                anybody
-    a session             its API key, or the admin's    anybody who knows its id
+    opening, listing      the admin token                any caller
+    a session             its API key, or the admin's    any caller that has its id
 
-Tokens travel in headers only. Host and Sec-Fetch-Site keep out pages of a browser on this
-machine, which could otherwise talk to a loopback port like any program.
+Tokens travel in headers only. ``HostGuard`` and ``SameSiteGuard`` reject web pages in a browser
+on this machine, which could otherwise call a loopback port like any program.
 """
 
 from __future__ import annotations
@@ -17,35 +17,43 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 
 from atroposlib.errors import Forbidden, InferenceRefused, Unauthorized
-from atroposlib.generation.proxy.apis.errors import openai_body
-from atroposlib.generation.proxy.session import Session
+from atroposlib.generation.proxy.apis.agent_api import openai_body
+from atroposlib.generation.proxy.session import ProxySession
 from atroposlib.utils.http_server import is_address, is_loopback
 
 
-class Gate:
-    """The rules of the table above."""
+class ProxyAuth:
+    """Checks callers by the rules of the table above."""
 
     def __init__(self, admin_token: str | None) -> None:
         self._admin_token = admin_token
 
-    def require_admin(self, request: HTTPConnection) -> None:
-        """For what changes the proxy itself.
+    def require_setup_access(self, request: HTTPConnection) -> None:
+        """Check access to the proxy's configuration.
 
         Raises:
             Unauthorized, Forbidden: see the table.
         """
         if self._admin_token is not None:
-            self.require_owner(request)
+            self.require_admin_token(request)
         elif not is_local(request):
             raise Forbidden("only from this machine, or start the proxy with an admin token")
 
-    def require_owner(self, request: HTTPConnection) -> None:
-        """For what concerns all sessions."""
+    def require_admin_token(self, request: HTTPConnection) -> None:
+        """Check access to all sessions.
+
+        Raises:
+            Unauthorized: there is an admin token and the request does not carry it.
+        """
         if self._admin_token is not None and not self._is_admin(key_of(request)):
             raise Unauthorized("Authorization: Bearer with the proxy's admin token is needed")
 
-    def require_party(self, request: HTTPConnection, session: Session) -> None:
-        """For what concerns one session."""
+    def require_session_access(self, request: HTTPConnection, session: ProxySession) -> None:
+        """Check access to one session.
+
+        Raises:
+            Unauthorized: the request carries neither the session's key nor the admin token.
+        """
         if self._admin_token is None:
             return
         key = key_of(request) or ""
@@ -59,7 +67,7 @@ class Gate:
 
 
 def key_of(request: HTTPConnection) -> str | None:
-    """The key as OpenAI's clients send it, or as Anthropic's do."""
+    """API key in the header of OpenAI's clients, else of Anthropic's."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key:
         return key.strip()
@@ -67,19 +75,19 @@ def key_of(request: HTTPConnection) -> str | None:
 
 
 def is_local(request: HTTPConnection) -> bool:
-    """From this machine; a caller without an address is in this very process."""
+    """Whether the caller is on this machine; one without an address is in this process."""
     host = request.client.host if request.client else ""
     return not is_address(host) or is_loopback(host)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, in memory only up to ``limit`` bytes.
+    """Read the body, at most ``limit`` bytes.
 
     Raises:
-        InferenceRefused: 413, 415 for a body that is compressed.
+        InferenceRefused: 413 for a longer body, 415 for a compressed one.
     """
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise InferenceRefused(415, "send the body as it is, not compressed")
+        raise InferenceRefused(415, "compressed bodies are not accepted")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -89,5 +97,5 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def refuse_page(status: int, detail: str) -> JSONResponse:
-    """The response to a web page of another name or site."""
+    """Response to a web page of another host name or site."""
     return JSONResponse(openai_body(status, detail), status)

@@ -1,12 +1,12 @@
-"""The proxy in this process: an environment gives any agent a ``base_url`` and gets rows.
+"""Proxy in this process: an environment opens sessions for agents and gets rows.
 
     async with serving_proxy(manager, tokenizer, "model") as proxy:
         async with await proxy.open_session() as session:
             await run_agent(base_url=session.base_url, api_key=session.api_key)
             rows = session.rows()
 
-The server runs on the event loop it is opened on, so an agent that blocks (one that uses
-``openai.OpenAI``) belongs into a thread: ``await asyncio.to_thread(agent, ...)``.
+The server runs on the event loop on which it is opened. An agent that blocks (one that uses
+``openai.OpenAI``) belongs in a thread: ``await asyncio.to_thread(agent, ...)``.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.generation.proxy.rows import SessionRow
-from atroposlib.generation.proxy.session import Session, Settings
-from atroposlib.generation.proxy.sessions import Limits, Sessions
+from atroposlib.generation.proxy.sample_tree import SessionRow
+from atroposlib.generation.proxy.session import ProxySession, SessionSettings
+from atroposlib.generation.proxy.sessions import ProxyLimits, Sessions
 from atroposlib.generation.sessions.sequences import SequenceNode
 
 if TYPE_CHECKING:
-    from atroposlib.generation.proxy.placement import Servers
+    from atroposlib.generation.proxy.sessions import Servers
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 2048
-SHUTDOWN_S = 5.0
+SHUTDOWN_TIMEOUT_S = 5.0
 
 
 class AgentSession:
-    """One agent's session. Use it as an async context manager, or ``close`` it."""
+    """Session of one agent. Use it as an async context manager, or ``close`` it."""
 
-    def __init__(self, sessions: Sessions, session: Session, url: str) -> None:
+    def __init__(self, sessions: Sessions, session: ProxySession, url: str) -> None:
         self._sessions = sessions
         self._session = session
         self.uuid = session.uuid
         self.api_key = session.api_key
-        self.url = f"{url}/{session.uuid}"  # as Anthropic's clients want their base_url
-        self.base_url = f"{self.url}/v1"  # as OpenAI's do
+        self.url = f"{url}/{session.uuid}"  # base_url of Anthropic's clients
+        self.base_url = f"{self.url}/v1"  # base_url of OpenAI's clients
 
     async def __aenter__(self) -> AgentSession:
         return self
@@ -51,7 +51,7 @@ class AgentSession:
         await self.close()
 
     async def nodes(self) -> list[SequenceNode]:
-        """The sequences, in the shape of ``ManagedServer.get_state()``."""
+        """Sequences of the session, in the shape of ``ManagedServer.get_state()``."""
         return self._session.nodes()
 
     def rows(self, discount: float = 1.0) -> list[SessionRow]:
@@ -60,25 +60,25 @@ class AgentSession:
         ``groups.from_nodes(rows, [row.reward for row in rows])`` makes them a group.
 
         Raises:
-            InferenceRefused: the server returns text only.
+            InferenceRefused: the inference server returns text only.
         """
         return self._session.rows(discount)
 
     def reward(self, reward: float, completion_id: str | None = None) -> None:
-        """Reward one completion (its id, or "last"), or the session as a whole (None).
+        """Reward one completion (its id, or "last"), or the whole session (None).
 
         Raises:
-            InferenceRefused: no finite number, or no such completion.
+            InferenceRefused: the reward is not finite, or there is no such completion.
         """
         self._session.reward(reward, completion_id)
 
     async def close(self) -> None:
-        """Stop what is still sampled for it and forget it."""
+        """Cancel the running calls and delete the session."""
         await self._sessions.close(self._session)
 
 
 class RunningProxy:
-    """A proxy that listens on ``url``."""
+    """Running proxy that listens on ``url``."""
 
     def __init__(self, sessions: Sessions, url: str, admin_token: str) -> None:
         self.url = url
@@ -95,19 +95,19 @@ class RunningProxy:
         split: str = "train",
         sampling: Mapping[str, Any] | None = None,
     ) -> AgentSession:
-        """A session for one agent.
+        """Open a session for one agent.
 
         Args:
             base_url: a particular inference server.
-            split: whose slots it takes, "train" or "eval".
-            sampling: parameters that replace what the agent asks for, such as
+            split: slots that its calls take, "train" or "eval".
+            sampling: parameters that override those of the agent, such as
                 {"temperature": 1.0, "max_tokens": 512}.
 
         Raises:
             InferenceRefused: no such server, or too many sessions.
             ConfigError: no such tool parser.
         """
-        settings = Settings(
+        settings = SessionSettings(
             tool_parser=tool_parser,
             track_tree=track_tree,
             preserve_think_blocks=preserve_think_blocks,
@@ -123,17 +123,17 @@ async def serving_proxy(
     server_manager: Servers,
     tokenizer: Any = None,
     model_name: str = "unknown",
-    limits: Limits = Limits(),
+    limits: ProxyLimits = ProxyLimits(),
 ) -> AsyncIterator[RunningProxy]:
     """Serve the proxy on a free port of 127.0.0.1 for the time of the block.
 
-    Agents reach their own session with its API key; everything else needs a token that only
-    this process knows.
+    Agents reach their session with its API key. All other routes need an admin token, which is
+    drawn here and kept in this process.
 
     Raises:
         ConfigError: the server did not start.
     """
-    from atroposlib.generation.proxy.app import create_app
+    from atroposlib.generation.proxy.main import create_app
 
     admin_token = secrets.token_urlsafe(32)
     app = create_app(
@@ -152,7 +152,7 @@ async def _serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
     ready = asyncio.Event()
 
     class Server(uvicorn.Server):
-        """Leaves signals to the environment, and says when it listens."""
+        """Leaves signals to the environment and sets ``ready`` when it listens."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Generator[None, None, None]:
@@ -167,7 +167,7 @@ async def _serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
         log_level="warning",
         access_log=False,
         ws="none",
-        timeout_graceful_shutdown=int(SHUTDOWN_S),
+        timeout_graceful_shutdown=int(SHUTDOWN_TIMEOUT_S),
     )
     server = Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="agent proxy")
@@ -176,7 +176,7 @@ async def _serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
     started.cancel()
     if serving.done():
         serving.result()
-        raise ConfigError("the agent proxy did not start; its log says why")
+        raise ConfigError("the agent proxy did not start; see its log")
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A proxy that gives any agent a ``base_url`` and its owner the tokens.
+"""Proxy server: gives any agent a ``base_url`` and returns its token-exact training rows.
 
     python -m atroposlib.generation.proxy.main --config servers.json
 
@@ -6,17 +6,206 @@
     agent: base_url http://localhost:9100/<uuid>/v1, or /v1 with the session's API key
     GET /<uuid>/nodes, GET /sessions/<uuid>/rows, DELETE /<uuid>
 
-It speaks OpenAI's chat, completions and Responses and Anthropic's Messages, with tools and
+Serves OpenAI's chat, completions and Responses and Anthropic's Messages, with tools and
 streams. See docs/agents.md.
 """
 
 from __future__ import annotations
 
-from atroposlib.generation.proxy.app import create_app
-from atroposlib.generation.proxy.cli import main
-from atroposlib.generation.proxy.sessions import Limits
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
-__all__ = ["Limits", "create_app", "main"]
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.generation.proxy import routes_agent, routes_owner
+from atroposlib.generation.proxy.apis.agent_api import (
+    anthropic_body,
+    message_of,
+    openai_body,
+    status_of,
+)
+from atroposlib.generation.proxy.auth import ProxyAuth, refuse_page
+from atroposlib.generation.proxy.routes_agent import json_reply
+from atroposlib.generation.proxy.sessions import ProxyLimits, Servers, Sessions, Setup
+from atroposlib.utils.http_server import HostGuard, SameSiteGuard, bind, is_loopback
+
+__all__ = ["ProxyLimits", "create_app", "main"]
+
+TOKEN_VARIABLE = "ATROPOS_PROXY_TOKEN"
+DEFAULT_PORT = 9100
+BACKLOG = 2048
+
+
+# --- application ----------------------------------------------------------------------
+
+
+def create_app(
+    server_manager: Servers,
+    tokenizer: Any,
+    model_name: str = "unknown",
+    *,
+    admin_token: str | None = None,
+    limits: ProxyLimits = ProxyLimits(),
+    allowed_hosts: Iterable[str] = (),
+) -> FastAPI:
+    """The proxy over the servers of ``server_manager``.
+
+    Args:
+        tokenizer: that of the model; None loads the one its servers' configs name.
+        model_name: returned to agents; the model name in their requests is ignored.
+        admin_token: needed to open sessions and to list or configure them and the servers.
+        allowed_hosts: names of this proxy that have a dot, such as proxy.example.org.
+    """
+    sessions = Sessions(server_manager, tokenizer, model_name, limits)
+    auth = ProxyAuth(admin_token)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        expiry = asyncio.create_task(sessions.expire_forever(), name="proxy session expiry")
+        try:
+            yield
+        finally:
+            expiry.cancel()
+            await asyncio.gather(expiry, return_exceptions=True)
+            await sessions.shut_down()
+
+    app = FastAPI(
+        title="Atropos managed-server proxy",
+        lifespan=lifespan,
+        openapi_url=None,  # the bodies are those of OpenAI's and Anthropic's APIs
+    )
+    app.state.sessions = sessions
+    app.include_router(routes_owner.router(sessions, auth))
+    app.include_router(routes_agent.router(sessions, auth))
+    app.add_middleware(HostGuard, allowed=tuple(allowed_hosts), refuse=refuse_page)
+    app.add_middleware(SameSiteGuard, refuse=refuse_page)
+    app.add_exception_handler(AtroposError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    return app
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return _error_response(request, status_of(error), message_of(error))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error_response(request, error.status_code, str(error.detail))
+
+
+def _error_response(request: Request, status: int, message: str) -> Response:
+    is_anthropic = "/v1/messages" in request.url.path
+    body = anthropic_body if is_anthropic else openai_body
+    reply = json_reply(body(status, message), status)
+    if status == 401:
+        reply.headers["WWW-Authenticate"] = "Bearer"
+    return reply
+
+
+# --- command line ---------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until interrupted; returns the exit status."""
+    options = parse_args(argv)
+    try:
+        serve(options)
+    except AtroposError as error:
+        print(f"managed_server_proxy: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m atroposlib.generation.proxy.main",
+        description="Gives any agent a base_url and returns its token-exact training rows.",
+        epilog=f"The admin token is read from {TOKEN_VARIABLE}.",
+    )
+    limits = ProxyLimits()
+    add = parser.add_argument
+    add("--config", type=Path, required=True, help="JSON: model_name and servers")
+    add(
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        help="0 picks a free one (default %(default)s)",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    add(
+        "--allow-remote",
+        action="store_true",
+        help="permit an address that other machines reach without an admin token",
+    )
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a host name of this proxy that has a dot; may be repeated",
+    )
+    add("--max-sessions", type=int, default=limits.max_sessions, help="default %(default)s")
+    add(
+        "--idle-s",
+        type=float,
+        default=limits.idle_s,
+        help="seconds without calls after which a session is closed (default %(default)s)",
+    )
+    add("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    return parser.parse_args(argv)
+
+
+def serve(options: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    import uvicorn
+
+    admin_token = os.environ.get(TOKEN_VARIABLE) or None
+    reject_open_proxy(options.host, admin_token, options.allow_remote)
+    setup = Setup.read(options.config)
+    with bind(options.host, options.port, BACKLOG) as listener:  # before the tokenizer loads
+        app = create_app(
+            setup.manager(),
+            setup.tokenizer(),
+            setup.model_name,
+            admin_token=admin_token,
+            limits=ProxyLimits(max_sessions=options.max_sessions, idle_s=options.idle_s),
+            allowed_hosts=options.allow_host,
+        )
+        host, port = listener.getsockname()[:2]
+        print(f"proxy of {setup.model_name} on http://{host}:{port}", flush=True)
+        config = uvicorn.Config(
+            app,
+            log_level=options.log_level,
+            access_log=False,
+            timeout_graceful_shutdown=5,  # an open stream would delay the exit
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def reject_open_proxy(host: str, admin_token: str | None, allow_remote: bool) -> None:
+    """
+    Raises:
+        ConfigError: other machines could use the proxy without authentication.
+    """
+    if admin_token is None and not allow_remote and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host} can be reached by other machines: set {TOKEN_VARIABLE}, or add "
+            "--allow-remote on a network whose users may all use and configure the proxy"
+        )
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

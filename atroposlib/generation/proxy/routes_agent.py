@@ -1,4 +1,4 @@
-"""What agents call: the APIs below ``/{uuid}/v1``, and below ``/v1`` by API key."""
+"""Routes of agents: the APIs below ``/{uuid}/v1``, and below ``/v1`` by API key."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from atroposlib.errors import AtroposError, InferenceRefused, UnknownSession
-from atroposlib.generation.proxy.agent_apis import APIS, AgentApi
-from atroposlib.generation.proxy.apis.errors import message_of, status_of
-from atroposlib.generation.proxy.apis.idempotency import Call
-from atroposlib.generation.proxy.apis.idempotency import Request as CallRequest
-from atroposlib.generation.proxy.apis.request import Answer, Json
-from atroposlib.generation.proxy.auth import Gate, key_of, read_body
-from atroposlib.generation.proxy.session import Session
+from atroposlib.generation.proxy.apis import APIS, AgentApi
+from atroposlib.generation.proxy.apis.agent_api import message_of, status_of
+from atroposlib.generation.proxy.apis.exchange import Json, SamplingResponse
+from atroposlib.generation.proxy.apis.idempotency import CallIdentity, IdempotentCall
+from atroposlib.generation.proxy.auth import ProxyAuth, key_of, read_body
+from atroposlib.generation.proxy.session import ProxySession
 from atroposlib.generation.proxy.sessions import Sessions
 
 PREFIXES = ("/{session_id}/v1", "/v1")
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def router(sessions: Sessions, gate: Gate) -> APIRouter:
+def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
     routes = APIRouter()
 
-    def session_of(request: Request) -> Session:
+    def session_of(request: Request) -> ProxySession:
         """By the id in the path, else by the API key."""
         session_id = request.path_params.get("session_id")
         if session_id is None:
             return sessions.of_key(key_of(request))
         session = sessions.find(session_id)
-        gate.require_party(request, session)
+        auth.require_session_access(request, session)
         return session
 
     def check_session(request: Request) -> None:
@@ -45,27 +44,27 @@ def router(sessions: Sessions, gate: Gate) -> APIRouter:
         body = await read_body(request, sessions.limits.max_body_bytes)
         return body, json_object(body)
 
-    def answering(name: str) -> Any:
-        async def answer(request: Request) -> Response:
+    def sampling_route(name: str) -> Any:
+        async def sample(request: Request) -> Response:
             session = session_of(request)
             body, raw = await body_of(request)
             api = APIS[name](session, raw)
-            call = session.call(api.ask, CallRequest.of(name, body, request.headers))
+            call = session.call(api.request, CallIdentity.of(name, body, request.headers))
             if api.stream:
                 return await _streamed(api, call, sessions.limits.keep_alive_s)
             await asyncio.wait({call.task})
-            reply = api.reply(_answer_of(call))
-            call.heard = call.heard or not await request.is_disconnected()
+            reply = api.reply(_response_of(call))
+            call.delivered = call.delivered or not await request.is_disconnected()
             session.touch()
             return json_reply(reply)
 
-        return answer
+        return sample
 
-    def rendering(name: str, shown: Any) -> Any:
+    def rendering_route(name: str, shown: Any) -> Any:
         async def render(request: Request) -> Response:
             session = session_of(request)
             _, raw = await body_of(request)
-            text, ids = await session.prompt(APIS[name](session, raw).ask)
+            text, ids = await session.prompt(APIS[name](session, raw).request)
             return json_reply(shown(text, ids))
 
         return render
@@ -80,41 +79,41 @@ def router(sessions: Sessions, gate: Gate) -> APIRouter:
 
     for prefix in PREFIXES:
         for name in APIS:
-            routes.add_api_route(f"{prefix}/{name}", answering(name), methods=["POST"])
-        for name, rendered_as in (
+            routes.add_api_route(f"{prefix}/{name}", sampling_route(name), methods=["POST"])
+        for name, shown in (
             ("chat/completions/render", _whole_prompt),
             ("messages/count_tokens", _token_count),
         ):
-            handler = rendering(name.rpartition("/")[0], rendered_as)
+            handler = rendering_route(name.rpartition("/")[0], shown)
             routes.add_api_route(f"{prefix}/{name}", handler, methods=["POST"])
         routes.add_api_route(f"{prefix}/models", models, methods=["GET"])
         routes.add_api_route(f"{prefix}/models/{{model:path}}", model, methods=["GET"])
     return routes
 
 
-async def _streamed(api: AgentApi, call: Call, keep_alive_s: float) -> Response:
-    """What fails soon still gets a status; after that the stream begins and says so itself."""
+async def _streamed(api: AgentApi, call: IdempotentCall, keep_alive_s: float) -> Response:
+    """Stream the response. A failure after ``keep_alive_s`` becomes a frame, not a status."""
     await asyncio.wait({call.task}, timeout=keep_alive_s)
     if call.task.done():
-        _answer_of(call)
+        _response_of(call)
 
     async def frames() -> AsyncIterator[bytes]:
         while not call.task.done():
             yield api.keep_alive
             await asyncio.wait({call.task}, timeout=keep_alive_s)
         try:
-            answer = _answer_of(call)
+            response = _response_of(call)
         except AtroposError as error:
-            yield api.problem_frame(status_of(error), message_of(error))
+            yield api.error_frame(status_of(error), message_of(error))
             return
-        for frame in api.frames(answer):
+        for frame in api.frames(response):
             yield frame
-        call.heard = True
+        call.delivered = True
 
     return StreamingResponse(frames(), media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
-def _answer_of(call: Call) -> Answer:
+def _response_of(call: IdempotentCall) -> SamplingResponse:
     if call.task.cancelled():
         raise UnknownSession("the session was closed during the call")
     return call.task.result()
@@ -133,10 +132,10 @@ def model_card(name: str) -> Json:
 
 
 def json_object(body: bytes) -> Json:
-    """The JSON object that a body is; an empty body is an empty one.
+    """Decode a body that must be a JSON object; an empty body is an empty object.
 
     Raises:
-        InferenceRefused: 400.
+        InferenceRefused: 400; the body is not JSON, or not an object.
     """
     try:
         found = msgspec.json.decode(body) if body else {}

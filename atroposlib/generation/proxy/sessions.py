@@ -1,65 +1,143 @@
-"""All sessions of one proxy, and the servers they sample from.
+"""Sessions of one proxy: servers they sample from, opening, lookup, expiry.
 
-open -> calls -> (idle for longer than the limit, or closed) -> gone
+open -> calls -> idle for longer than the limit, or closed -> deleted
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from atroposlib.errors import InferenceRefused, Unauthorized, UnknownSession
-from atroposlib.generation.proxy.placement import (
-    Placement,
-    Servers,
-    address_of,
-    place,
-)
-from atroposlib.generation.proxy.session import Session, Settings
+import msgspec
+from pydantic import ValidationError
 
+from atroposlib.errors import ConfigError, InferenceRefused, Unauthorized, UnknownSession
+from atroposlib.generation.chat.template import load_tokenizer
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.openai import TokenServer
+from atroposlib.generation.proxy.session import Managed, ProxySession, SessionSettings
+from atroposlib.generation.routing.calls import Session as RoutedSession
+from atroposlib.generation.routing.calls import SessionRoute
+from atroposlib.generation.routing.failover import pick_server, token_servers
+from atroposlib.generation.routing.manager import ServerManager
+from atroposlib.generation.sessions.dummy import DummyManagedServer
+from atroposlib.generation.sessions.managed import ManagedServer
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SERVER_TYPE = "vllm"
 KEY_PREFIX = "atr_session_"
 _KEY_BYTES = 32
 
 
+class Servers(Protocol):
+    """The part of a ``ServerManager`` that is used here."""
+
+    servers: Any  # APIServers, or objects of the original's shape
+
+
+class Setup(msgspec.Struct, kw_only=True):
+    """Model and inference servers: the file of ``--config``, and the body of POST /setup.
+
+    Example: {"model_name": "org/model", "servers": [{"base_url": "http://localhost:9001/v1"}]}
+    """
+
+    model_name: str
+    servers: list[dict[str, Any]]
+    tokenizer_name: str | None = None  # None: that of the model
+
+    @classmethod
+    def read(cls, path: Path) -> Setup:
+        """
+        Raises:
+            ConfigError: the file cannot be read, or does not hold a setup.
+        """
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except OSError as error:
+            raise ConfigError(f"--config {path}: {error.strerror}") from error
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"--config {path}: {error}") from error
+
+    def manager(self) -> ServerManager:
+        """
+        Raises:
+            ConfigError: there is no server, or the settings of a server are invalid.
+        """
+        if not self.servers:
+            raise ConfigError("servers: at least one is needed")
+        return ServerManager([self._server(i, entry) for i, entry in enumerate(self.servers)])
+
+    def _server(self, i: int, entry: Mapping[str, Any]) -> APIServerConfig:
+        unknown = sorted(set(entry) - set(APIServerConfig.model_fields))
+        if unknown:
+            logger.warning("servers[%d]: %s: no such settings", i, ", ".join(unknown))
+        defaults = {
+            "model_name": self.model_name,
+            "tokenizer_name": self.tokenizer_name or self.model_name,
+            "server_type": DEFAULT_SERVER_TYPE,
+        }
+        try:
+            return APIServerConfig(**{**defaults, **entry})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"servers[{i}].{where}: {first['msg']}") from error
+
+    def tokenizer(self) -> Any:
+        """
+        Raises:
+            ConfigError: there is no tokenizer of that name.
+        """
+        name = self.tokenizer_name or self.model_name
+        return load_tokenizer(APIServerConfig(model_name=self.model_name, tokenizer_name=name))
+
+
 @dataclass(frozen=True)
-class Limits:
-    """How many sessions there may be, and for how long one may be left alone."""
+class ProxyLimits:
+    """Limits of sessions, bodies and streams."""
 
     max_sessions: int = 4096
-    idle_s: float = 3600.0
+    idle_s: float = 3600.0  # a session without calls for longer is closed
     max_body_bytes: int = 64 * 2**20
-    keep_alive_s: float = 5.0  # between signs of life of a stream that waits for its answer
+    keep_alive_s: float = 5.0  # between keep-alive frames of a stream that is still sampling
 
 
 class Sessions:
     """Opens, finds, expires and closes sessions."""
 
     def __init__(
-        self, manager: Servers, tokenizer: Any, model_name: str, limits: Limits
+        self, manager: Servers, tokenizer: Any, model_name: str, limits: ProxyLimits
     ) -> None:
         self.manager = manager
         self.tokenizer = tokenizer
         self.model_name = model_name
         self.limits = limits
-        self._sessions: dict[str, Session] = {}
-        self._of_key: dict[str, Session] = {}
-        self._place_of: dict[str, Placement] = {}
+        self._sessions: dict[str, ProxySession] = {}
+        self._by_key: dict[str, ProxySession] = {}
+        self._assignments: dict[str, Assignment] = {}  # by session id
         self._opening = 0
-        self._ours: list[Any] = []  # managers made here, to be closed here
+        self._owned: list[Any] = []  # managers made by replace_servers, closed here
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     @property
-    def all(self) -> list[Session]:
+    def all(self) -> list[ProxySession]:
         return list(self._sessions.values())
 
-    async def open(self, settings: Settings, base_url: str | None = None) -> Session:
-        """A new session on the server at ``base_url``, else on the freest healthy one.
+    async def open(
+        self, settings: SessionSettings, base_url: str | None = None
+    ) -> ProxySession:
+        """Open a session on the server at ``base_url``, else on the freest healthy one.
 
         Raises:
             InferenceRefused: 404 for an unknown ``base_url``, 429 for too many sessions.
@@ -68,30 +146,30 @@ class Sessions:
         await self.expire()
         if len(self._sessions) + self._opening >= self.limits.max_sessions:
             raise InferenceRefused(
-                429, f"{self.limits.max_sessions} sessions are open: delete what is finished"
+                429, f"{self.limits.max_sessions} sessions are open: close finished ones"
             )
         self._opening += 1
         try:
-            placement = await place(self.manager, base_url, settings, self.tokenizer)
+            assignment = await assign_server(self.manager, base_url, settings, self.tokenizer)
         finally:
             self._opening -= 1
-        session = Session(
+        session = ProxySession(
             uuid=str(uuid.uuid4()),
             api_key=KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES),
             model_name=self.model_name,
-            base_url=address_of(placement.server),
-            managed=placement.managed,
+            base_url=address_of(assignment.server),
+            managed=assignment.managed,
             settings=settings,
         )
         self._sessions[session.uuid] = session
-        self._of_key[session.api_key] = session
-        self._place_of[session.uuid] = placement
+        self._by_key[session.api_key] = session
+        self._assignments[session.uuid] = assignment
         return session
 
-    def find(self, session_id: str) -> Session:
+    def find(self, session_id: str) -> ProxySession:
         """
         Raises:
-            UnknownSession: there is none, or not any more.
+            UnknownSession: there is no such session, or it has ended.
         """
         session = self._sessions.get(session_id)
         if session is None:
@@ -101,13 +179,13 @@ class Sessions:
         session.touch()
         return session
 
-    def of_key(self, api_key: str | None) -> Session:
-        """The session that an API key stands for.
+    def of_key(self, api_key: str | None) -> ProxySession:
+        """The session of an API key.
 
         Raises:
-            Unauthorized: it stands for none.
+            Unauthorized: no open session has this key.
         """
-        session = self._of_key.get(api_key or "")
+        session = self._by_key.get(api_key or "")
         if session is None:
             raise Unauthorized(
                 "the API key names no open session: POST /sessions/create gives one, or use "
@@ -116,17 +194,17 @@ class Sessions:
         session.touch()
         return session
 
-    async def close(self, session: Session) -> None:
-        """Cancel what it still samples and forget it."""
+    async def close(self, session: ProxySession) -> None:
+        """Cancel the session's calls and delete it."""
         if self._sessions.pop(session.uuid, None) is None:
             return
-        del self._of_key[session.api_key]
+        del self._by_key[session.api_key]
         await session.reset()
-        self._place_of.pop(session.uuid).leave()
+        self._assignments.pop(session.uuid).release()
         await self._close_unused()
 
     async def expire(self, now: float | None = None) -> int:
-        """Close sessions that were left alone; how many. ``now``: seconds since 1970."""
+        """Close idle sessions and return their number. ``now``: seconds since 1970."""
         oldest = (time.time() if now is None else now) - self.limits.idle_s
         idle = [
             session
@@ -138,28 +216,102 @@ class Sessions:
         return len(idle)
 
     async def expire_forever(self) -> None:
-        """Expire at a tenth of the limit's pace, until cancelled."""
+        """Expire every tenth of the idle limit until cancelled."""
         while True:
             await asyncio.sleep(max(1.0, self.limits.idle_s / 10))
             await self.expire()
 
     async def replace_servers(self, manager: Any, model_name: str, tokenizer: Any) -> None:
-        """New sessions go to ``manager``; open ones stay where they are."""
+        """Assign new sessions to ``manager``; open sessions keep their server."""
         self.manager, self.model_name, self.tokenizer = manager, model_name, tokenizer
-        self._ours.append(manager)
+        self._owned.append(manager)
         await self._close_unused()
 
     async def shut_down(self) -> None:
-        """Close every session, and the managers that were made here."""
+        """Close every session and every manager made by ``replace_servers``."""
         for session in self.all:
             await self.close(session)
-        for manager in self._ours:
+        for manager in self._owned:
             await manager.close()
 
     async def _close_unused(self) -> None:
-        """Connections of servers that were replaced, once nobody samples there any more."""
-        used = [placement.server for placement in self._place_of.values()]
-        for manager in [m for m in self._ours if m is not self.manager]:
+        """Close replaced managers once no session samples from their servers."""
+        used = [assignment.server for assignment in self._assignments.values()]
+        for manager in [m for m in self._owned if m is not self.manager]:
             if not any(server in used for server in manager.servers):
-                self._ours.remove(manager)
+                self._owned.remove(manager)
                 await manager.close()
+
+
+# --- assignment of servers ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Server of one session; ``release`` is called when the session ends."""
+
+    server: Any
+    managed: Managed
+    release: Callable[[], None]
+
+
+async def assign_server(
+    manager: Servers, base_url: str | None, settings: SessionSettings, tokenizer: Any
+) -> Assignment:
+    """Assign the server at ``base_url``, else the freest healthy one.
+
+    With an ``APIServer`` a session fails over when its server fails, unless ``base_url``
+    named one.
+
+    Raises:
+        InferenceRefused: 404; there is no such server.
+        ConfigError: there is no such tool parser.
+    """
+    servers = list(manager.servers)
+    candidates = [_server_at(servers, base_url)] if base_url else token_servers(servers)
+    if not candidates:
+        raise InferenceRefused(404, "there is no server yet: POST /setup names some")
+    chosen = pick_server(candidates, settings.split)
+    if not all(isinstance(server, APIServer) for server in candidates):
+        managed = await _managed(chosen, chosen, settings, tokenizer)
+        return Assignment(chosen, managed, lambda: None)
+    if isinstance(chosen, TokenServer) and tokenizer is not None:
+        chosen.offer_tokenizer(tokenizer)
+    route = SessionRoute(candidates, chosen)
+    routed = RoutedSession(route, getattr(manager, "max_n_completions", 8))
+    try:
+        managed = await _managed(routed, chosen, settings, tokenizer)
+    except BaseException:
+        route.end()
+        raise
+    return Assignment(chosen, managed, route.end)
+
+
+def address_of(server: Any) -> str | None:
+    """``base_url`` of the server's config; None where a stand-in of a test has none."""
+    found = getattr(server.config, "base_url", None)
+    return None if found is None else str(found)
+
+
+async def _managed(
+    calls: Any, server: Any, settings: SessionSettings, tokenizer: Any
+) -> Managed:
+    if getattr(server, "returns_tokens", True) is False:
+        return DummyManagedServer(calls, tokenizer, settings.track_tree)
+    # A tool parser loads the tokenizer, which takes seconds: not on the event loop.
+    return await asyncio.to_thread(
+        ManagedServer,
+        calls,
+        tokenizer,
+        settings.track_tree,
+        settings.tool_parser,
+        settings.preserve_think_blocks,
+    )
+
+
+def _server_at(servers: Sequence[Any], base_url: str) -> Any:
+    for server in servers:
+        if (address_of(server) or "").rstrip("/") == base_url.rstrip("/"):
+            return server
+    known = ", ".join(str(address_of(server)) for server in servers)
+    raise InferenceRefused(404, f"no server at {base_url}; the servers are {known}")

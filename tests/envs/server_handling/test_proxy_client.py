@@ -14,7 +14,7 @@ from atroposlib.generation.sessions.remote import (
     ProxyManagedServer,
     create_proxy_session,
 )
-from tests.envs.server_handling.proxy_kit import (
+from tests.generation.proxy.proxy_kit import (
     ADD,
     Manager,
     ScriptedServer,

@@ -1,1 +1,15 @@
-"""API dialects of the agent proxy: chat, completions, Responses, Messages."""
+"""APIs that agents call, by their path below ``/v1``: one module each, and a line here."""
+
+from atroposlib.generation.proxy.apis.agent_api import AgentApi
+from atroposlib.generation.proxy.apis.anthropic import MessagesApi
+from atroposlib.generation.proxy.apis.chat import ChatApi, TextApi
+from atroposlib.generation.proxy.apis.responses import ResponsesApi
+
+APIS: dict[str, type[AgentApi]] = {
+    "chat/completions": ChatApi,
+    "completions": TextApi,
+    "responses": ResponsesApi,
+    "messages": MessagesApi,
+}
+
+__all__ = ["APIS", "AgentApi"]

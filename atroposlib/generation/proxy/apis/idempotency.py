@@ -1,11 +1,11 @@
-"""Calls of a session, so that one that comes again gets the answer of the first time.
+"""Idempotent calls of a session: a repeated request gets the response of the first one.
 
-    same Idempotency-Key                          -> the same answer, or 409 for other content
-    x-stainless-retry-count > 0, identical body   -> the answer of the attempt it repeats
-    anything else                                 -> sampled anew
+    same Idempotency-Key                          -> the same response; 409 for another body
+    x-stainless-retry-count > 0, identical body   -> the response of the attempt it repeats
+    any other request                             -> sampled anew
 
-The sampling belongs to the session and not to the connection: a client that hangs up loses
-only the answer, and finds it when it tries again.
+Sampling belongs to the session and not to the connection. A client that disconnects loses only
+the response, and its retry finds it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from hashlib import blake2b
 from typing import Any
 
 from atroposlib.errors import KeyConflict
-from atroposlib.generation.proxy.apis.request import Answer
+from atroposlib.generation.proxy.apis.exchange import SamplingResponse
 
 KEY_HEADERS = ("idempotency-key", "x-idempotency-key", "x-stainless-idempotency-key")
 ATTEMPT_HEADER = "x-stainless-retry-count"  # sent by the openai and anthropic packages
 
 
 @dataclass(frozen=True)
-class Request:
-    """What tells one call from another."""
+class CallIdentity:
+    """Digest, idempotency key and attempt number of one HTTP request."""
 
     digest: bytes  # of path and body
     key: str | None = None
     attempt: int = 0  # 0: not announced as a retry
 
     @classmethod
-    def of(cls, path: str, body: bytes, headers: Mapping[str, str]) -> Request:
+    def of(cls, path: str, body: bytes, headers: Mapping[str, str]) -> CallIdentity:
         count = headers.get(ATTEMPT_HEADER, "")
         return cls(
             digest=blake2b(b"%b\0%b" % (path.encode(), body), digest_size=16).digest(),
@@ -42,14 +42,14 @@ class Request:
 
 
 @dataclass(eq=False)
-class Call:
-    """One call and whoever waits for it."""
+class IdempotentCall:
+    """One call, shared by the requests that repeat it."""
 
-    request: Request
-    answer_id: str
-    task: asyncio.Task[Answer]
-    attempt: int  # the last one seen
-    heard: bool = False  # the answer was written to a client that was still there
+    identity: CallIdentity
+    response_id: str
+    task: asyncio.Task[SamplingResponse]
+    attempt: int  # highest attempt number seen
+    delivered: bool = False  # the response was written to a client that was still connected
 
     @property
     def failed(self) -> bool:
@@ -57,81 +57,88 @@ class Call:
         return done and (self.task.cancelled() or self.task.exception() is not None)
 
 
-class CallBook:
-    """The calls of one session. A call that failed is forgotten: a retry samples again."""
+class IdempotentCalls:
+    """The calls of one session. A failed call is dropped, so that a retry samples again."""
 
     def __init__(self) -> None:
-        self._of_digest: dict[bytes, list[Call]] = {}
-        self._of_key: dict[str, Call] = {}
+        self._by_digest: dict[bytes, list[IdempotentCall]] = {}
+        self._by_key: dict[str, IdempotentCall] = {}
 
-    def earlier(self, request: Request) -> Call | None:
-        """The call that this request repeats, now with its attempt noted.
+    def find_original(self, identity: CallIdentity) -> IdempotentCall | None:
+        """The call that this request repeats. Records the attempt.
 
         Raises:
-            KeyConflict: the key came before with another body.
+            KeyConflict: the key was used before with another body.
         """
-        if request.key is not None:
-            call = self._of_key.get(request.key)
-            if call is not None and call.request.digest != request.digest:
+        if identity.key is not None:
+            call = self._by_key.get(identity.key)
+            if call is not None and call.identity.digest != identity.digest:
                 raise KeyConflict(
-                    "this idempotency key came before with other content; use a fresh one"
+                    "this idempotency key was used with another body; send a fresh key"
                 )
         else:
-            call = self._repeated(request) if request.attempt else None
+            call = self._find_by_attempt(identity) if identity.attempt else None
         if call is not None:
-            call.attempt = max(call.attempt, request.attempt)
+            call.attempt = max(call.attempt, identity.attempt)
         return call
 
     def start(
-        self, request: Request, answer_id: str, work: Coroutine[Any, Any, Answer]
-    ) -> Call:
+        self,
+        identity: CallIdentity,
+        response_id: str,
+        work: Coroutine[Any, Any, SamplingResponse],
+    ) -> IdempotentCall:
         """Run ``work`` as a new call."""
-        task = asyncio.create_task(work, name=f"proxy call {answer_id}")
-        call = Call(request, answer_id, task, request.attempt)
-        self._of_digest.setdefault(request.digest, []).append(call)
-        if request.key is not None:
-            self._of_key[request.key] = call
-        task.add_done_callback(lambda _: self._forget_failed(call))
+        task = asyncio.create_task(work, name=f"proxy call {response_id}")
+        call = IdempotentCall(identity, response_id, task, identity.attempt)
+        self._by_digest.setdefault(identity.digest, []).append(call)
+        if identity.key is not None:
+            self._by_key[identity.key] = call
+        task.add_done_callback(lambda _: self._drop_failed(call))
         return call
 
     @property
-    def running(self) -> list[Call]:
+    def running(self) -> list[IdempotentCall]:
         return [call for call in self._calls() if not call.task.done()]
 
     @property
-    def unheard(self) -> frozenset[str]:
-        """Answers that never reached anybody."""
+    def undelivered(self) -> frozenset[str]:
+        """Ids of complete responses that no client received."""
         return frozenset(
-            call.answer_id for call in self._calls() if call.task.done() and not call.heard
+            call.response_id
+            for call in self._calls()
+            if call.task.done() and not call.delivered
         )
 
-    def answered(self, answer_id: str) -> Call | None:
-        """The finished call with this answer."""
-        found = (call for call in self._calls() if call.answer_id == answer_id)
+    def succeeded(self, response_id: str) -> IdempotentCall | None:
+        """The finished call with this response."""
+        found = (call for call in self._calls() if call.response_id == response_id)
         return next((call for call in found if call.task.done() and not call.failed), None)
 
     async def cancel(self) -> None:
-        """Stop what still runs, and wait until it has."""
+        """Cancel the running calls and wait for their end."""
         tasks = [call.task for call in self.running]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _calls(self) -> list[Call]:
-        return [call for calls in self._of_digest.values() for call in calls]
+    def _calls(self) -> list[IdempotentCall]:
+        return [call for calls in self._by_digest.values() for call in calls]
 
-    def _repeated(self, request: Request) -> Call | None:
-        """Agents may ask the same thing twice on purpose, each with retries of its own: an
-        attempt repeats the oldest unanswered call that has not seen it, else the newest.
+    def _find_by_attempt(self, identity: CallIdentity) -> IdempotentCall | None:
+        """The oldest undelivered call with fewer attempts, else the newest with fewer.
+
+        Agents may send equal requests on purpose, and each of them has retries. An attempt
+        number that a call has seen already therefore belongs to another call.
         """
-        known = self._of_digest.get(request.digest, ())
-        fitting = [call for call in known if call.attempt < request.attempt]
-        unheard = [call for call in fitting if not call.heard]
-        return unheard[0] if unheard else fitting[-1] if fitting else None
+        known = self._by_digest.get(identity.digest, ())
+        candidates = [call for call in known if call.attempt < identity.attempt]
+        undelivered = [call for call in candidates if not call.delivered]
+        return undelivered[0] if undelivered else candidates[-1] if candidates else None
 
-    def _forget_failed(self, call: Call) -> None:
+    def _drop_failed(self, call: IdempotentCall) -> None:
         if not call.failed:
             return
-        self._of_digest[call.request.digest].remove(call)
-        if call.request.key is not None:
-            del self._of_key[call.request.key]
+        self._by_digest[call.identity.digest].remove(call)
+        if call.identity.key is not None:
+            del self._by_key[call.identity.key]

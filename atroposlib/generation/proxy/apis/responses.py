@@ -1,28 +1,32 @@
-"""OpenAI's Responses API: its items as chat messages, and an answer as its items. Pure."""
+"""OpenAI's Responses API: items to chat messages, responses to items and events. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
 
 from atroposlib.errors import InferenceRefused
 from atroposlib.generation.chat.template import content_text
-from atroposlib.generation.proxy.apis.request import (
-    Answer,
-    Ask,
+from atroposlib.generation.proxy.apis.agent_api import AgentApi, ApiSession, event_frame
+from atroposlib.generation.proxy.apis.chat import pieces
+from atroposlib.generation.proxy.apis.exchange import (
     Json,
+    SamplingRequest,
+    SamplingResponse,
     function_tools,
+    parsed,
     plain_messages,
-    refuse_formats,
+    reject_formats,
     sampling_of,
 )
 
 
 class ResponsesBody(msgspec.Struct, kw_only=True):
-    """The fields of a Responses request that are read here; all others are passed on."""
+    """Fields of a Responses request that are read here; all others are passed on."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -48,23 +52,58 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-def responses_ask(
+class ResponsesApi(AgentApi):
+    """POST responses."""
+
+    def __init__(self, session: ApiSession, raw: Json) -> None:
+        self.body = parsed(raw, ResponsesBody)
+        earlier: list[Json] | None = []
+        if self.body.previous_response_id:
+            earlier = session.conversation(self.body.previous_response_id)
+        if earlier is None:
+            raise InferenceRefused(404, "previous_response_id: no such response here")
+        self.request, self._conversation = responses_request(raw, self.body, earlier)
+        self.stream = bool(self.body.stream)
+        self._session = session
+
+    def reply(self, response: SamplingResponse) -> Json:
+        self._store_conversation(response)
+        return responses_reply(response, self.body)
+
+    def frames(self, response: SamplingResponse) -> Iterator[bytes]:
+        self._store_conversation(response)
+        return map(event_frame, responses_events(response, self.body))
+
+    def error_frame(self, status: int, message: str) -> bytes:
+        error = self.error_body(status, message)["error"]
+        return event_frame({**error, "type": "error", "sequence_number": 0})
+
+    def _store_conversation(self, response: SamplingResponse) -> None:
+        turns = [*self._conversation, assistant_message(response)]
+        self._session.conversations[response.id] = turns
+
+
+def responses_request(
     raw: Mapping[str, Any], body: ResponsesBody, earlier: Sequence[Json]
-) -> tuple[Ask, list[Json]]:
-    """The ask, and the conversation without instructions, for a later response to go on.
+) -> tuple[SamplingRequest, list[Json]]:
+    """The common form of a request, and its conversation without the instructions.
+
+    A later response continues that conversation.
 
     Args:
-        earlier: the conversation of ``previous_response_id``; its instructions are not part
-            of it, as in the original API.
+        earlier: conversation of ``previous_response_id``, without its instructions, as in
+            OpenAI's API.
     """
-    refuse_formats((body.text or {}).get("format"))
+    reject_formats((body.text or {}).get("format"))
     for name in ("background", "conversation", "prompt"):
         if getattr(body, name):
             raise InferenceRefused(400, f"{name}: not served")
     conversation = [*earlier, *messages_of(body.input)]
-    spoken = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    ask = Ask(
-        messages=plain_messages([*spoken, *conversation]),
+    instructions = (
+        [{"role": "system", "content": body.instructions}] if body.instructions else []
+    )
+    request = SamplingRequest(
+        messages=plain_messages([*instructions, *conversation]),
         tools=function_tools(_nested_tools(body.tools)),
         tool_choice=_nested_choice(body.tool_choice),
         stop=[body.stop] if isinstance(body.stop, str) else body.stop,
@@ -73,14 +112,14 @@ def responses_ask(
         split=body.split,
         one_tool_call=body.parallel_tool_calls is False,
     )
-    return ask, conversation
+    return request, conversation
 
 
 def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Json]:
     """Chat messages of input items.
 
-    An assistant's text and the calls after it were one turn of the model, so they become one
-    message again.
+    An assistant's text and the calls after it become one message, because they were one turn
+    of the model.
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
@@ -94,47 +133,47 @@ def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Json]:
             _add_call(messages, _chat_call(item, i))
         elif kind == "function_call_output":
             messages.append(_tool_message(item, i))
-        elif kind != "reasoning":  # what the model thought is in the text of its turn
+        elif kind != "reasoning":  # the reasoning is part of the turn's text
             raise InferenceRefused(400, f"input[{i}]: items of type {kind} are not served")
     return messages
 
 
-def assistant_message(answer: Answer) -> Json:
-    """The first choice as the message that later requests carry."""
-    choice = answer.choices[0]
+def assistant_message(response: SamplingResponse) -> Json:
+    """The first choice as a message of later requests."""
+    choice = response.choices[0]
     message: Json = {"role": "assistant", "content": choice.content}
     return {**message, "tool_calls": choice.tool_calls} if choice.tool_calls else message
 
 
-def responses_reply(answer: Answer, body: ResponsesBody) -> Json:
-    """The whole response."""
-    reply = opening_reply(answer, body)
-    cut = answer.choices[0].finish_reason == "length"
+def responses_reply(response: SamplingResponse, body: ResponsesBody) -> Json:
+    """The complete response."""
+    reply = opening_reply(response, body)
+    cut = response.choices[0].finish_reason == "length"
     reply["status"] = "incomplete" if cut else "completed"
     reply["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
-    reply["output"] = output_items(answer)
+    reply["output"] = output_items(response)
     reply["usage"] = {
-        "input_tokens": answer.prompt_tokens,
+        "input_tokens": response.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": answer.completion_tokens,
+        "output_tokens": response.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "total_tokens": response.prompt_tokens + response.completion_tokens,
     }
     return reply
 
 
-def opening_reply(answer: Answer, body: ResponsesBody) -> Json:
-    """The response as a stream announces it: in progress, with nothing in it."""
+def opening_reply(response: SamplingResponse, body: ResponsesBody) -> Json:
+    """The response at the start of a stream: in progress and empty."""
     return {
-        "id": f"resp_{answer.id}",
+        "id": f"resp_{response.id}",
         "object": "response",
-        "created_at": answer.created,
+        "created_at": response.created,
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "model": answer.model,
+        "model": response.model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
@@ -151,15 +190,15 @@ def opening_reply(answer: Answer, body: ResponsesBody) -> Json:
     }
 
 
-def output_items(answer: Answer) -> list[Json]:
+def output_items(response: SamplingResponse) -> list[Json]:
     """A message if there is text, then the calls."""
-    choice = answer.choices[0]
+    choice = response.choices[0]
     items: list[Json] = []
     if choice.content or not choice.tool_calls:
         part = {"type": "output_text", "text": choice.content or "", "annotations": []}
         items.append(
             {
-                "id": f"msg_{answer.id}",
+                "id": f"msg_{response.id}",
                 "type": "message",
                 "status": "completed",
                 "role": "assistant",
@@ -169,7 +208,7 @@ def output_items(answer: Answer) -> list[Json]:
     for i, call in enumerate(choice.tool_calls):
         items.append(
             {
-                "id": f"fc_{answer.id}_{i}",
+                "id": f"fc_{response.id}_{i}",
                 "type": "function_call",
                 "status": "completed",
                 "call_id": call["id"],
@@ -220,3 +259,48 @@ def _nested_choice(choice: str | Mapping[str, Any] | None) -> Any:
     if isinstance(choice, Mapping) and "name" in choice and "function" not in choice:
         return {"type": "function", "function": {"name": choice["name"]}}
     return choice
+
+
+def responses_events(response: SamplingResponse, body: ResponsesBody) -> Iterator[Json]:
+    """Events of a stream: ``created``, ``in_progress``, items and deltas, whole response."""
+    numbers = count()
+    whole = responses_reply(response, body)
+    for event in _unnumbered(response, body, whole):
+        yield {**event, "sequence_number": next(numbers)}
+
+
+def _unnumbered(
+    response: SamplingResponse, body: ResponsesBody, whole: Json
+) -> Iterator[Json]:
+    opening = opening_reply(response, body)
+    yield {"type": "response.created", "response": opening}
+    yield {"type": "response.in_progress", "response": opening}
+    for i, item in enumerate(whole["output"]):
+        events = _message_events if item["type"] == "message" else _call_events
+        yield from events(i, item)
+    end = "completed" if whole["status"] == "completed" else "incomplete"
+    yield {"type": f"response.{end}", "response": whole}
+
+
+def _message_events(i: int, item: Json) -> Iterator[Json]:
+    part = item["content"][0]
+    at = {"output_index": i, "item_id": item["id"], "content_index": 0}
+    empty = {**item, "status": "in_progress", "content": []}
+    yield {"type": "response.output_item.added", "output_index": i, "item": empty}
+    yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+    for text in pieces(part["text"]):
+        yield {"type": "response.output_text.delta", **at, "delta": text, "logprobs": []}
+    yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
+    yield {"type": "response.content_part.done", **at, "part": part}
+    yield {"type": "response.output_item.done", "output_index": i, "item": item}
+
+
+def _call_events(i: int, item: Json) -> Iterator[Json]:
+    at = {"output_index": i, "item_id": item["id"]}
+    empty = {**item, "status": "in_progress", "arguments": ""}
+    yield {"type": "response.output_item.added", "output_index": i, "item": empty}
+    for text in pieces(item["arguments"]):
+        yield {"type": "response.function_call_arguments.delta", **at, "delta": text}
+    done = {"name": item["name"], "arguments": item["arguments"]}
+    yield {"type": "response.function_call_arguments.done", **at, **done}
+    yield {"type": "response.output_item.done", "output_index": i, "item": item}

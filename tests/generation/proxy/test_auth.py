@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-
 import httpx
 import pytest
 
-from atroposlib.errors import ConfigError
-from atroposlib.generation.proxy.main import Limits, create_app, main
-from tests.envs.server_handling.proxy_kit import Manager, ScriptedServer, tool_tokenizer
+from atroposlib.generation.proxy.main import ProxyLimits, create_app
+from tests.generation.proxy.proxy_kit import Manager, ScriptedServer
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
 ADMIN = {"Authorization": "Bearer the-admin-token"}
@@ -89,61 +83,10 @@ async def test_pages_of_other_names_and_sites_are_refused(headers, status):
 
 
 async def test_a_body_is_bounded_and_never_inflated():
-    _, http = made(limits=Limits(max_body_bytes=1000))
+    _, http = made(limits=ProxyLimits(max_body_bytes=1000))
     uuid = (await http.post("/sessions/create", json={})).json()["uuid"]
     path = f"/{uuid}/v1/chat/completions"
     big = await http.post(path, json={**HELLO, "user": "x" * 1000})
     assert (big.status_code, "1000 bytes" in big.text) == (413, True)
     packed = await http.post(path, content=b"x", headers={"Content-Encoding": "gzip"})
     assert packed.status_code == 415
-
-
-def test_an_open_proxy_for_other_machines_has_to_be_wanted(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("ATROPOS_PROXY_TOKEN", raising=False)
-    config = tmp_path / "servers.json"
-    config.write_text(json.dumps({"model_name": "m", "servers": []}))
-    arguments = ["--config", str(config)]
-    assert main([*arguments, "--host", "0.0.0.0"]) == 1
-    assert "--allow-remote" in capsys.readouterr().err
-    assert main([*arguments, "--host", "0.0.0.0", "--allow-remote"]) == 1
-    assert "at least one" in capsys.readouterr().err
-    monkeypatch.setenv("ATROPOS_PROXY_TOKEN", "secret")
-    assert main([*arguments, "--host", "0.0.0.0"]) == 1
-    assert "at least one" in capsys.readouterr().err
-    assert main(["--config", str(tmp_path / "none.json")]) == 1
-    assert "none.json" in capsys.readouterr().err
-
-
-def test_settings_that_cannot_be_used_are_named(tmp_path):
-    from atroposlib.generation.proxy.config import Setup
-
-    path = tmp_path / "servers.json"
-    path.write_text('{"model_name": "m"}')
-    with pytest.raises(ConfigError, match="servers"):
-        Setup.read(path)
-    wrong = Setup(model_name="m", servers=[{"base_url": "http://x/v1", "timeout": "long"}])
-    with pytest.raises(ConfigError, match=r"servers\[0\]\.timeout"):
-        wrong.manager()
-
-
-@pytest.mark.slow
-def test_it_runs_as_a_process_and_ends_when_asked(tmp_path):
-    tool_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    names = {"model_name": "m", "tokenizer_name": str(tmp_path / "tokenizer")}
-    servers = [{"base_url": "http://127.0.0.1:1/v1"}]
-    config = tmp_path / "servers.json"
-    config.write_text(json.dumps({**names, "servers": servers}))
-    module = "atroposlib.generation.proxy.main"
-    command = [sys.executable, "-m", module, "--config", str(config), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        line = process.stdout.readline()
-        url = line.split()[-1]
-        assert line == f"proxy of m on {url}\n"
-        health = httpx.get(f"{url}/health", timeout=60).json()
-        assert (health["model"], health["servers"]) == ("m", 1)
-        assert httpx.post(f"{url}/sessions/create", json={}).status_code == 200
-        taken = [*command[:-1], url.rpartition(":")[2]]
-        clash = subprocess.run(taken, capture_output=True, text=True, timeout=120)
-        assert (clash.returncode, "cannot listen" in clash.stderr) == (1, True)
-        process.terminate()
-        assert process.wait(60) in (0, -signal.SIGTERM)

@@ -13,8 +13,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
+
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.proxy.in_process import RunningProxy, serving_proxy
+from atroposlib.generation.proxy.main import create_app
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<|pad|>")
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
@@ -142,3 +146,33 @@ async def scripted_proxy(
     server = ScriptedServer(reply)
     async with serving_proxy(Manager(server), server.tokenizer, "m", **options) as proxy:
         yield proxy, server
+
+
+class AppProxy:
+    """An app over one scripted server, called in process."""
+
+    def __init__(self, reply=lambda prompt, i: f"word {i}", **options) -> None:
+        self.server = ScriptedServer(reply)
+        self.manager = Manager(self.server)
+        self.app = create_app(self.manager, self.server.tokenizer, "m", **options)
+        transport = httpx.ASGITransport(self.app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://proxy")
+
+    async def ask(self, method: str, path: str, body=None, status: int = 200):
+        reply = await self.http.request(method, path, json=body)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+    async def open(self, **settings) -> str:
+        return (await self.ask("POST", "/sessions/create", settings))["uuid"]
+
+
+def openai_client(session, **options) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, **options)
+
+
+def adder(prompt: str, i: int) -> str:
+    """Calls the tool once, then says the sum."""
+    if "<|tool|>" in prompt:
+        return "it is " + prompt.rpartition("<|tool|>")[2].partition("<|end|>")[0]
+    return "let me see " + tool_call(2, 3)

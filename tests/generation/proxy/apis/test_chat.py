@@ -8,20 +8,15 @@ import openai
 import pytest
 
 from atroposlib.envs.rollout.groups import from_nodes
-from tests.envs.server_handling.proxy_kit import ADD, scripted_proxy, tool_call
+from tests.generation.proxy.proxy_kit import (
+    ADD,
+    adder,
+    openai_client,
+    scripted_proxy,
+    tool_call,
+)
 
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-def client_of(session, **options) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, **options)
-
-
-def adder(prompt: str, i: int) -> str:
-    """Calls the tool once, then says the sum."""
-    if "<|tool|>" in prompt:
-        return "it is " + prompt.rpartition("<|tool|>")[2].partition("<|end|>")[0]
-    return "let me see " + tool_call(2, 3)
 
 
 async def run_tool_agent(client: openai.AsyncOpenAI, question: str) -> str:
@@ -47,7 +42,7 @@ async def test_an_unmodified_tool_agent_trains_through_the_proxy():
         rows = []
         for _ in range(2):
             async with await proxy.open_session() as session:
-                async with client_of(session) as client:
+                async with openai_client(session) as client:
                     assert await run_tool_agent(client, "2+3?") == "it is 5"
                 session.reward(1.0)
                 (row,) = session.rows()
@@ -67,7 +62,7 @@ async def test_an_unmodified_tool_agent_trains_through_the_proxy():
 
 async def test_a_tool_call_is_streamed_in_deltas_that_add_up():
     async with scripted_proxy(adder) as (proxy, _):
-        async with await proxy.open_session() as session, client_of(session) as client:
+        async with await proxy.open_session() as session, openai_client(session) as client:
             stream = await client.chat.completions.create(
                 model="m",
                 messages=HELLO,
@@ -93,7 +88,7 @@ async def test_a_tool_call_is_streamed_in_deltas_that_add_up():
 async def test_a_long_text_is_streamed_in_pieces_that_add_up():
     said = "all of it " * 40
     async with scripted_proxy(lambda prompt, i: said) as (proxy, _):
-        async with await proxy.open_session() as session, client_of(session) as client:
+        async with await proxy.open_session() as session, openai_client(session) as client:
             stream = await client.chat.completions.create(
                 model="m", messages=HELLO, stream=True
             )
@@ -104,7 +99,7 @@ async def test_a_long_text_is_streamed_in_pieces_that_add_up():
 
 async def test_choices_come_with_usage_logprobs_and_their_own_rows():
     async with scripted_proxy(lambda prompt, i: f"word {i}") as (proxy, server):
-        async with await proxy.open_session() as session, client_of(session) as client:
+        async with await proxy.open_session() as session, openai_client(session) as client:
             reply = await client.chat.completions.create(
                 model="m",
                 messages=HELLO,
@@ -131,7 +126,7 @@ async def test_choices_come_with_usage_logprobs_and_their_own_rows():
 
 async def test_a_stop_text_and_parts_of_text_are_taken():
     async with scripted_proxy(lambda prompt, i: "one. two. three") as (proxy, server):
-        async with await proxy.open_session() as session, client_of(session) as client:
+        async with await proxy.open_session() as session, openai_client(session) as client:
             parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
             messages = [{"role": "user", "content": parts}]
             reply = await client.chat.completions.create(
@@ -152,7 +147,7 @@ async def test_a_stop_text_and_parts_of_text_are_taken():
 async def test_an_image_and_a_format_are_refused_with_the_place():
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     async with scripted_proxy(adder) as (proxy, _):
-        async with await proxy.open_session() as session, client_of(session) as client:
+        async with await proxy.open_session() as session, openai_client(session) as client:
             with pytest.raises(openai.BadRequestError, match=r"messages\[0\]"):
                 await client.chat.completions.create(
                     model="m", messages=[{"role": "user", "content": [image]}]
@@ -165,69 +160,9 @@ async def test_an_image_and_a_format_are_refused_with_the_place():
                 await client.chat.completions.create(model="m", messages="hello")
 
 
-async def test_responses_go_on_from_an_earlier_one_with_tool_results():
-    tool = {"type": "function", **ADD["function"]}
-    async with scripted_proxy(adder) as (proxy, server):
-        async with await proxy.open_session() as session, client_of(session) as client:
-            first = await client.responses.create(model="m", input="2+3?", tools=[tool])
-            message, call = first.output
-            assert message.content[0].text.strip() == "let me see"
-            assert json.loads(call.arguments) == {"a": 2, "b": 3}
-            result = {"type": "function_call_output", "call_id": call.call_id, "output": "5"}
-            second = await client.responses.create(
-                model="m", input=[result], tools=[tool], previous_response_id=first.id
-            )
-            assert second.output_text == "it is 5"
-            assert second.status == "completed"
-            (row,) = session.rows()
-    assert [turn.trained for turn in row.turns] == [True, True]
-    assert second.usage.input_tokens == row.turns[1].start
-    assert server.tokenizer.decode(row.tokens).count("<tool_call>") == 1
-
-
-async def test_responses_take_the_whole_history_as_items_too():
-    tool = {"type": "function", **ADD["function"]}
-    async with scripted_proxy(adder) as (proxy, _):
-        async with await proxy.open_session() as session, client_of(session) as client:
-            items = [{"role": "user", "content": [{"type": "input_text", "text": "2+3?"}]}]
-            first = await client.responses.create(
-                model="m", input=items, tools=[tool], instructions="be brief"
-            )
-            items += [item.model_dump(exclude_none=True) for item in first.output]
-            call_id = first.output[1].call_id
-            items.append({"type": "function_call_output", "call_id": call_id, "output": "5"})
-            second = await client.responses.create(
-                model="m", input=items, tools=[tool], instructions="be brief"
-            )
-            assert second.output_text == "it is 5"
-            assert len(session.rows()) == 1
-
-
-async def test_a_response_is_streamed_as_events():
-    tool = {"type": "function", **ADD["function"]}
-    async with scripted_proxy(adder) as (proxy, _):
-        async with await proxy.open_session() as session, client_of(session) as client:
-            text, arguments, kinds, numbers = "", "", [], []
-            async with client.responses.stream(
-                model="m", input="2+3?", tools=[tool]
-            ) as stream:
-                async for event in stream:
-                    kinds.append(event.type)
-                    numbers.append(event.sequence_number)
-                    if event.type == "response.output_text.delta":
-                        text += event.delta
-                    if event.type == "response.function_call_arguments.delta":
-                        arguments += event.delta
-                final = await stream.get_final_response()
-    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
-    assert numbers == list(range(len(numbers)))
-    assert json.loads(arguments) == {"a": 2, "b": 3}
-    assert text == final.output[0].content[0].text
-
-
 async def test_text_completions_whole_and_streamed():
     async with scripted_proxy(lambda prompt, i: "said after " + prompt) as (proxy, _):
-        async with await proxy.open_session() as session, client_of(session) as client:
+        async with await proxy.open_session() as session, openai_client(session) as client:
             whole = await client.completions.create(model="m", prompt="abc", logprobs=1)
             stream = await client.completions.create(model="m", prompt="abc", stream=True)
             streamed = "".join([chunk.choices[0].text async for chunk in stream])
@@ -253,7 +188,7 @@ async def test_sampling_that_the_owner_fixed_wins_over_the_agents():
     async with scripted_proxy(adder) as (proxy, server):
         fixed = {"temperature": 1.0, "max_tokens": 7}
         async with await proxy.open_session(sampling=fixed) as session:
-            async with client_of(session) as client:
+            async with openai_client(session) as client:
                 await client.chat.completions.create(
                     model="m", messages=HELLO, temperature=0, max_tokens=99
                 )
@@ -263,7 +198,7 @@ async def test_sampling_that_the_owner_fixed_wins_over_the_agents():
 async def test_parallel_calls_that_the_agent_forbade_are_cut_to_one():
     two = tool_call(1, 1) + "\n" + tool_call(2, 2)
     async with scripted_proxy(lambda prompt, i: two) as (proxy, _):
-        async with await proxy.open_session() as session, client_of(session) as client:
+        async with await proxy.open_session() as session, openai_client(session) as client:
             both = await client.chat.completions.create(model="m", messages=HELLO, tools=[ADD])
             one = await client.chat.completions.create(
                 model="m", messages=HELLO, tools=[ADD], parallel_tool_calls=False

@@ -25,7 +25,7 @@ from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.proxy.in_process import AgentSession, serving_proxy
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.wire import ScoredData, validate_group
-from tests.envs.server_handling.proxy_kit import ADD, tool_tokenizer, write_tool_model
+from tests.generation.proxy.proxy_kit import ADD, tool_tokenizer, write_tool_model
 from tests.serving import served
 
 SESSIONS = int(os.environ.get("PROXY_SESSIONS", "8"))

@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from atroposlib.generation.proxy.main import Limits
-from tests.envs.server_handling.proxy_kit import scripted_proxy
+from atroposlib.generation.proxy.main import ProxyLimits
+from tests.generation.proxy.proxy_kit import scripted_proxy
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 WAIT_S = 30.0  # far beyond what anything here takes
@@ -183,7 +183,10 @@ async def test_a_client_that_hung_up_leaves_one_sample_and_no_row_until_it_comes
 
 
 async def test_a_stream_shows_signs_of_life_while_it_waits():
-    async with scripted_proxy(Counting(), limits=Limits(keep_alive_s=0.02)) as (proxy, server):
+    async with scripted_proxy(Counting(), limits=ProxyLimits(keep_alive_s=0.02)) as (
+        proxy,
+        server,
+    ):
         session = await proxy.open_session()
         held = Held(server)
         lines = []
@@ -203,7 +206,7 @@ async def test_a_stream_that_fails_says_so_with_a_status_or_within_itself():
     def fail(prompt: str, i: int) -> str:
         raise RuntimeError("gone")
 
-    async with scripted_proxy(fail, limits=Limits(keep_alive_s=0.05)) as (proxy, server):
+    async with scripted_proxy(fail, limits=ProxyLimits(keep_alive_s=0.05)) as (proxy, server):
         session = await proxy.open_session()
         client = openai.AsyncOpenAI(
             base_url=session.base_url, api_key=session.api_key, max_retries=0

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: its blocks as chat messages, and an answer as its blocks. Pure."""
+"""Anthropic's Messages API: blocks to chat messages, responses to blocks and events. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ import msgspec
 
 from atroposlib.errors import InferenceRefused
 from atroposlib.generation.chat.template import content_text
+from atroposlib.generation.proxy.apis.agent_api import (
+    AgentApi,
+    ApiSession,
+    anthropic_body,
+    event_frame,
+)
 from atroposlib.generation.proxy.apis.chat import pieces
-from atroposlib.generation.proxy.apis.request import (
-    Answer,
-    Ask,
+from atroposlib.generation.proxy.apis.exchange import (
     Json,
+    SamplingRequest,
+    SamplingResponse,
     function_tools,
+    parsed,
     plain_messages,
-    refuse_formats,
+    reject_formats,
     sampling_of,
 )
 
@@ -26,7 +33,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class MessagesBody(msgspec.Struct, kw_only=True):
-    """The fields of a Messages request that are read here; all others are passed on."""
+    """Fields of a Messages request that are read here; all others are passed on."""
 
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
@@ -49,12 +56,40 @@ class MessagesBody(msgspec.Struct, kw_only=True):
     split: str | None = None
 
 
-def messages_ask(raw: Mapping[str, Any], body: MessagesBody) -> Ask:
-    """The ask of a Messages request."""
+class MessagesApi(AgentApi):
+    """POST messages."""
+
+    keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    def __init__(self, session: ApiSession, raw: Json) -> None:
+        self.body = parsed(raw, MessagesBody)
+        self.request = messages_request(raw, self.body)
+        self.stream = bool(self.body.stream)
+
+    def reply(self, response: SamplingResponse) -> Json:
+        return messages_reply(response)
+
+    def frames(self, response: SamplingResponse) -> Iterator[bytes]:
+        return map(event_frame, messages_events(response))
+
+    @staticmethod
+    def error_body(status: int, message: str) -> Json:
+        return anthropic_body(status, message)
+
+    def error_frame(self, status: int, message: str) -> bytes:
+        return event_frame(self.error_body(status, message))
+
+
+def messages_request(raw: Mapping[str, Any], body: MessagesBody) -> SamplingRequest:
+    """The common form of a Messages request.
+
+    Raises:
+        InferenceRefused: 400; a field, block or tool that is not served.
+    """
     for name in ("output_format", "mcp_servers", "container"):
         if getattr(body, name):
             raise InferenceRefused(400, f"{name}: not served")
-    refuse_formats((body.output_config or {}).get("format"))
+    reject_formats((body.output_config or {}).get("format"))
     choice = body.tool_choice or {}
     messages: list[Json] = []
     if body.system:
@@ -63,7 +98,7 @@ def messages_ask(raw: Mapping[str, Any], body: MessagesBody) -> Ask:
         messages += _chat_messages(message, i)
     if not body.messages:
         messages = []
-    return Ask(
+    return SamplingRequest(
         messages=plain_messages(messages),
         tools=function_tools([_nested_tool(tool) for tool in body.tools or []]),
         tool_choice=_nested_choice(choice),
@@ -75,21 +110,21 @@ def messages_ask(raw: Mapping[str, Any], body: MessagesBody) -> Ask:
     )
 
 
-def messages_reply(answer: Answer) -> Json:
-    """The whole message."""
-    choice = answer.choices[0]
+def messages_reply(response: SamplingResponse) -> Json:
+    """The complete message."""
+    choice = response.choices[0]
     return {
-        **_opening(answer),
-        "content": content_blocks(answer),
+        **_opening(response),
+        "content": content_blocks(response),
         "stop_reason": _STOP_REASONS.get(choice.finish_reason, "end_turn"),
         "stop_sequence": None,
-        "usage": _usage(answer, answer.completion_tokens),
+        "usage": _usage(response, response.completion_tokens),
     }
 
 
-def content_blocks(answer: Answer) -> list[Json]:
+def content_blocks(response: SamplingResponse) -> list[Json]:
     """A text block if there is text, then the calls."""
-    choice = answer.choices[0]
+    choice = response.choices[0]
     blocks: list[Json] = []
     if choice.content:
         blocks.append({"type": "text", "text": choice.content})
@@ -101,10 +136,10 @@ def content_blocks(answer: Answer) -> list[Json]:
     return blocks
 
 
-def messages_events(answer: Answer) -> Iterator[Json]:
-    """The events in which the message is streamed."""
-    whole = messages_reply(answer)
-    yield {"type": "message_start", "message": _opening(answer)}
+def messages_events(response: SamplingResponse) -> Iterator[Json]:
+    """Events of a stream of the message."""
+    whole = messages_reply(response)
+    yield {"type": "message_start", "message": _opening(response)}
     for i, block in enumerate(whole["content"]):
         if block["type"] == "text":
             empty, kind, text = {**block, "text": ""}, "text", block["text"]
@@ -123,7 +158,7 @@ def messages_events(answer: Answer) -> Iterator[Json]:
 
 
 def _input_of(arguments: str) -> Json:
-    """Anthropic's input is an object; a model may write anything."""
+    """Arguments as the JSON object that Anthropic's clients expect."""
     try:
         given = json.loads(arguments or "{}")
     except ValueError:
@@ -131,25 +166,25 @@ def _input_of(arguments: str) -> Json:
     return given if isinstance(given, dict) else {"arguments": given}
 
 
-def _opening(answer: Answer) -> Json:
+def _opening(response: SamplingResponse) -> Json:
     return {
-        "id": f"msg_{answer.id}",
+        "id": f"msg_{response.id}",
         "type": "message",
         "role": "assistant",
-        "model": answer.model,
+        "model": response.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _usage(answer, 0),
+        "usage": _usage(response, 0),
     }
 
 
-def _usage(answer: Answer, output_tokens: int) -> Json:
-    return {"input_tokens": answer.prompt_tokens, "output_tokens": output_tokens}
+def _usage(response: SamplingResponse, output_tokens: int) -> Json:
+    return {"input_tokens": response.prompt_tokens, "output_tokens": output_tokens}
 
 
 def _chat_messages(message: Mapping[str, Any], i: int) -> list[Json]:
-    """One message of Anthropic's may hold several of OpenAI's: results, then more text."""
+    """OpenAI messages of one Anthropic message: tool results, then text and calls."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
         raise InferenceRefused(400, f"messages[{i}].role: user or assistant")
@@ -165,7 +200,10 @@ def _chat_messages(message: Mapping[str, Any], i: int) -> list[Json]:
             calls.append(_chat_call(block, where))
         elif kind == "tool_result":
             results.append(_tool_message(block, where))
-        elif kind not in ("thinking", "redacted_thinking"):  # the turn's text holds it
+        elif kind not in (
+            "thinking",
+            "redacted_thinking",
+        ):  # the reasoning is part of the turn's text
             texts.append(block)
     if calls:
         text = content_text(texts, where)
@@ -191,7 +229,7 @@ def _tool_message(block: Mapping[str, Any], where: str) -> Json:
 
 def _nested_tool(tool: Mapping[str, Any]) -> Json:
     if tool.get("type") not in (None, "custom"):
-        return dict(tool)  # one that only Anthropic runs: refused by its type
+        return dict(tool)  # a tool that only Anthropic runs; function_tools rejects it
     function: Json = {"name": tool.get("name")}
     if tool.get("description") is not None:
         function["description"] = tool["description"]

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.generation.proxy.rows import Rewards, Samples, discounted_returns
+from atroposlib.generation.proxy.sample_tree import Rewards, SampleTree, discounted_returns
 from atroposlib.generation.sampling.generation import Generation
 
 
@@ -21,8 +21,8 @@ def sample(prompt: list[int], tokens: list[int], version: int = 0) -> Generation
     )
 
 
-def samples_of(*outputs: Generation) -> Samples:
-    samples = Samples()
+def samples_of(*outputs: Generation) -> SampleTree:
+    samples = SampleTree()
     for i, output in enumerate(outputs):
         samples.add(f"c{i}", 0, output)
     return samples
@@ -69,9 +69,9 @@ def test_an_empty_choice_gives_no_row():
 
 def test_an_answer_nobody_received_is_left_out_unless_something_continues_it():
     samples = samples_of(sample([1], [2]), sample([1, 2, 3], [4]), sample([1, 2, 3], [5]))
-    rows = samples.rows(unheard=frozenset({"c0", "c2"}))
+    rows = samples.rows(undelivered=frozenset({"c0", "c2"}))
     assert [row.masked_tokens for row in rows] == [[-100, 2, -100, 4]]
-    (alone,) = samples.rows(unheard=frozenset({"c1", "c2"}))
+    (alone,) = samples.rows(undelivered=frozenset({"c1", "c2"}))
     assert alone.masked_tokens == [-100, 2]
 
 
@@ -107,7 +107,7 @@ turns = st.lists(
 @given(turns)
 def test_every_sampled_token_is_trained_exactly_once_with_its_own_values(plan: Any):
     """Each sample continues an earlier one or none, over an alphabet small enough to clash."""
-    samples, wholes, sampled = Samples(), [[]], []
+    samples, wholes, sampled = SampleTree(), [[]], []
     for i, (parent, given_tokens, tokens) in enumerate(plan):
         prompt = [*wholes[parent % len(wholes)], *given_tokens]
         samples.add(f"c{i}", 0, sample(prompt, tokens, version=i))

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from tests.envs.server_handling.proxy_kit import ADD, scripted_proxy, tool_call
+from tests.generation.proxy.proxy_kit import ADD, scripted_proxy, tool_call
 
 TOOL = {"name": "add", "description": "sum", "input_schema": ADD["function"]["parameters"]}
 HEADERS = {"anthropic-version": "2023-06-01"}

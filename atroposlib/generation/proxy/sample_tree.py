@@ -1,11 +1,11 @@
-"""What a session sampled, as the fewest rows in which every sampled token is trained once.
+"""Trie of a session's samples, and the fewest rows that train every sampled token once.
 
-Pure. Samples are kept as a trie: each holds only the tokens since the sample it continues, so
-a session of many turns costs its length and not its square.
+Pure. Each sample holds only the tokens since the sample that it continues, so memory grows
+linearly with the length of a session, not with its square.
 
     add(prompt, tokens) per choice -> trie -> rows(): one per leaf
 
-A sample that several leaves share (the agent branched) is trained in the first of them.
+A sample shared by several leaves (the agent branched) is trained in the first of them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _ID_BYTES = 4
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One choice of one completion within a row: tokens[start:end] were sampled by it."""
+    """One choice of one completion within a row; its tokens are ``tokens[start:end]``."""
 
     completion_id: str
     choice: int
     start: int
     end: int
-    trained: bool  # here; False where an earlier row of the session trains it
+    trained: bool  # False where an earlier row of the session trains these tokens
     finish_reason: str
-    reward: float | None  # what was posted for this completion
-    discounted: float | None  # reward of this turn and of those after it in the row
+    reward: float | None  # posted for this completion
+    discounted: float | None  # rewards of this turn and of the later ones in the row
 
 
 class SessionRow(msgspec.Struct, kw_only=True):
@@ -46,14 +46,14 @@ class SessionRow(msgspec.Struct, kw_only=True):
     masked_tokens: list[int]  # (T,) -100 where not trained here
     logprobs: list[float]  # (T,) 1.0 where not trained here
     versions: list[int]  # (T,) -1 where not trained here, or unknown
-    reward: float | None  # None: nobody gave one, which is not a reward of 0
+    reward: float | None  # None: no reward was posted, which differs from 0
     turns: list[Turn]
     metadata: dict[str, str]  # {"finish_reason": "stop"}
 
 
 @dataclass(frozen=True)
 class Rewards:
-    """What was posted: per completion, and for the session as a whole."""
+    """Posted rewards: per completion, and for the whole session."""
 
     of: Mapping[str, float] = field(default_factory=dict)
     session: float | None = None
@@ -66,7 +66,7 @@ class _Sample:
     choice: int
     parent: int | None  # index of the sample this one continues
     start: int  # position of its first sampled token in the whole sequence
-    segment: bytes  # int32 ids from the parent's end to its own: what was given, then sampled
+    segment: bytes  # int32 ids from the parent's end: prompt tokens, then sampled ones
     logprobs: array[float]  # (sampled,)
     versions: array[int]  # (sampled,)
     finish_reason: str
@@ -76,8 +76,8 @@ class _Sample:
         return self.start + len(self.logprobs)
 
 
-class Samples:
-    """Everything one session sampled, in the order in which it finished."""
+class SampleTree:
+    """All samples of one session, in order of completion."""
 
     def __init__(self) -> None:
         self._samples: list[_Sample] = []
@@ -87,7 +87,7 @@ class Samples:
         return len(self._samples)
 
     def add(self, completion_id: str, choice: int, output: Generation) -> None:
-        """Keep one choice. An empty one has nothing to train and is left out."""
+        """Add one choice. An empty one has nothing to train and is left out."""
         if not output.tokens:
             return
         whole = array("i", [*output.prompt_ids, *output.tokens]).tobytes()
@@ -109,23 +109,23 @@ class Samples:
         self._children[index] = []
 
     def rows(
-        self, rewards: Rewards = Rewards(), unheard: frozenset[str] = frozenset()
+        self, rewards: Rewards = Rewards(), undelivered: frozenset[str] = frozenset()
     ) -> list[SessionRow]:
-        """One row per sample that no other continues, oldest first.
+        """One row per sample without a continuation, oldest first.
 
         Args:
-            unheard: completions that nobody received. What the agent did cannot follow from
-                them, so they are left out where nothing continues them.
+            undelivered: completions that no client received. The agent's later actions cannot
+                depend on them, so they are left out unless another sample continues them.
         """
-        gone = {
+        dropped = {
             i
             for i, sample in enumerate(self._samples)
-            if sample.completion_id in unheard and not self._children[i]
+            if sample.completion_id in undelivered and not self._children[i]
         }
         rows: list[SessionRow] = []
         trained: set[int] = set()
         for leaf in range(len(self._samples)):
-            if leaf in gone or any(child not in gone for child in self._children[leaf]):
+            if leaf in dropped or any(child not in dropped for child in self._children[leaf]):
                 continue
             path = self._path(leaf)
             fresh = [i for i in path if i not in trained]
@@ -135,9 +135,9 @@ class Samples:
         return rows
 
     def _deepest(self, prompt: bytes) -> tuple[int | None, int]:
-        """The sample with the longest sequence that starts ``prompt``, and its end in bytes.
+        """The sample with the longest sequence that is a prefix of ``prompt``; its end in bytes.
 
-        Of samples that are equal to the token, one that nobody continued yet.
+        Of samples with equal tokens, one without a continuation is preferred.
         """
         best: tuple[int, bool, int] = (0, True, 0)  # end, still a leaf, minus index
         found: int | None = None
@@ -202,7 +202,7 @@ class Samples:
 def discounted_returns(
     rewards: Sequence[float | None], final: float | None, discount: float
 ) -> list[float | None]:
-    """R_i = r_i + discount * R_(i+1) of T turns; ``final`` comes with the last turn.
+    """R_i = r_i + discount * R_(i+1) of T turns; ``final`` is added to the last turn.
 
     None where no reward was given from that turn on.
 

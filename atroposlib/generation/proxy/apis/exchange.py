@@ -1,0 +1,279 @@
+"""SamplingRequest and SamplingResponse: the common form of all APIs. Pure.
+
+chat body ---------.
+Responses body -----> SamplingRequest -> the session samples -> SamplingResponse -> reply
+Messages body -----'
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
+
+from atroposlib.errors import InferenceRefused
+from atroposlib.generation.chat.template import content_text
+from atroposlib.generation.sampling.generation import (
+    DEFAULT_MAX_TOKENS,
+    UNKNOWN_VERSION,
+    Generation,
+)
+from atroposlib.generation.sessions.sequences import SequenceNode
+
+Json = dict[str, Any]
+B = TypeVar("B")
+
+# Fields of OpenAI's and others' requests that do not change what is sampled here.
+IGNORED_FIELDS = frozenset(
+    {"include", "metadata", "modalities", "model", "prediction", "store", "user"}
+    | {"prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"}
+    | {"reasoning_effort", "verbosity"}
+)
+MAX_CHOICES = 128
+MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name")
+ID_HEX_DIGITS = 12
+
+
+class Kind(str, Enum):
+    """Call of the managed session that samples."""
+
+    CHAT = "chat"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRequest:
+    """What to sample. ``sampling`` is passed to the inference server unchanged."""
+
+    kind: Kind = Kind.CHAT
+    messages: list[Json] = field(default_factory=list)
+    prompt: str | list[int] = ""  # of a text completion
+    tools: list[Json] | None = None
+    tool_choice: Any = None
+    stop: list[str] | None = None
+    sampling: Json = field(default_factory=dict)
+    template: Json | None = None  # chat_template_kwargs
+    split: str | None = None  # "train" or "eval"; None: the session's
+    one_tool_call: bool = False  # parallel_tool_calls was false
+    keep_prompt: bool = False  # the response includes the prompt's ids
+
+    def keywords(self) -> Json:
+        """Arguments of ``ManagedServer.chat_completion`` or ``completion``."""
+        found: Json = {**self.sampling}
+        if self.kind is Kind.TEXT:
+            found["prompt"] = self.prompt
+        else:
+            found["messages"] = self.messages
+            optional = {
+                "tools": self.tools,
+                "tool_choice": self.tool_choice,
+                "chat_template_kwargs": self.template,
+            }
+            found.update({name: value for name, value in optional.items() if value})
+        if self.stop:
+            found["stop"] = self.stop
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One sampled choice: text and calls for the agent, tokens for the rows."""
+
+    content: str | None
+    tool_calls: list[Json]  # {"id", "type": "function", "function": {"name", "arguments"}}
+    finish_reason: str
+    tokens: list[int]  # (T,) sampled
+    logprobs: list[float]  # (T,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingResponse:
+    """Choices that the session sampled for one request."""
+
+    id: str  # 12 hex digits; rewards are posted for chatcmpl-ID, msg_ID or resp_ID
+    created: int
+    model: str
+    choices: list[Choice]
+    prompt_tokens: int
+    completion_tokens: int
+    completion: Any  # from the managed session; the key of its nodes
+    prompt_ids: list[int] | None = None  # only with keep_prompt
+
+
+# --- requests ---
+
+
+def parsed(body: Any, shape: type[B]) -> B:
+    """``body`` as a declared type.
+
+    Raises:
+        InferenceRefused: 400; the message contains the invalid field, not its value.
+    """
+    try:
+        return msgspec.convert(body, shape)
+    except msgspec.ValidationError as error:
+        raise InferenceRefused(400, str(error)) from None
+
+
+def sampling_of(
+    raw: Mapping[str, Any], read: type[msgspec.Struct], *, max_tokens: int | None
+) -> Json:
+    """Sampling parameters: those read here, and every unknown field.
+
+    Unknown fields are passed on, so that the parameters of an inference server work as they
+    do without a proxy.
+    """
+    known = frozenset(read.__struct_fields__) | IGNORED_FIELDS
+    found = {k: v for k, v in raw.items() if k not in known and v is not None}
+    extra = found.pop("extra_body", None) or {}
+    found.update(extra)
+    for name in ("n", "temperature"):
+        if raw.get(name) is not None:
+            found[name] = raw[name]
+    if not 1 <= found.setdefault("n", 1) <= MAX_CHOICES:
+        raise InferenceRefused(400, f"n: 1 to {MAX_CHOICES}")
+    found.setdefault("temperature", 1.0)
+    found["max_tokens"] = max_tokens or DEFAULT_MAX_TOKENS
+    return found
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
+    """Messages for chat templates: text content, and only the fields that templates use."""
+    if not messages:
+        raise InferenceRefused(400, "messages: at least one is needed")
+    return [_plain_message(i, message) for i, message in enumerate(messages)]
+
+
+def _plain_message(i: int, message: Mapping[str, Any]) -> Json:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InferenceRefused(400, f"messages[{i}]: a role is needed")
+    kept = {k: message[k] for k in MESSAGE_FIELDS if message.get(k) is not None}
+    kept["role"] = "system" if role == "developer" else role  # templates know only system
+    kept["content"] = content_text(message.get("content"), f"messages[{i}]")
+    return kept
+
+
+def function_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Json] | None:
+    """Tools that a model can call through its chat template: functions."""
+    for i, tool in enumerate(tools or []):
+        function = tool.get("function")
+        if tool.get("type", "function") != "function" or not isinstance(function, Mapping):
+            reason = f"a tool of type {tool.get('type')} is not served, only functions"
+            raise InferenceRefused(400, f"tools[{i}]: {reason}")
+        if not isinstance(function.get("name"), str):
+            raise InferenceRefused(400, f"tools[{i}].function.name: a text is needed")
+    return [dict(tool) for tool in tools] if tools else None
+
+
+def reject_formats(given: Mapping[str, Any] | None) -> None:
+    kind = (given or {}).get("type") or "text"
+    if kind != "text":
+        reason = f"{kind} needs constrained decoding, which would not be the policy"
+        raise InferenceRefused(400, f"response_format: {reason}")
+
+
+# --- responses ---
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex[:ID_HEX_DIGITS]
+
+
+def bare_id(completion_id: str) -> str:
+    """``chatcmpl-0123456789ab`` -> ``0123456789ab``, for the prefix of any API."""
+    return completion_id.replace("_", "-").rpartition("-")[2]
+
+
+def response_of(
+    completion: Any,
+    nodes: Sequence[SequenceNode],
+    request: SamplingRequest,
+    *,
+    response_id: str,
+    created: int,
+    model: str,
+) -> SamplingResponse:
+    """The response of a completion (openai's type) whose i-th choice is the i-th node."""
+    usage = getattr(completion, "usage", None)
+    prompt_tokens = int(getattr(usage, "prompt_tokens", 0) or 0)
+    choices = [
+        _choice(choice, node, request, prompt_tokens)
+        for choice, node in zip(completion.choices, nodes)
+    ]
+    known = request.keep_prompt and nodes and not is_placeholder(nodes[0])
+    return SamplingResponse(
+        id=response_id,
+        created=created,
+        model=model,
+        choices=choices,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=int(getattr(usage, "completion_tokens", 0) or 0),
+        completion=completion,
+        prompt_ids=nodes[0].tokens[:prompt_tokens] if known else None,
+    )
+
+
+def generations_of(
+    response: SamplingResponse, nodes: Sequence[SequenceNode]
+) -> list[Generation]:
+    """Tokens that each choice added to its sequence, for the rows."""
+    found: list[Generation] = []
+    for node in nodes:
+        start, end = response.prompt_tokens, len(node.tokens)
+        found.append(
+            Generation(
+                prompt_ids=node.tokens[:start],
+                tokens=node.tokens[start:],
+                logprobs=node.logprobs[start:],
+                versions=node.versions[start:] or [UNKNOWN_VERSION] * (end - start),
+                finish_reason=str(node.metadata.get("finish_reason", "stop")),
+            )
+        )
+    return found
+
+
+def is_placeholder(node: SequenceNode) -> bool:
+    """Whether the tokens are placeholders for the text of a server that returns none."""
+    return bool(node.metadata.get("dummy_tokens"))
+
+
+def cut_at_stop(text: str, stop: Sequence[str] | None) -> str:
+    """Text before the first stop string, which OpenAI's APIs do not return."""
+    found = [at for word in stop or [] if (at := text.find(word)) >= 0]
+    return text[: min(found)] if found else text
+
+
+def _choice(
+    choice: Any, node: SequenceNode, request: SamplingRequest, prompt_tokens: int
+) -> Choice:
+    if request.kind is Kind.TEXT:
+        content, calls = choice.text, []
+    else:
+        content = choice.message.content
+        calls = [_plain(call) for call in getattr(choice.message, "tool_calls", None) or []]
+    if request.one_tool_call:
+        calls = calls[:1]
+    return Choice(
+        content=content if content is None else cut_at_stop(content, request.stop),
+        tool_calls=calls,
+        finish_reason=finish_reason_of(choice.finish_reason),
+        tokens=[] if is_placeholder(node) else node.tokens[prompt_tokens:],
+        logprobs=[] if is_placeholder(node) else node.logprobs[prompt_tokens:],
+    )
+
+
+def finish_reason_of(reason: Any) -> str:
+    """OpenAI's finish reason. A generation aborted by new weights is reported as "length"."""
+    return "length" if reason == "abort" else str(reason or "stop")
+
+
+def _plain(call: Any) -> Json:
+    if isinstance(call, Mapping):
+        return dict(call)
+    found: Json = call.model_dump(exclude_none=True)
+    return found
