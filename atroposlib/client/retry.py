@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import ssl
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from atroposlib.errors import ConfigError, RolloutApiUnavailable
+from atroposlib.utils.backoff import Backoff, Retrier
 from atroposlib.utils.http_server import is_loopback
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ TOKEN_VARIABLE = "ATROPOS_API_TOKEN"
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0  # an API that came back waits no longer than this for its clients
 LONGEST_ASKED_S = 60.0  # longer pauses are not taken, whatever Retry-After says
-# Of its own: a retry must not shift the random numbers of a trainer that repeats a run.
-_JITTER = random.Random()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +40,7 @@ class Patience:
         self._url = url
         self._limit_s = give_up_after_s
         self._on_wait = on_wait
-        self._since = time.monotonic()
-        self._pause_s = FIRST_PAUSE_S
+        self._retrier = Retrier(Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), give_up_after_s)
 
     def pause_after(self, postponed: Postponed) -> float:
         """Seconds to wait before the next try.
@@ -52,8 +48,8 @@ class Patience:
         Raises:
             RolloutApiUnavailable: the bound of the wait is reached.
         """
-        waited = time.monotonic() - self._since
-        if waited >= self._limit_s:
+        waited = self._retrier.elapsed_s
+        if self._retrier.expired:
             raise RolloutApiUnavailable(
                 f"rollout API at {self._url}: {postponed.problem}; "
                 f"gave up after {waited:.0f} s"
@@ -62,12 +58,7 @@ class Patience:
             f"waiting for rollout API at {self._url}: {postponed.problem}, "
             f"{waited:.0f} s of at most {self._limit_s:.0f} s"
         )
-        wanted = max(self._pause_s, min(postponed.at_least_s, LONGEST_ASKED_S))
-        pause = min(wanted, self._limit_s - waited)
-        if wanted > postponed.at_least_s:  # the API named no time, so clients spread out
-            pause *= _JITTER.uniform(0.5, 1.0)
-        self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
-        return pause
+        return self._retrier.pause_s(min(postponed.at_least_s, LONGEST_ASKED_S))
 
 
 def problem_of(error: httpx.RequestError) -> str:

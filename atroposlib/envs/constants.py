@@ -1,21 +1,10 @@
-"""The original's import path of :mod:`atroposlib.envs.settings.constants`."""
+"""Names of the settings' namespaces, at the import path of the original."""
 
-from atroposlib.envs.settings.constants import (
+from atroposlib.envs.settings.config import (
     ENV_NAMESPACE,
-    HEARTBEAT_S,
-    MAX_BACK_OFF_S,
     NAMESPACE_SEP,
     OPENAI_NAMESPACE,
     SERVER_MANAGER_NAMESPACE,
-    STATUS_POLL_S,
 )
 
-__all__ = [
-    "ENV_NAMESPACE",
-    "HEARTBEAT_S",
-    "MAX_BACK_OFF_S",
-    "NAMESPACE_SEP",
-    "OPENAI_NAMESPACE",
-    "SERVER_MANAGER_NAMESPACE",
-    "STATUS_POLL_S",
-]
+__all__ = ["ENV_NAMESPACE", "NAMESPACE_SEP", "OPENAI_NAMESPACE", "SERVER_MANAGER_NAMESPACE"]

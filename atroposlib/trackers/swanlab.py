@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atroposlib.trackers.base import OwnSteps, Run
+from atroposlib.trackers import OwnSteps, Run
 
 
 def open_tracker(run: Run) -> OwnSteps:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atroposlib.trackers.base import Run
+    from atroposlib.trackers import Run
 
 
 class Tensorboard:

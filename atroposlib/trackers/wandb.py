@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from atroposlib.errors import ConfigError
 
 if TYPE_CHECKING:
-    from atroposlib.trackers.base import Run
+    from atroposlib.trackers import Run
 
 AXIS = "step"
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import random
+import time
 
 import httpx
 import pytest
 
-from atroposlib.client import RolloutClient, api_calls, retry
+from atroposlib.client import RolloutClient, api_calls
 from atroposlib.client.groups import as_frames, as_json, read_claimed
 from atroposlib.client.retry import Patience, Postponed, Settings
 from atroposlib.errors import (
@@ -114,7 +114,7 @@ def test_a_group_that_breaks_the_record_is_refused_before_it_is_sent_as_frames()
 
 def test_an_absent_api_is_waited_for_within_the_bound_and_visibly(monkeypatch):
     now, waits = [0.0], []
-    monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     waiting = Patience(URL, 60.0, waits.append)
     pauses = []
     with pytest.raises(RolloutApiUnavailable, match="gave up after 60 s"):
@@ -129,8 +129,7 @@ def test_an_absent_api_is_waited_for_within_the_bound_and_visibly(monkeypatch):
 
 def test_a_named_pause_is_kept_as_far_as_the_bound_goes(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(random, "uniform", lambda low, high: low)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     waiting = Patience(URL, 60.0, lambda _: None)
     assert waiting.pause_after(Postponed("full", 7.0)) == 7.0
     now[0] = 57.0

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from atroposlib.envs.rollout.pacing import (
     Limits,
     Queue,
-    back_off_s,
     ceil,
     groups_short_of_minimum,
     is_due,
@@ -223,10 +222,3 @@ def test_an_evaluation_waits_for_the_weights_of_its_step(
     step, current, version, queued, settled
 ):
     assert weights_have_settled(step, current, version, queued) is settled
-
-
-def test_back_off_grows_only_after_every_worker_failed_and_is_bounded():
-    assert back_off_s(8, free=8, longest_s=10) == 0
-    assert back_off_s(9, free=8, longest_s=10) == pytest.approx(0.2)
-    assert back_off_s(10, free=8, longest_s=10) == pytest.approx(0.4)
-    assert back_off_s(10_000, free=8, longest_s=10) == 10

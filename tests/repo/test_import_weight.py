@@ -13,7 +13,7 @@ HEAVY = (
     "transformers uvicorn wandb zstandard"
 ).split()
 LIGHT = (
-    "atroposlib.envs atroposlib.envs.base atroposlib.envs.settings.config atroposlib.envs.settings.constants "
+    "atroposlib.envs atroposlib.envs.base atroposlib.envs.settings.config atroposlib.envs.constants "
     "atroposlib.envs.eval atroposlib.envs.function_env atroposlib.envs.reward_fns "
     "atroposlib.envs.teacher_distillation_env "
     "atroposlib.generation.sessions.managed "

@@ -18,8 +18,13 @@ from pydantic import BaseModel, ValidationError
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.hooks import MoreServers
 from atroposlib.envs.settings import flags
-from atroposlib.envs.settings.config import BaseEnvConfig, nearest
-from atroposlib.envs.settings.constants import ENV_NAMESPACE, NAMESPACE_SEP, OPENAI_NAMESPACE
+from atroposlib.envs.settings.config import (
+    ENV_NAMESPACE,
+    NAMESPACE_SEP,
+    OPENAI_NAMESPACE,
+    BaseEnvConfig,
+    nearest,
+)
 from atroposlib.errors import ConfigError
 from atroposlib.generation.configs import (
     APIServerConfig,

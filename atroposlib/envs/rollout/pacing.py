@@ -128,10 +128,3 @@ def weights_have_settled(
     trainers that never tell, when a later batch was delivered.
     """
     return policy_version >= step or queue_size == 0 or current_step > step
-
-
-def back_off_s(failures_in_a_row: int, free: int, longest_s: float) -> float:
-    """Pause before the next rollout: none for the first ``free`` failures, then doubling."""
-    if failures_in_a_row <= free:
-        return 0.0
-    return min(longest_s, 0.1 * 2.0 ** min(20, failures_in_a_row - free))

@@ -12,13 +12,12 @@ import logging
 import time
 from pathlib import Path
 
-from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.pool import Job, WorkerPool
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.metrics_logger import open_wandb
 from atroposlib.envs.runtime.shutdown import Stopping
 from atroposlib.envs.runtime.wait_status import Waiting
-from atroposlib.envs.settings.constants import MAX_BACK_OFF_S
+from atroposlib.envs.settings.config import FAILING_BACKOFF
 from atroposlib.errors import AtroposError, ConfigError, boundary
 
 logger = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ async def _make_groups(env: EnvRuntime, wanted: int, stopping: Stopping) -> None
             waiting.waits(f"the next kept group: {so_far}", usual=True)
         _stop_if_only_failing(env, pool)
         errors = pool.errors_in_a_row
-        pause = pacing.back_off_s(errors, env.max_num_workers, MAX_BACK_OFF_S)
+        pause = FAILING_BACKOFF.pause_s(errors - env.max_num_workers)
         if pause:
             waiting.waits(f"{errors} rollouts failed in a row, next in {pause:.1f} s")
             await stopping.pause(pause)

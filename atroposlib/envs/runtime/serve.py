@@ -25,11 +25,11 @@ from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.pool import Job, repeat
 from atroposlib.envs.runtime.admission import Admission
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.envs.runtime.periodic_evaluation import Evaluations
+from atroposlib.envs.runtime.evaluation import Evaluations
 from atroposlib.envs.runtime.registration import Membership, identity_of
 from atroposlib.envs.runtime.shutdown import Stopping, StopRequested
 from atroposlib.envs.runtime.wait_status import Waiting
-from atroposlib.envs.settings.constants import HEARTBEAT_S, MAX_BACK_OFF_S, STATUS_POLL_S
+from atroposlib.envs.settings.config import FAILING_BACKOFF, HEARTBEAT_S, STATUS_POLL_S
 from atroposlib.errors import AtroposError, NotRegistered, UnknownEnv, boundary
 from atroposlib.wire import EnvIdentifier, EnvStatus, Heartbeat
 
@@ -132,7 +132,7 @@ class Serve:
         self._raise_if_hopeless()
         await self.stopping.unless_asked(env.pool.wait_for_change(STATUS_POLL_S))
         errors = env.pool.errors_in_a_row
-        pause = pacing.back_off_s(errors, env.max_num_workers, MAX_BACK_OFF_S)
+        pause = FAILING_BACKOFF.pause_s(errors - env.max_num_workers)
         if pause:
             self.waiting.waits(f"{errors} rollouts failed in a row, next in {pause:.1f} s")
             await self.stopping.pause(pause)

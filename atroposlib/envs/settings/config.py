@@ -12,6 +12,20 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
+from atroposlib.utils.backoff import Backoff
+
+# Namespaces of the settings: --env.group_size, --openai.base_url.
+ENV_NAMESPACE = "env"
+OPENAI_NAMESPACE = "openai"
+SERVER_MANAGER_NAMESPACE = "server"
+NAMESPACE_SEP = "."
+
+STATUS_POLL_S = 0.1  # how often an environment asks the rollout API how full the queue is
+HEARTBEAT_S = 2.0  # how often it says what it does
+MAX_BACK_OFF_S = 10.0  # longest pause between rollouts while all of them fail
+# Between rollouts while all of them fail; the first failures of all workers together are free.
+FAILING_BACKOFF = Backoff(initial_s=0.2, max_s=MAX_BACK_OFF_S)
+
 
 class EvalHandlingEnum(str, Enum):
     """What becomes of training rollouts while an evaluation runs."""
