@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from atroposlib.processes import (
-    Child,
     Children,
     ProcessSpec,
-    RunFailed,
     StopRequest,
+    Supervisor,
     free_port,
 )
 from atroposlib.quickstart import models
@@ -31,7 +27,6 @@ from atroposlib.quickstart.plan import Engine, Options, Plan, Recipe
 from atroposlib.trackers.jsonl import read_steps
 
 REPO = Path(__file__).resolve().parents[1]
-POLL_S = 0.1
 LAST_CHECK_WITHIN_S = 180.0
 
 Flags = Mapping[str, object]
@@ -72,21 +67,20 @@ def run(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcome:
     """
     with Children(setup.out / "logs", stop) as children:
         plan = _plan(setup, children)
-        specs = {spec.name: _changed(spec, setup) for spec in processes(plan)}
+        specs = [_changed(spec, setup) for spec in processes(plan)]
+        ends = {"trainer", "environment"}
+        parts = Supervisor(specs, children, stop, may_end=lambda: ends, say=_silent)
         started = time.monotonic()
-        deadline = started + bound_s
-        with httpx.Client(timeout=1.0, trust_env=False) as probe:
-            for name in ("api", "inference"):
-                children.start(specs[name])
-            children.wait_ready(["api", "inference"], lambda url: _answers(probe, url))
-        running = [children.start(specs[name]) for name in ("trainer", "environment")]
-        running += [children["api"], children["inference"]]
-        _wait_for(children["trainer"], running, stop, deadline)
+        parts.start_servers()
+        parts.start_workers()
+        parts.watch(lambda: parts.completed("trainer"), what="trainer", within_s=bound_s)
         seconds = time.monotonic() - started
         heldout = Heldout(plan.heldout_dir)
-        last = min(deadline, time.monotonic() + LAST_CHECK_WITHIN_S)
-        checked = partial(_checked, heldout, setup.recipe.steps)
-        _wait_for(children["environment"], running, stop, last, or_until=checked)
+        parts.watch(
+            lambda: _checked(heldout, setup.recipe.steps) or parts.completed("environment"),
+            what="the last check of the environment",
+            within_s=min(max(0.0, bound_s - seconds), LAST_CHECK_WITHIN_S),
+        )
     return Outcome(read_steps(plan.metrics_path), heldout.read(), seconds)
 
 
@@ -143,30 +137,5 @@ def with_flags(argv: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _answers(probe: httpx.Client, url: str) -> bool:
-    try:
-        return probe.get(url).is_success
-    except httpx.TransportError:
-        return False
-
-
-def _wait_for(
-    wanted: Child,
-    running: list[Child],
-    stop: StopRequest,
-    deadline: float,
-    or_until: Callable[[], bool] = lambda: False,
-) -> None:
-    """Until ``wanted`` ended well; the others may only end well, and before the deadline."""
-    while True:
-        stop.check()
-        for child in running:
-            ended = child.exit()
-            if ended is not None and ended.returncode != 0:
-                line = f"{child.spec.name} died ({ended}); log: {child.log}"
-                raise RunFailed(line, child.log_tail())
-        if wanted.exit() is not None or or_until():
-            return
-        if time.monotonic() > deadline:
-            raise RunFailed(f"{wanted.spec.name} took too long; log: {wanted.log}")
-        time.sleep(POLL_S)
+def _silent(_line: str) -> None:
+    """Print nothing: the caller prints the outcome."""

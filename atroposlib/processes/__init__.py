@@ -1,9 +1,11 @@
-"""Start, watch and end the processes of one run; nothing else is ever signalled.
+"""Processes of one run on this machine: start, readiness, watch, restart, end.
 
     children   start, wait until ready, end: SIGTERM, a bound, SIGKILL
-    watchdog   ends them when the one who started them was killed
+    run        supervisor: start order, watch, restart rules
+    watchdog   ends the children of a launcher that was killed
 
-Shared by the quickstart and by the trainer's launchers; needs the standard library only.
+Only processes started here are ever signalled. Used by the quickstart, the trainer's
+launchers and the benchmarks; needs the standard library only.
 """
 
 from atroposlib.processes.children import (
@@ -14,9 +16,11 @@ from atroposlib.processes.children import (
     ProcessSpec,
     RunFailed,
     StopRequest,
+    answers,
     free_port,
     log_tail,
 )
+from atroposlib.processes.run import RestartByHand, RestartRule, StopOnExit, Supervisor
 
 __all__ = [
     "Child",
@@ -24,8 +28,13 @@ __all__ = [
     "Exit",
     "Interrupted",
     "ProcessSpec",
+    "RestartByHand",
+    "RestartRule",
     "RunFailed",
+    "StopOnExit",
     "StopRequest",
+    "Supervisor",
+    "answers",
     "free_port",
     "log_tail",
 ]

@@ -15,12 +15,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from atroposlib.errors import AtroposError
 from atroposlib.processes import watchdog
 
 POLL_S = 0.1
+PROBE_TIMEOUT_S = 2.0
 LOG_TAIL_LINES = 12
 
 
@@ -196,10 +199,9 @@ class Children:
     def wait_ready(
         self,
         names: Iterable[str],
-        answers: Callable[[str], bool],
         on_wait: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        """Wait until the health URL of every named child answers.
+        """Wait until the health URL of every named child answers; the bound is its spec's.
 
         Raises:
             RunFailed: a child ended first, or its bound passed; the message names it.
@@ -254,8 +256,21 @@ class Children:
             pass  # the watchdog was killed: we still end our children ourselves
 
 
+def answers(url: str) -> bool:
+    """Whether a GET of a ``http://host:port/path`` succeeds; no proxy is asked."""
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", parts.path or "/")
+        return 200 <= connection.getresponse().status < 300
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
 def free_port() -> int:
-    """A TCP port on the loopback interface that nobody listens on at this moment."""
+    """A TCP port on the loopback interface that is unused at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

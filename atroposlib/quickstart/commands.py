@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 from atroposlib.processes import ProcessSpec
 from atroposlib.quickstart.plan import Engine, Plan
@@ -150,7 +151,7 @@ def environment(plan: Plan) -> ProcessSpec:
     )
 
 
-def commands_text(plan: Plan, specs: tuple[ProcessSpec, ...]) -> str:
+def commands_text(plan: Plan, specs: Iterable[ProcessSpec]) -> str:
     """commands.txt: how to start each process by hand, after the quickstart or during it."""
     lines = [
         "# Every process of this run, as a line for a POSIX shell.",

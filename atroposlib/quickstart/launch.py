@@ -20,9 +20,11 @@ from atroposlib.errors import AtroposError
 from atroposlib.processes import (
     Children,
     Interrupted,
-    ProcessSpec,
+    RestartByHand,
     RunFailed,
     StopRequest,
+    Supervisor,
+    answers,
     free_port,
 )
 from atroposlib.quickstart import models, preflight, vllm_env
@@ -30,7 +32,6 @@ from atroposlib.quickstart.commands import commands_text, processes
 from atroposlib.quickstart.plan import Engine, Options, Plan, Recipe, recipe_for
 from atroposlib.quickstart.report import Findings, write_report
 from atroposlib.quickstart.sources import Sources, version_of
-from atroposlib.quickstart.supervisor import Supervisor
 from atroposlib.quickstart.verdict import Verdict, judge
 from atroposlib.quickstart.view import View, open_view
 
@@ -80,7 +81,7 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
     try:
         with Children(options.out / "logs", stop) as children:
             plan = prepare(options, recipe, cache, children, view)
-            run = Run(plan, children, stop, view)
+            run = QuickstartRun(plan, children, stop, view)
             try:
                 run.start()
                 run.watch()
@@ -141,7 +142,7 @@ def prepare(
 
 
 @dataclass
-class Run:
+class QuickstartRun:
     """One run from its first process to its last."""
 
     plan: Plan
@@ -154,38 +155,38 @@ class Run:
         self.trained_s = 0.0  # from the first process to the end of the trainer
         self.sources = Sources(self.plan, self.started)
         self.notes: list[str] = []
-        self.supervisor: Supervisor | None = None
         self.server_version: int | None = None
-
-    def start(self) -> None:
-        """API and server first; the others when these answer."""
-        specs = processes(self.plan)
-        (self.plan.options.out / "commands.txt").write_text(
-            commands_text(self.plan, specs), encoding="utf-8"
-        )
-        serving = [spec for spec in specs if spec.health_url is not None]
-        for spec in serving:
-            self.children.start(spec)
-        names = [spec.name for spec in serving]
-        self.children.wait_ready(names, self.sources.probe.answers, self.view.waiting)
-        if self.plan.options.engine is Engine.VLLM:
-            self._warm_up()
-        for spec in specs:
-            if spec not in serving:
-                self.children.start(spec)
-        self.supervisor = self._supervise(specs)
-
-    def _supervise(self, specs: tuple[ProcessSpec, ...]) -> Supervisor:
         health_url = f"{self.plan.api_url}/health"
-        return Supervisor(
-            [self.children[spec.name] for spec in specs],
+        self.rule = RestartByHand(
             {
-                "api": lambda _since: self.sources.probe.answers(health_url),
+                "api": lambda _since: answers(health_url),
                 "environment": self.sources.env_beat_after,
             },
             self.plan.options.restart_grace_s,
-            self._note,
         )
+        self.supervisor = Supervisor(
+            processes(self.plan),
+            self.children,
+            self.stop,
+            self.rule,
+            may_end=self._may_end,
+            say=self._note,
+        )
+
+    def start(self) -> None:
+        """Write commands.txt, start API and server, then trainer and environment."""
+        (self.plan.options.out / "commands.txt").write_text(
+            commands_text(self.plan, self.supervisor.specs.values()), encoding="utf-8"
+        )
+        self.supervisor.start_servers(self.view.waiting)
+        if self.plan.options.engine is Engine.VLLM:
+            self._warm_up()
+        self.supervisor.start_workers()
+
+    def _may_end(self) -> set[str]:
+        """The environment only after its last batch: then it has no more work."""
+        over = self.sources.delivered >= self.plan.recipe.steps
+        return {"trainer", "environment"} if over else {"trainer"}
 
     def _note(self, line: str) -> None:
         self.notes.append(line)
@@ -202,13 +203,12 @@ class Run:
 
     def watch(self) -> None:
         """Until the trainer has ended well and the last held-out check is in."""
-        trainer, environment = self.children["trainer"], self.children["environment"]
-        self._look_until(lambda: trainer.exit() is not None)
+        self._watch_until(lambda: self.supervisor.completed("trainer"))
         self.trained_s = time.monotonic() - self.started
         bound = time.monotonic() + LAST_CHECK_WITHIN_S
-        self._look_until(
+        self._watch_until(
             lambda: self._last_check_is_in()
-            or environment.exit() is not None
+            or self.children["environment"].exit() is not None
             or time.monotonic() > bound,
         )
         self.server_version = version_of(self.sources.server_info())
@@ -217,18 +217,11 @@ class Run:
         heldout = self.sources.heldout.read()
         return bool(heldout) and heldout[-1].step >= self.plan.recipe.steps
 
-    def _look_until(self, done: Callable[[], bool]) -> None:
-        assert self.supervisor is not None  # set by start
-        while True:
-            self.stop.check()
+    def _watch_until(self, done: Callable[[], bool]) -> None:
+        def show() -> None:
             self.view.show(self.sources.read())
-            finished = {"trainer"}
-            if self.sources.delivered >= self.plan.recipe.steps:
-                finished.add("environment")  # nothing is left for it to do
-            self.supervisor.check(time.monotonic(), frozenset(finished))
-            if done():
-                return
-            time.sleep(LOOK_EVERY_S)
+
+        self.supervisor.watch(done, observe=show, poll_s=LOOK_EVERY_S)
 
     def findings(self, failure: RunFailed | None) -> Findings:
         """Everything the report needs; read before the processes end."""
@@ -236,8 +229,7 @@ class Run:
         if failure is not None:
             self.server_version = version_of(self.sources.server_info())
             self.notes.append(failure.line)
-        left = self.supervisor.by_hand(time.monotonic()) if self.supervisor else []
-        for name in left:
+        for name in self.rule.by_hand(time.monotonic()):
             self._note(f"{name} was restarted by hand and still runs: end it yourself")
         verdict = judge(
             plan.recipe,

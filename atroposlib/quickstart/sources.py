@@ -95,12 +95,6 @@ class Probe:
             return None
         return reply.text if reply.is_success else None
 
-    def answers(self, url: str) -> bool:
-        try:
-            return self._client.get(url).is_success
-        except httpx.TransportError:
-            return False
-
     def posts(self, url: str, body: dict[str, Any], within_s: float) -> bool:
         """One POST that may take long; whether it succeeded."""
         try:

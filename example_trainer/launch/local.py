@@ -17,15 +17,21 @@ Only processes started here are ever signalled (atroposlib.processes).
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import httpx
-
-from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest, free_port
+from atroposlib.processes import (
+    Child,
+    Children,
+    Exit,
+    ProcessSpec,
+    RunFailed,
+    StopRequest,
+    Supervisor,
+    free_port,
+)
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
@@ -33,24 +39,69 @@ from example_trainer.settings.config import TrainingConfig
 
 POLL_S = 0.2
 API_READY_S = 120.0
-PROBE_TIMEOUT_S = 2.0
+RESTART_GRACE_S = 5.0
 GRACE_S = 30.0  # a trainer finishes publish and ack before it listens to SIGTERM
 TRAINER = "trainer"
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Policy:
-    """Who is started again, and how often."""
+class RestartPolicy:
+    """Restart rule of a local run: see the table of the module.
 
-    trainer_retries: int
-    restarts: int
-    delay_s: float
+    Args:
+        trainer_retries: restarts of the trainer, alone or together with a server.
+        restarts: restarts of each API and environment process.
+        delay_s: pause before a restart.
+    """
+
+    def __init__(self, trainer_retries: int, restarts: int, delay_s: float) -> None:
+        self.trainer_retries = trainer_retries
+        self.restarts = restarts
+        self.delay_s = delay_s
+        self._attempt = 0  # ATROPOS_RUN_ID of the trainer
+        self._restarted: Counter[str] = Counter()
 
     @classmethod
-    def of(cls, plan: Plan, cfg: TrainingConfig) -> Policy:
+    def of(cls, plan: Plan, cfg: TrainingConfig) -> RestartPolicy:
         retries = cfg.recover_retries if cfg.recover_mode in ("auto", "fault") else 0
         return cls(retries, plan.restarts, plan.restart_delay_s)
+
+    def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
+        if ended is None:
+            return
+        name = child.spec.name
+        line = f"{name} {'failed' if name == TRAINER else 'died'} ({ended})"
+        if child.spec.restartable:
+            self._restart_alone(run, child, line)
+        else:
+            self._restart_trainer(run, child, line)
+
+    def _restart_alone(self, run: Supervisor, child: Child, line: str) -> None:
+        name = child.spec.name
+        if self._restarted[name] >= self.restarts:
+            starts = self._restarted[name] + 1
+            raise RunFailed(f"{line} and was started {starts} times", child.log_tail())
+        self._restarted[name] += 1
+        run.say(f"{line}; starting it again ({self._restarted[name]} of {self.restarts})")
+        run.restart([name], pause_s=self.delay_s, grace_s=RESTART_GRACE_S)
+
+    def _restart_trainer(self, run: Supervisor, child: Child, line: str) -> None:
+        """Start the trainer again, after the inference server that died."""
+        if self._attempt >= self.trainer_retries:
+            starts = f"it was started {self._attempt + 1} times"
+            raise RunFailed(
+                f"{line}; {starts} (recover_retries, recover_mode)", child.log_tail()
+            )
+        self._attempt += 1
+        run.say(f"{line}; attempt {self._attempt} of {self.trainer_retries} to recover")
+        run.specs[TRAINER] = with_attempt(run.specs[TRAINER], self._attempt)
+        names = dict.fromkeys((child.spec.name, TRAINER))
+        run.restart(names, pause_s=self.delay_s, grace_s=GRACE_S)
+
+
+def with_attempt(spec: ProcessSpec, attempt: int) -> ProcessSpec:
+    """The trainer's process under ``ATROPOS_RUN_ID=attempt``."""
+    return replace(spec, env={**spec.env, "ATROPOS_RUN_ID": str(attempt)})
 
 
 def run_local(plan: Plan, stop: StopRequest, say: Say = print) -> None:
@@ -68,8 +119,24 @@ def run_local(plan: Plan, stop: StopRequest, say: Say = print) -> None:
     logs = plan.directory / "logs"
     say(f"{plan.name}: logs in {logs}")
     with Children(logs, stop) as children:
-        Run(specs, children, stop, Policy.of(plan, cfg), say).to_end()
+        supervise(specs, children, stop, RestartPolicy.of(plan, cfg), say)
     say(f"{plan.name}: done; models in {cfg.save_path}")
+
+
+def supervise(
+    specs: Sequence[ProcessSpec],
+    children: Children,
+    stop: StopRequest,
+    policy: RestartPolicy,
+    say: Say = print,
+) -> None:
+    """Start every process, end all when the trainer exits with 0. Raises as run_local."""
+    may_end = {spec.name for spec in specs if spec.health_url is None}
+    run = Supervisor(specs, children, stop, policy, may_end=lambda: may_end, say=say)
+    run.start_servers()
+    run.start_workers()
+    run.watch(lambda: run.completed(TRAINER), poll_s=POLL_S)
+    children.end(list(run.specs), GRACE_S)
 
 
 def processes(plan: Plan, cfg: TrainingConfig) -> list[ProcessSpec]:
@@ -96,119 +163,11 @@ def processes(plan: Plan, cfg: TrainingConfig) -> list[ProcessSpec]:
             command = roles.environment(plan, cfg, python, number, at)
             found.append(replace(spec(name, command, None, 0.0), restartable=True))
     ranks = roles.Ranks(nproc=plan.trainer.nproc)
-    found.append(spec(TRAINER, roles.trainer(plan, python, at, ranks), None, 0.0))
+    trainer = spec(TRAINER, roles.trainer(plan, python, at, ranks), None, 0.0)
+    found.append(with_attempt(trainer, 0))
     return found
 
 
 def _wanted_ports(plan: Plan) -> list[int]:
     first = plan.inference.port
     return [plan.api.port, *(first and first + i for i in range(plan.inference.count))]
-
-
-class Run:
-    """The processes of a run from their start to the trainer's end."""
-
-    def __init__(
-        self,
-        specs: Sequence[ProcessSpec],
-        children: Children,
-        stop: StopRequest,
-        policy: Policy,
-        say: Say = print,
-    ) -> None:
-        self.specs: Mapping[str, ProcessSpec] = {spec.name: spec for spec in specs}
-        self.children = children
-        self.stop = stop
-        self.policy = policy
-        self.say = say
-        self.attempt = 0  # of the trainer: its ATROPOS_RUN_ID
-        self.restarts: Counter[str] = Counter()
-        self._finished: set[str] = set()  # environments that are done
-
-    def to_end(self) -> None:
-        """Raises RunFailed or Interrupted; returns when the trainer exited with 0."""
-        serving = [name for name, spec in self.specs.items() if spec.health_url]
-        with httpx.Client(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
-            self._client = client
-            for name in serving:
-                self._start(name)
-            self.children.wait_ready(serving, self._answers)
-            for name in self.specs:
-                if name not in serving:
-                    self._start(name)
-            while not self._look():
-                self.stop.check()
-                time.sleep(POLL_S)
-        # The trainer is done; the rest has nothing left to do.
-        self.children.end([name for name in self.specs], GRACE_S)
-
-    def _look(self) -> bool:
-        """One look at every process; whether the trainer is done."""
-        ended = self.children[TRAINER].exit()
-        if ended is not None and ended.returncode == 0:
-            return True
-        if ended is not None:
-            self._again_with_trainer(f"{TRAINER} failed ({ended})", TRAINER)
-            return False
-        for name, spec in self.specs.items():
-            ended = None if name in self._finished else self.children[name].exit()
-            if ended is None or name == TRAINER:
-                continue
-            if not spec.restartable:
-                self._again_with_trainer(f"{name} died ({ended})", name)
-                return False
-            if ended.returncode == 0 and spec.health_url is None:
-                self._finished.add(name)
-                self.say(f"{name} is done")
-            else:
-                self._again(f"{name} died ({ended})", name)
-        return False
-
-    def _again(self, line: str, name: str) -> None:
-        """Start one process again that others can wait for."""
-        if self.restarts[name] >= self.policy.restarts:
-            tail = self.children[name].log_tail()
-            raise RunFailed(f"{line} and was started {self.restarts[name] + 1} times", tail)
-        self.restarts[name] += 1
-        self.say(
-            f"{line}; starting it again ({self.restarts[name]} of {self.policy.restarts})"
-        )
-        self.children.end([name])
-        self._wait()
-        self._start(name)
-
-    def _again_with_trainer(self, line: str, name: str) -> None:
-        """Start the trainer again, and with it the inference server that died."""
-        if self.attempt >= self.policy.trainer_retries:
-            raise RunFailed(
-                f"{line}; it was started {self.attempt + 1} times"
-                " (recover_retries, recover_mode)",
-                self.children[name].log_tail(),
-            )
-        self.attempt += 1
-        self.say(f"{line}; attempt {self.attempt} of {self.policy.trainer_retries} to recover")
-        self.children.end(list(dict.fromkeys((name, TRAINER))), GRACE_S)
-        self._wait()
-        if name != TRAINER:
-            self._start(name)
-            self.children.wait_ready([name], self._answers)
-        self._start(TRAINER)
-
-    def _start(self, name: str) -> None:
-        spec = self.specs[name]
-        if name == TRAINER:
-            spec = replace(spec, env={**spec.env, "ATROPOS_RUN_ID": str(self.attempt)})
-        self.children.start(spec)
-
-    def _wait(self) -> None:
-        """The pause before a restart; a signal ends it."""
-        until = time.monotonic() + self.policy.delay_s
-        while time.monotonic() < until:
-            self.stop.check()
-            time.sleep(min(POLL_S, max(0.0, until - time.monotonic())))
-
-    def _answers(self, url: str) -> bool:
-        try:
-            return self._client.get(url).is_success
-        except httpx.TransportError:
-            return False

@@ -14,17 +14,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
-
 from atroposlib.errors import ConfigError
-from atroposlib.processes import Children, Interrupted, ProcessSpec, RunFailed, StopRequest
+from atroposlib.processes import (
+    Children,
+    Interrupted,
+    ProcessSpec,
+    RunFailed,
+    StopRequest,
+    Supervisor,
+    answers,
+)
 from example_trainer.launch.servers import Server, choose_engine
 from example_trainer.settings.args import parse_args
 from example_trainer.settings.config import TrainingConfig
 
 SERVER = "inference"
 READY_WITHIN_S = 900.0  # a large model, read from a slow disk
-PROBE_TIMEOUT_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         spec = server_process(cfg)
         with Children(Path(cfg.log_dir), stop) as children:
-            wait_for(spec, children)
+            start(spec, children, stop)
             from example_trainer import grpo  # loads torch
 
             return grpo.main([*words, "--inference-urls", cfg.servers[0]])
@@ -83,28 +88,19 @@ def server_process(cfg: TrainingConfig) -> ProcessSpec:
     )
 
 
-def wait_for(spec: ProcessSpec, children: Children) -> None:
+def start(spec: ProcessSpec, children: Children, stop: StopRequest) -> None:
     """Start the server and wait until it answers.
 
     Raises:
-        ConfigError: something else answers at its port.
+        ConfigError: another process answers at its port.
         RunFailed: it ended, or did not answer in time; names its log.
     """
-    with httpx.Client(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
-
-        def answers(url: str) -> bool:
-            try:
-                return client.get(url).is_success
-            except httpx.TransportError:
-                return False
-
-        if answers(str(spec.health_url)):
-            raise ConfigError(
-                f"{spec.health_url} answers already; name another --vllm-port, or use"
-                " atropos-grpo with --inference-urls"
-            )
-        children.start(spec)
-        children.wait_ready([spec.name], answers)
+    if answers(str(spec.health_url)):
+        raise ConfigError(
+            f"{spec.health_url} answers already; name another --vllm-port, or use"
+            " atropos-grpo with --inference-urls"
+        )
+    Supervisor([spec], children, stop).start_servers()
 
 
 if __name__ == "__main__":

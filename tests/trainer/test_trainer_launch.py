@@ -15,7 +15,7 @@ from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest
 from example_trainer import TrainingConfig
 from example_trainer.launch import roles
 from example_trainer.launch.cli import main
-from example_trainer.launch.local import Policy, Run, processes
+from example_trainer.launch.local import RestartPolicy, processes, supervise
 from example_trainer.launch.plan import read_plan, trainer_settings
 from example_trainer.launch.roles import Endpoints, Ranks
 from example_trainer.launch.servers import WORKER_EXTENSION, Server
@@ -204,13 +204,13 @@ time.sleep(600)
 def watch(tmp_path):
     """Run stand-ins to the end of the run; returns what was said and each one's starts."""
 
-    def run(policy: Policy, **codes: list[int]):
+    def run(policy: RestartPolicy, **codes: list[int]):
         said: list[str] = []
         specs = [
             ProcessSpec(
                 name,
                 (sys.executable, "-S", "-c", STAND_IN, str(tmp_path / name), *map(str, exits)),
-                {},
+                {"ATROPOS_RUN_ID": "0"} if name == "trainer" else {},
                 tmp_path,
                 restartable=name.startswith("env"),
             )
@@ -218,7 +218,7 @@ def watch(tmp_path):
         ]
         with Children(tmp_path / "logs") as children:
             try:
-                Run(specs, children, StopRequest(), policy, said.append).to_end()
+                supervise(specs, children, StopRequest(), policy, said.append)
             except RunFailed as failure:
                 said.append(f"failed: {failure.line}")
         starts = {
@@ -231,19 +231,19 @@ def watch(tmp_path):
 
 
 def test_a_trainer_that_ends_well_ends_the_run(watch):
-    said, starts = watch(Policy(3, 3, 0.0), env=[], trainer=[0])
+    said, starts = watch(RestartPolicy(3, 3, 0.0), env=[], trainer=[0])
     assert (said, starts["trainer"]) == ([], ["0"])
 
 
 def test_a_trainer_that_fails_is_started_again_under_the_next_run_id(watch):
-    said, starts = watch(Policy(2, 3, 0.0), trainer=[1, 1, 0])
+    said, starts = watch(RestartPolicy(2, 3, 0.0), trainer=[1, 1, 0])
     assert starts["trainer"] == ["0", "1", "2"]
     assert said[0] == "trainer failed (exit code 1); attempt 1 of 2 to recover"
 
 
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_trainer_that_keeps_failing_fails_the_run(watch, retries):
-    said, starts = watch(Policy(retries, 3, 0.0), env=[], trainer=[1] * 5)
+    said, starts = watch(RestartPolicy(retries, 3, 0.0), env=[], trainer=[1] * 5)
     assert len(starts["trainer"]) == retries + 1
     assert said[-1].startswith(
         f"failed: trainer failed (exit code 1); it was started {retries + 1}"
@@ -251,13 +251,15 @@ def test_a_trainer_that_keeps_failing_fails_the_run(watch, retries):
 
 
 def test_a_dead_environment_comes_back_and_one_that_is_done_does_not(watch):
-    said, starts = watch(Policy(0, 1, 0.0), env_a=[3], env_b=[0], inference=[3], trainer=[])
+    said, starts = watch(
+        RestartPolicy(0, 1, 0.0), env_a=[3], env_b=[0], inference=[3], trainer=[]
+    )
     assert len(starts["env_b"]) == 1 and len(starts["env_a"]) <= 2
     assert said[-1].startswith("failed: inference died (exit code 3); it was started 1 times")
 
 
 def test_with_a_dead_server_the_trainer_starts_anew(watch):
-    said, starts = watch(Policy(1, 0, 0.0), inference=[3, 3], trainer=[])
+    said, starts = watch(RestartPolicy(1, 0, 0.0), inference=[3, 3], trainer=[])
     assert len(starts["inference"]) == 2 and starts["trainer"][-1] in ("0", "1")
     assert said[0] == "inference died (exit code 3); attempt 1 of 1 to recover"
 
@@ -266,7 +268,7 @@ def test_with_a_dead_server_the_trainer_starts_anew(watch):
 def test_only_modes_that_recover_start_a_trainer_again(mode, retries, tmp_path):
     found = plan(f"recover_mode={mode}", "recover_retries=2", out=tmp_path)
     _, cfg = trainer_settings(found)
-    assert Policy.of(found, cfg).trainer_retries == retries
+    assert RestartPolicy.of(found, cfg).trainer_retries == retries
 
 
 # --- the real thing ---------------------------------------------------------------------
