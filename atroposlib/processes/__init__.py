@@ -1,8 +1,8 @@
 """Processes of one run on this machine: start, readiness, watch, restart, end.
 
-    children   start, wait until ready, end: SIGTERM, a bound, SIGKILL
-    run        supervisor: start order, watch, restart rules
-    watchdog   ends the children of a launcher that was killed
+    children    start, wait until ready, end: SIGTERM, a bound, SIGKILL
+    supervisor  start order, watch, restart rules
+    watchdog    ends the children of a launcher that was killed
 
 Only processes started here are ever signalled. Used by the quickstart, the trainer's
 launchers and the benchmarks; needs the standard library only.
@@ -20,7 +20,7 @@ from atroposlib.processes.children import (
     free_port,
     log_tail,
 )
-from atroposlib.processes.run import RestartByHand, RestartRule, StopOnExit, Supervisor
+from atroposlib.processes.supervisor import RestartByHand, RestartRule, StopOnExit, Supervisor
 
 __all__ = [
     "Child",

@@ -13,7 +13,7 @@ from atroposlib.processes import (
     Supervisor,
     free_port,
 )
-from atroposlib.processes.run import LOST_AFTER_S
+from atroposlib.processes.supervisor import LOST_AFTER_S
 
 SLEEPER = "import time; time.sleep(600)"
 
