@@ -41,8 +41,8 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.run import connect
 from example_trainer.run import display as live
+from example_trainer.run.connect import Pulse
 from example_trainer.run.evaluator import Evaluator
-from example_trainer.run.heartbeat import Pulse
 from example_trainer.run.metrics import Clock, MetricsLog, SilentLog, batch_metrics
 from example_trainer.run.prefetch import Feed, next_batch
 from example_trainer.settings.args import parse_args

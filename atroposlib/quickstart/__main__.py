@@ -1,13 +1,81 @@
-"""``python -m atroposlib.quickstart``."""
+"""The command line: ``python -m atroposlib.quickstart --model tiny``."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
-from atroposlib.quickstart.cli import main
+from atroposlib.quickstart.plan import Engine, Options
+
+
+def parse_args(argv: Sequence[str] | None = None) -> Options:
+    parser = argparse.ArgumentParser(
+        prog="atropos-quickstart",
+        description="Start every part of a run, train a small model and write a report.",
+    )
+    add = parser.add_argument
+    add("--model", default="smollm2", help="smollm2, tiny or a model directory (%(default)s)")
+    add("--engine", default="local", choices=[engine.value for engine in Engine])
+    add("--seed", type=int, default=0, help="of the data, the sampling and the trainer")
+    add("--out", type=Path, help="directory of the run (runs/quickstart-<model>-<time>)")
+    add("--steps", type=positive, help="optimizer steps (as the model's recipe says)")
+    add("--environment", type=Path, metavar="FILE", help="a script in place of the recipe's")
+    add("--no-live", action="store_true", help="one line per step instead of a live view")
+    add(
+        "--restart-grace",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds in which a dead API or environment may be restarted (%(default)s)",
+    )
+    add("--api-port", type=port, default=0, help="of the rollout API (0: any free one)")
+    add("--port", type=port, default=0, help="of the inference server (0: any free one)")
+    args = parser.parse_args(argv)
+    return Options(
+        model=args.model,
+        engine=Engine(args.engine),
+        seed=args.seed,
+        out=(args.out or default_out(args.model)).absolute(),
+        steps=args.steps,
+        environment=args.environment and args.environment.absolute(),
+        live=not args.no_live,
+        restart_grace_s=args.restart_grace,
+        api_port=args.api_port,
+        server_port=args.port,
+    )
+
+
+def default_out(model: str) -> Path:
+    name = Path(model).name or "model"
+    return Path("runs") / f"quickstart-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65_535:
+        raise argparse.ArgumentTypeError(f"{value} is not a port (0 to 65535)")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse_args(argv)
+    from atroposlib.quickstart.launch import quickstart  # after the parser: --help is instant
+
+    return quickstart(options)
+
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # before the launcher listens: nothing was started yet
+    except KeyboardInterrupt:  # before the launcher handles signals: no process was started
         sys.exit(130)

@@ -42,7 +42,7 @@ from atroposlib.errors import (
     RunStateError,
     StaleGeneration,
 )
-from example_trainer.checkpoint import rng_state
+from example_trainer.checkpoint import snapshots
 from example_trainer.checkpoint.snapshots import STATE, Snapshot, Snapshots
 from example_trainer.distributed.collectives import from_all, on_first
 from example_trainer.distributed.ranks import World
@@ -141,7 +141,7 @@ class Recovery:
             held, scalars = optim.state_tensors(its_optimizer, model)
             tensors[f"{prefix}optimizer"] = held
             documents[f"{prefix}optimizer"] = scalars
-        documents["rng"] = from_all(self._world, rng_state.capture())
+        documents["rng"] = from_all(self._world, snapshots.capture_rng())
         documents[STATE] = {
             "format": FORMAT,
             **asdict(state),
@@ -311,7 +311,7 @@ class Recovery:
             optim.load_state(its_optimizer, model, moments, held[f"{prefix}optimizer"])
         # More ranks than then: the new ones have no past to go on from.
         if self._world.rank < len(held["rng"]):
-            rng_state.restore(held["rng"][self._world.rank])
+            snapshots.restore_rng(held["rng"][self._world.rank])
         for name, frequency in self._counters.items():
             if name in held[STATE]["counters"]:
                 frequency.restore(held[STATE]["counters"][name])

@@ -11,27 +11,30 @@ save_path/recover/
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
+import random
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from atroposlib.errors import CheckpointError
 from example_trainer.model.model_dir import numbered, sync, tidy, whole_directory
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 POINTER, MANIFEST, STATE = "LATEST", "manifest.json", "state"
 SHARD_BYTES = 4 * 2**30
 HASH_THREADS = 4  # hashlib lets other threads run
 
-Tensors = Mapping[str, "Tensor"]
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -243,3 +246,48 @@ def _write_tensors(directory: Path, group: str, named: Tensors) -> None:
     for number, shard in enumerate(shards):
         if shard:
             save_file(shard, directory / f"{group}-{number:05d}.safetensors")
+
+
+def capture_rng() -> dict[str, Any]:
+    """The generators of Python, torch on the CPU and on CUDA, and numpy where it is used."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "python": [version, list(words), gauss],
+        "torch": _text(torch.get_rng_state()),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = _text(torch.cuda.get_rng_state())
+    if "numpy" in sys.modules:
+        import numpy
+
+        kind, keys, place, has_gauss, cached = numpy.random.get_state(legacy=True)
+        state["numpy"] = [kind, [int(key) for key in keys], place, has_gauss, cached]
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Go on with the random numbers that would have come after :func:`capture_rng`.
+
+    Raises:
+        CheckpointError: that was something else.
+    """
+    try:
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words), gauss))
+        torch.set_rng_state(_tensor(state["torch"]))
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(_tensor(state["cuda"]))
+        if "numpy" in state:
+            import numpy
+
+            numpy.random.set_state(tuple(state["numpy"]))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"this is no state of random numbers: {error}") from error
+
+
+def _text(tensor: Tensor) -> str:
+    return base64.b64encode(bytes(tensor.tolist())).decode()
+
+
+def _tensor(text: str) -> Tensor:
+    return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)

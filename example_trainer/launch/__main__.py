@@ -1,10 +1,112 @@
-"""``python -m example_trainer.launch``."""
+"""atropos-launch: start a whole run out of one YAML file.
+
+    atropos-launch local --config run.yaml lr=1e-5 inference.count=2
+    atropos-launch slurm --config run.yaml --dry-run
+
+key=value sets a key of the file; a key that is none of the launcher's is the trainer's.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 
-from example_trainer.launch.cli import main
+from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.processes import Interrupted, RunFailed, StopRequest
+from example_trainer.launch.plan import Plan, read_plan, trainer_settings
+from example_trainer.launch.servers import choose_engine
+from example_trainer.settings.files import parse_override
+
+FAILED, NOT_STARTED = 1, 2
+ROLES = ("api", "inference", "environment", "trainer")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: the trainer is done (or the jobs are submitted); 1: it failed; 2: not started."""
+    args = parse(argv)
+    try:
+        if args.what == "node":
+            from example_trainer.launch.node import become, load_plan
+
+            become(load_plan(args.plan), args.role, args.index, args.meet)
+        plan = plan_of(args)
+        if args.what == "local":
+            return _local(plan)
+        return _slurm(plan, args.dry_run)
+    except ConfigError as error:
+        print(f"atropos-launch: {error}", file=sys.stderr)
+        return NOT_STARTED
+    except AtroposError as error:
+        print(f"atropos-launch: {error}", file=sys.stderr)
+        return FAILED
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="atropos-launch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_subparsers(dest="what", required=True, metavar="local|slurm")
+    local = what.add_parser("local", help="as child processes of this machine")
+    slurm = what.add_parser("slurm", help="as jobs: writes sbatch scripts and submits them")
+    for one in (local, slurm):
+        one.add_argument(
+            "--config", action="append", default=[], metavar="FILE", required=True
+        )
+        one.add_argument("--out", help="logs, queue, checkpoints (as out=)")
+        one.add_argument("--nproc", type=int, help="trainer ranks per node (trainer.nproc=)")
+        one.add_argument("overrides", nargs="*", metavar="key=value")
+    slurm.add_argument("--dry-run", action="store_true", help="write scripts, submit nothing")
+    node = what.add_parser("node", help="what a job of the cluster runs")
+    node.add_argument("--plan", required=True)
+    node.add_argument("--role", required=True, choices=ROLES)
+    node.add_argument("--index", type=int, default=0)
+    node.add_argument("--meet", help="host:port where the trainer's nodes meet")
+    return parser.parse_args(argv)
+
+
+def plan_of(args: argparse.Namespace) -> Plan:
+    words = list(args.overrides)
+    words += [] if args.out is None else [f"out={args.out}"]
+    words += [] if args.nproc is None else [f"trainer.nproc={args.nproc}"]
+    return read_plan(args.config, [parse_override(word) for word in words])
+
+
+def _local(plan: Plan) -> int:
+    from example_trainer.launch.local import run_local
+
+    stop = StopRequest()
+    stop.listen()
+    try:
+        run_local(plan, stop, lambda line: print(line, flush=True))
+    except Interrupted as interrupted:
+        print(f"atropos-launch: {interrupted}, everything it started has ended")
+        return 128 + interrupted.signal_number
+    except RunFailed as failure:
+        if failure.tail:
+            print(failure.tail, file=sys.stderr)
+        print(f"atropos-launch: {failure.line}", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+def _slurm(plan: Plan, dry: bool) -> int:
+    from example_trainer.launch import slurm
+
+    # Decided here, so that all nodes mean the same engine.
+    plan.inference.engine = choose_engine(plan.inference.engine)
+    settings, cfg = trainer_settings(plan)
+    for note in settings.notes:
+        print(f"note: {note}", file=sys.stderr)
+    found = slurm.write(plan, cfg)
+    if dry:
+        slurm.dry_run(plan, found, print)
+    else:
+        slurm.submit(plan, found)
+    return 0
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,7 +21,7 @@ from atroposlib.processes import free_port
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
-from example_trainer.launch.submit import ENDPOINTS, TOKEN, TOKENS
+from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
 
 POLL_S = 2.0
 

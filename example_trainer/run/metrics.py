@@ -23,6 +23,7 @@ them. In nats per token unless it says otherwise:
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter
@@ -37,11 +38,11 @@ from atroposlib.trackers.jsonl import RESUMED, Jsonl
 from atroposlib.wire import ClaimedBatch
 from example_trainer.data.rows import Batch, Row, staleness
 from example_trainer.run.display import Display, open_display
-from example_trainer.run.metric_names import tracked
 from example_trainer.settings.config import TrainingConfig
 
 if TYPE_CHECKING:
     from example_trainer.advantage.prepare import Prepared
+
 
 TRAINING_PHASES = ("prepare", "learn", "train")
 TRUNCATED = "length"  # the finish reason of every engine that ran into its token limit
@@ -249,3 +250,67 @@ class _Times:
         phases = [f"{p} {s / self.steps:.2f} s" for p, s in sorted(self._seconds.items())]
         rate = self._tokens_per_s / self.steps
         return f"mean of {self.steps} steps: {', '.join(phases)}, {rate:.0f} tokens/s"
+
+
+NAMES = {
+    "loss": "train/loss",
+    "grad_norm": "train/grad_norm",
+    "lr": "train/lr",
+    "pos_logp": "train/pos_logp",
+    "neg_logp": "train/neg_logp",
+    "seconds_train": "train/step_time",
+    "seconds_publish": "train/sync_time",
+    "seconds_wait": "train/data_fetch_time",
+    "gpu_memory_gb": "train/gpu_memory_gb",
+    "gpu_memory_reserved_gb": "train/gpu_memory_reserved_gb",
+    "ratio_mean": "grpo/mean_ratio",
+    "clip_ratio": "grpo/clipped_fraction",
+    "training_logprob_mean": "logprobs/training_mean",
+    "training_logprob_std": "logprobs/training_std",
+    "inference_logprob_mean": "logprobs/inference_mean",
+    "inference_logprob_std": "logprobs/inference_std",
+    "logprob_diff_mean": "alignment/diff_mean",
+    "logprob_diff_abs_mean": "alignment/diff_abs_mean",
+    "logprob_diff_max": "alignment/diff_max",
+}
+# Ours, in sections that a dashboard shows together: first word of the name -> section.
+SECTIONS = {
+    "seconds": "time",
+    "reward": "reward",
+    "staleness": "staleness",
+    "prompt": "lengths",
+    "completion": "lengths",
+    "truncated": "lengths",
+    "publish": "alignment",
+    "logprob": "alignment",
+}
+NOT_METRICS = ("step", "time", "batch_no")  # the axis, and what only the file needs
+
+
+def tracker_name(name: str) -> str:
+    """The name of a metric in trackers.
+
+    Example: "loss" is "train/loss", "reward_mean" is "reward/mean", "env/exact" stays, and
+    "tokens" is "train/tokens".
+    """
+    if name in NAMES:
+        return NAMES[name]
+    if "/" in name:
+        return name
+    word, _, rest = name.partition("_")
+    section = SECTIONS.get(word)
+    if section is None or not rest:
+        return f"train/{name}"
+    return f"{section}/{name if section in ('lengths', 'alignment') else rest}"
+
+
+def tracked(record: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a record under their names in trackers."""
+    return {
+        tracker_name(name): float(value)
+        for name, value in record.items()
+        if name not in NOT_METRICS
+        and isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    }

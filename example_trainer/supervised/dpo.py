@@ -24,12 +24,10 @@ from example_trainer.distributed.ranks import World
 from example_trainer.model import loading
 from example_trainer.model.policy import Policy
 from example_trainer.settings.corpus import DpoSettings
-from example_trainer.supervised import corpus, flags
-from example_trainer.supervised import loop as supervised
-from example_trainer.supervised import preference
+from example_trainer.supervised import corpus, loop, preference
 from example_trainer.supervised.corpus import Corpus, Example
 from example_trainer.supervised.loop import FileTraining
-from example_trainer.supervised.pairwise import RowSums, sides
+from example_trainer.supervised.preference import RowSums, sides
 
 
 class DpoConfig(DpoSettings, FileTraining):
@@ -39,8 +37,8 @@ class DpoConfig(DpoSettings, FileTraining):
 def main(argv: Sequence[str] | None = None) -> int:
     """Console command: 0 when done, 1 on an error."""
     about = "Train a model to prefer the better of two answers."
-    cfg = flags.parse(DpoConfig, "atropos-dpo", about, argv)
-    return supervised.run(lambda: train(cfg))
+    cfg = loop.parse(DpoConfig, "atropos-dpo", about, argv)
+    return loop.run(lambda: train(cfg))
 
 
 def train(cfg: DpoConfig) -> None:
@@ -55,8 +53,8 @@ def train(cfg: DpoConfig) -> None:
         train_on, valid = corpus.read_both(cfg, rows_of, policy.max_tokens_per_row)
         known = reference_sums(cfg, world, policy, [c for c in (train_on, valid) if c])
         objective = Preference(cfg, sums_of(policy), known)
-        save = supervised.saving(cfg, policy)
-        supervised.fit(cfg, policy, objective, train_on, valid, save)
+        save = loop.saving(cfg, policy)
+        loop.fit(cfg, policy, objective, train_on, valid, save)
 
 
 def sums_of(policy: Policy) -> RowSums[Policy]:

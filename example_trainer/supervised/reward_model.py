@@ -25,12 +25,10 @@ from example_trainer.distributed.collectives import on_first
 from example_trainer.model import critic, state_dict
 from example_trainer.model.critic import ValueModel, scored_row
 from example_trainer.model.model_dir import TrainerState, whole_directory, write_state
-from example_trainer.supervised import corpus, flags
-from example_trainer.supervised import loop as supervised
-from example_trainer.supervised import preference
+from example_trainer.supervised import corpus, loop, preference
 from example_trainer.supervised.corpus import Example
 from example_trainer.supervised.loop import FileTraining
-from example_trainer.supervised.pairwise import RowSums, sides
+from example_trainer.supervised.preference import RowSums, sides
 
 
 class RewardConfig(FileTraining):
@@ -40,8 +38,8 @@ class RewardConfig(FileTraining):
 def main(argv: Sequence[str] | None = None) -> int:
     """Console command: 0 when done, 1 on an error."""
     about = "Train a reward model on pairs of answers."
-    cfg = flags.parse(RewardConfig, "atropos-rm", about, argv)
-    return supervised.run(lambda: train(cfg))
+    cfg = loop.parse(RewardConfig, "atropos-rm", about, argv)
+    return loop.run(lambda: train(cfg))
 
 
 def train(cfg: RewardConfig) -> None:
@@ -65,7 +63,7 @@ def train(cfg: RewardConfig) -> None:
             if last:
                 save_reward_model(model, Path(cfg.save_path) / "final_model", state)
 
-        supervised.fit(cfg, model, BradleyTerry(rewards_of(model)), train_on, valid, save)
+        loop.fit(cfg, model, BradleyTerry(rewards_of(model)), train_on, valid, save)
 
 
 def rewards_of(model: ValueModel) -> RowSums[ValueModel]:

@@ -20,8 +20,7 @@ from example_trainer.distributed import ranks
 from example_trainer.model import loading
 from example_trainer.model.policy import Policy
 from example_trainer.settings.corpus import SftSettings
-from example_trainer.supervised import corpus, flags
-from example_trainer.supervised import loop as supervised
+from example_trainer.supervised import corpus, loop
 from example_trainer.supervised.corpus import Example
 from example_trainer.supervised.loop import FileTraining
 
@@ -32,8 +31,8 @@ class SftConfig(SftSettings, FileTraining):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Console command: 0 when done, 1 on an error."""
-    cfg = flags.parse(SftConfig, "atropos-sft", "Train a model on text.", argv)
-    return supervised.run(lambda: train(cfg))
+    cfg = loop.parse(SftConfig, "atropos-sft", "Train a model on text.", argv)
+    return loop.run(lambda: train(cfg))
 
 
 def train(cfg: SftConfig) -> None:
@@ -48,8 +47,8 @@ def train(cfg: SftConfig) -> None:
             corpus.sft_rows, policy.tokenizer, end_completions=cfg.end_completions
         )
         train_on, valid = corpus.read_both(cfg, rows_of, policy.max_tokens_per_row)
-        save = supervised.saving(cfg, policy)
-        supervised.fit(cfg, policy, CrossEntropy(policy), train_on, valid, save)
+        save = loop.saving(cfg, policy)
+        loop.fit(cfg, policy, CrossEntropy(policy), train_on, valid, save)
 
 
 @dataclass

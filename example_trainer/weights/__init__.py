@@ -22,14 +22,15 @@ mixture is generated, and the message says what each one holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from atroposlib.errors import ConfigError
-from example_trainer.weights.base import Announce, Publisher
 
 if TYPE_CHECKING:
+    from example_trainer.model.model_dir import TrainerState
+    from example_trainer.model.policy import Policy
     from example_trainer.settings.config import TrainingConfig
     from example_trainer.weights.engines import Engine
 
@@ -38,10 +39,34 @@ __all__ = ["PUBLISHERS", "Announce", "Publisher", "make_publisher"]
 # Imported when used: a worker of vLLM imports this package for ``vllm_worker`` alone.
 PUBLISHERS: dict[str, tuple[str, str]] = {
     "disk": ("disk", "DiskPublisher"),
-    "lora": ("lora", "LoraPublisher"),
+    "lora": ("disk", "LoraPublisher"),
     "distributed": ("distributed", "DistributedPublisher"),
     "shared_memory": ("shared_memory", "SharedMemoryPublisher"),
 }
+
+Announce = Callable[[int], None]
+
+
+class Publisher(Protocol):
+    """Carries the weights of a policy to servers. Every rank has one; rank 0 the servers."""
+
+    engines: Sequence[Engine]
+    # Servers cannot answer the environments before the first version is published.
+    publishes_start: bool
+
+    def publish(self, policy: Policy, state: TrainerState) -> None:
+        """Make every server hold ``state.version``. Collective: every rank calls it.
+
+        Raises:
+            PublishFailed: names the server and what it said; see the module.
+            CheckpointError: nothing could be staged; no server was touched.
+        """
+
+    def hold(self) -> list[str]:
+        """Pause every server that still answers; returns the URLs of those that do not."""
+
+    def close(self) -> None:
+        """Give back groups and shared memory."""
 
 
 def make_publisher(

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from atroposlib.errors import CheckpointError
 from example_trainer.distributed.collectives import on_first
+from example_trainer.model import lora
 from example_trainer.model.model_dir import TrainerState, keep_newest, save_model
 from example_trainer.model.policy import Policy
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.weights import Announce
+from example_trainer.weights.engines import Engine
 from example_trainer.weights.fleet import FleetPublisher
 
 
@@ -32,3 +41,49 @@ class DiskPublisher(FleetPublisher):
 
     def tidy(self) -> None:
         keep_newest(self.cfg.published.resolve(), "version_*", self.cfg.keep_published)
+
+
+NAME = "policy-v"
+
+
+class LoraPublisher(FleetPublisher):
+    """Needs a directory that all see, and servers that started from ``model_name``."""
+
+    def __init__(
+        self, cfg: TrainingConfig, engines: Sequence[Engine], announce: Announce | None
+    ) -> None:
+        super().__init__(cfg, engines, announce)
+        # A request that names an adapter fails before there is one.
+        self.publishes_start = cfg.publish_adapter_name is not None
+
+    def stage(self, policy: Policy, state: TrainerState) -> Path:
+        directory = self.cfg.published.resolve() / f"{NAME}{state.version}"
+        problem: Exception | None = None
+        try:
+            # A server reads it only once it is named to it: it need not appear whole.
+            if policy.world.first:
+                shutil.rmtree(directory, ignore_errors=True)
+            lora.save(policy, directory)
+        except (OSError, SafetensorError) as error:
+            problem = error
+
+        def check() -> None:
+            if problem is not None:
+                raise CheckpointError(f"{directory} could not be written: {problem}")
+
+        on_first(policy.world, check)
+        return directory
+
+    def apply(self, policy: Policy, staged: Path, version: int) -> None:
+        name = self.cfg.publish_adapter_name
+
+        def load() -> None:
+            self.fleet.load(lambda e: e.load_adapter(str(staged), version, name), retries=1)
+
+        on_first(policy.world, load)
+
+    def tidy(self) -> None:
+        found = self.cfg.published.resolve().glob(f"{NAME}*")
+        numbered = sorted(found, key=lambda path: int(path.name.removeprefix(NAME)))
+        for path in numbered[: -self.cfg.keep_published]:
+            shutil.rmtree(path, ignore_errors=True)

@@ -20,12 +20,11 @@ from example_trainer.distributed.collectives import on_first
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.weights.base import Announce
-from example_trainer.weights.broadcast import BROKEN, Group, TorchGroup, Transfer
+from example_trainer.weights import Announce
+from example_trainer.weights.broadcast import BROKEN, Group, NativeGroup, TorchGroup, Transfer
 from example_trainer.weights.engines import Bucket, Engine, GroupSpec, process_group
 from example_trainer.weights.export import Placed, layout, outgoing
 from example_trainer.weights.fleet import FleetPublisher, ask
-from example_trainer.weights.native_group import NativeGroup
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ from example_trainer.distributed.collectives import on_first
 from example_trainer.model.model_dir import TrainerState, is_tied
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.weights.base import Announce
+from example_trainer.weights import Announce
 from example_trainer.weights.engines import Engine
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atroposlib.quickstart.cli import default_out, parse_args
+from atroposlib.quickstart.__main__ import default_out, parse_args
 from atroposlib.quickstart.commands import commands_text, processes, thread_env
 from atroposlib.quickstart.plan import RECIPES, Engine, disk_needed, recipe_for
 

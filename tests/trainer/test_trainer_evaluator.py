@@ -13,9 +13,8 @@ import pytest
 
 from example_trainer.distributed.ranks import World
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.run.connect import Stop, Stopped, Waits
+from example_trainer.run.connect import Pulse, Stop, Stopped, Waits
 from example_trainer.run.evaluator import Evaluator, read_metrics
-from example_trainer.run.heartbeat import Pulse
 
 STATE = TrainerState("run", step=7, version=6, batch_no=7)
 WRITES = """

@@ -18,7 +18,7 @@ from example_trainer.model import critic, loading
 from example_trainer.supervised import corpus, dpo
 from example_trainer.supervised import loop as supervised
 from example_trainer.supervised import reward_model, sft
-from example_trainer.supervised.pairwise import RowSums
+from example_trainer.supervised.preference import RowSums
 from tests.serving import served
 from tests.trainer.answers import PROMPTS, bad, good, post_groups
 from tests.trainer.rows import row

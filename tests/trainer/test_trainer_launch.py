@@ -14,7 +14,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest
 from example_trainer import TrainingConfig
 from example_trainer.launch import roles
-from example_trainer.launch.cli import main
+from example_trainer.launch.__main__ import main
 from example_trainer.launch.local import RestartPolicy, processes, supervise
 from example_trainer.launch.plan import read_plan, trainer_settings
 from example_trainer.launch.roles import Endpoints, Ranks

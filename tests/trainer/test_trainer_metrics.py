@@ -14,7 +14,7 @@ from atroposlib.wire import ClaimedBatch, Heartbeat
 from example_trainer.advantage.prepare import Prepared
 from example_trainer.data.rows import to_rows
 from example_trainer.run import display as live
-from example_trainer.run.heartbeat import Pulse
+from example_trainer.run.connect import Pulse
 from example_trainer.run.metrics import Clock, MetricsLog, batch_metrics, percentile
 from tests.trainer.rows import scored
 

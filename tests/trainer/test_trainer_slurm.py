@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from atroposlib.errors import ConfigError
-from example_trainer.launch import node, slurm, submit
-from example_trainer.launch.cli import main
+from example_trainer.launch import node, slurm
+from example_trainer.launch.__main__ import main
 from example_trainer.launch.plan import trainer_settings
 from tests.trainer.launch_plans import GSM8K, plan
 
@@ -121,7 +121,7 @@ def test_jobs_are_submitted_in_order_and_the_trainer_learns_their_ids(
 ):
     calls = fake_sbatch(tmp_path, monkeypatch)
     _, cfg = trainer_settings(cluster)
-    ids = submit.submit(cluster, submit.write(cluster, cfg), lambda line: None)
+    ids = slurm.submit(cluster, slurm.write(cluster, cfg), lambda line: None)
     assert list(ids.values()) == ["101", "102", "103", "104"]
     folder = tmp_path / "launch"
     assert (folder / "jobs").read_text().split() == ["101", "102", "103"]
@@ -133,8 +133,8 @@ def test_jobs_are_submitted_in_order_and_the_trainer_learns_their_ids(
 def test_a_refused_job_takes_those_before_it_back(cluster, tmp_path, monkeypatch):
     calls = fake_sbatch(tmp_path, monkeypatch, refuse="env-0")
     _, cfg = trainer_settings(cluster)
-    with pytest.raises(submit.SubmitFailed, match="no such partition"):
-        submit.submit(cluster, submit.write(cluster, cfg), lambda line: None)
+    with pytest.raises(slurm.SubmitFailed, match="no such partition"):
+        slurm.submit(cluster, slurm.write(cluster, cfg), lambda line: None)
     assert calls.read_text().splitlines()[-1] == "scancel 101 102"
 
 
@@ -152,7 +152,7 @@ def test_a_dry_run_submits_nothing(tmp_path, monkeypatch, capsys):
 
 def test_jobs_find_each_other_by_files(cluster, tmp_path):
     _, cfg = trainer_settings(cluster)
-    submit.write(cluster, cfg)
+    slurm.write(cluster, cfg)
     here = {"SLURMD_NODENAME": "n7", "SLURM_JOB_ID": "55"}
     api = node.command_of(cluster, "api", 0, None, here)
     assert api.argv[-3:] == ("--tokens", f"{tmp_path}/launch/tokens", "--insecure-plaintext")

@@ -18,7 +18,7 @@ from example_trainer.weights import PUBLISHERS, make_publisher
 from example_trainer.weights.distributed import buckets
 from example_trainer.weights.engines import process_group
 from example_trainer.weights.export import Placed, layout
-from example_trainer.weights.shared_file import PREFIX, memory_directory
+from example_trainer.weights.shared_memory import PREFIX, memory_directory
 from tests.trainer.fleets import change, distance, expected, fleet, state
 
 EXACT = 1e-4

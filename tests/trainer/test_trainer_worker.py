@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 
 from atroposlib.errors import ConfigError
 from example_trainer.weights import vllm_worker
+from example_trainer.weights.broadcast import NativeGroup
 from example_trainer.weights.cuda_buffer import handle_fields
 from example_trainer.weights.engines import process_group
 from example_trainer.weights.engines.process_group import GroupSpec
 from example_trainer.weights.export import Placed
-from example_trainer.weights.native_group import NativeGroup
-from example_trainer.weights.shared_file import SharedWeightsFile
+from example_trainer.weights.shared_memory import SharedWeightsFile
 from example_trainer.weights.vllm_worker import WeightWorker, open_storage
 
 
