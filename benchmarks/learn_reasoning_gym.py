@@ -26,7 +26,7 @@ from typing import Any
 from wholerun import REPO, Setup, run
 
 from atroposlib.processes import Interrupted, RunFailed, StopRequest
-from atroposlib.quickstart.plan import SUMS, Recipe
+from atroposlib.quickstart.recipes import SUMS, Recipe
 
 IMAGE = Path("docs/images/reasoning_gym.svg")
 LAST_STEPS = 5

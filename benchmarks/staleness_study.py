@@ -36,9 +36,9 @@ from typing import Any
 from wholerun import REPO, Setup, run
 
 from atroposlib.processes import Interrupted, RunFailed, StopRequest
-from atroposlib.quickstart.plan import COPY, Recipe
+from atroposlib.quickstart.recipes import COPY, Recipe
 from atroposlib.testing.tiny import write_tiny_model
-from example_trainer.run.metrics import percentile
+from example_trainer.run.metrics_log import percentile
 
 LOSSES = {"grpo": "naive", "decoupled": "decoupled"}
 LAST_STEPS = 5

@@ -23,11 +23,11 @@ from atroposlib.processes import (
 from atroposlib.quickstart import models
 from atroposlib.quickstart.commands import processes, thread_env
 from atroposlib.quickstart.heldout import Check, Heldout
-from atroposlib.quickstart.plan import Engine, Options, Plan, Recipe
+from atroposlib.quickstart.recipes import Options, QuickstartPlan, Recipe, ServingEngine
 from atroposlib.trackers.jsonl import read_steps
 
 REPO = Path(__file__).resolve().parents[1]
-LAST_CHECK_WITHIN_S = 180.0
+LAST_CHECK_TIMEOUT_S = 180.0
 
 Flags = Mapping[str, object]
 
@@ -69,7 +69,7 @@ def run(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcome:
         plan = _plan(setup, children)
         specs = [_changed(spec, setup) for spec in processes(plan)]
         ends = {"trainer", "environment"}
-        parts = Supervisor(specs, children, stop, may_end=lambda: ends, say=_silent)
+        parts = Supervisor(specs, children, stop, may_end=lambda: ends, print_line=_silent)
         started = time.monotonic()
         parts.start_servers()
         parts.start_workers()
@@ -79,7 +79,7 @@ def run(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcome:
         parts.watch(
             lambda: _checked(heldout, setup.recipe.steps) or parts.completed("environment"),
             what="the last check of the environment",
-            within_s=min(max(0.0, bound_s - seconds), LAST_CHECK_WITHIN_S),
+            within_s=min(max(0.0, bound_s - seconds), LAST_CHECK_TIMEOUT_S),
         )
     return Outcome(read_steps(plan.metrics_path), heldout.read(), seconds)
 
@@ -89,7 +89,7 @@ def _checked(heldout: Heldout, step: int) -> bool:
     return bool(checks) and checks[-1].step >= step
 
 
-def _plan(setup: Setup, children: Children) -> Plan:
+def _plan(setup: Setup, children: Children) -> QuickstartPlan:
     model_dir = models.provide(
         setup.model,
         seed=setup.seed,
@@ -97,8 +97,8 @@ def _plan(setup: Setup, children: Children) -> Plan:
         cache=models.cache_dir(),
         children=children,
     )
-    return Plan(
-        options=Options(setup.model, Engine.LOCAL, setup.seed, setup.out),
+    return QuickstartPlan(
+        options=Options(setup.model, ServingEngine.LOCAL, setup.seed, setup.out),
         recipe=setup.recipe,
         model_dir=model_dir,
         serve_dir=model_dir,

@@ -29,7 +29,7 @@ from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, StaleWeights
 from example_trainer import losses
 from example_trainer.advantage.prepare import prepare
-from example_trainer.checkpoint.exports import Saver
+from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.checkpoint.recovery import Recovery
 from example_trainer.data import rows as data
 from example_trainer.data.rows import Row
@@ -41,16 +41,17 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.run import connect
 from example_trainer.run import display as live
-from example_trainer.run.connect import Pulse
+from example_trainer.run.connect import HeartbeatThread, WaitReporter
 from example_trainer.run.evaluator import Evaluator
-from example_trainer.run.metrics import Clock, MetricsLog, SilentLog, batch_metrics
-from example_trainer.run.prefetch import Feed, next_batch
+from example_trainer.run.metrics_log import Clock, MetricsLog, SilentLog, batch_metrics
+from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.settings.args import parse_args
 from example_trainer.settings.config import TrainingConfig
+from example_trainer.state.stop import Stopped, StopSignal
 from example_trainer.update import optimizer as optim
 from example_trainer.update.step import Critic, learn
 from example_trainer.weights import Publisher, make_publisher, verify
-from example_trainer.weights.engines import Engine
+from example_trainer.weights.engines import InferenceServer
 
 HEARTBEAT_TIMEOUT_S = 5.0
 
@@ -58,12 +59,12 @@ HEARTBEAT_TIMEOUT_S = 5.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Console command ``atropos-grpo``: 0 when done or asked to stop, 1 on an error."""
     cfg = parse_args(argv)
-    stop = connect.Stop()
+    stop = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop.request)
     try:
         train(cfg, stop)
-    except connect.Stopped as stopped:
+    except Stopped as stopped:
         print(f"stopped by {stopped}; a batch in hand was not acked", flush=True)
     except AtroposError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -72,16 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @dataclass
-class Outside:
+class Connections:
     """What only the first rank has: the ways to the other processes."""
 
     client: RolloutClient | None
-    engines: Sequence[Engine]
-    waits: connect.Waits
+    engines: Sequence[InferenceServer]
+    waits: WaitReporter
     log: MetricsLog | SilentLog
 
 
-def train(cfg: TrainingConfig, stop: connect.Stop | None = None) -> None:
+def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
     """Train until ``training_steps`` and write ``save_path/final_model``.
 
     Raises:
@@ -92,31 +93,31 @@ def train(cfg: TrainingConfig, stop: connect.Stop | None = None) -> None:
     with ExitStack() as stack:
         world = stack.enter_context(ranks.start(cfg))
         cfg = cfg.model_copy(update={"device": str(world.device)})  # of this rank
-        outside = _connect(cfg, world, stop or connect.Stop(), stack)
+        outside = _connect(cfg, world, stop or StopSignal(), stack)
         _train(cfg, world, outside, stack)
         outside.waits.phase("done")
 
 
 def _connect(
-    cfg: TrainingConfig, world: World, stop: connect.Stop, stack: ExitStack
-) -> Outside:
+    cfg: TrainingConfig, world: World, stop: StopSignal, stack: ExitStack
+) -> Connections:
     name = f"atropos-grpo {cfg.model_name}"
     if not world.first:
-        waits = connect.Waits(stop, Pulse(lambda beat: None, name))
-        return Outside(None, [], waits, stack.enter_context(MetricsLog.silent()))
+        waits = WaitReporter(stop, HeartbeatThread(lambda beat: None, name))
+        return Connections(None, [], waits, stack.enter_context(MetricsLog.silent()))
     beats = stack.enter_context(
         closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S))
     )
     display = stack.enter_context(closing(live.open_display(cfg)))
     send = live.relay(display, beats.heartbeat)  # the table says what the API is told
-    waits = connect.Waits(stop, stack.enter_context(Pulse(send, name)))
+    waits = WaitReporter(stop, stack.enter_context(HeartbeatThread(send, name)))
     client = stack.enter_context(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
-    engines = connect.connect_all(cfg, waits, stack)
-    return Outside(client, engines, waits, stack.enter_context(MetricsLog(cfg, display)))
+    engines = connect.connect_servers(cfg, waits, stack)
+    return Connections(client, engines, waits, stack.enter_context(MetricsLog(cfg, display)))
 
 
 @dataclass
-class Models:
+class TrainedModels:
     """What is trained, and what it is compared with."""
 
     policy: Policy
@@ -125,7 +126,7 @@ class Models:
     critic: Critic | None
 
 
-def _load(cfg: TrainingConfig, world: World) -> Models:
+def _load(cfg: TrainingConfig, world: World) -> TrainedModels:
     policy = loading.load(cfg, world)
     reference = loading.load_reference(cfg, world) if cfg.kl_coef > 0 else None
     critic = None
@@ -133,15 +134,15 @@ def _load(cfg: TrainingConfig, world: World) -> Models:
         value_model = values.load(cfg, world=world)
         own = cfg.model_copy(update={"lr": cfg.critic_lr})
         critic = Critic(value_model, optim.build(value_model, own))
-    return Models(policy, optim.build(policy, cfg), reference, critic)
+    return TrainedModels(policy, optim.build(policy, cfg), reference, critic)
 
 
-def _join(
+def _resume(
     cfg: TrainingConfig,
-    models: Models,
+    models: TrainedModels,
     recovery: Recovery,
     publisher: Publisher,
-    outside: Outside,
+    outside: Connections,
 ) -> TrainerState:
     """Where training goes on; servers and API agree with the trainer about the weights."""
     policy, client, engines = models.policy, outside.client, outside.engines
@@ -150,7 +151,7 @@ def _join(
         verify.check_start(policy, engines, cfg.logprob_tolerance)
     state = recovery.resume(client, policy, models.optimizer, models.critic)
     if begins and client is not None:
-        connect.name_weights(client, engines, state.version)
+        connect.label_servers(client, engines, state.version)
     # Servers may hold any version, also half of one; or wait for the first adapter.
     if not begins or publisher.publishes_start:
         outside.waits.phase("publishing weights", step=state.step, version=state.version)
@@ -160,7 +161,7 @@ def _join(
     return state
 
 
-def _train(cfg: TrainingConfig, world: World, outside: Outside, stack: ExitStack) -> None:
+def _train(cfg: TrainingConfig, world: World, outside: Connections, stack: ExitStack) -> None:
     client, waits, log = outside.client, outside.waits, outside.log
     clock, phase = Clock(), waits.phase
     torch.manual_seed(cfg.seed)
@@ -172,13 +173,17 @@ def _train(cfg: TrainingConfig, world: World, outside: Outside, stack: ExitStack
     policy = models.policy
     announce = client.announce_version if client is not None else None
     publisher = stack.enter_context(closing(make_publisher(cfg, outside.engines, announce)))
-    saver, evaluator = Saver(cfg, world), Evaluator(cfg, world, waits)
+    saver, evaluator = ModelExporter(cfg, world), Evaluator(cfg, world, waits)
     counters = {"saver": saver.frequency, "evaluator": evaluator.frequency}
     recovery = Recovery(cfg, world, counters)
     phase("joining the run")
-    state = _join(cfg, models, recovery, publisher, outside)
+    state = _resume(cfg, models, recovery, publisher, outside)
     log.begin(state.run_id, state.step)
-    feed = stack.enter_context(Feed(client, cfg, state, waits)) if client is not None else None
+    feed = (
+        stack.enter_context(BatchPrefetcher(client, cfg, state, waits))
+        if client is not None
+        else None
+    )
     needs_sampler = losses.needs_sampler(cfg.loss)
     first_evaluation = evaluator.at_start(state, cfg.servers)
 
@@ -259,7 +264,7 @@ def check(
             policy, publisher.engines, sequences, version, cfg.logprob_tolerance
         )
     except StaleWeights:
-        publisher.hold()
+        publisher.pause_all()
         raise
     return {"publish_mismatch_mean": found.mean, "publish_mismatch_max": found.max}
 

@@ -173,7 +173,7 @@ class Children:
                 raise RunFailed(
                     f"{spec.name}: cannot start {spec.argv[0]}: {error}"
                 ) from error
-        self._tell_watchdog(f"+{popen.pid}")
+        self._notify_watchdog(f"+{popen.pid}")
         child = Child(spec, popen, log)
         self._children[spec.name] = child
         return child
@@ -243,10 +243,10 @@ class Children:
             # Also after a clean exit: the leader may have left children of its own.
             watchdog.signal_group(child.popen.pid, signal.SIGKILL)
             child.popen.wait()
-            self._tell_watchdog(f"-{child.popen.pid}")
+            self._notify_watchdog(f"-{child.popen.pid}")
             del self._children[child.spec.name]
 
-    def _tell_watchdog(self, line: str) -> None:
+    def _notify_watchdog(self, line: str) -> None:
         if self._watchdog is None or self._watchdog.stdin is None:
             return
         try:

@@ -32,7 +32,7 @@ LOST_AFTER_S = 10.0  # silence after which a process restarted by hand counts as
 
 # Given a time of death, on the clock of Supervisor.look: is there a sign of life since then?
 SignOfLife = Callable[[float], bool]
-Print = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 class RestartRule(Protocol):
@@ -74,17 +74,17 @@ class Supervisor:
         rule: RestartRule | None = None,
         *,
         may_end: Callable[[], Collection[str]] = frozenset,
-        say: Print = print,
+        print_line: PrintLine = print,
     ) -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.children = children
-        self.say = say
+        self.print_line = print_line
         self.may_end = may_end
         self._stop = stop
         self._rule = rule or StopOnExit()
         self._completed: set[str] = set()
 
-    def start_servers(self, on_wait: Print = lambda _line: None) -> None:
+    def start_servers(self, on_wait: PrintLine = lambda _line: None) -> None:
         """Raises RunFailed when a server ends or does not answer within its bound."""
         servers = [name for name, spec in self.specs.items() if spec.health_url]
         for name in servers:
@@ -135,7 +135,7 @@ class Supervisor:
             if ended == Exit(0) and name in self.may_end():
                 if name not in self._completed:
                     self._completed.add(name)
-                    self.say(f"{name} is done")
+                    self.print_line(f"{name} is done")
             else:
                 self._rule.look(self, child, ended, now)
 
@@ -160,7 +160,7 @@ class Supervisor:
                 self.children.wait_ready([name])
 
 
-class Presence(Enum):
+class ProcessState(Enum):
     """Where a restartable process is, for :class:`RestartByHand`."""
 
     STARTED = "started"  # the supervisor's own child
@@ -170,7 +170,7 @@ class Presence(Enum):
 
 @dataclass
 class _Watched:
-    presence: Presence = Presence.STARTED
+    presence: ProcessState = ProcessState.STARTED
     was_alive: bool = False  # it gave a sign of life once
     died_at: float = 0.0
     last_seen: float = 0.0
@@ -199,7 +199,7 @@ class RestartByHand:
                 raise RunFailed(line, child.log_tail())
             return
         w, sign = self._watched[name], self._signs[name]
-        if w.presence is Presence.STARTED:
+        if w.presence is ProcessState.STARTED:
             w.was_alive = w.was_alive or sign(0.0)
             if ended is None:
                 return
@@ -207,11 +207,11 @@ class RestartByHand:
                 line = f"{name} ended before it was ready ({ended}); the run stops"
                 raise RunFailed(line, child.log_tail())
             self._miss(run, child, now, f"{name} died ({ended})")
-        elif w.presence is Presence.MISSING:
+        elif w.presence is ProcessState.MISSING:
             waited_s = now - w.died_at
             if sign(w.died_at):
-                w.presence, w.last_seen = Presence.BY_HAND, now
-                run.say(f"{name} is back after {waited_s:.0f} s: the run goes on")
+                w.presence, w.last_seen = ProcessState.BY_HAND, now
+                run.print_line(f"{name} is back after {waited_s:.0f} s: the run goes on")
             elif waited_s > self._grace_s:
                 line = f"{name} was not restarted within {self._grace_s:.0f} s; the run stops"
                 raise RunFailed(line, child.log_tail())
@@ -222,20 +222,22 @@ class RestartByHand:
 
     def missing(self) -> list[str]:
         """Names of the processes that the grace period runs for."""
-        return [name for name, w in self._watched.items() if w.presence is Presence.MISSING]
+        return [
+            name for name, w in self._watched.items() if w.presence is ProcessState.MISSING
+        ]
 
     def by_hand(self, now: float) -> list[str]:
         """Names of live processes that the user restarted; the supervisor does not end them."""
         return [
             name
             for name, w in self._watched.items()
-            if w.presence is Presence.BY_HAND and self._signs[name](now - FRESH_S)
+            if w.presence is ProcessState.BY_HAND and self._signs[name](now - FRESH_S)
         ]
 
     def _miss(self, run: Supervisor, child: Child, now: float, line: str) -> None:
         watched = self._watched[child.spec.name]
-        watched.presence, watched.died_at = Presence.MISSING, now
+        watched.presence, watched.died_at = ProcessState.MISSING, now
         if tail := log_tail(child.log, 5):
-            run.say(f"the end of {child.log}:\n{tail}")
-        run.say(f"{line}; restart it within {self._grace_s:.0f} s and the run goes on:")
-        run.say(child.spec.shell_line())
+            run.print_line(f"the end of {child.log}:\n{tail}")
+        run.print_line(f"{line}; restart it within {self._grace_s:.0f} s and the run goes on:")
+        run.print_line(child.spec.shell_line())

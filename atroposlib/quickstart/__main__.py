@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from atroposlib.quickstart.plan import Engine, Options
+from atroposlib.quickstart.recipes import Options, ServingEngine
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Options:
@@ -18,7 +18,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     )
     add = parser.add_argument
     add("--model", default="smollm2", help="smollm2, tiny or a model directory (%(default)s)")
-    add("--engine", default="local", choices=[engine.value for engine in Engine])
+    add("--engine", default="local", choices=[engine.value for engine in ServingEngine])
     add("--seed", type=int, default=0, help="of the data, the sampling and the trainer")
     add("--out", type=Path, help="directory of the run (runs/quickstart-<model>-<time>)")
     add("--steps", type=positive, help="optimizer steps (as the model's recipe says)")
@@ -36,7 +36,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     args = parser.parse_args(argv)
     return Options(
         model=args.model,
-        engine=Engine(args.engine),
+        engine=ServingEngine(args.engine),
         seed=args.seed,
         out=(args.out or default_out(args.model)).absolute(),
         steps=args.steps,

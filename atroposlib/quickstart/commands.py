@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from atroposlib.processes import ProcessSpec
-from atroposlib.quickstart.plan import Engine, Plan
+from atroposlib.quickstart.recipes import QuickstartPlan, ServingEngine
 
 MAX_THREADS = 8  # beyond that a model of 135 M parameters only gets slower
 
@@ -33,12 +33,12 @@ def compute_threads(cores: int) -> int:
     return max(1, min(cores, MAX_THREADS))
 
 
-def processes(plan: Plan) -> tuple[ProcessSpec, ...]:
+def processes(plan: QuickstartPlan) -> tuple[ProcessSpec, ...]:
     """All processes in the order in which they are started."""
     return (api(plan), server(plan), trainer(plan), environment(plan))
 
 
-def api(plan: Plan) -> ProcessSpec:
+def api(plan: QuickstartPlan) -> ProcessSpec:
     return ProcessSpec(
         name="api",
         argv=(sys.executable, "-m", "atroposlib.cli.run_api")
@@ -52,12 +52,12 @@ def api(plan: Plan) -> ProcessSpec:
     )
 
 
-def server(plan: Plan) -> ProcessSpec:
-    engine = local_server if plan.options.engine is Engine.LOCAL else vllm_server
+def server(plan: QuickstartPlan) -> ProcessSpec:
+    engine = local_server if plan.options.engine is ServingEngine.LOCAL else vllm_server
     return engine(plan)
 
 
-def local_server(plan: Plan) -> ProcessSpec:
+def local_server(plan: QuickstartPlan) -> ProcessSpec:
     return ProcessSpec(
         name="inference",
         argv=(sys.executable, "-m", "atroposlib.inference")
@@ -70,7 +70,7 @@ def local_server(plan: Plan) -> ProcessSpec:
     )
 
 
-def vllm_server(plan: Plan) -> ProcessSpec:
+def vllm_server(plan: QuickstartPlan) -> ProcessSpec:
     recipe = plan.recipe
     return ProcessSpec(
         name="inference",
@@ -95,7 +95,7 @@ def vllm_server(plan: Plan) -> ProcessSpec:
     )
 
 
-def trainer(plan: Plan) -> ProcessSpec:
+def trainer(plan: QuickstartPlan) -> ProcessSpec:
     recipe = plan.recipe
     passes = recipe.sequences_per_step // recipe.micro_batch
     return ProcessSpec(
@@ -122,7 +122,7 @@ def trainer(plan: Plan) -> ProcessSpec:
     )
 
 
-def environment(plan: Plan) -> ProcessSpec:
+def environment(plan: QuickstartPlan) -> ProcessSpec:
     recipe = plan.recipe
     return ProcessSpec(
         name="environment",
@@ -151,7 +151,7 @@ def environment(plan: Plan) -> ProcessSpec:
     )
 
 
-def commands_text(plan: Plan, specs: Iterable[ProcessSpec]) -> str:
+def commands_text(plan: QuickstartPlan, specs: Iterable[ProcessSpec]) -> str:
     """commands.txt: how to start each process by hand, after the quickstart or during it."""
     lines = [
         "# Every process of this run, as a line for a POSIX shell.",

@@ -28,7 +28,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Sample:
+class HeldoutSample:
     """One answer to a held-out problem, at one version of the weights."""
 
     version: int
@@ -56,7 +56,7 @@ class Heldout:
         ]
         return sorted(found, key=lambda check: check.step)
 
-    def samples(self, *, first: bool) -> list[Sample]:
+    def samples(self, *, first: bool) -> list[HeldoutSample]:
         """The answers of the first or of the last check."""
         checks = self.read()
         if not checks or (not first and len(checks) == 1):
@@ -99,9 +99,9 @@ def lines_of(check: Check) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def sample_of(line: Mapping[str, Any], version: int) -> Sample:
+def sample_of(line: Mapping[str, Any], version: int) -> HeldoutSample:
     """A line of samples.jsonl, as the environments of this repository write it."""
-    return Sample(
+    return HeldoutSample(
         version=version,
         prompt=str(line.get("prompt", "")),
         completion=str(line.get("completion", "")),

@@ -29,15 +29,21 @@ from atroposlib.processes import (
 )
 from atroposlib.quickstart import models, preflight, vllm_env
 from atroposlib.quickstart.commands import commands_text, processes
-from atroposlib.quickstart.plan import Engine, Options, Plan, Recipe, recipe_for
+from atroposlib.quickstart.recipes import (
+    Options,
+    QuickstartPlan,
+    Recipe,
+    ServingEngine,
+    recipe_for,
+)
 from atroposlib.quickstart.report import Findings, write_report
 from atroposlib.quickstart.sources import Sources, version_of
-from atroposlib.quickstart.verdict import Verdict, judge
+from atroposlib.quickstart.verdict import RunVerdict, judge
 from atroposlib.quickstart.view import View, open_view
 
-LOOK_EVERY_S = 0.5
-LAST_CHECK_WITHIN_S = 120.0
-WARM_UP_WITHIN_S = 180.0
+WATCH_INTERVAL_S = 0.5
+LAST_CHECK_TIMEOUT_S = 120.0
+WARM_UP_TIMEOUT_S = 180.0
 REPO = Path(__file__).resolve().parents[2]
 
 
@@ -58,14 +64,14 @@ def quickstart(options: Options, console: Console | None = None) -> int:
         console.print(f"quickstart: {interrupted}, everything it started has ended")
         return 128 + interrupted.signal_number
     except RunFailed as failure:
-        tell_failure(console, failure)
+        print_failure(console, failure)
         return ExitStatus.FELL_SHORT
     except AtroposError as error:
         console.print(f"quickstart: {error}", markup=False, highlight=False, soft_wrap=True)
         return ExitStatus.NOT_STARTED
 
 
-def tell_failure(console: Console, failure: RunFailed) -> None:
+def print_failure(console: Console, failure: RunFailed) -> None:
     if failure.tail:
         console.print(failure.tail, markup=False, highlight=False, soft_wrap=True)
     console.print(f"quickstart: {failure.line}", markup=False, highlight=False, soft_wrap=True)
@@ -95,11 +101,11 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
         console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
     if failure is not None:
         raise failure
-    keep_model(plan)
-    return last_words(console, findings.verdict)
+    move_model(plan)
+    return print_outcome(console, findings.verdict)
 
 
-def last_words(console: Console, verdict: Verdict) -> int:
+def print_outcome(console: Console, verdict: RunVerdict) -> int:
     """What fell short, if anything; then the line that sums the run up."""
     for shortcoming in verdict.shortcomings:
         console.print(f"fell short: {shortcoming}", markup=False, highlight=False)
@@ -116,13 +122,13 @@ def usable_cores() -> int:
 
 def prepare(
     options: Options, recipe: Recipe, cache: Path, children: Children, view: View
-) -> Plan:
+) -> QuickstartPlan:
     """Provide model and engine, and make the plan."""
     view.waiting(f"providing the model {options.model} (once; kept in {cache})")
     model_dir = models.provide(
         options.model, seed=options.seed, out=options.out, cache=cache, children=children
     )
-    plan = Plan(
+    plan = QuickstartPlan(
         options=options,
         recipe=recipe,
         model_dir=model_dir,
@@ -132,7 +138,7 @@ def prepare(
         api_port=options.api_port or free_port(),
         server_port=options.server_port or free_port(),
     )
-    if options.engine is Engine.LOCAL:
+    if options.engine is ServingEngine.LOCAL:
         return plan
     view.waiting(f"installing {vllm_env.VLLM} (once, minutes; kept in {cache})")
     return plan.with_engine(
@@ -145,7 +151,7 @@ def prepare(
 class QuickstartRun:
     """One run from its first process to its last."""
 
-    plan: Plan
+    plan: QuickstartPlan
     children: Children
     stop: StopRequest
     view: View
@@ -170,7 +176,7 @@ class QuickstartRun:
             self.stop,
             self.rule,
             may_end=self._may_end,
-            say=self._note,
+            print_line=self._print_note,
         )
 
     def start(self) -> None:
@@ -179,7 +185,7 @@ class QuickstartRun:
             commands_text(self.plan, self.supervisor.specs.values()), encoding="utf-8"
         )
         self.supervisor.start_servers(self.view.waiting)
-        if self.plan.options.engine is Engine.VLLM:
+        if self.plan.options.engine is ServingEngine.VLLM:
             self._warm_up()
         self.supervisor.start_workers()
 
@@ -188,16 +194,16 @@ class QuickstartRun:
         over = self.sources.delivered >= self.plan.recipe.steps
         return {"trainer", "environment"} if over else {"trainer"}
 
-    def _note(self, line: str) -> None:
+    def _print_note(self, line: str) -> None:
         self.notes.append(line)
-        self.view.say(line)
+        self.view.print_line(line)
 
     def _warm_up(self) -> None:
         """vLLM's first request takes as long as a minute; it must not count as a rollout."""
         self.view.waiting("warming vLLM up")
         body = {"model": str(self.plan.model_dir), "prompt": [1, 1], "max_tokens": 2}
         url = f"{self.plan.server_url}/v1/completions"
-        if not self.sources.probe.posts(url, body, WARM_UP_WITHIN_S):
+        if not self.sources.probe.posts(url, body, WARM_UP_TIMEOUT_S):
             tail = self.children["inference"].log_tail()
             raise RunFailed("inference: vLLM did not answer its first request", tail)
 
@@ -205,7 +211,7 @@ class QuickstartRun:
         """Until the trainer has ended well and the last held-out check is in."""
         self._watch_until(lambda: self.supervisor.completed("trainer"))
         self.trained_s = time.monotonic() - self.started
-        bound = time.monotonic() + LAST_CHECK_WITHIN_S
+        bound = time.monotonic() + LAST_CHECK_TIMEOUT_S
         self._watch_until(
             lambda: self._last_check_is_in()
             or self.children["environment"].exit() is not None
@@ -221,7 +227,7 @@ class QuickstartRun:
         def show() -> None:
             self.view.show(self.sources.read())
 
-        self.supervisor.watch(done, observe=show, poll_s=LOOK_EVERY_S)
+        self.supervisor.watch(done, observe=show, poll_s=WATCH_INTERVAL_S)
 
     def findings(self, failure: RunFailed | None) -> Findings:
         """Everything the report needs; read before the processes end."""
@@ -230,7 +236,7 @@ class QuickstartRun:
             self.server_version = version_of(self.sources.server_info())
             self.notes.append(failure.line)
         for name in self.rule.by_hand(time.monotonic()):
-            self._note(f"{name} was restarted by hand and still runs: end it yourself")
+            self._print_note(f"{name} was restarted by hand and still runs: end it yourself")
         verdict = judge(
             plan.recipe,
             rows,
@@ -257,7 +263,7 @@ class QuickstartRun:
         )
 
 
-def keep_model(plan: Plan) -> Path:
+def move_model(plan: QuickstartPlan) -> Path:
     """The trained model as ``<out>/model``; the rest of the checkpoints is not needed."""
     final, kept = plan.checkpoints / "final_model", plan.options.out / "model"
     if final.is_dir():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atroposlib.errors import AtroposError
 from atroposlib.quickstart import models, vllm_env
-from atroposlib.quickstart.plan import Engine, Options, Recipe, disk_needed
+from atroposlib.quickstart.recipes import Options, Recipe, ServingEngine, disk_needed
 
 GIGABYTE = 10**9
 NEEDED = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "apsw", "rich")
@@ -32,7 +32,7 @@ def check(options: Options, recipe: Recipe, cache: Path, repo: Path) -> None:
     require_writable(options.out)
     require_disk(options.out, disk_needed(recipe), "the run")
     needed = models.SMOLLM2.bytes_needed if converts else 0
-    if options.engine is Engine.VLLM and not vllm_env.is_ready(cache):
+    if options.engine is ServingEngine.VLLM and not vllm_env.is_ready(cache):
         needed += vllm_env.BYTES_NEEDED
     if needed:
         require_writable(cache)

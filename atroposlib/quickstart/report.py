@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.quickstart.charts import Point, Series, line_chart
-from atroposlib.quickstart.heldout import Sample
-from atroposlib.quickstart.plan import Plan
+from atroposlib.quickstart.heldout import HeldoutSample
+from atroposlib.quickstart.recipes import QuickstartPlan
 from atroposlib.quickstart.verdict import (
     LAST_STEPS,
     MISMATCH_COLUMNS,
     MISMATCH_LIMIT,
     Row,
-    Verdict,
+    RunVerdict,
     column,
     figure,
 )
@@ -38,12 +38,12 @@ class Findings:
 
     title: str
     task: str
-    verdict: Verdict
+    verdict: RunVerdict
     rows: Sequence[Row]  # metrics.jsonl
     heldout: Sequence[tuple[int, float]]  # (step, exact rate)
     heldout_rewards: Sequence[tuple[int, float]]
-    before: Sequence[Sample]
-    after: Sequence[Sample]
+    before: Sequence[HeldoutSample]
+    after: Sequence[HeldoutSample]
     settings: Mapping[str, Any]
     notes: Sequence[str] = ()  # restarts, a stop before the end
 
@@ -169,7 +169,7 @@ def _samples(f: Findings) -> str:
     )
 
 
-def _sample_table(caption: str, samples: Sequence[Sample]) -> str:
+def _sample_table(caption: str, samples: Sequence[HeldoutSample]) -> str:
     if not samples:
         return ""
     rows = "".join(
@@ -222,7 +222,7 @@ def _honesty(f: Findings) -> str:
     )
 
 
-def write_report(f: Findings, plan: Plan) -> Path:
+def write_report(f: Findings, plan: QuickstartPlan) -> Path:
     """Write report.html and summary.json into the run's directory; returns the report."""
     out = plan.options.out
     summary = {

@@ -18,17 +18,17 @@ from typing import Any
 import httpx
 
 from atroposlib.quickstart.heldout import Heldout
-from atroposlib.quickstart.plan import Engine, Plan
+from atroposlib.quickstart.recipes import QuickstartPlan, ServingEngine
 from atroposlib.quickstart.verdict import column
 
-ANSWER_WITHIN_S = 1.0  # a busy server may miss one look; the next comes half a second later
+REQUEST_TIMEOUT_S = 1.0  # a busy server may miss one look; the next comes half a second later
 RATE_WINDOW_S = 0.5
 SILENT_AFTER_S = 15.0  # everybody reports every few seconds
 FORGOTTEN_AFTER_S = 120.0
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RunSnapshot:
     """One moment of a run, as the view shows it. None: not known (yet)."""
 
     title: str = ""
@@ -78,7 +78,7 @@ class Probe:
 
     def __init__(self) -> None:
         # trust_env off: a proxy of the environment must never see loopback addresses.
-        self._client = httpx.Client(timeout=ANSWER_WITHIN_S, trust_env=False)
+        self._client = httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False)
 
     def get(self, url: str) -> dict[str, Any] | None:
         try:
@@ -109,7 +109,7 @@ class Probe:
 class Sources:
     """Everything a snapshot is made of, for one plan."""
 
-    def __init__(self, plan: Plan, started: float) -> None:
+    def __init__(self, plan: QuickstartPlan, started: float) -> None:
         self.plan = plan
         self.started = started  # time.monotonic() of the first process
         self.metrics = JsonLines(plan.metrics_path)
@@ -119,7 +119,7 @@ class Sources:
         self.delivered = 0  # batches, by the last answer
         self._rate = TokenRate()
 
-    def read(self) -> Snapshot:
+    def read(self) -> RunSnapshot:
         """Look everywhere once; takes at most a few ANSWER_WITHIN_S."""
         rows = self.metrics.read()
         self.status = self.probe.get(f"{self.plan.api_url}/status")
@@ -131,7 +131,7 @@ class Sources:
             self._rate.note(now, total)
         latest: Mapping[str, Any] = rows[-1] if rows else {}
         recipe = self.plan.recipe
-        return Snapshot(
+        return RunSnapshot(
             title=f"{self.plan.options.model} on {self.plan.options.engine.value}: {recipe.task}",
             elapsed_s=now - self.started,
             phase=phase_of(self.status),
@@ -147,18 +147,18 @@ class Sources:
             mismatch=largest(latest, "logprob_mismatch_max", "publish_mismatch_max"),
             server_version=version_of(info),
             trainer_version=version_of({"weight_version": latest.get("version", 0)}),
-            waits=what_waits(self.status),
+            waits=wait_lines(self.status),
         )
 
     def server_info(self) -> dict[str, Any] | None:
-        local = self.plan.options.engine is Engine.LOCAL
+        local = self.plan.options.engine is ServingEngine.LOCAL
         return self.probe.get(
             f"{self.plan.server_url}/{'server_info' if local else 'weight_info'}"
         )
 
     def _generated_tokens(self, info: Mapping[str, Any] | None) -> float | None:
         """Tokens the server has generated since it started."""
-        if self.plan.options.engine is Engine.LOCAL:
+        if self.plan.options.engine is ServingEngine.LOCAL:
             return number(info, "generated_tokens_total")
         text = self.probe.text(f"{self.plan.server_url}/metrics")
         return None if text is None else counter(text, "vllm:generation_tokens_total")
@@ -240,7 +240,7 @@ def phase_of(status: Mapping[str, Any] | None) -> str:
     return str(min(trainers, key=age_s).get("phase"))
 
 
-def what_waits(status: Mapping[str, Any] | None) -> tuple[str, ...]:
+def wait_lines(status: Mapping[str, Any] | None) -> tuple[str, ...]:
     """One line per process that waits, and the API's reason why there is no batch."""
     lines = []
     for p in sorted(participants(status), key=lambda p: str(p.get("role"))):

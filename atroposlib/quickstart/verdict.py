@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atroposlib.quickstart.plan import Recipe
+from atroposlib.quickstart.recipes import Recipe
 
 LAST_STEPS = 5
 MISMATCH_LIMIT = 1e-3  # nats; server and trainer both compute in float32
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """The figures of the last line, and every reason why the run is not a success."""
 
     exact_first: float | None  # mean of the first step: all of it sampled by version 0
@@ -77,11 +77,11 @@ def judge(
     server_version: int | None,
     seconds: float,
     cores: int,
-) -> Verdict:
+) -> RunVerdict:
     """Compare the rows of metrics.jsonl with what the recipe promises."""
     mismatches = [value for name in MISMATCH_COLUMNS for value in column(rows, name)]
     mismatch_max = max(mismatches, default=None)
-    return Verdict(
+    return RunVerdict(
         exact_first=first(rows, "env/exact"),
         exact_last=last(rows, "env/exact"),
         reward_first=first(rows, "reward_mean"),

@@ -17,11 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atroposlib.quickstart.sources import Snapshot
+from atroposlib.quickstart.sources import RunSnapshot
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 48
-REPEAT_WAIT_AFTER_S = 10.0
+WAIT_LOG_INTERVAL_S = 10.0
 
 
 def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
@@ -35,7 +35,7 @@ def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
     return "".join(BARS[max(0, min(top, round(mean * top)))] for mean in means)
 
 
-def shown(value: float | None, form: str = ".2f", unit: str = "") -> str:
+def formatted(value: float | None, form: str = ".2f", unit: str = "") -> str:
     return "–" if value is None else f"{value:{form}}{unit}"
 
 
@@ -43,7 +43,7 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def panel(s: Snapshot) -> RenderableType:
+def panel(s: RunSnapshot) -> RenderableType:
     """The live view of one moment."""
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", justify="right")
@@ -57,24 +57,26 @@ def panel(s: Snapshot) -> RenderableType:
     rows.add_row("step", progress)
     for name, values in (("reward", s.rewards), ("exact", s.exacts)):
         latest = values[-1] if values else None
-        rows.add_row(name, Text.assemble(shown(latest), "  ", (sparkline(values), "green")))
+        rows.add_row(
+            name, Text.assemble(formatted(latest), "  ", (sparkline(values), "green"))
+        )
     if s.heldout:
         points = "   ".join(f"step {step}: {exact:.2f}" for step, exact in s.heldout[-4:])
         rows.add_row("held out", Text(points))
     rows.add_row(
         "tokens/s",
-        f"{shown(s.generate_tokens_per_s, '.0f')} generated, "
-        f"{shown(s.train_tokens_per_s, '.0f')} trained",
+        f"{formatted(s.generate_tokens_per_s, '.0f')} generated, "
+        f"{formatted(s.train_tokens_per_s, '.0f')} trained",
     )
     rows.add_row(
         "staleness",
-        f"{shown(s.staleness_mean, '.1f')} versions, at most {shown(s.staleness_max, '.0f')}",
+        f"{formatted(s.staleness_mean, '.1f')} versions, at most {formatted(s.staleness_max, '.0f')}",
     )
-    rows.add_row("mismatch", f"{shown(s.mismatch, '.1e')} nats between server and trainer")
+    rows.add_row("mismatch", f"{formatted(s.mismatch, '.1e')} nats between server and trainer")
     rows.add_row(
         "weights",
-        f"version {shown(s.server_version, 'd')} at the server, "
-        f"{shown(s.trainer_version, 'd')} at the trainer",
+        f"version {formatted(s.server_version, 'd')} at the server, "
+        f"{formatted(s.trainer_version, 'd')} at the trainer",
     )
     waits = Text("\n".join(s.waits)) if s.waits else Text("nobody reports yet", style="dim")
     rows.add_row("who waits", waits)
@@ -86,25 +88,25 @@ def panel(s: Snapshot) -> RenderableType:
     )
 
 
-def step_line(s: Snapshot) -> str:
+def step_line(s: RunSnapshot) -> str:
     """The same for a log file or a pipe, once per step."""
     exact = s.exacts[-1] if s.exacts else None
     reward = s.rewards[-1] if s.rewards else None
     return (
-        f"step {s.step}/{s.steps}  reward {shown(reward)}  exact {shown(exact)}  "
-        f"{shown(s.generate_tokens_per_s, '.0f')} tok/s generated  "
-        f"{shown(s.train_tokens_per_s, '.0f')} tok/s trained  "
-        f"staleness {shown(s.staleness_max, '.0f')}  mismatch {shown(s.mismatch, '.1e')}  "
-        f"version {shown(s.server_version, 'd')}  {clock(s.elapsed_s)}"
+        f"step {s.step}/{s.steps}  reward {formatted(reward)}  exact {formatted(exact)}  "
+        f"{formatted(s.generate_tokens_per_s, '.0f')} tok/s generated  "
+        f"{formatted(s.train_tokens_per_s, '.0f')} tok/s trained  "
+        f"staleness {formatted(s.staleness_max, '.0f')}  mismatch {formatted(s.mismatch, '.1e')}  "
+        f"version {formatted(s.server_version, 'd')}  {clock(s.elapsed_s)}"
     )
 
 
 class View(Protocol):
     """Where the launcher shows what happens."""
 
-    def show(self, snapshot: Snapshot) -> None: ...
+    def show(self, snapshot: RunSnapshot) -> None: ...
 
-    def say(self, line: str) -> None: ...
+    def print_line(self, line: str) -> None: ...
 
     def waiting(self, line: str) -> None: ...
 
@@ -119,10 +121,10 @@ class LiveView:
         self._live = Live(console=console, refresh_per_second=4, transient=False)
         self._live.start()
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: RunSnapshot) -> None:
         self._live.update(panel(snapshot))
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def waiting(self, line: str) -> None:
@@ -140,18 +142,18 @@ class PlainView:
         self._shown_steps = 0
         self._quiet_until = 0.0
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: RunSnapshot) -> None:
         if snapshot.step > self._shown_steps:
             self._shown_steps = snapshot.step
-            self.say(step_line(snapshot))
+            self.print_line(step_line(snapshot))
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def waiting(self, line: str) -> None:
         if time.monotonic() >= self._quiet_until:
-            self._quiet_until = time.monotonic() + REPEAT_WAIT_AFTER_S
-            self.say(line)
+            self._quiet_until = time.monotonic() + WAIT_LOG_INTERVAL_S
+            self.print_line(line)
 
     def close(self) -> None:
         """Nothing to put away."""

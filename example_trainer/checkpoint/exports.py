@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from example_trainer.model.policy import Policy
 
 
-class Saver:
+class ModelExporter:
     """All methods are collective."""
 
     def __init__(self, cfg: TrainingConfig, world: World) -> None:

@@ -210,7 +210,7 @@ class Recovery:
 
         def join() -> dict[str, Any]:
             assert client is not None
-            state, snapshot = self._join(client, policy.max_tokens_per_row)
+            state, snapshot = self._resume(client, policy.max_tokens_per_row)
             return {"state": asdict(state), "snapshot": snapshot and str(snapshot.directory)}
 
         joined = on_first(self._world, join)
@@ -220,7 +220,7 @@ class Recovery:
             self._load(snapshot, policy, optimizer, critic)
         return state
 
-    def _join(
+    def _resume(
         self, client: RolloutClient, max_token_len: int
     ) -> tuple[TrainerState, Snapshot | None]:
         """Register where training starts, and rewind the API to it. First rank only."""

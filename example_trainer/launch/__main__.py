@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     try:
         if args.what == "node":
-            from example_trainer.launch.node import become, load_plan
+            from example_trainer.launch.node import exec_role, load_plan
 
-            become(load_plan(args.plan), args.role, args.index, args.meet)
+            exec_role(load_plan(args.plan), args.role, args.index, args.meet)
         plan = plan_of(args)
         if args.what == "local":
             return _local(plan)

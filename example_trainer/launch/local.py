@@ -38,11 +38,11 @@ from example_trainer.launch.roles import Command, Endpoints
 from example_trainer.settings.config import TrainingConfig
 
 POLL_S = 0.2
-API_READY_S = 120.0
+API_READY_TIMEOUT_S = 120.0
 RESTART_GRACE_S = 5.0
 GRACE_S = 30.0  # a trainer finishes publish and ack before it listens to SIGTERM
 TRAINER = "trainer"
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 class RestartPolicy:
@@ -82,7 +82,9 @@ class RestartPolicy:
             starts = self._restarted[name] + 1
             raise RunFailed(f"{line} and was started {starts} times", child.log_tail())
         self._restarted[name] += 1
-        run.say(f"{line}; starting it again ({self._restarted[name]} of {self.restarts})")
+        run.print_line(
+            f"{line}; starting it again ({self._restarted[name]} of {self.restarts})"
+        )
         run.restart([name], pause_s=self.delay_s, grace_s=RESTART_GRACE_S)
 
     def _restart_trainer(self, run: Supervisor, child: Child, line: str) -> None:
@@ -93,7 +95,7 @@ class RestartPolicy:
                 f"{line}; {starts} (recover_retries, recover_mode)", child.log_tail()
             )
         self._attempt += 1
-        run.say(f"{line}; attempt {self._attempt} of {self.trainer_retries} to recover")
+        run.print_line(f"{line}; attempt {self._attempt} of {self.trainer_retries} to recover")
         run.specs[TRAINER] = with_attempt(run.specs[TRAINER], self._attempt)
         names = dict.fromkeys((child.spec.name, TRAINER))
         run.restart(names, pause_s=self.delay_s, grace_s=GRACE_S)
@@ -104,7 +106,7 @@ def with_attempt(spec: ProcessSpec, attempt: int) -> ProcessSpec:
     return replace(spec, env={**spec.env, "ATROPOS_RUN_ID": str(attempt)})
 
 
-def run_local(plan: Plan, stop: StopRequest, say: Say = print) -> None:
+def run_local(plan: Plan, stop: StopRequest, print_line: PrintLine = print) -> None:
     """Start everything, return when the trainer is done.
 
     Raises:
@@ -114,13 +116,13 @@ def run_local(plan: Plan, stop: StopRequest, say: Say = print) -> None:
     """
     settings, cfg = trainer_settings(plan)
     for note in settings.notes:
-        say(f"note: {note}")
+        print_line(f"note: {note}")
     specs = processes(plan, cfg)
     logs = plan.directory / "logs"
-    say(f"{plan.name}: logs in {logs}")
+    print_line(f"{plan.name}: logs in {logs}")
     with Children(logs, stop) as children:
-        supervise(specs, children, stop, RestartPolicy.of(plan, cfg), say)
-    say(f"{plan.name}: done; models in {cfg.save_path}")
+        supervise(specs, children, stop, RestartPolicy.of(plan, cfg), print_line)
+    print_line(f"{plan.name}: done; models in {cfg.save_path}")
 
 
 def supervise(
@@ -128,11 +130,13 @@ def supervise(
     children: Children,
     stop: StopRequest,
     policy: RestartPolicy,
-    say: Say = print,
+    print_line: PrintLine = print,
 ) -> None:
     """Start every process, end all when the trainer exits with 0. Raises as run_local."""
     may_end = {spec.name for spec in specs if spec.health_url is None}
-    run = Supervisor(specs, children, stop, policy, may_end=lambda: may_end, say=say)
+    run = Supervisor(
+        specs, children, stop, policy, may_end=lambda: may_end, print_line=print_line
+    )
     run.start_servers()
     run.start_workers()
     run.watch(lambda: run.completed(TRAINER), poll_s=POLL_S)
@@ -151,7 +155,9 @@ def processes(plan: Plan, cfg: TrainingConfig) -> list[ProcessSpec]:
         return ProcessSpec(name, command.argv, env, Path.cwd(), url, within_s)
 
     first = roles.api(plan, python, here, ports[0])
-    found = [replace(spec("api", first, f"{at.api}/health", API_READY_S), restartable=True)]
+    found = [
+        replace(spec("api", first, f"{at.api}/health", API_READY_TIMEOUT_S), restartable=True)
+    ]
     for i, url in enumerate(at.inference):
         command = roles.inference(plan, cfg, python, here, ports[1 + i], i)
         bound_s = plan.inference.ready_within_s

@@ -26,7 +26,7 @@ from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
 POLL_S = 2.0
 
 
-class NobodyThere(AtroposError):
+class EndpointTimeout(AtroposError):
     """A job of the run did not say where it is in time; the message names it."""
 
 
@@ -38,7 +38,7 @@ def load_plan(path: str | Path) -> Plan:
         raise ConfigError(f"{path} is not a launch plan: {error}") from error
 
 
-def become(plan: Plan, role: str, index: int, meet: str | None) -> None:
+def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
     """Replace this process by that of the role; does not return.
 
     Raises:
@@ -95,12 +95,12 @@ def endpoints(plan: Plan, sleep: Callable[[float], None] = time.sleep) -> Endpoi
     names = ["api", *(f"inference-{i}" for i in range(plan.inference.count))]
     until = time.monotonic() + plan.slurm.wait_s
     while True:
-        said = {name: _read(plan.launched / ENDPOINTS / name) for name in names}
-        silent = [name for name, url in said.items() if not url]
+        printed = {name: _read(plan.launched / ENDPOINTS / name) for name in names}
+        silent = [name for name, url in printed.items() if not url]
         if not silent:
-            return Endpoints(said["api"], tuple(said[name] for name in names[1:]))
+            return Endpoints(printed["api"], tuple(printed[name] for name in names[1:]))
         if time.monotonic() > until:
-            raise NobodyThere(
+            raise EndpointTimeout(
                 f"{', '.join(silent)} did not start within {plan.slurm.wait_s:.0f} s"
             )
         sleep(POLL_S)

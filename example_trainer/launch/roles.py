@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from example_trainer.launch.plan import EnvironmentSection, Plan, default_settings
-from example_trainer.launch.servers import CHAT_TYPES, Server, choose_engine
+from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
 from example_trainer.settings.config import TrainingConfig
 
 
@@ -55,7 +55,7 @@ def inference(
     if wanted.first_gpu is not None and not own_gpus:
         start = wanted.first_gpu + index * wanted.tensor_parallel
         gpus = ",".join(str(gpu) for gpu in range(start, start + wanted.tensor_parallel))
-    server = Server(
+    server = ServerCommand(
         engine=choose_engine(wanted.engine),
         model=wanted.model or cfg.model_name,
         host=host,

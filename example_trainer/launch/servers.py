@@ -20,7 +20,7 @@ CHAT_TYPES = {
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerCommand:
     """One server. ``memory_share`` of each of its GPUs; lengths in tokens."""
 
     engine: Engine
@@ -68,7 +68,7 @@ def option(name: str, value: object) -> tuple[str, ...]:
     return () if value is None else (name, str(value))
 
 
-def _local(s: Server) -> tuple[str, ...]:
+def _local(s: ServerCommand) -> tuple[str, ...]:
     words: tuple[str, ...] = ("atroposlib.inference", "--model", s.model)
     words += ("--host", s.host, "--port", str(s.port))
     words += option("--dtype", s.dtype) + option("--max-model-len", s.max_model_len)
@@ -76,7 +76,7 @@ def _local(s: Server) -> tuple[str, ...]:
     return words if is_loopback(s.host) else (*words, "--allow-remote")
 
 
-def _vllm(s: Server) -> tuple[str, ...]:
+def _vllm(s: ServerCommand) -> tuple[str, ...]:
     words: tuple[str, ...] = ("vllm.entrypoints.openai.api_server", "--model", s.model)
     words += ("--host", s.host, "--port", str(s.port))
     words += ("--tensor-parallel-size", str(s.tensor_parallel))
@@ -92,7 +92,7 @@ def _vllm(s: Server) -> tuple[str, ...]:
     return words
 
 
-def _sglang(s: Server) -> tuple[str, ...]:
+def _sglang(s: ServerCommand) -> tuple[str, ...]:
     words: tuple[str, ...] = ("sglang.launch_server", "--model-path", s.model)
     words += ("--host", s.host, "--port", str(s.port), "--tp", str(s.tensor_parallel))
     words += option("--mem-fraction-static", s.memory_share)

@@ -24,12 +24,12 @@ from atroposlib.processes import (
     Supervisor,
     answers,
 )
-from example_trainer.launch.servers import Server, choose_engine
+from example_trainer.launch.servers import ServerCommand, choose_engine
 from example_trainer.settings.args import parse_args
 from example_trainer.settings.config import TrainingConfig
 
 SERVER = "inference"
-READY_WITHIN_S = 900.0  # a large model, read from a slow disk
+READY_TIMEOUT_S = 900.0  # a large model, read from a slow disk
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def server_process(cfg: TrainingConfig) -> ProcessSpec:
         raise ConfigError("inference_urls names servers that run already: use atropos-grpo")
     engine = choose_engine(cfg.inference_engine)
     on_gpu = engine != "local"
-    server = Server(
+    server = ServerCommand(
         engine=engine,
         model=cfg.model_name,
         host="127.0.0.1",
@@ -84,7 +84,7 @@ def server_process(cfg: TrainingConfig) -> ProcessSpec:
         env={"PYTHONUNBUFFERED": "1", **server.environment},
         cwd=Path.cwd(),
         health_url=f"{cfg.servers[0]}/health",
-        ready_within_s=READY_WITHIN_S,
+        ready_within_s=READY_TIMEOUT_S,
     )
 
 

@@ -27,7 +27,7 @@ RENDEZVOUS_PORT = 29500
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """A job to submit. ``after``: names of jobs that must have begun."""
 
     name: str
@@ -35,23 +35,23 @@ class Job:
     after: tuple[str, ...] = ()
 
 
-def jobs(plan: Plan, cfg: TrainingConfig) -> list[Job]:
+def jobs(plan: Plan, cfg: TrainingConfig) -> list[SlurmJob]:
     """All jobs in the order in which they are submitted; the trainer is the last.
 
     Raises:
         ConfigError: a value cannot stand in a script.
     """
     found = [
-        Job("api", _script(plan, "api", plan.slurm.api, _node(plan, "api"))),
-        Job("inference", inference_script(plan)),
+        SlurmJob("api", _script(plan, "api", plan.slurm.api, _node(plan, "api"))),
+        SlurmJob("inference", inference_script(plan)),
     ]
     for number, wanted in enumerate(plan.environments):
         name = f"env-{number}-{roles.environment_name(plan, number)}"
         options = _array(plan.slurm.environments, wanted.count)
         line = _node(plan, "environment", "--index", str(number))
-        found.append(Job(name, _script(plan, name, options, line), ("api", "inference")))
+        found.append(SlurmJob(name, _script(plan, name, options, line), ("api", "inference")))
     retries = cfg.recover_retries if cfg.recover_mode in ("auto", "fault") else 0
-    found.append(Job("trainer", trainer_script(plan, retries), ("api", "inference")))
+    found.append(SlurmJob("trainer", trainer_script(plan, retries), ("api", "inference")))
     return found
 
 
@@ -131,7 +131,7 @@ def plan_path(plan: Plan) -> Path:
     return plan.launched / "plan.json"
 
 
-SUBMIT_WITHIN_S = 60.0
+SUBMIT_TIMEOUT_S = 60.0
 TOKENS, TOKEN = "tokens", "token"  # of the rollout API: digests, and the token itself
 ENDPOINTS = "endpoints"
 
@@ -140,7 +140,7 @@ class SubmitFailed(AtroposError):
     """sbatch said no; what was submitted before is named and was cancelled."""
 
 
-def write(plan: Plan, cfg: TrainingConfig) -> list[Job]:
+def write(plan: Plan, cfg: TrainingConfig) -> list[SlurmJob]:
     """Scripts, plan and token below ``<out>/launch``; addresses of an earlier run go.
 
     Raises:
@@ -167,11 +167,11 @@ def write(plan: Plan, cfg: TrainingConfig) -> list[Job]:
     return found
 
 
-def script_path(plan: Plan, job: Job) -> Path:
+def script_path(plan: Plan, job: SlurmJob) -> Path:
     return plan.launched / f"{job.name}.sbatch"
 
 
-def commands(plan: Plan, found: Sequence[Job], ids: dict[str, str]) -> list[list[str]]:
+def commands(plan: Plan, found: Sequence[SlurmJob], ids: dict[str, str]) -> list[list[str]]:
     """One sbatch per job; where the id of an earlier one is not known its name stands."""
     lines = []
     for job in found:
@@ -183,13 +183,13 @@ def commands(plan: Plan, found: Sequence[Job], ids: dict[str, str]) -> list[list
     return lines
 
 
-def dry_run(plan: Plan, found: Sequence[Job], say: Callable[[str], None]) -> None:
+def dry_run(plan: Plan, found: Sequence[SlurmJob], print_line: Callable[[str], None]) -> None:
     for words in commands(plan, found, {}):
-        say(shlex.join(words))
+        print_line(shlex.join(words))
 
 
 def submit(
-    plan: Plan, found: Sequence[Job], say: Callable[[str], None] = print
+    plan: Plan, found: Sequence[SlurmJob], print_line: Callable[[str], None] = print
 ) -> dict[str, str]:
     """Submit in order; returns job ids by name.
 
@@ -209,7 +209,7 @@ def submit(
             if ids:
                 subprocess.run(["scancel", *ids.values()], check=False)
             raise
-        say(f"{job.name}: job {ids[job.name]}")
+        print_line(f"{job.name}: job {ids[job.name]}")
     return ids
 
 
@@ -217,7 +217,7 @@ def _sbatch(words: Sequence[str]) -> str:
     """The job id: sbatch --parsable answers ``id`` or ``id;cluster``."""
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=SUBMIT_WITHIN_S
+            words, capture_output=True, text=True, check=False, timeout=SUBMIT_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SubmitFailed(f"cannot run sbatch: {error}") from error

@@ -10,14 +10,14 @@ from contextlib import ExitStack, closing
 from atroposlib.client import RolloutClient
 from atroposlib.wire import Heartbeat, Registration
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state.stop import Stop, Stopped
-from example_trainer.weights.engines import Engine, connect
+from example_trainer.state.stop import StopSignal
+from example_trainer.weights.engines import InferenceServer, connect
 
 INTERVAL_S = 2.0
 NAME_CHARS, WAIT_CHARS = 200, 400  # bounds of wire.Heartbeat
 
 
-class Pulse:
+class HeartbeatThread:
     """A background thread that sends the current phase every few seconds.
 
     ``send`` must neither raise nor block for long; a beat that does not arrive is lost.
@@ -34,7 +34,7 @@ class Pulse:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> HeartbeatThread:
         self._thread.start()
         return self
 
@@ -73,16 +73,14 @@ class Pulse:
         self._send(beat)  # the last phase, such as "done", is not lost
 
 
-__all__ = ["Stop", "Stopped", "Waits", "connect_all", "name_weights", "registration"]
-
-SERVER_START_S = 600.0
-REPEAT_WAIT_LINE_S = 30.0
+SERVER_START_TIMEOUT_S = 600.0
+WAIT_LOG_INTERVAL_S = 30.0
 
 
-class Waits:
+class WaitReporter:
     """Makes every wait visible and interruptible; called with what is waited for."""
 
-    def __init__(self, stop: Stop, pulse: Pulse) -> None:
+    def __init__(self, stop: StopSignal, pulse: HeartbeatThread) -> None:
         self.stop = stop
         self.phase = pulse.phase
         self._pulse = pulse
@@ -91,12 +89,14 @@ class Waits:
     def __call__(self, what: str) -> None:
         self.stop.check()
         self._pulse.waiting_on(what)
-        if time.monotonic() - self._printed_at > REPEAT_WAIT_LINE_S:
+        if time.monotonic() - self._printed_at > WAIT_LOG_INTERVAL_S:
             self._printed_at = time.monotonic()
             print(what, flush=True)
 
 
-def connect_all(cfg: TrainingConfig, waits: Waits, stack: ExitStack) -> list[Engine]:
+def connect_servers(
+    cfg: TrainingConfig, waits: WaitReporter, stack: ExitStack
+) -> list[InferenceServer]:
     """Every inference server, waiting for those that still start; ``stack`` closes them.
 
     Raises:
@@ -111,7 +111,7 @@ def connect_all(cfg: TrainingConfig, waits: Waits, stack: ExitStack) -> list[Eng
                     url,
                     cfg.inference_engine,
                     timeout_s=cfg.publish_timeout_s,
-                    wait_s=SERVER_START_S,
+                    wait_s=SERVER_START_TIMEOUT_S,
                     on_wait=waits,
                     token=cfg.server_token,
                 )
@@ -144,7 +144,9 @@ def registration(
     )
 
 
-def name_weights(client: RolloutClient, engines: Sequence[Engine], version: int) -> None:
+def label_servers(
+    client: RolloutClient, engines: Sequence[InferenceServer], version: int
+) -> None:
     """Servers and API call the weights that all hold at the start by this version."""
     for engine in engines:
         engine.label(version)

@@ -46,7 +46,7 @@ class Display(Protocol):
         """Leave the screen as it is."""
 
 
-class Lines:
+class LineDisplay:
     """One line per step; what is waited for is printed by the loop itself."""
 
     def step(self, record: Mapping[str, Any]) -> None:
@@ -164,4 +164,4 @@ def relay(display: Display, send: Callable[[Heartbeat], None]) -> Callable[[Hear
 def open_display(cfg: TrainingConfig) -> Display:
     """A table where ``live_table`` says so, or by default where stdout is a terminal."""
     wanted = sys.stdout.isatty() if cfg.live_table is None else cfg.live_table
-    return LiveTable(cfg) if wanted else Lines()
+    return LiveTable(cfg) if wanted else LineDisplay()

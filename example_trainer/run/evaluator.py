@@ -19,7 +19,7 @@ from typing import Any
 from example_trainer.distributed.collectives import on_first
 from example_trainer.distributed.ranks import World
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.run.connect import Waits
+from example_trainer.run.connect import WaitReporter
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.state.frequency import Frequency
 
@@ -35,7 +35,9 @@ class Evaluator:
         waits: lets a signal end the evaluation, and shows that the trainer waits for it.
     """
 
-    def __init__(self, cfg: TrainingConfig, world: World, waits: Waits | None = None) -> None:
+    def __init__(
+        self, cfg: TrainingConfig, world: World, waits: WaitReporter | None = None
+    ) -> None:
         self._cfg, self._world, self._waits = cfg, world, waits
         self.failures = 0
         self.frequency = Frequency(

@@ -21,8 +21,9 @@ from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, RolloutApiUnavailable
 from atroposlib.wire import ClaimedBatch
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.run.connect import Stopped, Waits
+from example_trainer.run.connect import WaitReporter
 from example_trainer.settings.config import TrainingConfig
+from example_trainer.state.stop import Stopped
 
 if TYPE_CHECKING:
     from atroposlib.client import LeaseKeeper
@@ -32,11 +33,15 @@ CLAIM_WAIT_S = 5.0  # of one call; short, so that a stop is noticed soon
 POLL_S = 1.0
 
 
-class Feed:
+class BatchPrefetcher:
     """Claims in a thread of its own, at most one batch ahead of the loop. Rank 0 only."""
 
     def __init__(
-        self, client: RolloutClient, cfg: TrainingConfig, state: TrainerState, waits: Waits
+        self,
+        client: RolloutClient,
+        cfg: TrainingConfig,
+        state: TrainerState,
+        waits: WaitReporter,
     ) -> None:
         self._client, self._cfg, self._waits = client, cfg, waits
         self._first_state = state
@@ -48,7 +53,7 @@ class Feed:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> BatchPrefetcher:
         self._thread.start()
         return self
 
@@ -121,7 +126,7 @@ class Feed:
 
 
 def next_batch(
-    feed: Feed | None, world: World, cfg: TrainingConfig, waits: Waits
+    feed: BatchPrefetcher | None, world: World, cfg: TrainingConfig, waits: WaitReporter
 ) -> ClaimedBatch:
     """The same next batch on every rank; ``feed`` is None on all but the first.
 

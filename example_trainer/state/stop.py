@@ -10,7 +10,7 @@ class Stopped(Exception):
     """The trainer was asked to stop, by the signal the message names."""
 
 
-class Stop:
+class StopSignal:
     """Set by a signal, read where stopping is safe: never between publish and ack."""
 
     def __init__(self) -> None:

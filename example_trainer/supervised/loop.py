@@ -22,11 +22,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.wire import Heartbeat
-from example_trainer.checkpoint.exports import Saver
+from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.model.loading import resolve_device
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import PackedModel, Policy
-from example_trainer.run.metrics import Clock, MetricsLog
+from example_trainer.run.metrics_log import Clock, MetricsLog
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.corpus import CorpusSettings
 from example_trainer.settings.model import ModelSettings
@@ -107,7 +107,9 @@ def fit(
     clock = Clock()
     if world.first:
         print(f"{cfg.train_file}: {train}; {steps} steps", flush=True)
-    with MetricsLog(shared, Lines()) if world.first else MetricsLog.silent() as log:
+    with (
+        MetricsLog(shared, SupervisedDisplay()) if world.first else MetricsLog.silent()
+    ) as log:
         for step, lines in enumerate(lines_of_steps(cfg, len(examples), steps), 1):
             chosen = [examples[i] for i in lines]
             with clock.measure("train"):
@@ -152,7 +154,7 @@ def lines_of_steps(cfg: FileTraining, count: int, steps: int) -> Iterator[list[i
 
 def saving(cfg: FileTraining, policy: Policy) -> Save:
     """Saves as atropos-grpo does: ``save_path/step_<n>`` now and then, ``final_model``."""
-    saver = Saver(cfg.shared(), policy.world)
+    saver = ModelExporter(cfg.shared(), policy.world)
 
     def save(state: TrainerState, last: bool) -> None:
         saver.maybe(policy, state, epoch_ended=False)
@@ -175,7 +177,7 @@ def validate(objective: Objective, corpus: Corpus, at_once: int) -> dict[str, fl
     return {f"valid/{name}": value / max(1.0, total) for name, value in sums.items()}
 
 
-class Lines:
+class SupervisedDisplay:
     """A line per step with every number that says something about learning."""
 
     SHOWN = ("loss", "accuracy", "margin", "grad_norm", "lr")

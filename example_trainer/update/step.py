@@ -30,8 +30,8 @@ from example_trainer.losses import distillation, kl, value
 from example_trainer.model.critic import ValueModel
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy, Scores
-from example_trainer.run.connect import Stop
 from example_trainer.settings.config import TrainingConfig
+from example_trainer.state.stop import StopSignal
 from example_trainer.update import optimizer as optim
 from example_trainer.update.pad import over_ranks, sampled_mismatch, spread, spread_teacher
 from example_trainer.update.step_metrics import (
@@ -60,7 +60,7 @@ def learn(
     optimizer: Optimizer,
     prepared: Prepared,
     state: TrainerState,
-    stop: Stop,
+    stop: StopSignal,
     critic: Critic | None = None,
 ) -> dict[str, float]:
     """Take ``minibatches x epochs_per_batch`` optimizer steps; metrics over all of them.
@@ -121,7 +121,7 @@ class _Update:
         policy: Policy,
         prepared: Prepared,
         state: TrainerState,
-        stop: Stop,
+        stop: StopSignal,
         first: bool,
     ) -> None:
         self.cfg, self.policy, self.prepared = cfg, policy, prepared

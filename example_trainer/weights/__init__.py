@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from example_trainer.model.model_dir import TrainerState
     from example_trainer.model.policy import Policy
     from example_trainer.settings.config import TrainingConfig
-    from example_trainer.weights.engines import Engine
+    from example_trainer.weights.engines import InferenceServer
 
 __all__ = ["PUBLISHERS", "Announce", "Publisher", "make_publisher"]
 
@@ -50,7 +50,7 @@ Announce = Callable[[int], None]
 class Publisher(Protocol):
     """Carries the weights of a policy to servers. Every rank has one; rank 0 the servers."""
 
-    engines: Sequence[Engine]
+    engines: Sequence[InferenceServer]
     # Servers cannot answer the environments before the first version is published.
     publishes_start: bool
 
@@ -62,7 +62,7 @@ class Publisher(Protocol):
             CheckpointError: nothing could be staged; no server was touched.
         """
 
-    def hold(self) -> list[str]:
+    def pause_all(self) -> list[str]:
         """Pause every server that still answers; returns the URLs of those that do not."""
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Publisher(Protocol):
 
 
 def make_publisher(
-    cfg: TrainingConfig, engines: Sequence[Engine], announce: Announce | None
+    cfg: TrainingConfig, engines: Sequence[InferenceServer], announce: Announce | None
 ) -> Publisher:
     """The publisher named in the settings, after a look whether every server can take it.
 

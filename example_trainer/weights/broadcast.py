@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError, InferenceError
-from example_trainer.weights.engines import Engine, GroupSpec, process_group
+from example_trainer.weights.engines import GroupSpec, InferenceServer, process_group
 
 # A server that broke the group is heard of by HTTP at about the same time.
-LAST_WORDS_S = 10.0
+DISCONNECT_TIMEOUT_S = 10.0
 # gloo raises plain RuntimeErrors, torch.distributed its DistError, a RuntimeError as well.
 BROKEN = (InferenceError, RuntimeError)
 
@@ -68,7 +68,10 @@ class Transfer:
     """
 
     def __init__(
-        self, group: Group, engines: Sequence[Engine], receive: Callable[[Engine], None]
+        self,
+        group: Group,
+        engines: Sequence[InferenceServer],
+        receive: Callable[[InferenceServer], None],
     ) -> None:
         self._group = group
         self._engines = engines
@@ -94,7 +97,7 @@ class Transfer:
         if not sending.done():
             self._group.close()
         try:
-            problem = sending.exception(LAST_WORDS_S)
+            problem = sending.exception(DISCONNECT_TIMEOUT_S)
             # Its traceback would keep the group, and so the connections, alive.
             self._problem = None if problem is None else problem.with_traceback(None)
         except FutureTimeout:
@@ -113,7 +116,7 @@ class Transfer:
         broken = self.is_broken
         if broken:
             self._group.close()
-        wait(self._receiving, LAST_WORDS_S if broken else timeout_s)
+        wait(self._receiving, DISCONNECT_TIMEOUT_S if broken else timeout_s)
         failed: list[tuple[str, object]] = []
         for engine, future in zip(self._engines, self._receiving):
             problem = future.exception() if future.done() else "has not received all in time"

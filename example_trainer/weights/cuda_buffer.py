@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from example_trainer.weights.export import Placed
+from example_trainer.weights.export import TensorSpec
 
 ALIGN = 256  # bytes; what an allocation of its own would have had
 
@@ -28,18 +28,18 @@ class CudaBuffer:
     """Lives as long as the trainer: workers keep the handle open."""
 
     def __init__(
-        self, tensors: Sequence[Placed], device: torch.device, path: Path, model: str
+        self, tensors: Sequence[TensorSpec], device: torch.device, path: Path, model: str
     ) -> None:
         self.path = path
         self._model = model
-        self._placed = list(tensors)
+        self._specs = list(tensors)
         self._starts: list[int] = []
         size = 0
         for tensor in tensors:
             self._starts.append(size)
             size += -(-tensor.bytes // ALIGN) * ALIGN
         self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
-        starts = zip(self._placed, self._starts)
+        starts = zip(self._specs, self._starts)
         self._views = {t.name: self._bytes[at : at + t.bytes] for t, at in starts}
         storage: Any = self._bytes.untyped_storage()
         self._handle: tuple[Any, ...] = storage._share_cuda_()
@@ -67,7 +67,7 @@ class CudaBuffer:
         device = self._bytes.device
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         mappings, handles = {}, {}
-        for tensor, start in zip(self._placed, self._starts):
+        for tensor, start in zip(self._specs, self._starts):
             shape = list(tensor.shape)
             mappings[tensor.name] = {
                 "vllm_name": tensor.name,

@@ -15,7 +15,7 @@ from example_trainer.model.model_dir import TrainerState, keep_newest, save_mode
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights import Announce
-from example_trainer.weights.engines import Engine
+from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.fleet import FleetPublisher
 
 
@@ -30,7 +30,7 @@ class DiskPublisher(FleetPublisher):
         directory = self.cfg.published.resolve() / f"version_{state.version}"
         # Not durable: after the death of the machine the servers are gone as well.
         return save_model(
-            policy, directory, state, untie_head=self.unties(policy), durable=False
+            policy, directory, state, untie_head=self.needs_untying(policy), durable=False
         )
 
     def apply(self, policy: Policy, staged: Path, version: int) -> None:
@@ -50,7 +50,10 @@ class LoraPublisher(FleetPublisher):
     """Needs a directory that all see, and servers that started from ``model_name``."""
 
     def __init__(
-        self, cfg: TrainingConfig, engines: Sequence[Engine], announce: Announce | None
+        self,
+        cfg: TrainingConfig,
+        engines: Sequence[InferenceServer],
+        announce: Announce | None,
     ) -> None:
         super().__init__(cfg, engines, announce)
         # A request that names an adapter fails before there is one.

@@ -22,9 +22,9 @@ from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights import Announce
 from example_trainer.weights.broadcast import BROKEN, Group, NativeGroup, TorchGroup, Transfer
-from example_trainer.weights.engines import Bucket, Engine, GroupSpec, process_group
-from example_trainer.weights.export import Placed, layout, outgoing
-from example_trainer.weights.fleet import FleetPublisher, ask
+from example_trainer.weights.engines import Bucket, GroupSpec, InferenceServer, process_group
+from example_trainer.weights.export import TensorSpec, export_weights, layout
+from example_trainer.weights.fleet import FleetPublisher, call_all
 
 MIB = 2**20
 
@@ -33,16 +33,19 @@ class DistributedPublisher(FleetPublisher):
     """For servers without a common disk, and for models that a disk is too slow for."""
 
     def __init__(
-        self, cfg: TrainingConfig, engines: Sequence[Engine], announce: Announce | None
+        self,
+        cfg: TrainingConfig,
+        engines: Sequence[InferenceServer],
+        announce: Announce | None,
     ) -> None:
         super().__init__(cfg, engines, announce)
         self._spec: GroupSpec | None = None
         self._group: Group | None = None
-        self._layout: list[Placed] = []
+        self._layout: list[TensorSpec] = []
 
     def stage(self, policy: Policy, state: TrainerState) -> None:
         """Meet the servers, the first time and after a failure; they generate meanwhile."""
-        self._layout = self._layout or layout(policy, untie_head=self.unties(policy))
+        self._layout = self._layout or layout(policy, untie_head=self.needs_untying(policy))
         on_first(policy.world, lambda: self._meet(policy.device))
 
     def apply(self, policy: Policy, staged: None, version: int) -> None:
@@ -50,7 +53,7 @@ class DistributedPublisher(FleetPublisher):
         last = {cut[-1].name for cut in cuts}
         transfer = self._begin(cuts, version) if self.engines else None
         # Whatever fails here, the other ranks count on all of it being gathered.
-        for name, tensor in outgoing(policy, untie_head=self.unties(policy)):
+        for name, tensor in export_weights(policy, untie_head=self.needs_untying(policy)):
             if transfer is not None:
                 transfer.add(tensor)
                 if name in last:
@@ -61,7 +64,7 @@ class DistributedPublisher(FleetPublisher):
         spec, group = self._spec, self._group
         self._spec = self._group = None
         if group is not None and spec is not None:
-            ask(self.engines, lambda engine: engine.leave_group(spec))
+            call_all(self.engines, lambda engine: engine.leave_group(spec))
             group.close()
 
     def _meet(self, device: torch.device) -> None:
@@ -123,7 +126,7 @@ class DistributedPublisher(FleetPublisher):
             raise ConfigError(f"publish_group_address is host:port, not {given!r}")
         return host, int(port)
 
-    def _begin(self, cuts: Sequence[Sequence[Placed]], version: int) -> Transfer:
+    def _begin(self, cuts: Sequence[Sequence[TensorSpec]], version: int) -> Transfer:
         group, spec = self._group, self._spec
         assert group is not None and spec is not None  # staged before
         told = [
@@ -147,9 +150,9 @@ class DistributedPublisher(FleetPublisher):
             raise self.fleet.half_updated("broadcast to", failed)
 
 
-def buckets(tensors: Sequence[Placed], bytes_each: int) -> list[list[Placed]]:
+def buckets(tensors: Sequence[TensorSpec], bytes_each: int) -> list[list[TensorSpec]]:
     """Cut a layout into pieces of at most so many bytes, or of one larger tensor."""
-    cuts: list[list[Placed]] = []
+    cuts: list[list[TensorSpec]] = []
     room = 0
     for tensor in tensors:
         if not cuts or tensor.bytes > room:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Placed:
+class TensorSpec:
     """One tensor without its contents."""
 
     name: str
@@ -35,7 +35,7 @@ class Placed:
 
 
 @torch.no_grad()
-def outgoing(policy: Policy, *, untie_head: bool) -> Iterator[tuple[str, Tensor]]:
+def export_weights(policy: Policy, *, untie_head: bool) -> Iterator[tuple[str, Tensor]]:
     """Name and whole tensor in the compute dtype, an adapter merged, on the device.
 
     Collective: every rank must take all of them.
@@ -51,11 +51,11 @@ def outgoing(policy: Policy, *, untie_head: bool) -> Iterator[tuple[str, Tensor]
         yield name, tensor.to(policy.compute_dtype) if floating else tensor
 
 
-def layout(policy: Policy, *, untie_head: bool) -> list[Placed]:
+def layout(policy: Policy, *, untie_head: bool) -> list[TensorSpec]:
     """What :func:`outgoing` will give, in its order. Collective."""
     return [
-        Placed(name, tensor.dtype, tuple(tensor.shape))
-        for name, tensor in outgoing(policy, untie_head=untie_head)
+        TensorSpec(name, tensor.dtype, tuple(tensor.shape))
+        for name, tensor in export_weights(policy, untie_head=untie_head)
     ]
 
 

@@ -12,7 +12,7 @@ from example_trainer.model.model_dir import TrainerState, is_tied
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights import Announce
-from example_trainer.weights.engines import Engine
+from example_trainer.weights.engines import InferenceServer
 
 T = TypeVar("T")
 MAX_PARALLEL_SERVERS = 64
@@ -28,7 +28,7 @@ AFTERWARDS = (
 class Fleet:
     """Every server, asked at once."""
 
-    def __init__(self, engines: Sequence[Engine], timeout_s: float) -> None:
+    def __init__(self, engines: Sequence[InferenceServer], timeout_s: float) -> None:
         self.engines = engines
         self._watchdog_s = 2 * timeout_s + WATCHDOG_SLACK_S
 
@@ -44,7 +44,7 @@ class Fleet:
         self._or_go_on("pause", lambda engine: engine.pause(self._watchdog_s))
         self._or_go_on("pause", lambda engine: engine.pause())
 
-    def load(self, action: Callable[[Engine], None], retries: int = 0) -> None:
+    def load(self, action: Callable[[InferenceServer], None], retries: int = 0) -> None:
         """Change the weights of every server.
 
         Args:
@@ -55,7 +55,7 @@ class Fleet:
         """
         waiting = list(self.engines)
         for left in range(retries, -1, -1):
-            answers = ask(waiting, action)
+            answers = call_all(waiting, action)
             failed = _failures(waiting, answers)
             if not failed:
                 return
@@ -65,7 +65,7 @@ class Fleet:
 
     def verify(self, version: int) -> None:
         """Raises PublishFailed unless every server names this version."""
-        answers = ask(self.engines, lambda engine: engine.version())
+        answers = call_all(self.engines, lambda engine: engine.version())
         wrong = [
             (engine.url, answer if _is_error(answer) else f"it names version {answer!r}")
             for engine, answer in zip(self.engines, answers)
@@ -80,7 +80,7 @@ class Fleet:
         Raises:
             PublishFailed: one does not; the others hold the same version and go on.
         """
-        answers = ask(self.engines, lambda engine: engine.resume())
+        answers = call_all(self.engines, lambda engine: engine.resume())
         failed = _failures(self.engines, answers)
         if failed:
             raise PublishFailed(
@@ -88,15 +88,15 @@ class Fleet:
                 f" All hold the new version and the others generate. {AFTERWARDS}"
             )
 
-    def hold(self) -> list[str]:
+    def pause_all(self) -> list[str]:
         """Pause every server that still answers; returns the URLs of those that do not."""
-        answers = ask(self.engines, lambda engine: engine.pause())
+        answers = call_all(self.engines, lambda engine: engine.pause())
         return [url for url, _ in _failures(self.engines, answers)]
 
     def half_updated(self, stage: str, failed: Sequence[tuple[str, object]]) -> PublishFailed:
         """The error of a fleet that may hold several versions; it is paused first."""
-        silent = self.hold()
-        held = ask(self.engines, lambda engine: engine.version())
+        silent = self.pause_all()
+        held = call_all(self.engines, lambda engine: engine.version())
         named = ", ".join(
             f"{engine.url} {'is silent' if _is_error(v) else f'holds version {v!r}'}"
             for engine, v in zip(self.engines, held)
@@ -108,12 +108,12 @@ class Fleet:
             f" {AFTERWARDS}"
         )
 
-    def _or_go_on(self, stage: str, action: Callable[[Engine], None]) -> None:
-        answers = ask(self.engines, action)
+    def _or_go_on(self, stage: str, action: Callable[[InferenceServer], None]) -> None:
+        answers = call_all(self.engines, action)
         failed = _failures(self.engines, answers)
         if not failed:
             return
-        ask(self.engines, lambda engine: engine.resume())
+        call_all(self.engines, lambda engine: engine.resume())
         raise PublishFailed(
             f"could not {stage} {len(failed)} of {len(answers)} servers: {_lines(failed)}."
             f" No server was touched; those that answer go on with what they hold."
@@ -121,10 +121,12 @@ class Fleet:
         )
 
 
-def ask(engines: Sequence[Engine], action: Callable[[Engine], T]) -> list[T | InferenceError]:
+def call_all(
+    engines: Sequence[InferenceServer], action: Callable[[InferenceServer], T]
+) -> list[T | InferenceError]:
     """The answer or the failure of every engine, asked at the same time."""
 
-    def one(engine: Engine) -> T | InferenceError:
+    def one(engine: InferenceServer) -> T | InferenceError:
         try:
             return action(engine)
         except InferenceError as error:
@@ -141,7 +143,7 @@ def _is_error(answer: object) -> bool:
 
 
 def _failures(
-    engines: Sequence[Engine], answers: Sequence[object]
+    engines: Sequence[InferenceServer], answers: Sequence[object]
 ) -> list[tuple[str, object]]:
     return [(e.url, answer) for e, answer in zip(engines, answers) if _is_error(answer)]
 
@@ -156,7 +158,10 @@ class FleetPublisher:
     publishes_start = False
 
     def __init__(
-        self, cfg: TrainingConfig, engines: Sequence[Engine], announce: Announce | None
+        self,
+        cfg: TrainingConfig,
+        engines: Sequence[InferenceServer],
+        announce: Announce | None,
     ) -> None:
         self.engines = engines
         self.cfg = cfg
@@ -185,13 +190,13 @@ class FleetPublisher:
     def tidy(self) -> None:
         """Remove what only older versions needed; servers generate again."""
 
-    def hold(self) -> list[str]:
-        return self.fleet.hold()
+    def pause_all(self) -> list[str]:
+        return self.fleet.pause_all()
 
     def close(self) -> None:
         """Nothing is held; a publisher that holds something gives it back here."""
 
-    def unties(self, policy: Policy) -> bool:
+    def needs_untying(self, policy: Policy) -> bool:
         """Whether a tied output head goes out as a tensor of its own."""
         if not is_tied(policy):
             return False

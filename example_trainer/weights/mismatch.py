@@ -27,7 +27,7 @@ LIKELY = (
 )
 
 
-def explain(
+def explain_mismatch(
     policy: Policy,
     sequences: Sequence[list[int]],
     server: dict[str, Any],

@@ -30,8 +30,8 @@ from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights import Announce
 from example_trainer.weights.cuda_buffer import CudaBuffer
-from example_trainer.weights.engines import Engine
-from example_trainer.weights.export import Placed, layout, outgoing
+from example_trainer.weights.engines import InferenceServer
+from example_trainer.weights.export import TensorSpec, export_weights, layout
 from example_trainer.weights.fleet import FleetPublisher
 
 DTYPE_CODES = {
@@ -52,7 +52,7 @@ PREFIX = "atropos-weights-"
 class SharedWeightsFile:
     """For one writer; readers map it while nobody writes. Removed when this object goes."""
 
-    def __init__(self, tensors: Sequence[Placed]) -> None:
+    def __init__(self, tensors: Sequence[TensorSpec]) -> None:
         """Raises CheckpointError when the memory for it is not there."""
         sweep()
         header, self._version_at = _header(tensors)
@@ -101,7 +101,7 @@ def sweep() -> None:
             continue
 
 
-def _header(tensors: Sequence[Placed]) -> tuple[bytes, int]:
+def _header(tensors: Sequence[TensorSpec]) -> tuple[bytes, int]:
     """The safetensors header, its length in front, and where in it the version stands."""
     entries: dict[str, object] = {
         "__metadata__": {"format": "pt", "version": UNFINISHED.rjust(VERSION_CHARS)}
@@ -155,17 +155,20 @@ class SharedMemoryPublisher(FleetPublisher):
     """The fastest where all are on one machine; nothing touches a disk."""
 
     def __init__(
-        self, cfg: TrainingConfig, engines: Sequence[Engine], announce: Announce | None
+        self,
+        cfg: TrainingConfig,
+        engines: Sequence[InferenceServer],
+        announce: Announce | None,
     ) -> None:
         super().__init__(cfg, engines, announce)
         self._buffer: Buffer | None = None
-        self._placed: list[Placed] = []
+        self._specs: list[TensorSpec] = []
 
     def stage(self, policy: Policy, state: TrainerState) -> Path | None:
-        if not self._placed:
-            self._placed = layout(policy, untie_head=self.unties(policy))
+        if not self._specs:
+            self._specs = layout(policy, untie_head=self.needs_untying(policy))
         on_first(policy.world, lambda: self._make_buffer(policy))
-        tensors = outgoing(policy, untie_head=self.unties(policy))
+        tensors = export_weights(policy, untie_head=self.needs_untying(policy))
         if self._buffer is None:
             for _ in tensors:  # this rank only takes part in the gathering
                 pass
@@ -190,6 +193,6 @@ class SharedMemoryPublisher(FleetPublisher):
         if policy.device.type == "cuda" and all(e.opens_cuda_memory for e in self.engines):
             given = self.cfg.vllm_config_path
             path = Path(given) if given else self.cfg.published.resolve() / BRIDGE_FILE
-            self._buffer = CudaBuffer(self._placed, policy.device, path, self.cfg.model_name)
+            self._buffer = CudaBuffer(self._specs, policy.device, path, self.cfg.model_name)
         else:
-            self._buffer = SharedWeightsFile(self._placed)
+            self._buffer = SharedWeightsFile(self._specs)

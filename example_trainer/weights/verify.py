@@ -18,8 +18,8 @@ from atroposlib.errors import StaleWeights
 from example_trainer.data.rows import Row
 from example_trainer.distributed.collectives import on_first
 from example_trainer.model.policy import Policy, fully_trained_row
-from example_trainer.weights.engines import Engine
-from example_trainer.weights.mismatch import LIKELY, explain
+from example_trainer.weights.engines import InferenceServer
+from example_trainer.weights.mismatch import LIKELY, explain_mismatch
 
 # A rare token may differ by more than the tolerance where low precision rounds badly, or
 # where a router of experts flips; wrong weights move nearly all tokens.
@@ -92,7 +92,7 @@ def choose_rows(rows: Sequence[Row], count: int) -> list[list[int]]:
 
 def check_servers(
     policy: Policy,
-    engines: Sequence[Engine],
+    engines: Sequence[InferenceServer],
     sequences: Sequence[list[int]],
     version: int | None,
     tolerance: float,
@@ -111,7 +111,7 @@ def check_servers(
     if asked["wrong"] is None:
         return Mismatch(**asked["worst"])
     server = asked["wrong"]
-    causes = explain(policy, sequences, server, version)
+    causes = explain_mismatch(policy, sequences, server, version)
     found = Mismatch(**server["found"])
     here = "initial weights" if version is None else f"version {version}"
     raise StaleWeights(
@@ -122,7 +122,7 @@ def check_servers(
 
 
 def _ask_all(
-    engines: Sequence[Engine],
+    engines: Sequence[InferenceServer],
     sequences: Sequence[list[int]],
     ours: Sequence[Sequence[float]],
     tolerance: float,
@@ -149,7 +149,9 @@ def _ask_all(
     return {"worst": asdict(worst), "wrong": None}
 
 
-def check_start(policy: Policy, engines: Sequence[Engine], tolerance: float) -> Mismatch:
+def check_start(
+    policy: Policy, engines: Sequence[InferenceServer], tolerance: float
+) -> Mismatch:
     """Refuse servers of another model, tokenizer or temperature before anything is trained.
 
     Raises:
@@ -163,7 +165,7 @@ def check_start(policy: Policy, engines: Sequence[Engine], tolerance: float) -> 
     return found
 
 
-def _check_tokenizers(engines: Sequence[Engine], ids: list[int]) -> None:
+def _check_tokenizers(engines: Sequence[InferenceServer], ids: list[int]) -> None:
     for engine in engines:
         if (theirs := engine.token_ids(PROBE_TEXT)) != ids:
             raise StaleWeights(
@@ -174,7 +176,7 @@ def _check_tokenizers(engines: Sequence[Engine], ids: list[int]) -> None:
 
 
 def check_temperature(
-    policy: Policy, engines: Sequence[Engine], prompt: list[int], tolerance: float
+    policy: Policy, engines: Sequence[InferenceServer], prompt: list[int], tolerance: float
 ) -> None:
     """Sampled at another temperature than 1, tokens must come with its logprobs.
 

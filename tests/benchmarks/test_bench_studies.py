@@ -11,7 +11,7 @@ from learn_reasoning_gym import Learned, figures
 from wholerun import Setup, _changed, with_flags
 
 from atroposlib.processes import ProcessSpec
-from atroposlib.quickstart.plan import COPY
+from atroposlib.quickstart.recipes import COPY
 
 
 def test_flags_take_the_place_of_those_there_are_or_come_at_the_end():

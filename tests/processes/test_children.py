@@ -102,11 +102,11 @@ def test_a_child_that_ends_before_it_is_ready_is_named_with_the_end_of_its_log(c
 
 
 def test_a_child_that_never_answers_fails_the_run_after_its_bound(children, spec):
-    said = []
+    printed = []
     children.start(spec("slow", SLEEPER, health_url=ABSENT, ready_within_s=0.3))
     with pytest.raises(RunFailed, match=f"slow did not answer at {ABSENT} within 0 s"):
-        children.wait_ready(["slow"], said.append)
-    assert said[0] == "waiting for slow: 0 of 0 s"
+        children.wait_ready(["slow"], printed.append)
+    assert printed[0] == "waiting for slow: 0 of 0 s"
 
 
 def test_a_program_that_does_not_exist_is_one_clear_line(children, spec):

@@ -20,11 +20,13 @@ SLEEPER = "import time; time.sleep(600)"
 
 def supervise(children, specs, rule=None, **arguments):
     """A supervisor whose processes are started, and the lines it prints."""
-    said: list[str] = []
-    run = Supervisor(specs, children, StopRequest(), rule, say=said.append, **arguments)
+    printed: list[str] = []
+    run = Supervisor(
+        specs, children, StopRequest(), rule, print_line=printed.append, **arguments
+    )
     run.start_servers()
     run.start_workers()
-    return run, said
+    return run, printed
 
 
 def test_servers_are_ready_before_the_other_processes_start(children, spec, server_spec):
@@ -39,7 +41,7 @@ def test_servers_are_ready_before_the_other_processes_start(children, spec, serv
 
 
 def test_watching_ends_when_the_run_is_done(children, spec):
-    run, said = supervise(
+    run, printed = supervise(
         children,
         [spec("other", ""), spec("trainer", "import time; time.sleep(0.5)")],
         may_end=lambda: {"trainer", "other"},
@@ -47,15 +49,15 @@ def test_watching_ends_when_the_run_is_done(children, spec):
     looks = []
     run.watch(lambda: run.completed("trainer"), observe=lambda: looks.append(1))
     assert run.completed("trainer") and looks
-    assert said in ([], ["other is done"])
+    assert printed in ([], ["other is done"])
 
 
 def test_a_process_that_is_done_is_reported_once(children, spec):
-    run, said = supervise(children, [spec("env", "")], may_end=lambda: {"env"})
+    run, printed = supervise(children, [spec("env", "")], may_end=lambda: {"env"})
     children["env"].popen.wait()
     run.look(0.0)
     run.look(1.0)
-    assert said == ["env is done"]
+    assert printed == ["env is done"]
 
 
 def test_without_a_rule_the_end_of_a_process_fails_the_run(children, spec):
@@ -106,7 +108,7 @@ class Scene:
         self.back = True
         self.rule = RestartByHand({"api": lambda _since: self.back}, 60.0)
         specs = [spec("api", SLEEPER, restartable=True), spec("trainer", SLEEPER)]
-        self.run, self.said = supervise(children, specs, self.rule)
+        self.run, self.printed = supervise(children, specs, self.rule)
         self.api, self.trainer = children["api"], children["trainer"]
 
     def kill(self, child):
@@ -123,7 +125,7 @@ def scene(children, spec):
 
 def test_nothing_is_printed_while_all_processes_live(scene):
     scene.run.look(0.0)
-    assert scene.said == []
+    assert scene.printed == []
 
 
 def test_the_death_of_the_trainer_stops_the_run(scene):
@@ -135,8 +137,8 @@ def test_the_death_of_the_trainer_stops_the_run(scene):
 def test_a_dead_api_is_named_with_the_command_that_restarts_it(scene):
     scene.kill(scene.api)
     scene.run.look(100.0)
-    assert scene.said[-2].startswith("api died (signal SIGKILL); restart it within 60 s")
-    assert scene.said[-1] == scene.api.spec.shell_line()
+    assert scene.printed[-2].startswith("api died (signal SIGKILL); restart it within 60 s")
+    assert scene.printed[-1] == scene.api.spec.shell_line()
     assert scene.rule.missing() == ["api"]
 
 
@@ -145,7 +147,7 @@ def test_the_run_goes_on_when_the_api_is_back_in_time(scene):
     scene.run.look(100.0)
     scene.back = True
     scene.run.look(112.0)
-    assert scene.said[-1] == "api is back after 12 s: the run goes on"
+    assert scene.printed[-1] == "api is back after 12 s: the run goes on"
     assert scene.rule.missing() == []
     assert scene.rule.by_hand(113.0) == ["api"]
 

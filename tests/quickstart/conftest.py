@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atroposlib.processes import Children
-from atroposlib.quickstart.plan import Engine, Options, Plan, recipe_for
+from atroposlib.quickstart.recipes import Options, QuickstartPlan, ServingEngine, recipe_for
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def children(tmp_path):
 
 @pytest.fixture
 def plan(tmp_path):
-    def make(model="smollm2", engine=Engine.LOCAL, **options):
+    def make(model="smollm2", engine=ServingEngine.LOCAL, **options):
         chosen = Options(model=model, engine=engine, seed=3, out=tmp_path / "out", **options)
-        return Plan(
+        return QuickstartPlan(
             options=chosen,
             recipe=recipe_for(model, chosen.steps),
             model_dir=Path("models/start"),

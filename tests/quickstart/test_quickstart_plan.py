@@ -7,7 +7,7 @@ import pytest
 
 from atroposlib.quickstart.__main__ import default_out, parse_args
 from atroposlib.quickstart.commands import commands_text, processes, thread_env
-from atroposlib.quickstart.plan import RECIPES, Engine, disk_needed, recipe_for
+from atroposlib.quickstart.recipes import RECIPES, ServingEngine, disk_needed, recipe_for
 
 
 def value_of(spec, flag):
@@ -62,7 +62,7 @@ def test_all_parts_are_given_the_same_addresses(plan, by_name):
 
 
 def test_vllm_runs_in_its_own_python_and_serves_its_own_copy(plan):
-    local = plan(engine=Engine.VLLM)
+    local = plan(engine=ServingEngine.VLLM)
     vllm = local.with_engine(python=Path("venv/bin/python"), serve_dir=Path("served"))
     server = {spec.name: spec for spec in processes(vllm)}["inference"]
     assert server.argv[0] == "venv/bin/python"
@@ -112,7 +112,7 @@ def test_options_come_from_the_command_line(tmp_path):
             "--no-live",
         ]
     )
-    assert (options.model, options.engine, options.seed) == ("tiny", Engine.VLLM, 7)
+    assert (options.model, options.engine, options.seed) == ("tiny", ServingEngine.VLLM, 7)
     assert options.out == tmp_path
     assert not options.live
 

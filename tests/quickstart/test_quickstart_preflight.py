@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from atroposlib.quickstart import launch, preflight
-from atroposlib.quickstart.plan import Engine, Options
 from atroposlib.quickstart.preflight import NotReady
+from atroposlib.quickstart.recipes import Options, ServingEngine
 
 
 def test_a_taken_port_is_one_clear_line():
@@ -71,7 +71,7 @@ def test_a_machine_that_is_not_ready_exits_with_2_and_starts_nothing(tmp_path, m
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        options = Options("tiny", Engine.LOCAL, 0, tmp_path / "out", server_port=port)
+        options = Options("tiny", ServingEngine.LOCAL, 0, tmp_path / "out", server_port=port)
         monkeypatch.setattr(preflight, "require_scripts", lambda *_: None)
         assert launch.quickstart(options, console) == 2
     lines = console.file.getvalue().splitlines()

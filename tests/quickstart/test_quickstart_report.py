@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from atroposlib.quickstart.charts import Series, line_chart, ticks
-from atroposlib.quickstart.heldout import Heldout, Sample
-from atroposlib.quickstart.plan import recipe_for
+from atroposlib.quickstart.heldout import Heldout, HeldoutSample
+from atroposlib.quickstart.recipes import recipe_for
 from atroposlib.quickstart.report import Findings, page, write_report
 from atroposlib.quickstart.verdict import judge
 
@@ -31,7 +31,7 @@ ROWS = [
 
 @pytest.fixture
 def findings():
-    sample = Sample(0, f"What is {EVIL}?", EVIL, EVIL, 0.05, False)
+    sample = HeldoutSample(0, f"What is {EVIL}?", EVIL, EVIL, 0.05, False)
     return Findings(
         title=f"quickstart {EVIL}",
         task=f"sums {EVIL}",
@@ -161,7 +161,7 @@ def test_held_out_checks_are_read_in_order_of_their_steps(tmp_path):
         (10, 0.5),
         (20, 0.9),
     ]
-    assert heldout.samples(first=False) == [Sample(20, "1 + 1?", "2", "2", 1.0, True)]
+    assert heldout.samples(first=False) == [HeldoutSample(20, "1 + 1?", "2", "2", 1.0, True)]
     heldout.copy_samples(tmp_path / "samples.jsonl")
     text = (tmp_path / "samples.jsonl").read_text()
     copied = [json.loads(line) for line in text.splitlines()]

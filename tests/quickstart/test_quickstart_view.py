@@ -5,20 +5,20 @@ import json
 
 from rich.console import Console
 
-from atroposlib.quickstart.plan import Engine
+from atroposlib.quickstart.recipes import ServingEngine
 from atroposlib.quickstart.sources import (
     JsonLines,
-    Snapshot,
+    RunSnapshot,
     TokenRate,
     counter,
     largest,
     phase_of,
     version_of,
-    what_waits,
+    wait_lines,
 )
 from atroposlib.quickstart.view import PlainView, open_view, panel, sparkline, step_line
 
-MOMENT = Snapshot(
+MOMENT = RunSnapshot(
     title="smollm2 on local: sums [of two]",
     elapsed_s=75.0,
     phase="training",
@@ -71,7 +71,7 @@ def test_the_panel_shows_every_figure():
 
 
 def test_a_run_that_has_just_begun_shows_dashes_instead_of_numbers():
-    text = text_of(panel(Snapshot()))
+    text = text_of(panel(RunSnapshot()))
     assert "– generated, – trained" in text
     assert "nobody reports yet" in text
 
@@ -103,22 +103,22 @@ def test_the_plain_view_prints_each_step_once_and_does_not_repeat_a_wait():
 
 
 def test_who_waits_for_what_comes_from_the_status_of_the_api():
-    assert what_waits(STATUS) == (
+    assert wait_lines(STATUS) == (
         "sums_0: rollout, waits for a reply",
         "trainer: waiting for batch",
         "no batch yet: 3 of 8 groups are queued",
     )
     assert phase_of(STATUS) == "waiting for batch"
     assert phase_of(None) == "the rollout API does not answer"
-    assert what_waits(None) == ()
+    assert wait_lines(None) == ()
 
 
 def test_a_process_that_fell_silent_is_shown_so_and_later_forgotten():
     def env(age_s):
         return {"participants": [{"role": "env", "name": "sums_0", "age_s": age_s}]}
 
-    assert what_waits(env(40.0)) == ("sums_0: silent for 40 s",)
-    assert what_waits(env(200.0)) == ()
+    assert wait_lines(env(40.0)) == ("sums_0: silent for 40 s",)
+    assert wait_lines(env(200.0)) == ()
 
 
 def test_the_phase_is_that_of_the_trainer_heard_last():
@@ -154,7 +154,7 @@ def test_the_weight_version_of_either_engine_is_a_number():
     assert version_of({"weight_version": "default"}) == 0
     assert version_of({"weight_version": "mine"}) is None
     assert version_of(None) is None
-    assert Engine("vllm") is Engine.VLLM
+    assert ServingEngine("vllm") is ServingEngine.VLLM
 
 
 def test_a_counter_of_vllm_is_the_sum_over_its_labels():

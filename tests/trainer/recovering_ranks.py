@@ -18,7 +18,7 @@ import torch
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
-from example_trainer.checkpoint.exports import Saver
+from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.checkpoint.recovery import Recovery
 from example_trainer.distributed import ranks
 from example_trainer.distributed.collectives import from_all, on_first
@@ -86,7 +86,7 @@ def lives(cfg: TrainingConfig, world: World, client: RolloutClient | None) -> di
     found["second"] = state.step
     found["same logprobs"] = policy.trained_logprobs(ROWS) == found["logprobs"]
     found["drawn again"] = [torch.rand(3).tolist(), random.random()]
-    found["saved"] = Saver(cfg, world).maybe(policy, state, False) is not None
+    found["saved"] = ModelExporter(cfg, world).maybe(policy, state, False) is not None
     found["evaluated"] = Evaluator(cfg, world).maybe(state, False, [])
     return found
 

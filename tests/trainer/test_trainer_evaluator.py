@@ -13,8 +13,9 @@ import pytest
 
 from example_trainer.distributed.ranks import World
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.run.connect import Pulse, Stop, Stopped, Waits
+from example_trainer.run.connect import HeartbeatThread, WaitReporter
 from example_trainer.run.evaluator import Evaluator, read_metrics
+from example_trainer.state.stop import Stopped, StopSignal
 
 STATE = TrainerState("run", step=7, version=6, batch_no=7)
 WRITES = """
@@ -141,12 +142,14 @@ def gone(pid: int) -> bool:
 
 
 def test_a_signal_ends_the_evaluation_and_the_trainer(config):
-    stop = Stop()
+    stop = StopSignal()
     cfg = config(
         eval_every_steps=1, eval_command=[sys.executable, "-c", "import time; time.sleep(600)"]
     )
     stop.request(15)
-    evaluator = Evaluator(cfg, World.single(), Waits(stop, Pulse(lambda beat: None, "test")))
+    evaluator = Evaluator(
+        cfg, World.single(), WaitReporter(stop, HeartbeatThread(lambda beat: None, "test"))
+    )
     with pytest.raises(Stopped, match="SIGTERM"):
         evaluator.maybe(STATE, False, [])
 

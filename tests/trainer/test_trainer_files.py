@@ -261,7 +261,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path, capsys, words, message):
 def test_flags_count_after_files(tmp_path, capsys):
     config = tmp_path / "mine.yaml"
     config.write_text("model_name: none\nlr: 1e-4\nbeta: 0.3\ntrain_file: none\n")
-    cfg = dpo.flags.parse(
+    cfg = dpo.loop.parse(
         dpo.DpoConfig, "dpo", "", ["--config", str(config), "--beta", "0.5", "--no-shuffle"]
     )
     assert (cfg.lr, cfg.beta, cfg.shuffle) == (1e-4, 0.5, False)

@@ -18,7 +18,7 @@ from example_trainer.launch.__main__ import main
 from example_trainer.launch.local import RestartPolicy, processes, supervise
 from example_trainer.launch.plan import read_plan, trainer_settings
 from example_trainer.launch.roles import Endpoints, Ranks
-from example_trainer.launch.servers import WORKER_EXTENSION, Server
+from example_trainer.launch.servers import WORKER_EXTENSION, ServerCommand
 from example_trainer.launch.single import server_process
 from tests.trainer.launch_plans import GSM8K, plan
 
@@ -74,7 +74,7 @@ def test_a_plan_that_cannot_be_used_ends_with_a_sentence_and_status_2(capsys):
 
 def test_servers_are_started_with_what_publishing_needs():
     common = {"model": "m", "host": "127.0.0.1", "port": 9, "python": "py"}
-    vllm = Server(
+    vllm = ServerCommand(
         "vllm", lora_rank=24, gpus="2,3", tensor_parallel=2, memory_share=0.5, **common
     )
     words = " ".join(vllm.argv)
@@ -83,11 +83,11 @@ def test_servers_are_started_with_what_publishing_needs():
     assert "--gpu-memory-utilization 0.5" in words and "--tensor-parallel-size 2" in words
     assert vllm.environment["VLLM_SERVER_DEV_MODE"] == "1"
     assert vllm.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
-    local = Server("local", **{**common, "host": "0.0.0.0"})
+    local = ServerCommand("local", **{**common, "host": "0.0.0.0"})
     assert local.argv[:3] == ("py", "-m", "atroposlib.inference")
     assert local.argv[-1] == "--allow-remote"
     assert "--mem-fraction-static 0.5" in " ".join(
-        Server("sglang", memory_share=0.5, **common).argv
+        ServerCommand("sglang", memory_share=0.5, **common).argv
     )
 
 
@@ -205,7 +205,7 @@ def watch(tmp_path):
     """Run stand-ins to the end of the run; returns what was said and each one's starts."""
 
     def run(policy: RestartPolicy, **codes: list[int]):
-        said: list[str] = []
+        printed: list[str] = []
         specs = [
             ProcessSpec(
                 name,
@@ -218,50 +218,52 @@ def watch(tmp_path):
         ]
         with Children(tmp_path / "logs") as children:
             try:
-                supervise(specs, children, StopRequest(), policy, said.append)
+                supervise(specs, children, StopRequest(), policy, printed.append)
             except RunFailed as failure:
-                said.append(f"failed: {failure.line}")
+                printed.append(f"failed: {failure.line}")
         starts = {
             name: (tmp_path / name).read_text().split() if (tmp_path / name).exists() else []
             for name in codes
         }
-        return said, starts
+        return printed, starts
 
     return run
 
 
 def test_a_trainer_that_ends_well_ends_the_run(watch):
-    said, starts = watch(RestartPolicy(3, 3, 0.0), env=[], trainer=[0])
-    assert (said, starts["trainer"]) == ([], ["0"])
+    printed, starts = watch(RestartPolicy(3, 3, 0.0), env=[], trainer=[0])
+    assert (printed, starts["trainer"]) == ([], ["0"])
 
 
 def test_a_trainer_that_fails_is_started_again_under_the_next_run_id(watch):
-    said, starts = watch(RestartPolicy(2, 3, 0.0), trainer=[1, 1, 0])
+    printed, starts = watch(RestartPolicy(2, 3, 0.0), trainer=[1, 1, 0])
     assert starts["trainer"] == ["0", "1", "2"]
-    assert said[0] == "trainer failed (exit code 1); attempt 1 of 2 to recover"
+    assert printed[0] == "trainer failed (exit code 1); attempt 1 of 2 to recover"
 
 
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_trainer_that_keeps_failing_fails_the_run(watch, retries):
-    said, starts = watch(RestartPolicy(retries, 3, 0.0), env=[], trainer=[1] * 5)
+    printed, starts = watch(RestartPolicy(retries, 3, 0.0), env=[], trainer=[1] * 5)
     assert len(starts["trainer"]) == retries + 1
-    assert said[-1].startswith(
+    assert printed[-1].startswith(
         f"failed: trainer failed (exit code 1); it was started {retries + 1}"
     )
 
 
 def test_a_dead_environment_comes_back_and_one_that_is_done_does_not(watch):
-    said, starts = watch(
+    printed, starts = watch(
         RestartPolicy(0, 1, 0.0), env_a=[3], env_b=[0], inference=[3], trainer=[]
     )
     assert len(starts["env_b"]) == 1 and len(starts["env_a"]) <= 2
-    assert said[-1].startswith("failed: inference died (exit code 3); it was started 1 times")
+    assert printed[-1].startswith(
+        "failed: inference died (exit code 3); it was started 1 times"
+    )
 
 
 def test_with_a_dead_server_the_trainer_starts_anew(watch):
-    said, starts = watch(RestartPolicy(1, 0, 0.0), inference=[3, 3], trainer=[])
+    printed, starts = watch(RestartPolicy(1, 0, 0.0), inference=[3, 3], trainer=[])
     assert len(starts["inference"]) == 2 and starts["trainer"][-1] in ("0", "1")
-    assert said[0] == "inference died (exit code 3); attempt 1 of 1 to recover"
+    assert printed[0] == "inference died (exit code 3); attempt 1 of 1 to recover"
 
 
 @pytest.mark.parametrize(("mode", "retries"), [("auto", 2), ("fault", 2), ("disabled", 0)])

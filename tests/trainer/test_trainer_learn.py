@@ -13,7 +13,7 @@ from example_trainer.advantage.prepare import Prepared
 from example_trainer.data.rows import at_trained
 from example_trainer.model import loading
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.run import connect
+from example_trainer.state.stop import StopSignal
 from example_trainer.update import step as learn
 from tests.trainer.rows import row
 
@@ -37,7 +37,7 @@ def step(cfg, edit=lambda policy: None, rows=ROWS, also=lambda prepared: None, *
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
     prepared = sampled_by(policy, rows, **fields)
     also(prepared)
-    told = learn.learn(cfg, policy, optimizer, prepared, START, connect.Stop())
+    told = learn.learn(cfg, policy, optimizer, prepared, START, StopSignal())
     return told, [p.detach().clone() for p in policy.parameters()]
 
 

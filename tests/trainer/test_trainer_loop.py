@@ -22,7 +22,7 @@ from atroposlib.testing.tiny import write_tiny_model
 from example_trainer import grpo
 from example_trainer.model import loading
 from example_trainer.model import model_dir as checkpoint
-from example_trainer.run import connect
+from example_trainer.state.stop import Stopped, StopSignal
 from tests.trainer.environment import running_environment
 
 
@@ -155,10 +155,10 @@ def die(*_: Any) -> bool:
 
 
 def test_a_signal_stops_the_wait_for_a_batch(run, settings):
-    stop, done = connect.Stop(), threading.Event()
+    stop, done = StopSignal(), threading.Event()
 
     def train() -> None:
-        with pytest.raises(connect.Stopped, match="SIGTERM"):
+        with pytest.raises(Stopped, match="SIGTERM"):
             grpo.train(settings(), stop)
         done.set()
 

@@ -14,8 +14,8 @@ from atroposlib.wire import ClaimedBatch, Heartbeat
 from example_trainer.advantage.prepare import Prepared
 from example_trainer.data.rows import to_rows
 from example_trainer.run import display as live
-from example_trainer.run.connect import Pulse
-from example_trainer.run.metrics import Clock, MetricsLog, batch_metrics, percentile
+from example_trainer.run.connect import HeartbeatThread
+from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics, percentile
 from tests.trainer.rows import scored
 
 
@@ -193,7 +193,7 @@ def test_the_pulse_beats_during_a_long_phase_and_tells_its_last():
         beats.append(beat)
         seen.release()
 
-    with Pulse(send, "trainer x") as pulse:
+    with HeartbeatThread(send, "trainer x") as pulse:
         pulse.phase("training", step=3)
         while beats[-1:] == [] or beats[-1].phase != "training":
             assert seen.acquire(timeout=30)

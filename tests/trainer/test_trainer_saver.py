@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from example_trainer.checkpoint.exports import Saver
+from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.distributed.ranks import World
 from example_trainer.model import loading, lora
 from example_trainer.model import model_dir as checkpoint
@@ -22,7 +22,7 @@ def names(cfg) -> list[str]:
 
 
 def save_all(cfg, policy, run_id: str, steps: int, per_epoch: int = 4) -> None:
-    saver = Saver(cfg, World.single())
+    saver = ModelExporter(cfg, World.single())
     for state in states(run_id, steps):
         saver.maybe(policy, state, epoch_ended=state.step % per_epoch == 0)
 
@@ -36,7 +36,7 @@ def test_models_are_saved_by_steps_and_by_epochs_each_on_its_own(policy, config)
 def test_without_an_interval_only_the_final_model_is_saved(policy, config):
     cfg = config(checkpoint_interval=0)
     save_all(cfg, policy, "run", 9)
-    final = Saver(cfg, World.single()).final(policy, states("run", 9)[-1])
+    final = ModelExporter(cfg, World.single()).final(policy, states("run", 9)[-1])
     assert names(cfg) == ["final_model"]
     assert checkpoint.read_state(str(final)) == TrainerState("run", 9, 9, 9)
     again = loading.load(config(model_name=str(final)))
@@ -65,7 +65,7 @@ def test_an_adapter_is_saved_alone_and_the_tokenizer_at_the_end(config, model_di
         for parameter in policy.parameters():
             parameter.add_(0.01)
     save_all(cfg, policy, "run", 3)
-    final = Saver(cfg, World.single()).final(policy, states("run", 3)[-1])
+    final = ModelExporter(cfg, World.single()).final(policy, states("run", 3)[-1])
     assert names(cfg) == ["adapter_step_2", "final_adapter", "tokenizer"]
     assert len(load_file(final / lora.WEIGHTS_FILE)) == len(policy.parameters())
     base = AutoModelForCausalLM.from_pretrained(model_dir)

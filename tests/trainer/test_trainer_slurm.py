@@ -169,5 +169,5 @@ def test_a_job_that_never_comes_is_named(cluster, tmp_path):
         update={"slurm": cluster.slurm.model_copy(update={"wait_s": 0.01})}
     )
     node.announce(late, "api", "n1", 8000)
-    with pytest.raises(node.NobodyThere, match="inference-0, inference-1.* did not start"):
+    with pytest.raises(node.EndpointTimeout, match="inference-0, inference-1.* did not start"):
         node.endpoints(late, sleep=lambda seconds: None)

@@ -11,7 +11,7 @@ import pytest
 from atroposlib import trackers
 from atroposlib.errors import ConfigError
 from atroposlib.trackers.jsonl import read_steps
-from example_trainer.run.metrics import MetricsLog, tracked, tracker_name
+from example_trainer.run.metrics_log import MetricsLog, tracked, tracker_name
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_only_finite_numbers_go_to_trackers():
 
 
 def test_no_two_metrics_share_a_name():
-    from example_trainer.run.metrics import NAMES
+    from example_trainer.run.metrics_log import NAMES
 
     assert len(set(NAMES.values())) == len(NAMES)
 

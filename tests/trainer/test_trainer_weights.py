@@ -17,7 +17,7 @@ from example_trainer.model import loading
 from example_trainer.weights import PUBLISHERS, make_publisher
 from example_trainer.weights.distributed import buckets
 from example_trainer.weights.engines import process_group
-from example_trainer.weights.export import Placed, layout
+from example_trainer.weights.export import TensorSpec, layout
 from example_trainer.weights.shared_memory import PREFIX, memory_directory
 from tests.trainer.fleets import change, distance, expected, fleet, state
 
@@ -339,4 +339,4 @@ def test_a_group_made_by_torch_itself_is_the_same_group():
 def test_bytes_of_a_layout_are_those_of_its_tensors():
     import torch
 
-    assert Placed("w", torch.bfloat16, (3, 5)).bytes == 30
+    assert TensorSpec("w", torch.bfloat16, (3, 5)).bytes == 30

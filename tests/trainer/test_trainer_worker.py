@@ -16,7 +16,7 @@ from example_trainer.weights.broadcast import NativeGroup
 from example_trainer.weights.cuda_buffer import handle_fields
 from example_trainer.weights.engines import process_group
 from example_trainer.weights.engines.process_group import GroupSpec
-from example_trainer.weights.export import Placed
+from example_trainer.weights.export import TensorSpec
 from example_trainer.weights.shared_memory import SharedWeightsFile
 from example_trainer.weights.vllm_worker import WeightWorker, open_storage
 
@@ -50,7 +50,7 @@ class Worker(WeightWorker):
 
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
-PLACED = [Placed(name, t.dtype, tuple(t.shape)) for name, t in TENSORS.items()]
+PLACED = [TensorSpec(name, t.dtype, tuple(t.shape)) for name, t in TENSORS.items()]
 
 
 def holds_all(worker):

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 
 from atroposlib.errors import ConfigError, InferenceError, InferenceUnavailable
-from example_trainer.weights.engines.http import Bucket, Connect, Engine, Http
+from example_trainer.weights.engines.http import Bucket, Connect, Http, InferenceServer
 from example_trainer.weights.engines.local import LocalEngine
 from example_trainer.weights.engines.process_group import GroupSpec
 from example_trainer.weights.engines.sglang import SglangEngine
 from example_trainer.weights.engines.vllm import VllmEngine
 
-__all__ = ["Bucket", "Engine", "GroupSpec", "Http", "connect", "detect"]
+__all__ = ["Bucket", "InferenceServer", "GroupSpec", "Http", "connect", "detect"]
 
 ENGINES: dict[str, Connect] = {
     "local": LocalEngine,
@@ -37,7 +37,7 @@ def connect(
     wait_s: float,
     on_wait: Callable[[str], None],
     token: str | None = None,
-) -> Engine:
+) -> InferenceServer:
     """The engine at ``url``, waiting up to ``wait_s`` for it to start.
 
     Args:

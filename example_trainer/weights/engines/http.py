@@ -49,7 +49,7 @@ def invitation(group: GroupSpec, first_rank: int) -> dict[str, Any]:
     }
 
 
-class Engine(Protocol):
+class InferenceServer(Protocol):
     """One server. Every call is bounded and, but for those of a group, safe to repeat.
 
     Raises:
@@ -280,4 +280,4 @@ def _detail(response: httpx.Response) -> str:
     return f"{response.status_code} {response.text[:DETAIL_CHARS]}"
 
 
-Connect = Callable[[Http], Engine]
+Connect = Callable[[Http], InferenceServer]

@@ -14,7 +14,7 @@ from pathlib import Path
 GIGABYTE = 10**9
 
 
-class Engine(Enum):
+class ServingEngine(Enum):
     LOCAL = "local"  # atroposlib.inference, in this environment
     VLLM = "vllm"  # vLLM's CPU build, in an environment of its own
 
@@ -110,7 +110,7 @@ class Options:
     """What the command line asked for."""
 
     model: str
-    engine: Engine
+    engine: ServingEngine
     seed: int
     out: Path
     steps: int | None = None
@@ -122,7 +122,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Plan:
+class QuickstartPlan:
     """A recipe made concrete for this machine."""
 
     options: Options
@@ -159,7 +159,7 @@ class Plan:
     def checkpoints(self) -> Path:
         return self.options.out / "checkpoints"
 
-    def with_engine(self, *, python: Path, serve_dir: Path) -> Plan:
+    def with_engine(self, *, python: Path, serve_dir: Path) -> QuickstartPlan:
         """The same plan, served by the engine that ``python`` has installed."""
         return replace(self, engine_python=str(python), serve_dir=serve_dir)
 
