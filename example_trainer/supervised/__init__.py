@@ -1,7 +1,6 @@
-"""Training on files: sft, dpo and reward_model share these.
+"""Training on files: supervised fine-tuning, preference training, reward models.
 
-corpus    lines of a jsonl file -> rows with the completion as label
-loop      epochs over a corpus: rows -> passes -> loss -> step, validation, saving
-pairwise  gradients of losses of whole rows, whatever passes they stand in
-flags     the command line of a small settings model
+corpus      lines of a jsonl file -> rows with the completion as label
+loop        settings and flags; epochs over a corpus, validation, saving
+preference  losses of pairs, and the gradient of a loss of whole rows
 """
