@@ -124,7 +124,7 @@ def read_processed(response: httpx.Response) -> Sent:
 def _as_rows(group: Group) -> ScoredData | dict[str, Any]:
     if isinstance(group, (ScoredData, dict)):
         return group
-    from atroposlib.wire.rows import to_group
+    from atroposlib.wire.columns import to_group
 
     return to_group(group)
 

@@ -38,11 +38,12 @@ from atroposlib.wire.columns import (
     Columns,
     Distilled,
     check,
+    from_group,
     joined_choices,
+    to_group,
     without_values,
 )
 from atroposlib.wire.messages import MASKED, ScoredData
-from atroposlib.wire.rows import from_group, to_group
 from atroposlib.wire.safetensors import MalformedBinary
 
 FORMAT = "atropos-group/1"

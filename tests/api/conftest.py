@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.stores import STORES, Opened
+from tests.api.store.stores import STORES, Opened
 from tests.postgres_server import LACKING, postgres  # noqa: F401
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.api.codec.json_columns import count_of
+from atroposlib.api.codec.json_columns import count_byte
 from atroposlib.api.common.records import EnvEntry
 from atroposlib.api.common.threads import Pool
-from atroposlib.api.decisions.run_state import Run, announce, find_env, join, register
+from atroposlib.api.decisions.run_state import RunRecord, announce, find_env, join, register
 from atroposlib.api.run.liveness import Presence
 from atroposlib.api.run.run_cache import RunKeeper
 from atroposlib.api.store import open_store
@@ -42,7 +42,7 @@ def joining(ids: list[int]):
     mine = len(ids)
     ids.append(-1)
 
-    def event(run: Run) -> Run:
+    def event(run: RunRecord) -> RunRecord:
         run, entry = join(run, ENV)
         ids[mine] = entry.env_id
         return run
@@ -62,7 +62,7 @@ async def test_environments_that_join_at_once_share_a_save_and_no_id(keeper):
 async def test_a_refused_change_leaves_those_beside_it_alone(keeper):
     ids: list[int] = []
 
-    def refused(run: Run) -> Run:
+    def refused(run: RunRecord) -> RunRecord:
         find_env(run, 99)
         return run
 
@@ -76,7 +76,7 @@ async def test_a_refused_change_leaves_those_beside_it_alone(keeper):
 
 
 async def test_each_trainer_gets_a_generation_of_its_own_among_other_changes(keeper):
-    def enter(run: Run) -> Run:
+    def enter(run: RunRecord) -> RunRecord:
         return register(run, TRAINER, "run", 0)
 
     await keeper.change(enter, fence=True)
@@ -126,4 +126,4 @@ def test_who_is_live_is_one_object_until_somebody_falls_silent_or_calls_again():
 @given(st.lists(st.sampled_from([b"[", b"a", b"[[", b"x" * 700, b"[" * 1500])))
 def test_brackets_are_counted_whether_few_or_many(pieces):
     body = b"".join(pieces)
-    assert count_of(b"[", body) == body.count(b"[")
+    assert count_byte(b"[", body) == body.count(b"[")

@@ -10,10 +10,10 @@ import httpx
 import msgspec
 import pytest
 
-from atroposlib.api.codec.groups import read_group
+from atroposlib.api.codec import read_group
+from atroposlib.api.codec.formats import Encoding, accepted_encoding
 from atroposlib.api.codec.json_columns import KEYS
-from atroposlib.api.codec.transcode import Form, form_of
-from atroposlib.api.common.records import Batch, Delivery, Media, Member, Payload
+from atroposlib.api.common.records import BatchMember, Delivery, LeasedBatch, Media, Payload
 from atroposlib.api.web.streaming import (
     ABORT_EXTENSION,
     CHUNK_BYTES,
@@ -56,7 +56,9 @@ class Shelf:
         assert got.media is media
         self.payloads[gid] = Payload(got.payload, media)
         self.members.append(
-            Member(gid, got.n_seq, got.n_tokens, len(got.payload), media, version=got.version)
+            BatchMember(
+                gid, got.n_seq, got.n_tokens, len(got.payload), media, version=got.version
+            )
         )
 
     def read(self, gids):
@@ -66,7 +68,7 @@ class Shelf:
         return [self.payloads[gid] for gid in gids]
 
     def delivery(self, **more):
-        batch = Batch(no=7, epoch=2, generation=1, members=tuple(self.members), **more)
+        batch = LeasedBatch(no=7, epoch=2, generation=1, members=tuple(self.members), **more)
         return Delivery(batch, batch.members)
 
 
@@ -185,7 +187,7 @@ async def test_of_a_group_without_versions_the_arrival_counts():
     shelf = Shelf(group(), group())
     for i, arrived in enumerate([3, 4]):
         member = shelf.members[i]
-        shelf.members[i] = Member(
+        shelf.members[i] = BatchMember(
             member.gid, 2, 3, member.n_bytes, Media.JSON, arrived_version=arrived
         )
     masked, kept = (await Client().get(shelf, "*/*", shelf.delivery(min_version=4))).batch
@@ -281,15 +283,15 @@ async def test_a_server_that_says_so_itself_is_understood():
 @pytest.mark.parametrize(
     ("accept", "form"),
     [
-        ("", Form.JSON),
-        ("*/*", Form.JSON),
-        ("application/X-Atropos-Groups", Form.FRAMES),
-        ("application/json, application/x-atropos-groups; q=0.9", Form.FRAMES),
-        ("application/x-atropos-groups;q=0", Form.JSON),
+        ("", Encoding.JSON),
+        ("*/*", Encoding.JSON),
+        ("application/X-Atropos-Groups", Encoding.FRAMES),
+        ("application/json, application/x-atropos-groups; q=0.9", Encoding.FRAMES),
+        ("application/x-atropos-groups;q=0", Encoding.JSON),
     ],
 )
 def test_frames_are_for_those_who_name_them(accept, form):
-    assert form_of(accept) is form
+    assert accepted_encoding(accept) is form
 
 
 # --- over real sockets --------------------------------------------------------------------

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from atroposlib.api.decisions.run_state import SILENT_AFTER_S
+from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
 from atroposlib.api.store import open_store
 from tests.api import harness
 from tests.api.harness import ENV, TRAINER, Api, group, marks
@@ -87,11 +87,11 @@ async def test_an_env_that_calls_one_replica_is_alive_at_the_other(replicas):
     await one.post("/scored_data_list", [group(2)] * 2)
     for _ in range(4):
         for api in replicas:
-            api.now += SILENT_AFTER_S / 2
+            api.now += ENV_TIMEOUT_S / 2
         await one.post("/status-env", {"env_id": env_id})
     assert (await two.claim(generation))["batch"] is None  # its minimum is kept
     for api in replicas:
-        api.now += SILENT_AFTER_S + 1
+        api.now += ENV_TIMEOUT_S + 1
     assert len((await two.claim(generation))["batch"]) == 2
 
 

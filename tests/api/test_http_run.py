@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atroposlib.api.decisions.run_state import SILENT_AFTER_S
+from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
 from atroposlib.wire import ScoredData
 from tests.api.harness import ENV, TRAINER, group, marks
 
@@ -157,7 +157,7 @@ async def test_a_gone_or_silent_env_holds_no_share(api):
     assert await api.get("/batch") == {"batch": None}
     assert (await api.post("/disconnect-env", {"env_id": second})) == {"status": "success"}
     assert "e_2 (env 2)" in (await api.get("/status"))["blocked_reason"]
-    api.now += SILENT_AFTER_S + 1
+    api.now += ENV_TIMEOUT_S + 1
     status = await api.post("/status-env", {"env_id": first})
     assert (status["env_weight"], status["unallocated_fraction"]) == (1.0, 1.0)
     assert len((await api.get("/batch"))["batch"]) == 2

@@ -7,8 +7,15 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atroposlib.api.common.records import Batch, GroupState, Media, Member, NewGroup, Stored
-from atroposlib.api.run.metrics import MOST_ENVS, Metrics, lag_of
+from atroposlib.api.common.records import (
+    BatchMember,
+    GroupState,
+    LeasedBatch,
+    Media,
+    NewGroup,
+    Stored,
+)
+from atroposlib.api.run.metrics import MAX_ENVS, Metrics, lag_of
 from atroposlib.api.web.timing import RequestTimes
 from atroposlib.wire import EnvShare, Participant, RunStatus
 
@@ -50,11 +57,11 @@ def stored(gid=1, duplicate=False):
 
 
 def batch(*members, epoch=1, dropped=0):
-    return Batch(1, epoch, 1, tuple(members), dropped=dropped)
+    return LeasedBatch(1, epoch, 1, tuple(members), dropped=dropped)
 
 
 def member(version, arrived_version):
-    return Member(1, 2, 10, 100, Media.JSON, 0, version, arrived_version)
+    return BatchMember(1, 2, 10, 100, Media.JSON, 0, version, arrived_version)
 
 
 def test_groups_count_by_environment_and_media_and_a_duplicate_counts_once():
@@ -75,11 +82,11 @@ def test_groups_count_by_environment_and_media_and_a_duplicate_counts_once():
 
 def test_more_environments_than_labels_share_one():
     metrics = Metrics()
-    groups = [new(env) for env in range(MOST_ENVS + 50)]
+    groups = [new(env) for env in range(MAX_ENVS + 50)]
     metrics.accepted(groups, [stored()] * len(groups))
     shown = scrape(metrics)
     assert shown["atropos_groups_in_total", "other", "json"] == 50
-    assert sum(1 for key in shown if key[0] == "atropos_groups_in_total") == MOST_ENVS + 1
+    assert sum(1 for key in shown if key[0] == "atropos_groups_in_total") == MAX_ENVS + 1
 
 
 def test_ages_are_those_at_the_first_delivery():

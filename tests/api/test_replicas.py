@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from atroposlib.api.decisions.run_state import SILENT_AFTER_S
+from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
 from tests.api.harness import ENV, TRAINER, Api, group, marks
 
 
@@ -128,7 +128,7 @@ async def test_an_env_that_calls_only_there_is_not_taken_for_silent_here(replica
     talker, _ = await one.started(envs=(demanding, ENV))
     for _ in range(4):
         for replica in replicas:
-            replica.now += SILENT_AFTER_S / 3
+            replica.now += ENV_TIMEOUT_S / 3
         await other.http.post("/status-env", json={"env_id": talker})
     for _ in range(2):
         await one.post("/scored_data", group(env_id=1))

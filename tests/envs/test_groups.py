@@ -24,7 +24,7 @@ from atroposlib.envs.rollout.groups import (
     without_unscored,
 )
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire.rows import to_group
+from atroposlib.wire.columns import to_group
 
 
 def item(score=1.0, **more):

@@ -109,7 +109,7 @@ def until(what: str, is_true: Callable[[], object]) -> None:
 def ledger(run: Quickstart) -> dict[str, str]:
     """Every group the rollout API ever acknowledged: key -> state."""
     connection = apsw.Connection(str(run.out / "api" / "queue.sqlite"))
-    return dict(connection.execute("SELECT key, state FROM grp"))
+    return dict(connection.execute("SELECT key, state FROM groups"))
 
 
 def gaps(keys: set[str]) -> list[str]:

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from atroposlib.api.common.records import Claim, NewGroup
-from atroposlib.api.decisions.batching import choose, whole
+from atroposlib.api.decisions.batching import choose, complete_buffer
 from atroposlib.api.store.sqlite.store import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, CorruptPayload, StoreError
 from tests.torture.figures import Figures, fast_folder
@@ -27,9 +27,9 @@ def filled(folder: Path, rng: random.Random) -> list[bytes]:
     payloads = [rng.randbytes(PAYLOAD_BYTES) for _ in range(GROUPS)]
     store = SqliteStore(folder)
     run = store.save(b"run", 0, fence=True)
-    store.put([NewGroup(payload, 4) for payload in payloads], run.revision, whole)
+    store.put([NewGroup(payload, 4) for payload in payloads], run.revision, complete_buffer)
     claim = Claim(generation=run.generation, size=16, now=0.0, lease_s=9.0)
-    store.claim(claim, lambda queue, mix: choose(queue, mix, batch_size=16))
+    store.claim(claim, lambda queue, fair_share: choose(queue, fair_share, batch_size=16))
     store.close()  # the log is in the file now
     return payloads
 

@@ -225,7 +225,7 @@ class World:
         for path in with_wal:
             shutil.copy(path, copy / path.name)
         connection = apsw.Connection(str(copy / "queue.sqlite"))
-        keys = {key for (key,) in connection.execute("SELECT key FROM grp") if key}
+        keys = {key for (key,) in connection.execute("SELECT key FROM groups") if key}
         connection.close()
         return keys
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 
 from atroposlib.api.common.records import Claim, NewGroup
-from atroposlib.api.decisions.batching import choose, whole
+from atroposlib.api.decisions.batching import choose, complete_buffer
 from atroposlib.api.store.sqlite.store import RESERVE_BYTES, SqliteStore
 from atroposlib.errors import StoreFull
 from tests.torture.figures import MB, Figures, fast_folder
@@ -59,7 +59,9 @@ class Filler:
         while times_full:
             payload = self._rng.randbytes(GROUP_BYTES)
             try:
-                [stored] = self._store.put([NewGroup(payload, 4)], self.run.revision, whole)
+                [stored] = self._store.put(
+                    [NewGroup(payload, 4)], self.run.revision, complete_buffer
+                )
             except StoreFull:
                 self.refused += 1
                 times_full -= 1
@@ -73,7 +75,9 @@ class Filler:
         trained = 0
         while True:
             claim = Claim(generation=self.run.generation, size=BATCH, now=0.0, lease_s=60.0)
-            batch = self._store.claim(claim, lambda q, mix: choose(q, mix, batch_size=BATCH))
+            batch = self._store.claim(
+                claim, lambda q, fair_share: choose(q, fair_share, batch_size=BATCH)
+            )
             if isinstance(batch, str):
                 return trained
             for gid, payload in zip(batch.gids, self._store.read(batch.gids), strict=True):

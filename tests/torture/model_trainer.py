@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from atroposlib.api.common.records import Batch, Claim, GroupState
+from atroposlib.api.common.records import Claim, GroupState, LeasedBatch
 from tests.torture.queue_duel import Duel, Wish
 
 
@@ -45,7 +45,7 @@ class ModelTrainer:
         self.commits = True
         self.size = 8
         self.trained, self.checkpoint = Lineage(), Lineage()
-        self.held: dict[int, Batch] = {}  # delivered, not trained on yet
+        self.held: dict[int, LeasedBatch] = {}  # delivered, not trained on yet
         self.handles: list[Handle] = []  # ever handed out, to this trainer or an earlier one
         self._claims = 0
 
@@ -66,12 +66,12 @@ class ModelTrainer:
 
     def claim(self, claim: Claim, wish: Wish, *, reply_lost: bool) -> None:
         got = self._duel.claim(replace(claim, claim_id=f"claim {self._claims}"), wish)
-        if isinstance(got, Batch):
+        if isinstance(got, LeasedBatch):
             self.handles.append(Handle(got.no, got.generation, got.epoch, got.world_size))
         if reply_lost:
             return  # the same claim_id follows
         self._claims += 1
-        if not isinstance(got, Batch):
+        if not isinstance(got, LeasedBatch):
             return
         if got.no in self.trained.numbers:  # its ack was lost
             self.ack(got, 1)
@@ -94,7 +94,7 @@ class ModelTrainer:
         self.trained.gids |= set(batch.gids)
         self.ack(batch, acks)
 
-    def ack(self, batch: Batch, acks: int) -> None:
+    def ack(self, batch: LeasedBatch, acks: int) -> None:
         """By so many ranks; each delivery begins with the one that came last before."""
         for i in range(min(acks, batch.world_size)):
             rank = (i - batch.epoch) % batch.world_size

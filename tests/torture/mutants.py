@@ -10,10 +10,10 @@ from typing import Any
 
 from atroposlib.api.common.records import GroupState, Selection
 from atroposlib.api.decisions import batching
-from atroposlib.api.decisions.staleness import StalenessRule
-from atroposlib.api.store.sql import batches
+from atroposlib.api.decisions.batching import StalenessRule
+from atroposlib.api.store.sql import ack as ack_queries
 from atroposlib.api.store.sql import claim as claim_queries
-from atroposlib.api.store.sql import put, run, schema, store, writer
+from atroposlib.api.store.sql import put, schema, sql_store, writer
 from atroposlib.errors import KeyConflict
 from tests.torture.mutation import MUTANTS, Judge, mutant, noticed_by, rewrite, wrap
 
@@ -29,7 +29,7 @@ def ack_ignores_the_epoch() -> None:
     ) -> None:
         original(no, owner and (owner[0], epoch, epoch), generation, epoch, now)
 
-    wrap(batches, "require_owner", around)
+    wrap(ack_queries, "require_owner", around)
 
 
 @mutant
@@ -39,7 +39,7 @@ def ack_ignores_the_generation() -> None:
     ) -> None:
         original(no, owner, generation, epoch, generation)
 
-    wrap(batches, "require_owner", around)
+    wrap(ack_queries, "require_owner", around)
 
 
 @mutant
@@ -77,8 +77,8 @@ def redelivery_keeps_the_epoch() -> None:
     wrap(
         claim_queries,
         "_deliver_again",
-        lambda original, ledger, row, claim: original(
-            ledger, replace(row, epoch=row.epoch - 1), claim
+        lambda original, counters, row, claim: original(
+            counters, replace(row, epoch=row.epoch - 1), claim
         ),
     )
 
@@ -88,7 +88,9 @@ def a_batch_is_delivered_for_ever() -> None:
     wrap(
         claim_queries,
         "_deliver_again",
-        lambda original, ledger, row, claim: original(ledger, replace(row, tries=0), claim),
+        lambda original, counters, row, claim: original(
+            counters, replace(row, tries=0), claim
+        ),
     )
 
 
@@ -99,7 +101,7 @@ def one_rank_acks_for_all() -> None:
         done = original(connection, *who, rank, commit)
         return done or (rank is not None and original(connection, *who, None, commit))
 
-    wrap(batches, "ack", around)
+    wrap(ack_queries, "ack", around)
 
 
 @mutant
@@ -112,9 +114,9 @@ def ranks_of_an_older_delivery_count() -> None:
 @mutant
 def extend_does_nothing() -> None:
     wrap(
-        batches,
+        ack_queries,
         "extend",
-        lambda original, c, no, generation, epoch, until: batches.lookup(
+        lambda original, c, no, generation, epoch, until: ack_queries.lookup(
             c, no, generation, epoch
         ),
     )
@@ -126,7 +128,7 @@ def extend_does_nothing() -> None:
 @mutant
 def commit_frees_one_too_many() -> None:
     rewrite(
-        batches,
+        ack_queries,
         "commit",
         "state = 'acked' AND no <= ?",
         "state = 'acked' AND no <= ? + 1",
@@ -136,7 +138,7 @@ def commit_frees_one_too_many() -> None:
 @mutant
 def commit_forgets_open_batches() -> None:
     rewrite(
-        batches,
+        ack_queries,
         "_count_as_acked",
         "state = 'open' AND no <= ?",
         "state = 'open' AND no < ?",
@@ -145,19 +147,19 @@ def commit_forgets_open_batches() -> None:
 
 @mutant
 def rewind_leaves_one_out() -> None:
-    rewrite(batches, "rewind", "no > ?", "no > ? + 1")
+    rewrite(ack_queries, "rewind", "no > ?", "no > ? + 1")
 
 
 @mutant
 def rewind_leaves_the_old_owner_in_charge() -> None:
-    rewrite(batches, "rewind", "generation = ?,", "generation = max(?, generation),")
+    rewrite(ack_queries, "rewind", "generation = ?,", "generation = max(?, generation),")
 
 
 @mutant
 def a_registration_fences_nobody() -> None:
     wrap(
-        run,
-        "save",
+        sql_store,
+        "_save",
         lambda original, c, body, revision, fence: original(c, body, revision, False),
     )
 
@@ -166,10 +168,10 @@ def a_registration_fences_nobody() -> None:
 def a_reset_counts_batches_from_one() -> None:
     def around(original: Any, connection: Any) -> Any:
         done = original(connection)
-        connection.execute("UPDATE head SET last_batch = 0")
+        connection.execute("UPDATE meta SET last_batch = 0")
         return done
 
-    wrap(run, "reset", around)
+    wrap(sql_store, "_reset", around)
 
 
 # --- groups -------------------------------------------------------------------------
@@ -183,28 +185,28 @@ def keys_are_not_unique() -> None:
 
 @mutant
 def a_key_with_other_content_is_absorbed() -> None:
-    def around(original: Any, arrivals: Any, known: Any) -> Any:
+    def around(original: Any, new_rows: Any, known: Any) -> Any:
         alike = {key: replace(old, digest=b"") for key, old in known.items()}
-        return original([replace(arrival, digest=b"") for arrival in arrivals], alike)
+        return original([replace(new_row, digest=b"") for new_row in new_rows], alike)
 
     wrap(put, "_fresh", around)
 
 
 @mutant
 def a_conflicting_post_is_taken_in_part() -> None:
-    def around(original: Any, c: Any, arrivals: Any, *more: Any) -> Any:
+    def around(original: Any, c: Any, new_rows: Any, *more: Any) -> Any:
         try:
-            return original(c, arrivals, *more)
+            return original(c, new_rows, *more)
         except KeyConflict:
-            return original(c, arrivals[:1], *more)
+            return original(c, new_rows[:1], *more)
 
     wrap(put, "put", around)
 
 
 @mutant
 def a_late_post_joins_the_changed_run() -> None:
-    def around(original: Any, c: Any, arrivals: Any, revision: int, *more: Any) -> Any:
-        return original(c, arrivals, schema.head_of(c).revision, *more)
+    def around(original: Any, c: Any, new_rows: Any, revision: int, *more: Any) -> Any:
+        return original(c, new_rows, schema.read_meta(c).revision, *more)
 
     wrap(put, "put", around)
 
@@ -212,9 +214,9 @@ def a_late_post_joins_the_changed_run() -> None:
 @mutant
 def two_saves_of_one_revision() -> None:
     def around(original: Any, c: Any, body: bytes, revision: int, fence: bool) -> Any:
-        return original(c, body, schema.head_of(c).revision, fence)
+        return original(c, body, schema.read_meta(c).revision, fence)
 
-    wrap(run, "save", around)
+    wrap(sql_store, "_save", around)
 
 
 @mutant
@@ -225,10 +227,10 @@ def the_bound_counts_until_the_ack_only() -> None:
 
 @mutant
 def a_buffer_completes_once_per_post() -> None:
-    def around(original: Any, ledger: Any, env: Any, expected: int, complete: Any) -> Any:
+    def around(original: Any, counters: Any, env: Any, expected: int, complete: Any) -> Any:
         answers = [complete]
         return original(
-            ledger,
+            counters,
             env,
             expected,
             lambda buffer, size: answers.pop()(buffer, size) if answers else [],
@@ -249,12 +251,14 @@ def a_buffer_mixes_environments() -> None:
 
 @mutant
 def dissolving_loses_a_group() -> None:
-    def around(original: Any, ledger: Any, row: Any, *more: Any) -> None:
-        gid = min(one.gid for one in batches.members_of(ledger.connection, row.no))
-        original(ledger, row, *more)
-        ledger.connection.execute("UPDATE grp SET state = 'dropped' WHERE gid = ?", (gid,))
+    def around(original: Any, counters: Any, row: Any, *more: Any) -> None:
+        gid = min(one.gid for one in claim_queries.members_of(counters.connection, row.no))
+        original(counters, row, *more)
+        counters.connection.execute(
+            "UPDATE groups SET state = 'dropped' WHERE gid = ?", (gid,)
+        )
 
-    wrap(batches, "dissolve", around)
+    wrap(ack_queries, "dissolve", around)
     wrap(claim_queries, "dissolve", around)
 
 
@@ -263,8 +267,8 @@ def dropped_groups_are_not_counted() -> None:
     wrap(
         claim_queries,
         "_form_of",
-        lambda original, ledger, claim, selection, dropped: original(
-            ledger, claim, selection, 0
+        lambda original, counters, claim, selection, dropped: original(
+            counters, claim, selection, 0
         ),
     )
 
@@ -276,16 +280,16 @@ def dropped_payloads_stay() -> None:
 
 @mutant
 def a_choice_is_made_once() -> None:
-    def around(original: Any, ledger: Any, claim: Any, choose: Any) -> Any:
+    def around(original: Any, counters: Any, claim: Any, choose: Any) -> Any:
         answers: list[Selection] = []
 
-        def once(queue: Any, mix: Any) -> Selection:
+        def once(queue: Any, fair_share: Any) -> Selection:
             if answers:
                 return Selection(blocked_reason=answers[0].blocked_reason)
-            answers.append(choose(queue, mix))
+            answers.append(choose(queue, fair_share))
             return answers[0]
 
-        return original(ledger, claim, once)
+        return original(counters, claim, once)
 
     wrap(claim_queries, "_form", around)
 
@@ -302,7 +306,7 @@ def the_mix_is_forgotten() -> None:
 
 @mutant
 def unanswered_groups_are_forgotten_at_the_claim() -> None:
-    rewrite(run, "unanswered", "key IS NULL", "key IS NULL AND state = 'pending'")
+    rewrite(sql_store, "_unanswered", "key IS NULL", "key IS NULL AND state = 'pending'")
 
 
 # --- choices and admission ----------------------------------------------------------
@@ -327,15 +331,17 @@ def staleness_is_one_off() -> None:
 @mutant
 def a_lease_asked_for_again_is_granted_again() -> None:
     def around(original: Any, connection: Any, asked: Any, budget: int, now: float) -> Any:
-        connection.execute("DELETE FROM admission WHERE lease_id = ?", (asked.lease_id,))
+        connection.execute(
+            "DELETE FROM admission WHERE admission_id = ?", (asked.admission_id,)
+        )
         return original(connection, asked, budget, now)
 
-    wrap(run, "admit", around)
+    wrap(sql_store, "_admit", around)
 
 
 @mutant
 def admission_forgets_what_was_committed() -> None:
-    rewrite(run, "_accepted", "FROM ended", "FROM ended WHERE state <> 'committed'")
+    rewrite(sql_store, "_accepted", "FROM totals", "FROM totals WHERE state <> 'committed'")
 
 
 # --- what a crash or a disk can show only -------------------------------------------
@@ -380,4 +386,4 @@ def digests_are_not_checked() -> None:
 
         __hash__ = bytes.__hash__
 
-    wrap(store, "digest_of", lambda original, payload: Alike(original(payload)))
+    wrap(sql_store, "digest_of", lambda original, payload: Alike(original(payload)))

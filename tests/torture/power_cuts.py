@@ -18,8 +18,7 @@ from pathlib import Path
 import apsw
 
 from atroposlib.api.common.records import NewGroup
-from atroposlib.api.decisions.batching import whole
-from atroposlib.api.decisions.staleness import StalenessRule
+from atroposlib.api.decisions.batching import StalenessRule, complete_buffer
 from atroposlib.api.store.sqlite.store import SqliteStore
 from atroposlib.errors import CorruptPayload, StoreError
 from tests.torture.figures import Figures, fast_folder
@@ -126,7 +125,7 @@ class Walk:
 
         def post(group: NewGroup) -> int | None:
             try:
-                return self.actions.duel.store.put([group], revision, whole)[0].gid
+                return self.actions.duel.store.put([group], revision, complete_buffer)[0].gid
             except StoreError:  # no power, or full
                 return None
 
@@ -149,7 +148,7 @@ class Walk:
                 break
             group, answer = self._posted.pop(payload.data)
             assert answer in (None, gid), f"answered {answer}, but it is {gid}"
-            duel.model.put([group], duel.model.run.revision, whole, [gid])
+            duel.model.put([group], duel.model.run.revision, complete_buffer, [gid])
         lost = [gid for _, gid in self._posted.values() if gid is not None]
         assert not lost, f"groups {lost} were acknowledged and are gone"
         self._posted = {}

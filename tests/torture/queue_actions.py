@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atroposlib.api.common.records import (
-    Admission,
+    AdmissionGrant,
     Claim,
     GroupState,
     Media,
@@ -93,7 +93,7 @@ class Actions:
 
     def remember_the_unanswered(self) -> None:
         since = self.now - 5.0
-        got = {(one.gid, one.env) for one in self.duel.store.unanswered(since)}
+        got = {(one.gid, one.env) for one in self.duel.store.unconfirmed_posts(since)}
         wanted = {
             (gid, one.new.env)
             for gid, one in self.duel.model.groups.items()
@@ -228,7 +228,7 @@ class Actions:
     def admit(self, i: int, n_seq: int, room: int, ttl_s: float) -> None:
         """``room``: how far the budget lies above what counts against it, or below."""
         budget = self.duel.model.accepted() + room
-        asked = Admission(f"lease {i}", None, n_seq, self.now + ttl_s)
+        asked = AdmissionGrant(f"lease {i}", None, n_seq, self.now + ttl_s)
         self.duel.admit(asked, budget, self.now)
 
     def release(self, i: int) -> None:

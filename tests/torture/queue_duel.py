@@ -8,11 +8,11 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from atroposlib.api.common.records import (
-    Admission,
-    Batch,
+    AdmissionGrant,
     Claim,
     GroupState,
     GroupSummary,
+    LeasedBatch,
     NewGroup,
     RunDocument,
     Selection,
@@ -21,8 +21,7 @@ from atroposlib.api.common.records import (
 )
 from atroposlib.api.common.store_protocol import Store
 from atroposlib.api.decisions import fair_share
-from atroposlib.api.decisions.batching import choose, whole
-from atroposlib.api.decisions.staleness import StalenessRule
+from atroposlib.api.decisions.batching import StalenessRule, choose, complete_buffer
 from atroposlib.errors import AtroposError, CorruptPayload, StoreError
 from tests.torture.queue_model import KEEPS_PAYLOAD, Model, as_batch
 
@@ -77,9 +76,9 @@ class Duel:
         def tell(model: Model, got: Any) -> list[Stored]:
             told = isinstance(got, list)
             gids = [one.gid for one in got] if told else guessed_gids(model, groups)
-            return model.put(groups, revision, whole, gids)
+            return model.put(groups, revision, complete_buffer, gids)
 
-        return self._both(lambda: self.store.put(groups, revision, whole), tell)
+        return self._both(lambda: self.store.put(groups, revision, complete_buffer), tell)
 
     def claim(self, claim: Claim, wish: Wish) -> Any:
         seen: list[tuple[list[GroupSummary], bytes | None, Selection]] = []
@@ -99,12 +98,12 @@ class Duel:
                 return model.claim(
                     claim, lambda q, m: self.chosen(q, m, claim, wish), model.last_no + 1
                 )
-            no = got.no if isinstance(got, Batch) else model.last_no + 1
+            no = got.no if isinstance(got, LeasedBatch) else model.last_no + 1
             return as_batch(model, model.claim(claim, choose_alike, no))
 
         got = self._both(lambda: self.store.claim(claim, choose_and_note), tell)
         assert not seen, f"a choice was made for nothing: {seen}"
-        if isinstance(got, Batch):
+        if isinstance(got, LeasedBatch):
             assert got.n_seq == claim.size
             self.require_payloads(got.gids)
         return got
@@ -147,15 +146,16 @@ class Duel:
             lambda model, _: model.discard(no, gids),
         )
 
-    def admit(self, asked: Admission, budget: int, now: float) -> Any:
+    def admit(self, asked: AdmissionGrant, budget: int, now: float) -> Any:
         return self._both(
             lambda: self.store.admit(asked, budget, now),
             lambda model, _: model.admit(asked, budget, now),
         )
 
-    def release(self, lease_id: str) -> None:
+    def release(self, admission_id: str) -> None:
         self._both(
-            lambda: self.store.release(lease_id), lambda model, _: model.release(lease_id)
+            lambda: self.store.release(admission_id),
+            lambda model, _: model.release(admission_id),
         )
 
     def save(self, body: bytes, revision: int, *, fence: bool) -> RunDocument:
@@ -242,7 +242,7 @@ def guessed_gids(model: Model, groups: Sequence[NewGroup]) -> list[int]:
 def counts_of(model: Model) -> tuple[object, ...]:
     states = (GroupState.ACKED, GroupState.COMMITTED)
     return (
-        model.tallies(),
+        model.group_counts(),
         model.ends(),
         model.batches_in(*states),
         model.batches_in(GroupState.LEASED),
@@ -250,21 +250,21 @@ def counts_of(model: Model) -> tuple[object, ...]:
         model.delivered(),
         model.retained_bytes(),
         model.run.revision,
-        model.mix,
+        model.fair_share,
     )
 
 
 def counts_in(stats: StoreStats) -> tuple[object, ...]:
     return (
-        set(stats.tallies),
-        {state: total for state, total in stats.ends.items() if total.groups},
+        set(stats.group_counts),
+        {state: total for state, total in stats.totals.items() if total.groups},
         stats.batches_acked,
         stats.batches_open,
         stats.batches_dead,
         stats.delivered,
         stats.retained_bytes,
         stats.revision,
-        stats.mix,
+        stats.fair_share,
     )
 
 

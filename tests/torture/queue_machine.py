@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from atroposlib.api.common.store_protocol import Store
-from atroposlib.api.decisions.staleness import StalenessRule
+from atroposlib.api.decisions.batching import StalenessRule
 from atroposlib.api.store.memory import MemoryStore
 from atroposlib.api.store.sqlite.store import DATABASE, SqliteStore
 from tests.postgres_server import PostgresServer

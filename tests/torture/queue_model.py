@@ -12,20 +12,20 @@ from dataclasses import dataclass, field, replace
 
 from atroposlib.api.common.records import (
     HELD,
-    Admission,
-    Batch,
+    AdmissionGrant,
+    BatchMember,
+    BufferPolicy,
     Chooser,
     Claim,
-    Completer,
+    GroupCount,
     GroupState,
     GroupSummary,
-    Member,
+    LeasedBatch,
     NewGroup,
-    Rewound,
+    RewindResult,
     RunDocument,
+    StateTotals,
     Stored,
-    Tally,
-    Totals,
 )
 from atroposlib.errors import ConfigError, KeyConflict, RunChanged, StaleGeneration, StoreFull
 
@@ -70,16 +70,20 @@ class Model:
         self.max_bytes = max_bytes
         self.groups: dict[int, ModelGroup] = {}
         self.batches: dict[int, ModelBatch] = {}
-        self.admissions: dict[str, Admission] = {}
+        self.admissions: dict[str, AdmissionGrant] = {}
         self.run = RunDocument(0, 0, None)
-        self.mix: bytes | None = None
+        self.fair_share: bytes | None = None
         self.last_gid = 0
         self.last_no = 0
 
     # --- groups in ----------------------------------------------------------------
 
     def put(
-        self, groups: Sequence[NewGroup], revision: int, complete: Completer, gids: list[int]
+        self,
+        groups: Sequence[NewGroup],
+        revision: int,
+        complete: BufferPolicy,
+        gids: list[int],
     ) -> list[Stored]:
         """``gids`` is where the store put each of them."""
         if revision != self.run.revision:
@@ -111,7 +115,7 @@ class Model:
             for gid, new, group in zip(gids, fresh, groups)
         ]
 
-    def _complete(self, env: int | None, expected: int, complete: Completer) -> None:
+    def _complete(self, env: int | None, expected: int, complete: BufferPolicy) -> None:
         while True:
             buffer: list[tuple[int, int]] = []
             shown: Counter[int] = Counter()
@@ -140,7 +144,7 @@ class Model:
                 return self._deliver(again, claim)
         dropped = 0
         while True:
-            selection = choose(self.shown(claim.size), self.mix)
+            selection = choose(self.shown(claim.size), self.fair_share)
             self._move(selection.dropped, S.DROPPED)
             dropped += len(selection.dropped)
             if selection.gids:
@@ -149,7 +153,7 @@ class Model:
                 assert selection.blocked_reason is not None
                 return selection.blocked_reason
         assert no > self.last_no, f"batch {no} is not newer than {self.last_no}"
-        self.last_no, self.mix = no, selection.mix
+        self.last_no, self.fair_share = no, selection.fair_share
         self.batches[no] = ModelBatch(no, selection.gids, selection.min_version, dropped)
         self._move(selection.gids, S.LEASED)
         return self._deliver(self.batches[no], claim)
@@ -240,7 +244,7 @@ class Model:
             self._end(batch, S.COMMITTED)
         return len(done)
 
-    def rewind(self, no: int, generation: int) -> Rewound:
+    def rewind(self, no: int, generation: int) -> RewindResult:
         self._require(generation, no)
         for batch in self._upto(no):
             if batch.state is S.LEASED:
@@ -252,24 +256,24 @@ class Model:
         for batch in later:
             if batch.state is S.LEASED:
                 batch.generation, batch.claim_id, batch.ranks = NOBODY, None, set()
-        return Rewound(len(replayed), sum(b.state is S.COMMITTED for b in later))
+        return RewindResult(len(replayed), sum(b.state is S.COMMITTED for b in later))
 
     # --- admission ----------------------------------------------------------------
 
-    def admit(self, asked: Admission, budget: int, now: float) -> int:
+    def admit(self, asked: AdmissionGrant, budget: int, now: float) -> int:
         self.admissions = {k: one for k, one in self.admissions.items() if one.until > now}
-        if (known := self.admissions.get(asked.lease_id)) is not None:
+        if (known := self.admissions.get(asked.admission_id)) is not None:
             until = max(known.until, asked.until)
-            self.admissions[asked.lease_id] = replace(known, until=until)
+            self.admissions[asked.admission_id] = replace(known, until=until)
             return known.n_seq
         room = budget - self.accepted() - self.admitted(now)
         granted = max(0, min(asked.n_seq, room))
         if granted:
-            self.admissions[asked.lease_id] = replace(asked, n_seq=granted)
+            self.admissions[asked.admission_id] = replace(asked, n_seq=granted)
         return granted
 
-    def release(self, lease_id: str) -> bool:
-        return self.admissions.pop(lease_id, None) is not None
+    def release(self, admission_id: str) -> bool:
+        return self.admissions.pop(admission_id, None) is not None
 
     def admitted(self, now: float) -> int:
         return sum(one.n_seq for one in self.admissions.values() if one.until > now)
@@ -291,7 +295,7 @@ class Model:
 
     # --- what it comes to ---------------------------------------------------------
 
-    def tallies(self) -> set[Tally]:
+    def group_counts(self) -> set[GroupCount]:
         kinds = Counter[tuple[S, int | None, int]]()
         n_bytes = Counter[tuple[S, int | None, int]]()
         for one in self.groups.values():
@@ -299,12 +303,12 @@ class Model:
             if one.state in HELD:
                 kinds[kind] += 1
                 n_bytes[kind] += len(one.new.payload)
-        return {Tally(*kind, n, n_bytes[kind]) for kind, n in kinds.items()}
+        return {GroupCount(*kind, n, n_bytes[kind]) for kind, n in kinds.items()}
 
-    def ends(self) -> dict[GroupState, Totals]:
+    def ends(self) -> dict[GroupState, StateTotals]:
         ended = [one for one in self.groups.values() if one.state not in HELD]
         return {
-            state: Totals(len(of_it), sum(one.new.n_seq for one in of_it))
+            state: StateTotals(len(of_it), sum(one.new.n_seq for one in of_it))
             for state in GroupState
             if (of_it := [one for one in ended if one.state is state])
         }
@@ -356,19 +360,19 @@ class Model:
             raise StaleGeneration
 
 
-def as_batch(model: Model, batch: ModelBatch | str) -> Batch | str:
+def as_batch(model: Model, batch: ModelBatch | str) -> LeasedBatch | str:
     """The batch as a store hands it over."""
     if isinstance(batch, str):
         return batch
     held = [(gid, model.groups[gid].new) for gid in batch.gids]
     members = tuple(
-        Member(
+        BatchMember(
             *(gid, new.n_seq, new.n_tokens, len(new.payload), new.media),
             *(new.env, new.version, new.arrived_version),
         )
         for gid, new in held
     )
-    return Batch(
+    return LeasedBatch(
         *(batch.no, batch.epoch, batch.generation, members),
         *(batch.world_size, batch.min_version, batch.dropped),
     )

@@ -16,10 +16,10 @@ from itertools import count
 
 import pytest
 
-from atroposlib.api.common.records import Batch
+from atroposlib.api.common.records import LeasedBatch
 from atroposlib.api.store.postgres.store import PostgresStore
 from atroposlib.errors import StoreError
-from tests.api.store_talk import ack, claim, group, in_order, register
+from tests.api.store.store_talk import ack, claim, group, in_order, register
 from tests.postgres_server import running_server
 
 CYCLES = int(os.environ.get("CYCLES", "5"))
@@ -72,12 +72,12 @@ class Load:
             got = self._insist(
                 lambda: claim(store, self.generation, size=8, claim_id=f"claim {turn}")
             )
-            if isinstance(got, Batch):
+            if isinstance(got, LeasedBatch):
                 self._train(store, got)
             elif self.all_posted.is_set():
                 return
 
-    def _train(self, store: PostgresStore, batch: Batch) -> None:
+    def _train(self, store: PostgresStore, batch: LeasedBatch) -> None:
         for gid, payload in zip(batch.gids, self._insist(lambda: store.read(batch.gids))):
             words = payload.data.split()
             if len(set(words)) != 1 or len(words) != 500:
@@ -120,7 +120,7 @@ def test_a_killed_server_loses_no_acknowledged_group_and_none_is_trained_twice()
         wait_for_progress(load, PROGRESS_PER_CYCLE)
         load.finish()
         trained = Counter(gid for gids in load.trained.values() for gid in gids)
-        left = sum(tally.groups for tally in stores[0].stats().tallies)
+        left = sum(group_count.groups for group_count in stores[0].stats().group_counts)
         for store in stores:
             store.close()
     lost = set(load.acknowledged.values()) - trained.keys()

@@ -11,17 +11,18 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from atroposlib.api.codec.json_columns import KEYS, columns_of, count_of
-from atroposlib.api.codec.json_split import split_list
-from atroposlib.api.codec.parsed import (
+from atroposlib.api.codec.formats import (
     ADVANTAGES_LENGTH,
-    Incoming,
     MalformedBody,
-    incoming_of,
-    marks_of,
-    placed,
+    ParsedGroup,
+    find_marks,
+    parsed_group,
+    with_place,
 )
+from atroposlib.api.codec.json_columns import KEYS, count_byte, parse_columns
 from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import (
@@ -37,13 +38,14 @@ from atroposlib.wire.columns import without_values
 _ONE = msgspec.json.Decoder(ScoredData)
 _MANY = msgspec.json.Decoder(list[ScoredData])
 _OPTIONAL_LISTS = (*PER_SEQUENCE[1:], *PER_TOKEN)  # scores are never optional
+_BLANKS = b" \t\r\n"
 _INT32 = range(-(2**31), 2**31)
 # Two bytes can be an object, and an object costs a hundred bytes or more to look at.
-MOST_OBJECTS = 2**17
-MOST_LISTS = 2**18  # of a body that only the full decoder can judge
+MAX_OBJECTS = 2**17
+MAX_LISTS = 2**18  # of a body that only the full decoder can judge
 
 
-def read_json_group(body: bytes, key: str | None = None) -> Incoming:
+def read_json_group(body: bytes, key: str | None = None) -> ParsedGroup:
     """The group of a JSON object; ``key`` counts if it names none itself.
 
     Raises:
@@ -55,11 +57,11 @@ def read_json_group(body: bytes, key: str | None = None) -> Incoming:
 
 
 def _require_few_objects(body: bytes) -> None:
-    if count_of(b"{", body) > MOST_OBJECTS:
-        raise MalformedBody(f"more than {MOST_OBJECTS} JSON objects: send fewer at a time")
+    if count_byte(b"{", body) > MAX_OBJECTS:
+        raise MalformedBody(f"more than {MAX_OBJECTS} JSON objects: send fewer at a time")
 
 
-def read_json_groups(body: bytes) -> list[Incoming]:
+def read_json_groups(body: bytes) -> list[ParsedGroup]:
     """The groups of a JSON list.
 
     Raises:
@@ -75,20 +77,20 @@ def read_json_groups(body: bytes) -> list[Incoming]:
         try:
             groups.append(read_json_group(body[place]))
         except InvalidGroup as error:
-            raise placed(error, f"[{i}].") from error
+            raise with_place(error, f"[{i}].") from error
     return groups
 
 
 # --- the fast path: proven without a Python object per number -------------------------------
 
 
-def _proven_group(body: bytes, key: str | None) -> Incoming | None:
-    proven = columns_of(body)
+def _proven_group(body: bytes, key: str | None) -> ParsedGroup | None:
+    proven = parse_columns(body)
     if proven is None:
         return None
     columns, keys = proven
     added: dict[str, bytes] = {}
-    marks = marks_of(columns)
+    marks = find_marks(columns)
     if marks:
         added["marks"] = msgspec.json.encode(marks)
     if key is not None and columns.idempotency_key is None:
@@ -96,7 +98,7 @@ def _proven_group(body: bytes, key: str | None) -> Incoming | None:
     # Marks of the sender's own, or a key that is there with null: these must be replaced.
     if "marks" in columns.rest or not keys.isdisjoint(added):
         return None
-    return incoming_of(columns, _completed(body, keys, added), Media.JSON, key, marks)
+    return parsed_group(columns, _completed(body, keys, added), Media.JSON, key, marks)
 
 
 def _completed(body: bytes, keys: frozenset[str], added: dict[str, bytes]) -> bytes:
@@ -112,14 +114,14 @@ def _completed(body: bytes, keys: frozenset[str], added: dict[str, bytes]) -> by
 # --- the full decoder: the judge of everything else -----------------------------------------
 
 
-def _decoded_group(body: bytes, key: str | None) -> Incoming:
+def _decoded_group(body: bytes, key: str | None) -> ParsedGroup:
     group = _decode(body, _ONE)
     if key is not None and group.idempotency_key is None:
         group.idempotency_key = key
     return _checked(group, "")
 
 
-def _checked(group: ScoredData, place: str) -> Incoming:
+def _checked(group: ScoredData, place: str) -> ParsedGroup:
     for name in _OPTIONAL_LISTS:  # the original's collectors write [] for what they lack
         if getattr(group, name) == []:
             setattr(group, name, None)
@@ -128,12 +130,12 @@ def _checked(group: ScoredData, place: str) -> Incoming:
         _check_ranges(group)
         _check_distillation(group)
     except InvalidGroup as error:
-        raise placed(error, place) from error
+        raise with_place(error, place) from error
     marks = _marks(group)
     group.marks = list(marks) or None
     versions = [v for row in group.versions or [] for v in row if v != MASKED_VERSION]
     size = (group.group_overrides or {}).get("group_size")
-    return Incoming(
+    return ParsedGroup(
         payload=msgspec.json.encode(group),
         media=Media.JSON,
         n_seq=len(group.tokens),
@@ -178,8 +180,8 @@ def _marks(group: ScoredData) -> tuple[str, ...]:
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    if body.count(b"[") > MOST_LISTS:
-        raise MalformedBody(f"more than {MOST_LISTS} JSON lists: send fewer at a time")
+    if body.count(b"[") > MAX_LISTS:
+        raise MalformedBody(f"more than {MAX_LISTS} JSON lists: send fewer at a time")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -252,3 +254,49 @@ def _whole(value: Any) -> Any:
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return int(value)
     return value
+
+
+# --- elements of a list -------------------------------------------------------------------
+
+
+def split_list(body: bytes) -> list[slice] | None:
+    """Where the elements of a list of objects are, if every one of them is valid JSON; None if this
+    is not such a list. Looks at quotes, backslashes and braces only, all bytes at once.
+    """
+    text = np.frombuffer(body, np.uint8)
+    quotes = np.flatnonzero(text == ord('"'))
+    if b"\\" in body:
+        quotes = np.setdiff1d(quotes, _escaped(text), assume_unique=True)
+    opening = _outside(np.flatnonzero(text == ord("{")), quotes)
+    closing = _outside(np.flatnonzero(text == ord("}")), quotes)
+    if not len(opening) or len(opening) != len(closing):
+        return None
+    places = np.concatenate([opening, closing])
+    steps = np.concatenate([np.ones_like(opening), -np.ones_like(closing)])
+    order = np.argsort(places)
+    places, steps = places[order], steps[order]
+    depth = np.cumsum(steps)
+    starts = places[(depth == 1) & (steps == 1)].tolist()
+    ends = (places[depth == 0] + 1).tolist()
+    if len(starts) != len(ends) or int(depth.min()) < 0:
+        return None
+    glue = [body[end:start] for end, start in zip([0, *ends], [*starts, len(body)])]
+    if [one.strip(_BLANKS) for one in glue] != [b"[", *[b","] * (len(starts) - 1), b"]"]:
+        return None
+    return [slice(start, end) for start, end in zip(starts, ends)]
+
+
+def _escaped(text: NDArray[np.uint8]) -> NDArray[Any]:
+    """Positions after an odd number of backslashes."""
+    slashes = np.flatnonzero(text == ord("\\"))
+    first = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)  # of each run
+    lengths = np.diff(first, append=len(slashes))
+    odd = lengths % 2 == 1
+    escaped: NDArray[Any] = slashes[first[odd]] + lengths[odd]
+    return escaped
+
+
+def _outside(places: NDArray[Any], quotes: NDArray[Any]) -> NDArray[Any]:
+    """Those that are not inside a string."""
+    outside: NDArray[Any] = places[np.searchsorted(quotes, places) % 2 == 0]
+    return outside

@@ -47,7 +47,7 @@ class _Unproven(ValueError):
     """The body may be good; these shortcuts cannot tell."""
 
 
-def columns_of(body: bytes) -> tuple[Columns, frozenset[str]] | None:
+def parse_columns(body: bytes) -> tuple[Columns, frozenset[str]] | None:
     """The group in a JSON object, checked, and the keys it has; None if it is not proven.
 
     Never raises: a refusal is the full decoder's to give, and an exception that left here
@@ -71,13 +71,13 @@ def _proven(document: Any, body: bytes) -> tuple[Columns, frozenset[str]]:
         raise _Unproven
     members = _Members({name: one for name in names if (one := document[name]) is not None})
     columns = members.columns()
-    if _hides_bracket(body) or count_of(b"[", body) != members.brackets:
+    if _hides_bracket(body) or count_byte(b"[", body) != members.brackets:
         raise _Unproven
     check(columns)
     return columns, keys
 
 
-def count_of(byte: bytes, body: bytes) -> int:
+def count_byte(byte: bytes, body: bytes) -> int:
     """How often it occurs. ``find`` crosses a body of numbers 30 times faster than
     ``count`` does, and stops at each place; so it looks for the first few."""
     found, place = 0, body.find(byte)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
+import xxhash
 
 
 class GroupState(str, Enum):
@@ -33,6 +34,12 @@ class Media(str, Enum):
     SAFETENSORS_ZSTD = "safetensors+zstd"  # one zstd frame around a safetensors file
 
 
+def digest_of(payload: bytes) -> bytes:
+    """128 bits that tell payloads apart and show bit rot. Not a signature: whoever wants to
+    can make two payloads of one digest, and would lose one of his own groups by it."""
+    return xxhash.xxh3_128_digest(payload)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
     """All that batching may know about a queued group. Smaller ``gid`` means older."""
@@ -53,14 +60,16 @@ class Selection:
     blocked_reason: str | None = None
     dropped: tuple[int, ...] = ()  # too stale; freed whether or not a batch was formed
     min_version: int | None = None  # tokens of older versions are masked at delivery
-    mix: bytes | None = None  # the document of the fair mix after this batch, see ``mix``
+    fair_share: bytes | None = (
+        None  # the document of the fair mix after this batch, see ``mix``
+    )
 
 
 # The queue, oldest first, and the document that the last Selection with a batch left.
 Chooser = Callable[[Sequence[GroupSummary], bytes | None], Selection]
 
 # The (gid, n_seq) of a buffer, oldest first, and the size wanted: the gids that are whole.
-Completer = Callable[[Sequence[tuple[int, int]], int], Sequence[int]]
+BufferPolicy = Callable[[Sequence[tuple[int, int]], int], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class UnconfirmedPost:
     """A group without key that came in lately: its sender may send it once more."""
 
     gid: int
@@ -125,7 +134,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class BatchMember:
     """A group of a batch, without its payload."""
 
     gid: int
@@ -139,13 +148,13 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class LeasedBatch:
     """An immutable numbered batch as one delivery sees it."""
 
     no: int
     epoch: int  # 1 at the first delivery, +1 at each further one
     generation: int  # of the trainer that holds it
-    members: tuple[Member, ...]  # oldest first
+    members: tuple[BatchMember, ...]  # oldest first
     world_size: int = 1
     min_version: int | None = None
     dropped: int = 0  # groups freed for staleness by the claim that formed it
@@ -160,7 +169,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewound:
+class RewindResult:
     """``replayed`` batches will be delivered again; ``gone`` were committed already."""
 
     replayed: int
@@ -168,17 +177,17 @@ class Rewound:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionGrant:
     """A promise of ``n_seq`` sequences to come, which counts against the staleness budget."""
 
-    lease_id: str
+    admission_id: str
     env: int | None
     n_seq: int
     until: float  # s, clock of the API
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class GroupCount:
     """How many groups of one kind are held."""
 
     state: GroupState
@@ -193,7 +202,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class StateTotals:
     """Groups and sequences that ever came to an end in this run, by the end they came to."""
 
     groups: int = 0
@@ -204,15 +213,15 @@ class Totals:
 class StoreStats:
     """What is held and what became of the rest. Costs O(kinds), whatever the queue holds."""
 
-    tallies: tuple[Tally, ...]  # BUFFERED, PENDING and LEASED only
+    group_counts: tuple[GroupCount, ...]  # BUFFERED, PENDING and LEASED only
     batches_acked: int  # committed ones included
     delivered: int  # batches handed to the current trainer generation
     revision: int = 0  # of the run document
     batches_open: int = 0  # leased, and not acked
     batches_dead: int = 0
     retained_bytes: int = 0  # payloads on hand: held, or acked and not committed, or dead
-    ends: Mapping[GroupState, Totals] = field(default_factory=dict)  # ACKED .. DEAD
-    mix: bytes | None = None
+    totals: Mapping[GroupState, StateTotals] = field(default_factory=dict)  # ACKED .. DEAD
+    fair_share: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,5 +259,5 @@ class Accepted:
 class Delivery:
     """One hand-over: the batch, and which of its members this consumer gets."""
 
-    batch: Batch
-    members: tuple[Member, ...]
+    batch: LeasedBatch
+    members: tuple[BatchMember, ...]

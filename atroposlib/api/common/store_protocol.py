@@ -15,23 +15,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import xxhash
-
 from atroposlib.api.common.records import (
-    Admission,
-    Batch,
+    AdmissionGrant,
+    BufferPolicy,
     Chooser,
     Claim,
-    Completer,
+    LeasedBatch,
     NewGroup,
     Payload,
-    Rewound,
+    RewindResult,
     RunDocument,
     Stored,
     StoreStats,
-    Unanswered,
+    UnconfirmedPost,
 )
-from atroposlib.errors import StaleGeneration
 
 # Ledger rows of groups that came to an end: a retry this many groups later is a new group.
 LEDGER_GROUPS = 20_000
@@ -47,7 +44,7 @@ class Store(Protocol):
     # --- groups in ----------------------------------------------------------------
 
     def put(
-        self, groups: Sequence[NewGroup], revision: int, complete: Completer
+        self, groups: Sequence[NewGroup], revision: int, complete: BufferPolicy
     ) -> list[Stored]:
         """Keep all groups or none; answer in their order.
 
@@ -64,12 +61,12 @@ class Store(Protocol):
                 passed; duplicates still pass.
         """
 
-    def unanswered(self, since: float) -> list[Unanswered]:
+    def unconfirmed_posts(self, since: float) -> list[UnconfirmedPost]:
         """Groups without a key that arrived at ``since`` or later, in whatever state."""
 
     # --- batches out --------------------------------------------------------------
 
-    def claim(self, claim: Claim, choose: Chooser) -> Batch | str:
+    def claim(self, claim: Claim, choose: Chooser) -> LeasedBatch | str:
         """Lease one batch, or say why none can be formed.
 
         In this order: the open batch of the same ``claim_id``; the oldest open batch
@@ -88,7 +85,7 @@ class Store(Protocol):
             StaleGeneration: ``generation`` is not the current one.
         """
 
-    def lookup(self, no: int, generation: int, epoch: int) -> Batch:
+    def lookup(self, no: int, generation: int, epoch: int) -> LeasedBatch:
         """The batch as delivered; for the shards of other ranks.
 
         Raises:
@@ -136,7 +133,7 @@ class Store(Protocol):
             StaleGeneration: ``generation`` is not the current one, or ``no`` was never formed.
         """
 
-    def rewind(self, no: int, generation: int) -> Rewound:
+    def rewind(self, no: int, generation: int) -> RewindResult:
         """The trainer restarted from the checkpoint that holds batches up to ``no``.
 
         Acked and open batches after ``no`` become deliverable, first and in their order,
@@ -149,15 +146,15 @@ class Store(Protocol):
 
     # --- admission ----------------------------------------------------------------
 
-    def admit(self, asked: Admission, budget: int, now: float) -> int:
+    def admit(self, asked: AdmissionGrant, budget: int, now: float) -> int:
         """Sequences granted, 0 .. ``asked.n_seq``; recorded until ``asked.until``.
 
         ``budget`` bounds, over the whole run, the sequences accepted (held, acked and
         committed) plus those admitted and not over; it may be negative. The same
-        ``lease_id`` again gets what it got, with the later end.
+        ``admission_id`` again gets what it got, with the later end.
         """
 
-    def release(self, lease_id: str) -> bool:
+    def release(self, admission_id: str) -> bool:
         """Give an admission back. False if it is unknown or over."""
 
     def admitted(self, now: float) -> int:
@@ -186,22 +183,3 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Finish what was begun and let go of the files. Idempotent."""
-
-
-def digest_of(payload: bytes) -> bytes:
-    """128 bits that tell payloads apart and show bit rot. Not a signature: whoever wants to
-    can make two payloads of one digest, and would lose one of his own groups by it."""
-    return xxhash.xxh3_128_digest(payload)
-
-
-def require_owner(
-    no: int, owner: tuple[int, int, int] | None, generation: int, epoch: int, current: int
-) -> None:
-    """Fence whoever does not hold the batch.
-
-    ``owner`` is (generation, first epoch, last epoch) of the claim that holds it.
-    """
-    if generation != current:
-        raise StaleGeneration(f"trainer generation {generation} was replaced by {current}")
-    if owner is None or owner[0] != generation or not owner[1] <= epoch <= owner[2]:
-        raise StaleGeneration(f"delivery {epoch} of batch {no} is not the latest one")

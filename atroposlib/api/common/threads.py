@@ -11,10 +11,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # Whether the client of a request has hung up.
-Gone = Callable[[], Awaitable[bool]]
+IsDisconnected = Callable[[], Awaitable[bool]]
 
 
-async def never_gone() -> bool:
+async def never_disconnects() -> bool:
     """For callers that have no client."""
     return False
 
@@ -28,7 +28,7 @@ class Threads:
         self.parsing = Pool(min(4, max(2, os.cpu_count() or 1)))
         self.puts = Pool(32)  # bound by the disk: these share an fsync
         self.batches = Pool(8)
-        self.looks = Pool(4)
+        self.reads = Pool(4)
 
 
 class Pool:
@@ -48,18 +48,18 @@ class Pool:
             raise
 
 
-class Signal:
+class BroadcastEvent:
     """Wakes everybody who waits now; nothing is remembered for those who come later."""
 
     def __init__(self) -> None:
         self._next: asyncio.Event | None = None
 
-    def fire(self) -> None:
+    def notify(self) -> None:
         if self._next is not None:
             self._next.set()
             self._next = None
 
-    def armed(self) -> asyncio.Event:
+    def subscribe(self) -> asyncio.Event:
         """The event of the next :meth:`fire`. Take it before looking, then wait on it."""
         if self._next is None:
             self._next = asyncio.Event()

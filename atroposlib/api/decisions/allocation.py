@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from math import ceil, floor
 
-from atroposlib.api.common.records import EnvEntry, Tally
+from atroposlib.api.common.records import BatchMember, EnvEntry, GroupCount
+from atroposlib.errors import ConfigError
 from atroposlib.wire import EnvStatus
 
 MIN_ENV_WEIGHT = 0.01  # below it an env would get no inference slot at all and never recover
+UNBOUNDED = 2**62  # more sequences than any run has; still fits the integers of every store
 _ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004, which must stay 3
 
 
@@ -53,16 +56,18 @@ class Supply:
     all_beyond: int
 
 
-def supply_of(live: Sequence[EnvEntry], held: Sequence[Tally], batch_size: int) -> Supply:
+def supply_of(live: Sequence[EnvEntry], held: Sequence[GroupCount], batch_size: int) -> Supply:
     """``held`` counts queued, leased and buffered groups alike: an env that saw only the
     queue would overshoot its off-policy bound by each batch in training."""
     minima = minima_of(live)
-    largest = max((tally.n_seq for tally in held), default=1)
+    largest = max((group_count.n_seq for group_count in held), default=1)
     own: dict[int | None, int] = {}
     own_largest: dict[int | None, int] = {}
-    for tally in held:
-        own[tally.env] = own.get(tally.env, 0) + tally.sequences
-        own_largest[tally.env] = max(own_largest.get(tally.env, 1), tally.n_seq)
+    for group_count in held:
+        own[group_count.env] = own.get(group_count.env, 0) + group_count.sequences
+        own_largest[group_count.env] = max(
+            own_largest.get(group_count.env, 1), group_count.n_seq
+        )
     beyond = {}
     for env, count in own.items():
         reserved = floor(batch_size * minima.get(env, 0.0)) if env is not None else 0
@@ -107,3 +112,62 @@ def env_status(
         env_weight=env_weight(asking, supply),
         policy_version=policy_version,
     )
+
+
+# --- admission ------------------------------------------------------------------------
+
+
+def budget(
+    batch_size: int,
+    max_staleness: int | None,
+    policy_version: int,
+    base_version: int,
+    admission_base: int,
+) -> int:
+    """Sequences that may be accepted or admitted over the whole run (see ``Store.admit``).
+
+    A sequence that begins now is trained at the latest after everything accepted or
+    admitted before it; each version trains one batch. So ``max_staleness`` batches may be
+    ahead of the one in training, plus one for each version since ``base_version``.
+
+    The count begins anew at each registration and rewind: ``base_version`` is the policy
+    version then and ``admission_base`` the sequences trained by then. Otherwise a trainer
+    that restarts at an older version would find the budget spent, for ever.
+
+    Example: batches of 8, staleness 1, two versions after the base: (1 + 2 + 1) * 8 = 32.
+    """
+    if max_staleness is None:
+        return UNBOUNDED
+    versions = max(0, policy_version - base_version)
+    return admission_base + (max_staleness + versions + 1) * batch_size
+
+
+# --- shards ---------------------------------------------------------------------------
+
+
+def shard(
+    members: Sequence[BatchMember], world_size: int, rank: int
+) -> tuple[BatchMember, ...]:
+    """The members of ``rank``, oldest first; every member is in exactly one shard.
+
+    No shard is empty if there are as many groups as ranks.
+
+    Raises:
+        ConfigError: there is no such rank.
+    """
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank {rank} is not one of 0 .. {world_size - 1}")
+    loads = [(0, place) for place in range(world_size)]  # (tokens, rank): ties to the first
+    heapify(loads)
+    mine = []
+    for member in sorted(members, key=lambda member: (-_cost(member), member.gid)):
+        tokens, place = loads[0]
+        if place == rank:
+            mine.append(member)
+        heapreplace(loads, (tokens + _cost(member), place))
+    return tuple(sorted(mine, key=lambda member: member.gid))
+
+
+def _cost(member: BatchMember) -> int:
+    """Trained tokens. At least one a row: groups that train nothing spread out as well."""
+    return max(member.n_tokens, member.n_seq, 1)

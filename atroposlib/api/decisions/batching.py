@@ -10,24 +10,72 @@ whenever one exists, and its groups are trained on oldest first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from atroposlib.api.common.records import GroupSummary, Selection
 from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.blocked import no_batch
 from atroposlib.api.decisions.exact_fill import first_exact
-from atroposlib.api.decisions.staleness import StalenessRule
+from atroposlib.wire import StalenessPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessRule:
+    """What a claim does with old groups; ``max_staleness`` None sets no bound."""
+
+    policy: StalenessPolicy = "keep"
+    max_staleness: int | None = None  # policy versions
+    policy_version: int = 0  # now
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest version within the bound, if there is a bound to enforce."""
+        if self.policy == "keep" or self.max_staleness is None:
+            return None
+        return self.policy_version - self.max_staleness
+
+    @property
+    def mask_below(self) -> int | None:
+        """Tokens of versions below it are masked at delivery. None: nothing is masked."""
+        return self.oldest_version if self.policy == "mask" else None
+
+    def drops(self, group: GroupSummary) -> bool:
+        """Whether a claim frees ``group`` instead of delivering it."""
+        if self.policy != "drop" or self.oldest_version is None:
+            return False
+        version = version_of(group)
+        return version is not None and version < self.oldest_version
+
+    def split(
+        self, queue: Iterable[GroupSummary]
+    ) -> tuple[list[GroupSummary], tuple[int, ...]]:
+        """The groups that may be trained on, and the gids of those to be freed."""
+        fresh, stale = [], []
+        for group in queue:
+            if self.drops(group):
+                stale.append(group.gid)
+            else:
+                fresh.append(group)
+        return fresh, tuple(stale)
+
+
+def version_of(group: GroupSummary) -> int | None:
+    """Its own version, or for a sender that names none the newest it can have: that of
+    its arrival. None if neither is known."""
+    return group.version if group.version is not None else group.arrived_version
+
 
 KEEP_ALL = StalenessRule()
 
 
 def choose(
     queue: Sequence[GroupSummary],
-    mix_bytes: bytes | None = None,
+    state_bytes: bytes | None = None,
     *,
     batch_size: int,
     needs: Mapping[int, int] | None = None,
-    weights: fair_share.Weights | None = None,
+    weights: fair_share.EnvWeights | None = None,
     names: Mapping[int, str] | None = None,
     policy: StalenessRule = KEEP_ALL,
 ) -> Selection:
@@ -46,7 +94,7 @@ def choose(
     """
     needs, weights = needs or {}, weights or {}
     fresh, dropped = policy.split(queue)
-    state = fair_share.decode(mix_bytes)
+    state = fair_share.decode(state_bytes)
     ordered = fair_share.order(fresh, weights, state)
     places = first_exact([(group.env, group.n_seq) for group in ordered], batch_size, needs)
     if places is None:
@@ -58,11 +106,11 @@ def choose(
         gids=tuple(sorted(group.gid for group in chosen)),
         dropped=dropped,
         min_version=policy.mask_below,
-        mix=fair_share.encode(fair_share.after(state, fresh, chosen, weights)),
+        fair_share=fair_share.encode(fair_share.after(state, fresh, chosen, weights)),
     )
 
 
-def whole(buffer: Sequence[tuple[int, int]], expected: int) -> list[int]:
+def complete_buffer(buffer: Sequence[tuple[int, int]], expected: int) -> list[int]:
     """The gids of the earliest groups of a buffer that add up to ``expected`` sequences.
 
     ``buffer`` lists (gid, n_seq), oldest first. Empty if nothing adds up.

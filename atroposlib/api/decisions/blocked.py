@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from atroposlib.api.common.records import GroupState, Tally
-from atroposlib.api.decisions.exact_fill import Key, exists, least_sum
+from atroposlib.api.common.records import GroupCount, GroupState
+from atroposlib.api.decisions.exact_fill import Key, is_feasible, min_sum
 
 Counts = Mapping[Key, int]  # groups queued, by (env, n_seq)
 
 
-def obstacle(
-    tallies: Iterable[Tally],
+def blocked_reason(
+    group_counts: Iterable[GroupCount],
     batch_size: int,
     needs: Mapping[int, int],
     names: Mapping[int, str] | None = None,
@@ -26,10 +26,10 @@ def obstacle(
     A claim may still find that too many of them are stale.
     """
     counts: Counter[Key] = Counter()
-    for tally in tallies:
-        if tally.state is GroupState.PENDING:
-            counts[tally.env, tally.n_seq] += tally.groups
-    if exists(counts, batch_size, needs):
+    for group_count in group_counts:
+        if group_count.state is GroupState.PENDING:
+            counts[group_count.env, group_count.n_seq] += group_count.groups
+    if is_feasible(counts, batch_size, needs):
         return None
     return no_batch(counts, batch_size, needs, names or {})
 
@@ -99,7 +99,7 @@ def _impossible_minima(
     }
     if not needs or not all(sizes.values()):
         return None
-    least = {env: least_sum(sizes[env], need, batch_size) for env, need in needs.items()}
+    least = {env: min_sum(sizes[env], need, batch_size) for env, need in needs.items()}
     total = sum(count or batch_size + 1 for count in least.values())
     if total <= batch_size:
         return None
@@ -122,12 +122,12 @@ def _no_combination(
     listed = _listed(f"{count} of size {size}" for size, count in sorted(sizes.items()))
     reason = f"no combination of the queued groups ({listed}) makes exactly {batch_size}"
     endless = {key: batch_size for key in usable}
-    if needs and exists(usable, batch_size):
+    if needs and is_feasible(usable, batch_size):
         minima = _listed(f"{_call(env, names)} at least {need}" for env, need in needs.items())
         reason += f" sequences with the minimum allocations kept ({minima})"
     else:
         reason += " sequences"
-    if exists(endless, batch_size, needs):
+    if is_feasible(endless, batch_size, needs):
         return reason + ": waiting for groups that fill the gap"
     return reason + ": choose a batch size that the group sizes divide"
 

@@ -55,7 +55,7 @@ def first_exact(
     return chosen
 
 
-def exists(
+def is_feasible(
     counts: Mapping[Key, int], target: int, needs: Mapping[int, int] | None = None
 ) -> bool:
     """Whether so many groups of each (env, size) contain an exact choice."""
@@ -67,7 +67,7 @@ def exists(
     return target > 0 and _reaches(merged, target, needs)
 
 
-def least_sum(sizes: Iterable[int], need: int, limit: int) -> int | None:
+def min_sum(sizes: Iterable[int], need: int, limit: int) -> int | None:
     """The least sum, ``need`` or more, of any number of these sizes. None: above ``limit``."""
     sums = _subset_sums({size: limit // size for size in sizes}, limit) >> need << need
     return (sums & -sums).bit_length() - 1 if sums else None

@@ -23,14 +23,14 @@ from atroposlib.api.common.records import GroupSummary
 from atroposlib.api.decisions.allocation import MIN_ENV_WEIGHT
 from atroposlib.errors import StoreError
 
-Weights = Mapping[int | None, float]
+EnvWeights = Mapping[int | None, float]
 DEFAULT_WEIGHT = 1.0  # of groups without env, and of envs that are not listed
 # Deficits stay within so many batches (or largest groups), or a share that the sizes of
 # groups make impossible would be held against the others for the rest of the run.
 CREDIT_BATCHES = 4
 
 
-class EnvMix(msgspec.Struct, frozen=True):
+class EnvBalance(msgspec.Struct, frozen=True):
     """How one environment stands: tokens it is behind (or, negative, ahead), and had."""
 
     env: int | None
@@ -38,33 +38,35 @@ class EnvMix(msgspec.Struct, frozen=True):
     trained: int = 0  # tokens
 
 
-class Mix(msgspec.Struct, frozen=True):
+class FairShareState(msgspec.Struct, frozen=True):
     """The document that goes from one batch to the next."""
 
-    envs: tuple[EnvMix, ...] = ()
+    envs: tuple[EnvBalance, ...] = ()
 
 
-def encode(mix: Mix) -> bytes:
-    return msgspec.json.encode(mix)
+def encode(state: FairShareState) -> bytes:
+    return msgspec.json.encode(state)
 
 
-def decode(document: bytes | None) -> Mix:
+def decode(document: bytes | None) -> FairShareState:
     """The mix as last saved; None is a run without batches.
 
     Raises:
         StoreError: it is not such a document.
     """
     if document is None:
-        return Mix()
+        return FairShareState()
     try:
-        return msgspec.json.decode(document, type=Mix)
+        return msgspec.json.decode(document, type=FairShareState)
     except msgspec.MsgspecError as error:
         raise StoreError(f"the stored mix of environments cannot be read: {error}") from None
 
 
-def order(queue: Sequence[GroupSummary], weights: Weights, mix: Mix) -> list[GroupSummary]:
+def order(
+    queue: Sequence[GroupSummary], weights: EnvWeights, state: FairShareState
+) -> list[GroupSummary]:
     """``queue`` (oldest first) in the order of service; first come, first served in an env."""
-    deficits = {entry.env: entry.deficit for entry in mix.envs}
+    deficits = {entry.env: entry.deficit for entry in state.envs}
     spent: defaultdict[int | None, float] = defaultdict(float)
     rounds: list[tuple[float, int]] = []
     for place, group in enumerate(queue):
@@ -76,8 +78,11 @@ def order(queue: Sequence[GroupSummary], weights: Weights, mix: Mix) -> list[Gro
 
 
 def after(
-    mix: Mix, queue: Sequence[GroupSummary], chosen: Iterable[GroupSummary], weights: Weights
-) -> Mix:
+    state: FairShareState,
+    queue: Sequence[GroupSummary],
+    chosen: Iterable[GroupSummary],
+    weights: EnvWeights,
+) -> FairShareState:
     """The mix once ``chosen`` of ``queue`` became a batch.
 
     Envs with groups queued shared the tokens of this batch by weight. Whoever has nothing
@@ -92,20 +97,20 @@ def after(
     present = {group.env for group in queue} | had.keys()
     left = {group.env for group in queue if group.gid not in taken}
     batch = sum(had.values())
-    deficits = {entry.env: entry.deficit for entry in mix.envs}
+    deficits = {entry.env: entry.deficit for entry in state.envs}
     deficits = _settled(deficits, had, present, batch, weights)
     for env in deficits.keys() - left:
         deficits[env] = min(0.0, deficits[env])
     bound = CREDIT_BATCHES * max([batch, *map(cost, queue)])
     deficits = _balanced(deficits, left, weights, bound)
-    trained = {entry.env: entry.trained for entry in mix.envs}
+    trained = {entry.env: entry.trained for entry in state.envs}
     for group in picked:
         trained[group.env] = trained.get(group.env, 0) + group.n_tokens
     known = sorted(
         trained.keys() | deficits.keys(), key=lambda env: (env is not None, env or 0)
     )
-    return Mix(
-        tuple(EnvMix(env, deficits.get(env, 0.0), trained.get(env, 0)) for env in known)
+    return FairShareState(
+        tuple(EnvBalance(env, deficits.get(env, 0.0), trained.get(env, 0)) for env in known)
     )
 
 
@@ -114,7 +119,7 @@ def _settled(
     had: Mapping[int | None, int],
     present: set[int | None],
     batch: int,
-    weights: Weights,
+    weights: EnvWeights,
 ) -> dict[int | None, float]:
     """What each was due of ``batch`` tokens is added, what it had is taken off."""
     total = sum(_weight(weights, env) for env in present)
@@ -129,7 +134,7 @@ def _settled(
 def _balanced(
     deficits: Mapping[int | None, float],
     left: set[int | None],
-    weights: Weights,
+    weights: EnvWeights,
     bound: float,
 ) -> dict[int | None, float]:
     """Deficits of those who wait add up to nothing, so a newcomer with 0 is on a par."""
@@ -149,17 +154,17 @@ def cost(group: GroupSummary) -> int:
     return max(group.n_tokens, group.n_seq, 1)
 
 
-def realised(mix: Mix) -> dict[int | None, float]:
+def realised_shares(state: FairShareState) -> dict[int | None, float]:
     """The share of each env in the trained tokens of the run so far."""
-    total = sum(entry.trained for entry in mix.envs)
-    return {entry.env: entry.trained / total if total else 0.0 for entry in mix.envs}
+    total = sum(entry.trained for entry in state.envs)
+    return {entry.env: entry.trained / total if total else 0.0 for entry in state.envs}
 
 
-def asked(weights: Weights) -> dict[int | None, float]:
+def target_shares(weights: EnvWeights) -> dict[int | None, float]:
     """The share of each env while all of them have groups queued."""
     total = sum(_weight(weights, env) for env in weights)
     return {env: _weight(weights, env) / total for env in weights}
 
 
-def _weight(weights: Weights, env: int | None) -> float:
+def _weight(weights: EnvWeights, env: int | None) -> float:
     return max(MIN_ENV_WEIGHT, weights.get(env, DEFAULT_WEIGHT))

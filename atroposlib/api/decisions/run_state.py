@@ -21,9 +21,9 @@ from atroposlib.api.common.records import EnvEntry
 from atroposlib.errors import ConfigError, InvalidGroup, NotRegistered, UnknownEnv
 from atroposlib.wire import RegisterEnv, Registration, StalenessPolicy
 
-SILENT_AFTER_S = 300.0  # an env that says nothing for so long no longer holds a share
-MOST_KEY_CHARACTERS = 256
-MOST_ENVS = 10_000  # of one run, the gone ones included: ids are never used twice
+ENV_TIMEOUT_S = 300.0  # an env that says nothing for so long no longer holds a share
+MAX_KEY_CHARACTERS = 256
+MAX_ENVS = 10_000  # of one run, the gone ones included: ids are never used twice
 
 
 class RunState(str, Enum):
@@ -34,7 +34,7 @@ class RunState(str, Enum):
     STARTED = "STARTED"  # the trainer asked for a batch; environments may join
 
 
-class Registered(msgspec.Struct, frozen=True, kw_only=True):
+class TrainerRegistration(msgspec.Struct, frozen=True, kw_only=True):
     """The registration in force; see :class:`atroposlib.wire.Registration`."""
 
     wandb_group: str
@@ -58,13 +58,13 @@ class SentBatch(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a run that is not a group. ``run_id`` is empty before it begins."""
 
     state: RunState = RunState.EMPTY
     run_id: str = ""
     policy_version: int = 0
-    trainer: Registered | None = None
+    trainer: TrainerRegistration | None = None
     envs: tuple[EnvEntry, ...] = ()
     sent: SentBatch | None = None
     # Where the staleness budget of /admission counts from: the policy version, and the
@@ -75,7 +75,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     seen: Mapping[int, float] = {}
 
     @property
-    def registration(self) -> Registered:
+    def registration(self) -> TrainerRegistration:
         """The registration in force.
 
         Raises:
@@ -93,7 +93,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 # --- events -------------------------------------------------------------------------
 
 
-def register(run: Run, body: Registration, fresh_id: str, trained: int) -> Run:
+def register(run: RunRecord, body: Registration, fresh_id: str, trained: int) -> RunRecord:
     """A trainer opens the run, or a restarted one takes it over.
 
     The policy version starts at ``starting_step``: after step k the servers hold version
@@ -107,20 +107,20 @@ def register(run: Run, body: Registration, fresh_id: str, trained: int) -> Run:
         state=RunState.REGISTERED if run.state is RunState.EMPTY else run.state,
         run_id=run.run_id or fresh_id,
         policy_version=body.starting_step,
-        trainer=Registered(**body.model_dump()),
+        trainer=TrainerRegistration(**body.model_dump()),
         base_version=body.starting_step,
         admission_base=trained,
     )
 
 
-def rebased(run: Run, trained: int) -> Run:
+def rebase(run: RunRecord, trained: int) -> RunRecord:
     """The trainer went back to a checkpoint, after which ``trained`` sequences count."""
     return msgspec.structs.replace(
         run, base_version=run.policy_version, admission_base=trained
     )
 
 
-def start(run: Run) -> Run:
+def start(run: RunRecord) -> RunRecord:
     """The trainer asked for its first batch.
 
     Raises:
@@ -130,14 +130,14 @@ def start(run: Run) -> Run:
     return msgspec.structs.replace(run, state=RunState.STARTED)
 
 
-def join(run: Run, body: RegisterEnv) -> tuple[Run, EnvEntry]:
+def join(run: RunRecord, body: RegisterEnv) -> tuple[RunRecord, EnvEntry]:
     """An environment joins a started run; its id is the next index.
 
     Raises:
         ConfigError: there are too many.
     """
-    if len(run.envs) >= MOST_ENVS:
-        raise ConfigError(f"this run has had {MOST_ENVS} environments: reset it to begin anew")
+    if len(run.envs) >= MAX_ENVS:
+        raise ConfigError(f"this run has had {MAX_ENVS} environments: reset it to begin anew")
     namesakes = sum(env.desired_name == body.desired_name for env in run.envs)
     entry = EnvEntry(
         env_id=len(run.envs),
@@ -147,7 +147,7 @@ def join(run: Run, body: RegisterEnv) -> tuple[Run, EnvEntry]:
     return msgspec.structs.replace(run, envs=(*run.envs, entry)), entry
 
 
-def leave(run: Run, env_id: int) -> Run:
+def leave(run: RunRecord, env_id: int) -> RunRecord:
     """An environment says goodbye: it keeps its id and holds no share any more."""
     gone = msgspec.structs.replace(find_env(run, env_id), connected=False)
     return msgspec.structs.replace(
@@ -155,13 +155,13 @@ def leave(run: Run, env_id: int) -> Run:
     )
 
 
-def announce(run: Run, version: int) -> Run:
+def announce(run: RunRecord, version: int) -> RunRecord:
     """New weights are everywhere. An older version never overwrites a newer one."""
     run.registration
     return msgspec.structs.replace(run, policy_version=max(run.policy_version, version))
 
 
-def sent(run: Run, got: SentBatch) -> Run:
+def sent(run: RunRecord, got: SentBatch) -> RunRecord:
     """A reply to GET /batch went out whole; an older one never overwrites a newer one."""
     last = run.sent
     if last is not None and last.generation == got.generation:
@@ -170,7 +170,7 @@ def sent(run: Run, got: SentBatch) -> Run:
     return msgspec.structs.replace(run, sent=got)
 
 
-def require_run(run: Run, run_id: str | None) -> None:
+def require_run(run: RunRecord, run_id: str | None) -> None:
     """Refuse a caller of another run, whose env ids would mean somebody else here.
 
     Raises:
@@ -180,7 +180,7 @@ def require_run(run: Run, run_id: str | None) -> None:
         raise UnknownEnv("that run is over: POST /register-env again")
 
 
-def find_env(run: Run, env_id: int, run_id: str | None = None) -> EnvEntry:
+def find_env(run: RunRecord, env_id: int, run_id: str | None = None) -> EnvEntry:
     """The environment that calls.
 
     Raises:
@@ -195,7 +195,9 @@ def find_env(run: Run, env_id: int, run_id: str | None = None) -> EnvEntry:
 # --- where a group goes -------------------------------------------------------------
 
 
-def expected_size(run: Run, env_id: int | None, rows: int, declared: int | None) -> int | None:
+def expected_size(
+    run: RunRecord, env_id: int | None, rows: int, declared: int | None
+) -> int | None:
     """Sequences that a group waits for in the buffer of its env; None: straight to the queue.
 
     Only a group smaller than its env's size can be completed by others, so only such a
@@ -220,7 +222,7 @@ def require_key(key: str | None) -> None:
     Raises:
         InvalidGroup: it is too long, or holds a character that databases refuse in text.
     """
-    if key is not None and len(key) > MOST_KEY_CHARACTERS:
-        raise InvalidGroup("idempotency_key", "", f"at most {MOST_KEY_CHARACTERS} characters")
+    if key is not None and len(key) > MAX_KEY_CHARACTERS:
+        raise InvalidGroup("idempotency_key", "", f"at most {MAX_KEY_CHARACTERS} characters")
     if key is not None and "\0" in key:
         raise InvalidGroup("idempotency_key", "", "no NUL character")

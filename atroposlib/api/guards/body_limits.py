@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atroposlib.api.codec.groups import GROUP_MEDIA, media_type
+from atroposlib.api.codec import GROUP_MEDIA, media_type
 from atroposlib.api.common.threads import Pool
 from atroposlib.api.guards.inflate import (
     BodyTooLarge,

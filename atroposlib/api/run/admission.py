@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from functools import partial
 
-from atroposlib.api.common.records import Admission, EnvEntry
-from atroposlib.api.decisions.admission import budget
+from atroposlib.api.common.records import AdmissionGrant, EnvEntry
+from atroposlib.api.decisions.allocation import budget
 from atroposlib.api.run.context import Core
 from atroposlib.api.run.queue_stats import sequences_in, trained_sequences
 from atroposlib.errors import ConfigError
@@ -32,7 +32,7 @@ class AdmissionControl:
         admission_id = asked.admission_id or uuid.uuid4().hex
         _require_id(admission_id)
         now = core.clock()
-        wanted = Admission(admission_id, entry.env_id, asked.sequences, now + asked.ttl_s)
+        wanted = AdmissionGrant(admission_id, entry.env_id, asked.sequences, now + asked.ttl_s)
         allowed = budget(
             trainer.batch_size,
             trainer.max_staleness,
@@ -48,9 +48,9 @@ class AdmissionControl:
             return admission_id, granted, None
         return admission_id, 0, self._refusal()
 
-    async def _admit(self, wanted: Admission, allowed: int, now: float) -> int:
+    async def _admit(self, wanted: AdmissionGrant, allowed: int, now: float) -> int:
         admit = partial(self._core.store.admit, wanted, allowed, now)
-        return await self._core.threads.looks.run(admit)
+        return await self._core.threads.reads.run(admit)
 
     async def _relief(self) -> int | None:
         """A budget for one more batch where everything would wait for everything: what is
@@ -58,9 +58,9 @@ class AdmissionControl:
         core = self._core
         size = core.run.registration.batch_size
         stats = await core.holdings.look()
-        if stats.batches_open or await core.holdings.obstacle(size, core.live()) is None:
+        if stats.batches_open or await core.holdings.blocked_reason(size, core.live()) is None:
             return None
-        if await core.threads.looks.run(lambda: core.store.admitted(core.clock())):
+        if await core.threads.reads.run(lambda: core.store.admitted(core.clock())):
             return None
         return sum(sequences_in(stats).values()) + trained_sequences(stats) + size
 
@@ -74,7 +74,7 @@ class AdmissionControl:
     async def release(self, admission_id: str) -> bool:
         """Give an admission back. False if it is unknown or over."""
         _require_id(admission_id)
-        return await self._core.threads.looks.run(
+        return await self._core.threads.reads.run(
             lambda: self._core.store.release(admission_id)
         )
 

@@ -14,18 +14,16 @@ from typing import ParamSpec, TypeVar
 
 from atroposlib.api.common.records import (
     MAX_DELIVERIES,
-    Batch,
     Chooser,
     Claim,
     Delivery,
-    Rewound,
+    LeasedBatch,
+    RewindResult,
 )
-from atroposlib.api.common.threads import Gone, never_gone, wait_at_most
-from atroposlib.api.decisions.allocation import minima_of, minimum_sequences
-from atroposlib.api.decisions.batching import choose
-from atroposlib.api.decisions.run_state import Run, RunState, rebased, start
-from atroposlib.api.decisions.shards import shard
-from atroposlib.api.decisions.staleness import StalenessRule
+from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wait_at_most
+from atroposlib.api.decisions.allocation import minima_of, minimum_sequences, shard
+from atroposlib.api.decisions.batching import StalenessRule, choose
+from atroposlib.api.decisions.run_state import RunRecord, RunState, rebase, start
 from atroposlib.api.run.context import Core
 from atroposlib.api.run.queue_stats import trained_sequences
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
@@ -47,7 +45,9 @@ class Claims:
         self._core = core
         self._max_deliveries = max_deliveries
 
-    async def claim(self, asked: ClaimRequest, gone: Gone = never_gone) -> Delivery | str:
+    async def claim(
+        self, asked: ClaimRequest, is_disconnected: IsDisconnected = never_disconnects
+    ) -> Delivery | str:
         """A batch, or why there is none after ``wait_s``.
 
         Raises:
@@ -64,11 +64,11 @@ class Claims:
         now = asyncio.get_running_loop().time
         end = now() + asked.wait_s
         while True:
-            changed = self._core.groups_changed.armed()
+            changed = self._core.groups_changed.subscribe()
             got = await self._claim_once(asked)
-            if isinstance(got, Batch):
+            if isinstance(got, LeasedBatch):
                 return self._delivery(got, asked.rank)
-            if now() >= end or self._core.stopping or await gone():
+            if now() >= end or self._core.stopping or await is_disconnected():
                 return got
             pause = min(await self._longest_pause(), end - now())
             if await wait_at_most(changed, max(0.0, pause)):
@@ -95,11 +95,11 @@ class Claims:
         open_batches = (await self._core.holdings.look()).batches_open
         return OPEN_RECHECK_S if open_batches else 30.0
 
-    async def _claim_once(self, asked: ClaimRequest) -> Batch | str:
+    async def _claim_once(self, asked: ClaimRequest) -> LeasedBatch | str:
         core = self._core
         run, size = core.run, core.run.registration.batch_size
         if not (await core.holdings.look()).batches_open:
-            reason = await core.holdings.obstacle(size, core.live())
+            reason = await core.holdings.blocked_reason(size, core.live())
             if reason is not None:
                 return reason  # the usual answer to a poll; the store was not asked
         claim = Claim(
@@ -113,15 +113,15 @@ class Claims:
         )
         got = await self._blocking(core.store.claim, claim, self._chooser(run))
         core.holdings.outdated()
-        if isinstance(got, Batch):
+        if isinstance(got, LeasedBatch):
             core.metrics.delivered(got, run.policy_version)
             core.events.publish("batch", no=got.no, epoch=got.epoch, sequences=got.n_seq)
             if got.dropped:
                 core.events.publish("dropped", groups=got.dropped)
-                core.room_made.fire()
+                core.room_made.notify()
         return got
 
-    def _chooser(self, run: Run) -> Chooser:
+    def _chooser(self, run: RunRecord) -> Chooser:
         """What decides about the queue, fixed to the run as it is now."""
         trainer, live = run.registration, self._core.live()
         return partial(
@@ -135,7 +135,7 @@ class Claims:
             ),
         )
 
-    def _delivery(self, batch: Batch, rank: int | None) -> Delivery:
+    def _delivery(self, batch: LeasedBatch, rank: int | None) -> Delivery:
         if rank is None:
             return Delivery(batch, batch.members)
         return Delivery(batch, shard(batch.members, batch.world_size, rank))
@@ -196,7 +196,7 @@ class Claims:
         core.events.publish("committed", no=no, batches=freed)
         return freed
 
-    async def rewind(self, no: int, generation: int) -> Rewound:
+    async def rewind(self, no: int, generation: int) -> RewindResult:
         """Training starts again from the checkpoint that holds batches up to ``no``.
 
         Raises:
@@ -207,22 +207,22 @@ class Claims:
         rewound = await self._blocking(core.store.rewind, no, generation)
         core.groups_went()
         trained = trained_sequences(await core.holdings.look())
-        await core.keeper.change(lambda run: rebased(run, trained))
+        await core.keeper.change(lambda run: rebase(run, trained))
         core.events.publish("rewound", no=no, replayed=rewound.replayed, gone=rewound.gone)
         return rewound
 
-    async def discard(self, batch: Batch, error: CorruptPayload) -> None:
+    async def discard(self, batch: LeasedBatch, error: CorruptPayload) -> None:
         """Groups of ``batch`` are damaged: the others are delivered in another one."""
         core = self._core
         await self._blocking(core.store.discard, batch.no, error.gids)
         core.groups_went()
         core.events.publish("corrupt", no=batch.no, groups=len(error.gids))
 
-    async def give_up(self, batch: Batch) -> None:
+    async def give_up(self, batch: LeasedBatch) -> None:
         """The reply with ``batch`` did not get through: it need not wait for its lease."""
         with suppress(StaleGeneration):  # claimed again meanwhile
             await self.extend(batch.no, batch.generation, batch.epoch, lease_s=-1.0)
-            self._core.groups_changed.fire()
+            self._core.groups_changed.notify()
 
     async def _blocking(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         timed = self._core.metrics.timed

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from atroposlib.api.common.records import EnvEntry
-from atroposlib.api.common.threads import Signal, Threads
-from atroposlib.api.decisions.run_state import SILENT_AFTER_S, Run, find_env
+from atroposlib.api.common.threads import BroadcastEvent, Threads
+from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, RunRecord, find_env
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.liveness import Presence
 from atroposlib.api.run.metrics import Metrics
@@ -28,21 +28,23 @@ class Core:
         self.store = store
         self.clock = clock
         self.threads = Threads()
-        self.presence = Presence(clock, SILENT_AFTER_S)
+        self.presence = Presence(clock, ENV_TIMEOUT_S)
         self.metrics = Metrics(self._name_of)
         self.events = Events(clock)
-        self.groups_changed = Signal()  # something that a waiting claim may want to see
-        self.room_made = Signal()  # payloads were freed: a held post may fit now
-        self.holdings = Holdings(store, self.threads.looks, self.metrics)
+        self.groups_changed = (
+            BroadcastEvent()
+        )  # something that a waiting claim may want to see
+        self.room_made = BroadcastEvent()  # payloads were freed: a held post may fit now
+        self.holdings = Holdings(store, self.threads.reads, self.metrics)
         self.stopping = False  # the process is about to end: nobody waits any more
-        self.keeper = RunKeeper(store, self.threads.looks, self._on_run_change)
+        self.keeper = RunKeeper(store, self.threads.reads, self._on_run_change)
 
     @property
     def view(self) -> RunView:
         return self.keeper.view
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunRecord:
         return self.keeper.view.run
 
     def live(self) -> Sequence[EnvEntry]:
@@ -52,19 +54,19 @@ class Core:
     def stop_waiting(self) -> None:
         """Answer now whoever waits, and end the streams of events."""
         self.stopping = True
-        self.groups_changed.fire()
-        self.room_made.fire()
+        self.groups_changed.notify()
+        self.room_made.notify()
         self.events.close()
 
     def groups_came(self) -> None:
         self.holdings.outdated()
-        self.groups_changed.fire()
+        self.groups_changed.notify()
 
     def groups_went(self) -> None:
         """Batches moved on; payloads may have been freed, groups may be queued again."""
         self.holdings.outdated()
-        self.groups_changed.fire()
-        self.room_made.fire()
+        self.groups_changed.notify()
+        self.room_made.notify()
 
     async def find_env(self, env_id: int, run_id: str | None = None) -> EnvEntry:
         """The environment that calls; looks twice where others may have registered it.

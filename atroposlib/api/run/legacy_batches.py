@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from atroposlib.api.common.records import Batch, Delivery
-from atroposlib.api.common.threads import Gone, wait_at_most
-from atroposlib.api.decisions.run_state import Run, SentBatch, sent
+from atroposlib.api.common.records import Delivery, LeasedBatch
+from atroposlib.api.common.threads import IsDisconnected, wait_at_most
+from atroposlib.api.decisions.run_state import RunRecord, SentBatch, sent
 from atroposlib.api.run.claims import Claims
 from atroposlib.api.run.context import Core
 from atroposlib.api.run.run_cache import RunView
@@ -34,7 +34,9 @@ class OldTrainers:
         self._settled: asyncio.Event | None = None  # of the last reply
         self._acked: SentBatch | None = None  # so that an empty poll asks the store nothing
 
-    async def next_batch(self, gone: Gone) -> tuple[Delivery, asyncio.Event] | None:
+    async def next_batch(
+        self, is_disconnected: IsDisconnected
+    ) -> tuple[Delivery, asyncio.Event] | None:
         """Ack the batch before if it got through, and claim the next.
 
         A GET that comes before the fate of the last reply is known waits for it: a client
@@ -59,7 +61,7 @@ class OldTrainers:
                 world_size=1,
                 rank=None,
             )
-            got = await self._claims.claim(asked, gone)
+            got = await self._claims.claim(asked, is_disconnected)
             if isinstance(got, str):
                 self._settled = None
                 return None
@@ -77,11 +79,11 @@ class OldTrainers:
             self._acked = last
         return last.no
 
-    async def note_sent(self, batch: Batch) -> None:
+    async def note_sent(self, batch: LeasedBatch) -> None:
         """The reply with ``batch`` went out whole."""
         got = SentBatch(no=batch.no, epoch=batch.epoch, generation=batch.generation)
 
-        def noted(run: Run) -> Run:
+        def noted(run: RunRecord) -> RunRecord:
             # A trainer that registered since has its own last batch, and fences this one.
             return sent(run, got) if self._core.view.generation == got.generation else run
 

@@ -23,11 +23,11 @@ from prometheus_client import (
 )
 from prometheus_client.process_collector import ProcessCollector
 
-from atroposlib.api.common.records import Batch, NewGroup, Stored
+from atroposlib.api.common.records import LeasedBatch, NewGroup, Stored
 from atroposlib.wire import Lag, RunStatus, StalenessReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_ENVS = 200
+MAX_ENVS = 200
 OTHER = "other"  # every environment beyond them
 NO_ENV = "none"  # groups that name no environment
 STALENESS_WINDOW = 1000  # groups
@@ -122,7 +122,7 @@ class Metrics:
         """A request was refused; ``word`` is one of ``replies.STATUS_OF``."""
         self._refusals.labels(word).inc()
 
-    def delivered(self, batch: Batch, policy_version: int) -> None:
+    def delivered(self, batch: LeasedBatch, policy_version: int) -> None:
         """A claim handed ``batch`` over. Its age is measured the first time only."""
         if batch.epoch > 1:
             self._redelivered.inc()
@@ -189,7 +189,7 @@ class Metrics:
     def _known_label(self, name: str) -> str:
         name = name[:100]
         if name not in self._labels:
-            if len(self._labels) >= MOST_ENVS:
+            if len(self._labels) >= MAX_ENVS:
                 return OTHER
             self._labels.add(name)
         return name

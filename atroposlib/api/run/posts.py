@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from atroposlib.api.codec.parsed import Incoming
+from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import Accepted, GroupState, NewGroup, Payload, Stored
-from atroposlib.api.common.threads import Gone, never_gone, wait_at_most
-from atroposlib.api.decisions.batching import whole
+from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wait_at_most
+from atroposlib.api.decisions.batching import complete_buffer
 from atroposlib.api.decisions.run_state import (
-    Run,
+    RunRecord,
     expected_size,
     find_env,
     require_key,
@@ -38,10 +38,10 @@ LATEST_BYTES = 256 * 1024  # larger examples are read from the store while they 
 class Post:
     """One request: its groups, and who sent them."""
 
-    groups: Sequence[Incoming]
+    groups: Sequence[ParsedGroup]
     run_id: str | None = None
     caller: Caller | None = None
-    gone: Gone = never_gone
+    is_disconnected: IsDisconnected = never_disconnects
     hold_s: float = 0.0  # how long it waits for room
 
 
@@ -50,7 +50,7 @@ class Posts:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        restored = core.store.unanswered(core.clock() - UNHEARD_S)
+        restored = core.store.unconfirmed_posts(core.clock() - UNHEARD_S)
         self._unheard = Unheard(core.clock, restored)
         self._latest: tuple[int, Payload | None] | None = None
 
@@ -69,7 +69,7 @@ class Posts:
         marks = _marks(post.groups)
         known = [mark for mark in marks if mark is not None]
         await self._unheard.settle(known)
-        with self._unheard.under_way(known, post.gone):
+        with self._unheard.under_way(known, post.is_disconnected):
             absorbed = [mark is not None and self._unheard.take(mark) for mark in marks]
             taken = [mark for mark, again in zip(marks, absorbed) if again and mark]
             fresh = [g for g, again in zip(post.groups, absorbed) if not again]
@@ -79,27 +79,27 @@ class Posts:
             finally:
                 if accepted is None:  # nothing came of this repeat: the next one may be it
                     self._unheard.remember(taken)
-            if known and await post.gone():
+            if known and await post.is_disconnected():
                 self._unheard.remember(known)
         await core.heard_of(*{group.env_id for group in post.groups})
         answers = iter(accepted)
         return [_ABSORBED if again else next(answers) for again in absorbed]
 
-    async def _keep(self, post: Post, groups: Sequence[Incoming]) -> list[Accepted]:
+    async def _keep(self, post: Post, groups: Sequence[ParsedGroup]) -> list[Accepted]:
         """Put, and wait for room within the hold of the post."""
         now = asyncio.get_running_loop().time
         end = now() + post.hold_s
         while True:
-            room = self._core.room_made.armed()
+            room = self._core.room_made.subscribe()
             try:
                 return await self._put(post, groups)
             except StoreFull:
                 # Nothing is kept yet, so a post that nobody waits for any more may end.
-                if now() >= end or self._core.stopping or await post.gone():
+                if now() >= end or self._core.stopping or await post.is_disconnected():
                     raise
             await wait_at_most(room, min(RELOOK_S, max(0.0, end - now())))
 
-    async def _put(self, post: Post, groups: Sequence[Incoming]) -> list[Accepted]:
+    async def _put(self, post: Post, groups: Sequence[ParsedGroup]) -> list[Accepted]:
         core = self._core
         for _ in range(MOST_ATTEMPTS):
             view = core.view
@@ -112,7 +112,9 @@ class Posts:
             await self._require_room(new)
             try:
                 stored = await core.threads.puts.run(
-                    partial(core.metrics.timed, core.store.put, new, view.revision, whole)
+                    partial(
+                        core.metrics.timed, core.store.put, new, view.revision, complete_buffer
+                    )
                 )
             except RunChanged:
                 await core.keeper.refresh()
@@ -138,14 +140,14 @@ class Posts:
         for group in new:
             coming[group.env] += len(group.payload)
         held: Counter[int | None] = Counter()
-        for tally in (await holdings.look()).tallies:
-            held[tally.env] += tally.n_bytes
+        for group_count in (await holdings.look()).group_counts:
+            held[group_count.env] += group_count.n_bytes
         for env, n_bytes in coming.items():
             if env is not None and held[env] and held[env] + n_bytes > bound // 2:
                 raise StoreFull(f"env {env} holds half of the room: wait for the trainer")
 
     def _note(
-        self, groups: Sequence[Incoming], new: Sequence[NewGroup], stored: Sequence[Stored]
+        self, groups: Sequence[ParsedGroup], new: Sequence[NewGroup], stored: Sequence[Stored]
     ) -> None:
         """What is kept is durable: tell the counters and the waiting."""
         core = self._core
@@ -176,7 +178,7 @@ class Posts:
         if payload is not None:
             return payload
         try:
-            [stored] = await self._core.threads.looks.run(lambda: self._core.store.read([gid]))
+            [stored] = await self._core.threads.reads.run(lambda: self._core.store.read([gid]))
         except CorruptPayload:  # trained on and freed since
             return None
         return stored
@@ -190,19 +192,19 @@ class Posts:
 _ABSORBED = Accepted(duplicate=True, buffered=False, buffer_size=0)
 
 
-def _marks(groups: Iterable[Incoming]) -> list[Mark | None]:
+def _marks(groups: Iterable[ParsedGroup]) -> list[Mark | None]:
     return [None if g.key is not None else (g.env_id, g.digest) for g in groups]
 
 
 def _checked(
-    post: Post, groups: Iterable[Incoming], run: Run, arrived: float
+    post: Post, groups: Iterable[ParsedGroup], run: RunRecord, arrived: float
 ) -> list[NewGroup]:
     """The groups as the store takes them, if ``run`` can use them."""
     require_run(run, post.run_id)
     return [_new_group(post, group, run, arrived) for group in groups]
 
 
-def _new_group(post: Post, incoming: Incoming, run: Run, arrived: float) -> NewGroup:
+def _new_group(post: Post, incoming: ParsedGroup, run: RunRecord, arrived: float) -> NewGroup:
     env_id = incoming.env_id
     require_env(post.caller, None if env_id is None else find_env(run, env_id).desired_name)
     require_key(incoming.key)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from time import monotonic
 
-from atroposlib.api.common.records import EnvEntry, GroupState, StoreStats, Totals
+from atroposlib.api.common.records import EnvEntry, GroupState, StateTotals, StoreStats
 from atroposlib.api.common.threads import Pool
 from atroposlib.api.decisions.allocation import (
     Supply,
@@ -18,12 +18,12 @@ from atroposlib.api.decisions.allocation import (
     minimum_sequences,
     supply_of,
 )
-from atroposlib.api.decisions.blocked import obstacle
+from atroposlib.api.decisions.blocked import blocked_reason
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S
 from atroposlib.api.store import Store
 
-_NOTHING = Totals()
+_NOTHING = StateTotals()
 
 
 class Holdings:
@@ -85,11 +85,11 @@ class Holdings:
         known = self._supply
         if known and known[0] is stats and known[1] is live and known[2] == batch_size:
             return known[3]
-        supply = supply_of(live, stats.tallies, batch_size)
+        supply = supply_of(live, stats.group_counts, batch_size)
         self._supply = (stats, live, batch_size, supply)
         return supply
 
-    async def obstacle(self, batch_size: int, live: Sequence[EnvEntry]) -> str | None:
+    async def blocked_reason(self, batch_size: int, live: Sequence[EnvEntry]) -> str | None:
         """Why the queued groups hold no batch; None if a claim is worth it."""
         stats = await self.look()
         about = (batch_size, tuple(env.env_id for env in live))
@@ -99,7 +99,7 @@ class Holdings:
         needs = minimum_sequences(minima_of(live), batch_size)
         names = {env.env_id: env.wandb_name for env in live}
         reason = await self._pool.run(
-            lambda: obstacle(stats.tallies, batch_size, needs, names)
+            lambda: blocked_reason(stats.group_counts, batch_size, needs, names)
         )
         self._reason = (stats, about, reason)
         return reason
@@ -108,13 +108,13 @@ class Holdings:
 def sequences_in(stats: StoreStats) -> Mapping[GroupState, int]:
     """Sequences held, by state."""
     sequences = {state: 0 for state in GroupState}
-    for tally in stats.tallies:
-        sequences[tally.state] += tally.sequences
+    for group_count in stats.group_counts:
+        sequences[group_count.state] += group_count.sequences
     return sequences
 
 
 def trained_sequences(stats: StoreStats) -> int:
     """Sequences of all batches acked so far in this run."""
-    ends = stats.ends
+    ends = stats.totals
     states = (GroupState.ACKED, GroupState.COMMITTED)
     return sum(ends.get(state, _NOTHING).sequences for state in states)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from atroposlib.api.common.records import Unanswered
-from atroposlib.api.common.threads import Gone, wait_at_most
+from atroposlib.api.common.records import UnconfirmedPost
+from atroposlib.api.common.threads import IsDisconnected, wait_at_most
 
 UNHEARD_S = 60.0  # how long after a lost answer a repeat of the post is expected
 MOST_UNHEARD = 20_000
@@ -25,14 +25,16 @@ Mark = tuple[int | None, bytes]  # env and digest of the payload
 
 @dataclass(eq=False)
 class _Post:
-    gone: Gone
+    is_disconnected: IsDisconnected
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Unheard:
     """Which keyless groups may come again. Ages are measured with the clock of the API."""
 
-    def __init__(self, clock: Callable[[], float], restored: Iterable[Unanswered]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], restored: Iterable[UnconfirmedPost]
+    ) -> None:
         self._clock = clock
         self._until: dict[Mark, list[float]] = {}  # one entry for each group kept
         self._size = 0
@@ -71,9 +73,11 @@ class Unheard:
         self._size = 0
 
     @contextmanager
-    def under_way(self, marks: Sequence[Mark], gone: Gone) -> Iterator[None]:
+    def under_way(
+        self, marks: Sequence[Mark], is_disconnected: IsDisconnected
+    ) -> Iterator[None]:
         """A post with these groups is being handled."""
-        post = _Post(gone)
+        post = _Post(is_disconnected)
         distinct = set(marks)
         for mark in distinct:
             self._under_way.setdefault(mark, []).append(post)
@@ -91,5 +95,5 @@ class Unheard:
         they are done is it known whether this one repeats something that was kept."""
         for mark in set(marks):
             for post in list(self._under_way.get(mark, ())):
-                if await post.gone():
+                if await post.is_disconnected():
                     await wait_at_most(post.done, _ORPHAN_PATIENCE_S)

@@ -18,7 +18,7 @@ import msgspec
 
 from atroposlib.api.common.records import RunDocument
 from atroposlib.api.common.threads import Pool
-from atroposlib.api.decisions.run_state import Run
+from atroposlib.api.decisions.run_state import RunRecord
 from atroposlib.api.store import Store
 from atroposlib.errors import AtroposError, RunChanged, StoreError
 
@@ -30,14 +30,14 @@ SHARED_STORE_LAG_S = 0.25  # how old a copy of a store with other writers may be
 class RunView:
     """The run, and the revision and trainer generation that the store counts with it."""
 
-    run: Run
+    run: RunRecord
     revision: int
     generation: int
 
 
 @dataclass(eq=False, slots=True)
 class _Change:
-    event: Callable[[Run], Run]
+    event: Callable[[RunRecord], RunRecord]
     fence: bool
     view: RunView | None = None  # once it is saved
     error: AtroposError | None = None  # once it is refused
@@ -57,7 +57,9 @@ class RunKeeper:
         self.view = _view_of(store.load())
         self._looked_at = monotonic()
 
-    async def change(self, event: Callable[[Run], Run], *, fence: bool = False) -> RunView:
+    async def change(
+        self, event: Callable[[RunRecord], RunRecord], *, fence: bool = False
+    ) -> RunView:
         """Apply ``event`` to the run as it is now; a view of the run that has it.
 
         Changes that come while another is being saved are saved together: hundreds of
@@ -149,7 +151,7 @@ def _without_fence(waiting: Sequence[_Change]) -> list[_Change]:
     return list(takewhile(lambda change: not change.fence, waiting))
 
 
-def _after(run: Run, group: Sequence[_Change]) -> Run:
+def _after(run: RunRecord, group: Sequence[_Change]) -> RunRecord:
     """The run after all changes of ``group`` that it does not refuse."""
     for change in group:
         change.error = None
@@ -167,7 +169,11 @@ def _refuse(group: Sequence[_Change], error: AtroposError) -> None:
 
 def _view_of(document: RunDocument) -> RunView:
     try:
-        run = msgspec.json.decode(document.body, type=Run) if document.body else Run()
+        run = (
+            msgspec.json.decode(document.body, type=RunRecord)
+            if document.body
+            else RunRecord()
+        )
     except msgspec.MsgspecError as error:
         raise StoreError(f"the stored run cannot be read: {error}") from error
     return RunView(run, document.revision, document.generation)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from atroposlib.api.common.records import MAX_DELIVERIES, EnvEntry
 from atroposlib.api.decisions import run_state
-from atroposlib.api.decisions.run_state import Run, RunState
+from atroposlib.api.decisions.run_state import RunRecord, RunState
 from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run import status
@@ -58,15 +58,15 @@ class RolloutService:
         self.old_trainers = OldTrainers(self.core, self.claims)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunRecord:
         return self.core.run
 
     def resumed(self) -> str | None:
         """One line about what the store brought along; None if it brought nothing."""
         stats = self.store.stats()
-        if self.run == Run() and not stats.tallies:
+        if self.run == RunRecord() and not stats.group_counts:
             return None
-        groups = sum(tally.groups for tally in stats.tallies)
+        groups = sum(group_count.groups for group_count in stats.group_counts)
         return (
             f"run {self.run.run_id[:8]} {self.run.state.value}: {groups} groups held, "
             f"{stats.batches_acked} batches acked, policy version {self.run.policy_version}"
@@ -110,7 +110,7 @@ class RolloutService:
     async def reset(self) -> None:
         """Forget the run and all groups. Ids of its environments mean nothing any more."""
         core = self.core
-        document = await core.threads.looks.run(self.store.reset)
+        document = await core.threads.reads.run(self.store.reset)
         core.keeper.adopt(document)
         self.posts.forget()
         core.groups_went()
@@ -136,7 +136,7 @@ class RolloutService:
             return None
         joined: list[EnvEntry] = []
 
-        def join(run: Run) -> Run:
+        def join(run: RunRecord) -> RunRecord:
             joined.clear()
             if run.state is not RunState.STARTED:  # reset meanwhile
                 return run
@@ -161,7 +161,7 @@ class RolloutService:
         entry = await self.core.find_env(who.env_id, who.run_id)
         require_env(caller, entry.desired_name)
 
-        def leave(run: Run) -> Run:
+        def leave(run: RunRecord) -> RunRecord:
             run_state.require_run(run, who.run_id)
             return run_state.leave(run, who.env_id)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atroposlib.api.common.records import EnvEntry, GroupState, StoreStats, Totals
+from atroposlib.api.common.records import EnvEntry, GroupState, StateTotals, StoreStats
 from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.allocation import env_status
 from atroposlib.api.decisions.run_state import RunState
@@ -11,7 +11,7 @@ from atroposlib.api.run.queue_stats import sequences_in
 from atroposlib.wire import EnvShare, EnvStatus, RunStatus
 
 MOST_SHARES = 256  # environments that /status lists: it is read by people and scraped often
-_NOTHING = Totals()
+_NOTHING = StateTotals()
 
 
 async def current_step(core: Core) -> int:
@@ -44,10 +44,10 @@ async def status_of_run(core: Core) -> RunStatus:
     stats = await core.holdings.look()
     run = core.run
     sequences = sequences_in(stats)
-    ends = stats.ends
+    ends = stats.totals
     return RunStatus(
         current_step=await current_step(core),
-        queue_size=sum(tally.groups for tally in stats.tallies),
+        queue_size=sum(group_count.groups for group_count in stats.group_counts),
         state=run.state.value,
         run_id=run.run_id,
         policy_version=run.policy_version,
@@ -75,17 +75,17 @@ async def blocked_reason(core: Core) -> str | None:
         return "no trainer has registered: waiting for POST /register"
     if run.state is not RunState.STARTED:
         return "waiting for the trainer to ask for its first batch"
-    return await core.holdings.obstacle(run.trainer.batch_size, core.live())
+    return await core.holdings.blocked_reason(run.trainer.batch_size, core.live())
 
 
 def shares(core: Core, stats: StoreStats) -> list[EnvShare]:
     """Asked and realised shares of the trained tokens, by environment."""
     run, live = core.run, core.live()
     weights: dict[int | None, float] = {env.env_id: env.weight for env in live}
-    realised = fair_share.realised(fair_share.decode(stats.mix))
-    if None in realised or any(tally.env is None for tally in stats.tallies):
+    realised = fair_share.realised_shares(fair_share.decode(stats.fair_share))
+    if None in realised or any(group_count.env is None for group_count in stats.group_counts):
         weights[None] = fair_share.DEFAULT_WEIGHT
-    asked = fair_share.asked(weights) if weights else {}
+    asked = fair_share.target_shares(weights) if weights else {}
     shown = sorted(asked.keys() | realised.keys(), key=lambda env: -1 if env is None else env)
     return [
         EnvShare(

@@ -15,7 +15,7 @@ import zstandard
 from atroposlib.api.common.records import Media, NewGroup
 from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
 from atroposlib.api.store.sql.schema import SQLITE, tables
-from atroposlib.api.store.sql.store import SqlStore
+from atroposlib.api.store.sql.sql_store import SqlStore
 from atroposlib.api.store.sql.writer import Work
 from atroposlib.api.store.sqlite.database import SqliteConnection
 from atroposlib.errors import StoreError
@@ -47,7 +47,7 @@ class MemoryStore(SqlStore):
                 answer = work(self._verbs)
             return answer
 
-    def _look(self, work: Work[T]) -> T:
+    def _read(self, work: Work[T]) -> T:
         return self._write(work)
 
     def _body(self, group: NewGroup) -> bytes:

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from atroposlib.api.codec.groups import GROUP_MEDIA, GROUPS_MEDIA
+from atroposlib.api.codec import GROUP_MEDIA, GROUPS_MEDIA
 from atroposlib.wire import ClaimedBatch, ScoredData
 
 _REF = "#/components/schemas/{name}"

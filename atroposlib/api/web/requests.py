@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from atroposlib.api.common.threads import Gone
+from atroposlib.api.common.threads import IsDisconnected
 
 GONE_EXTENSION = "atropos.gone"  # of the server, see ImpatientProtocol
 MOST_CONTROL_BYTES = 256 * 1024  # they are parsed on the event loop
@@ -74,7 +74,7 @@ def require_small(body: bytes) -> None:
         raise HTTPException(413, f"this body has at most {MOST_CONTROL_BYTES} bytes")
 
 
-def client_gone(request: Request) -> Gone:
+def client_gone(request: Request) -> IsDisconnected:
     """Whether the client of ``request`` hung up. Its body must have been read."""
 
     told = request.scope.get("extensions", {}).get(GONE_EXTENSION)

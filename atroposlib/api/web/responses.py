@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atroposlib.api.codec.parsed import MalformedBody
+from atroposlib.api.codec.formats import MalformedBody
 from atroposlib.errors import (
     ConfigError,
     CorruptPayload,

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atroposlib.api.codec.groups import read_groups
+from atroposlib.api.codec import read_groups
 from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import MANY_GROUPS, Full, refusals

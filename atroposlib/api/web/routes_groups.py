@@ -10,15 +10,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atroposlib.api.codec.groups import (
+from atroposlib.api.codec import (
     GROUP_MEDIA,
     GROUPS_MEDIA,
     media_type,
     read_group,
     read_groups,
 )
-from atroposlib.api.codec.parsed import Incoming
-from atroposlib.api.codec.transcode import read_columns, to_json
+from atroposlib.api.codec.formats import ParsedGroup, read_columns, to_json
 from atroposlib.api.common.records import Media, Payload
 from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.run.posts import Post
@@ -58,13 +57,13 @@ def data_routes(service: RolloutService, hold_s: float) -> APIRouter:
     return router
 
 
-def post_of(request: Request, groups: list[Incoming], hold_s: float) -> Post:
+def post_of(request: Request, groups: list[ParsedGroup], hold_s: float) -> Post:
     """``groups`` with who sent them."""
     return Post(
         groups,
         run_id=request.headers.get(RUN_ID_HEADER),
         caller=caller_of(request),
-        gone=client_gone(request),
+        is_disconnected=client_gone(request),
         hold_s=hold_s,
     )
 

@@ -16,8 +16,14 @@ from anyio.to_thread import run_sync
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from atroposlib.api.codec.transcode import Form, as_stored, form_of, is_stale, written
-from atroposlib.api.common.records import Delivery, Member
+from atroposlib.api.codec.formats import (
+    Encoding,
+    accepted_encoding,
+    encode_group,
+    is_stale,
+    is_stored_as,
+)
+from atroposlib.api.common.records import BatchMember, Delivery
 from atroposlib.api.common.store_protocol import Store
 from atroposlib.api.web.responses import on_error
 from atroposlib.errors import CorruptPayload
@@ -58,8 +64,8 @@ class DeliveryReply(Response):
         send_timeout_s: float = 60.0,
         finished: asyncio.Event | None = None,
     ) -> None:
-        self._store, self._delivery, self._form = store, delivery, form_of(accept)
-        frames = self._form is Form.FRAMES
+        self._store, self._delivery, self._form = store, delivery, accepted_encoding(accept)
+        frames = self._form is Encoding.FRAMES
         self._head, self._tail = (b"", b"") if frames else (head, tail)
         self._on_sent, self._on_corrupt, self._finished = on_sent, on_corrupt, finished
         self._send_timeout_s = send_timeout_s
@@ -74,9 +80,11 @@ class DeliveryReply(Response):
         """Bytes of the body, if they are known before it is written."""
         members = self._delivery.members
         for one in members:
-            if not as_stored(one.media, self._form) or is_stale(one, self._min_version):
+            if not is_stored_as(one.media, self._form) or is_stale(one, self._min_version):
                 return None
-        between = 8 * len(members) if self._form is Form.FRAMES else max(len(members) - 1, 0)
+        between = (
+            8 * len(members) if self._form is Encoding.FRAMES else max(len(members) - 1, 0)
+        )
         stored = sum(one.n_bytes for one in members)
         return len(self._head) + stored + between + len(self._tail)
 
@@ -158,7 +166,7 @@ class DeliveryReply(Response):
                 await asyncio.wait([ahead])
 
     def _read_ahead(
-        self, windows: Sequence[Sequence[Member]], i: int
+        self, windows: Sequence[Sequence[BatchMember]], i: int
     ) -> asyncio.Task[list[bytes]]:
         task = asyncio.create_task(
             run_sync(self._read, windows[i], i == 0, i + 1 == len(windows))
@@ -166,12 +174,12 @@ class DeliveryReply(Response):
         task.add_done_callback(_looked_at)
         return task
 
-    def _read(self, window: Sequence[Member], first: bool, last: bool) -> list[bytes]:
+    def _read(self, window: Sequence[BatchMember], first: bool, last: bool) -> list[bytes]:
         pieces = [self._head] if first else []
         payloads = self._store.read([one.gid for one in window]) if window else []
         for i, (member, payload) in enumerate(zip(window, payloads)):
-            data = written(payload, member, self._form, self._min_version)
-            if self._form is Form.FRAMES:
+            data = encode_group(payload, member, self._form, self._min_version)
+            if self._form is Encoding.FRAMES:
                 pieces.append(frame_head(len(data)))
             elif i or not first:
                 pieces.append(b",")
@@ -179,7 +187,7 @@ class DeliveryReply(Response):
         return [*pieces, self._tail] if last else pieces
 
 
-def _windows_of(members: Sequence[Member]) -> Iterator[Sequence[Member]]:
+def _windows_of(members: Sequence[BatchMember]) -> Iterator[Sequence[BatchMember]]:
     """Neighbours that are small together; at least one window, though it be empty."""
     start, size = 0, 0
     for i, member in enumerate(members):

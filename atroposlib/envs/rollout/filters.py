@@ -116,7 +116,7 @@ def to_columns(group: Mapping[str, Any]) -> Columns:
     Raises:
         InvalidGroup: it could not be trained on; names the field, never the value.
     """
-    from atroposlib.wire.rows import from_group  # numpy loads where it is used
+    from atroposlib.wire.columns import from_group  # numpy loads where it is used
 
     return from_group(to_wire(group))
 

@@ -13,14 +13,19 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from atroposlib.api.store.postgres.connection import FAULTS, PostgresConnection, Raw, fault
-from atroposlib.api.store.postgres.server import Server
+from atroposlib.api.store.postgres.connection import (
+    FAULTS,
+    PostgresConnection,
+    PostgresServer,
+    Raw,
+    fault,
+)
 from atroposlib.api.store.sql.schema import DamagedRow, Row
 from atroposlib.errors import ConfigError, StoreError
 
 T = TypeVar("T")
 
-MOST_READERS = 4
+MAX_READERS = 4
 READER_WAIT_S = 30.0  # for one of them to be free
 
 
@@ -40,17 +45,17 @@ class _Reader(PostgresConnection):
         self.raw.execute("ROLLBACK")
 
 
-class Readers:
+class PostgresReaders:
     """Connections that read beside the writer, at most ``MOST_READERS``, opened on demand."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._idle: queue.LifoQueue[Raw | None] = queue.LifoQueue()
-        for _ in range(MOST_READERS):
+        for _ in range(MAX_READERS):
             self._idle.put(None)
         self._open = True
 
-    def look(self, work: Callable[[PostgresConnection], T]) -> T:
+    def run(self, work: Callable[[PostgresConnection], T]) -> T:
         """``work`` on one snapshot.
 
         Raises:
@@ -62,7 +67,7 @@ class Readers:
                 return work(connection)
 
         try:
-            return self._server.persist(attempt)
+            return self._server.retry_while_away(attempt)
         except FAULTS as cause:
             raise fault(cause) from cause
         except ConfigError as cause:  # after a failover; at the start it is said otherwise
@@ -94,7 +99,7 @@ class Readers:
         """Wait for those that read, and hang up. Idempotent."""
         if self._open:
             self._open = False
-            for _ in range(MOST_READERS):
+            for _ in range(MAX_READERS):
                 with suppress(queue.Empty):
                     raw = self._idle.get(timeout=READER_WAIT_S)
                     if raw is not None:
@@ -110,7 +115,7 @@ class PostgresDatabase:
     faults: tuple[type[Exception], ...] = (*FAULTS, StoreError)
     commit_is_certain = False
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._raw: Raw | None = None
         self._transaction: tuple[str, str] | None = None  # timeline, id
@@ -133,7 +138,7 @@ class PostgresDatabase:
         Nothing was written yet, so a connection that proves dead is simply replaced.
         """
         try:
-            self._server.persist(self._begin)
+            self._server.retry_while_away(self._begin)
         except ConfigError as cause:  # after a failover
             raise StoreError(str(cause)) from cause
 
@@ -164,11 +169,11 @@ class PostgresDatabase:
         self._hang_up()
         timeline, number = self._transaction
         try:
-            return self._server.persist(lambda: self._asked(timeline, number))
+            return self._server.retry_while_away(lambda: self._look_up(timeline, number))
         except (*FAULTS, ConfigError):
             return False
 
-    def _asked(self, timeline: str, number: str) -> bool:
+    def _look_up(self, timeline: str, number: str) -> bool:
         self._require_connection()
         [(now_on, status)] = self.execute(_OUTCOME, (number,))
         if status == "in progress":  # its session does not know yet that we are gone

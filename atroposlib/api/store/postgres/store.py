@@ -14,7 +14,7 @@ import re
 from typing import TypeVar
 
 from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
-from atroposlib.api.store.sql.store import SqlStore
+from atroposlib.api.store.sql.sql_store import SqlStore
 from atroposlib.api.store.sql.writer import Work, Writer
 from atroposlib.errors import ConfigError
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 SCHEMA = "atropos"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-PATIENCE_S = 20.0  # that an operation waits for a server that went away
+RECONNECT_TIMEOUT_S = 20.0  # that an operation waits for a server that went away
 
 
 class PostgresStore(SqlStore):
@@ -44,30 +44,33 @@ class PostgresStore(SqlStore):
     shared = True
 
     def __init__(
-        self, url: str, max_bytes: int = DEFAULT_MAX_BYTES, patience_s: float = PATIENCE_S
+        self,
+        url: str,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
     ) -> None:
         super().__init__(max_bytes)
         try:
-            from atroposlib.api.store.postgres import database, server
+            from atroposlib.api.store.postgres import connection, database
         except ImportError as cause:
             raise ConfigError(
                 "a store on PostgreSQL needs psycopg: pip install 'atroposlib[postgres]'"
             ) from cause
         address, schema = split_schema(url)
-        self._server = server.Server(address, schema, patience_s)
-        server.make_tables(self._server)
-        self._readers = database.Readers(self._server)
+        self._server = connection.PostgresServer(address, schema, reconnect_timeout_s)
+        connection.make_tables(self._server)
+        self._readers = database.PostgresReaders(self._server)
         self._writer = Writer(database.PostgresDatabase(self._server))
 
     def _write(self, work: Work[T], n_bytes: int = 0) -> T:
         return self._writer.do(work, n_bytes)
 
-    def _look(self, work: Work[T]) -> T:
-        return self._readers.look(work)
+    def _read(self, work: Work[T]) -> T:
+        return self._readers.run(work)
 
     def close(self) -> None:
         """Finish what was begun and hang up. Idempotent."""
-        self._server.give_up()
+        self._server.stop_retrying()
         self._writer.close()
         self._readers.close()
 

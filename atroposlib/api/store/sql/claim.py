@@ -3,51 +3,161 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from atroposlib.api.common.records import (
-    Batch,
+    BatchMember,
     Chooser,
     Claim,
     GroupState,
     GroupSummary,
+    LeasedBatch,
     Selection,
 )
-from atroposlib.api.store.sql.batches import (
-    COLUMNS,
-    BatchRow,
-    as_batch,
-    batches,
-    dissolve,
-    end_open,
-    members_of,
-    prune,
-)
-from atroposlib.api.store.sql.run import MIX, document, keep_document
+from atroposlib.api.common.store_protocol import LEDGER_GROUPS
 from atroposlib.api.store.sql.schema import (
+    FAIR_SHARE,
     MEMBER,
     BatchState,
-    Books,
     Connection,
-    books,
+    Counters,
+    counting,
+    document,
     env_of,
     for_all,
+    keep_document,
     member_of,
 )
 
 
-def claim(connection: Connection, claim: Claim, choose: Chooser) -> Batch | str:
+@dataclass(frozen=True)
+class BatchRow:
+    """A row of the table ``batch``."""
+
+    no: int
+    state: str
+    n_seq: int
+    generation: int
+    first_epoch: (
+        int  # first epoch of the claim that holds it: its repeats do not fence each other
+    )
+    epoch: int
+    tries: int  # deliveries since it was last acked
+    claim_id: str | None
+    lease_until: float
+    world_size: int
+    ranks: str  # that acked this delivery, such as "0,2"
+    min_version: int | None
+    dropped: int
+
+
+COLUMNS = ", ".join(BatchRow.__dataclass_fields__)
+
+
+def batches(connection: Connection, where: str, *values: int | str) -> list[BatchRow]:
+    rows = connection.execute(f"SELECT {COLUMNS} FROM batch WHERE {where} ORDER BY no", values)
+    return [BatchRow(*row) for row in rows]
+
+
+def members_of(connection: Connection, no: int) -> tuple[BatchMember, ...]:
+    sql = f"SELECT {MEMBER} FROM groups WHERE batch_no = ? ORDER BY gid"
+    return tuple(member_of(row) for row in connection.execute(sql, (no,)))
+
+
+def as_batch(row: BatchRow, members: tuple[BatchMember, ...]) -> LeasedBatch:
+    return LeasedBatch(
+        row.no,
+        row.epoch,
+        row.generation,
+        members,
+        row.world_size,
+        row.min_version,
+        row.dropped,
+    )
+
+
+# --- the end of a batch -------------------------------------------------------------
+
+
+def end_open(counters: Counters, row: BatchRow, state: BatchState, groups: GroupState) -> None:
+    """An open batch becomes ``state``, its groups become ``groups``."""
+    transfer_batch(counters, row, GroupState.LEASED, groups)
+    meta = counters.meta
+    counters.set(batches_open=meta.batches_open - 1)
+    if state is BatchState.DEAD:
+        counters.set(batches_dead=meta.batches_dead + 1)
+    else:
+        counters.set(batches_acked=meta.batches_acked + 1)
+    counters.connection.execute(
+        "UPDATE batch SET state = ?, tries = 0 WHERE no = ?", (state.value, row.no)
+    )
+
+
+def transfer_batch(
+    counters: Counters, row: BatchRow, before: GroupState, after: GroupState
+) -> None:
+    members = members_of(counters.connection, row.no)
+    counters.transfer(members, before, after)
+    counters.connection.execute(
+        "UPDATE groups SET state = ? WHERE batch_no = ?", (after.value, row.no)
+    )
+
+
+def dissolve(counters: Counters, row: BatchRow, damaged: Sequence[int] = ()) -> None:
+    """The groups of an open batch return to their place in the queue; it never was."""
+    members = members_of(counters.connection, row.no)
+    sound = [member for member in members if member.gid not in damaged]
+    broken = [member for member in members if member.gid in damaged]
+    counters.transfer(sound, GroupState.LEASED, GroupState.PENDING)
+    counters.transfer(broken, GroupState.LEASED, GroupState.DEAD)
+    connection = counters.connection
+    for_all(
+        connection,
+        "UPDATE groups SET state = 'dead' WHERE gid IN {}",
+        [member.gid for member in broken],
+    )
+    connection.execute(
+        "UPDATE groups SET state = 'pending' WHERE batch_no = ? AND state = 'leased'",
+        (row.no,),
+    )
+    connection.execute("UPDATE groups SET batch_no = NULL WHERE batch_no = ?", (row.no,))
+    connection.execute("DELETE FROM batch WHERE no = ?", (row.no,))
+    counters.set(batches_open=counters.meta.batches_open - 1)
+    uncount_delivery(counters, row)
+
+
+def uncount_delivery(counters: Counters, row: BatchRow) -> None:
+    if row.generation == counters.meta.generation:
+        counters.set(delivered=counters.meta.delivered - 1)
+
+
+def prune(counters: Counters) -> None:
+    """Forget what ended long ago: the file must not grow for ever."""
+    counters.connection.execute(
+        "DELETE FROM groups WHERE state IN ('committed', 'dropped') AND gid <= ?",
+        (counters.meta.last_gid - LEDGER_GROUPS,),
+    )
+    counters.connection.execute(
+        "DELETE FROM batch WHERE state = 'committed' AND no <= ?",
+        (counters.meta.last_batch - LEDGER_GROUPS,),
+    )
+
+
+# --- a claim --------------------------------------------------------------------------
+
+
+def claim(connection: Connection, claim: Claim, choose: Chooser) -> LeasedBatch | str:
     """See :meth:`atroposlib.api.common.store_protocol.Store.claim`."""
-    with books(connection) as ledger:
-        ledger.head.require_generation(claim.generation)
+    with counting(connection) as counters:
+        counters.meta.require_generation(claim.generation)
         for row in _due(batches(connection, "state = 'open'"), claim):
             if row.n_seq != claim.size:
-                dissolve(ledger, row)
+                dissolve(counters, row)
             elif row.tries >= claim.max_deliveries:
-                end_open(ledger, row, BatchState.DEAD, GroupState.DEAD)
+                end_open(counters, row, BatchState.DEAD, GroupState.DEAD)
             else:
-                return _deliver_again(ledger, row, claim)
-        return _form(ledger, claim, choose)
+                return _deliver_again(counters, row, claim)
+        return _form(counters, claim, choose)
 
 
 def _due(opened: Sequence[BatchRow], claim: Claim) -> list[BatchRow]:
@@ -61,14 +171,14 @@ def _due(opened: Sequence[BatchRow], claim: Claim) -> list[BatchRow]:
     return same + [row for row in free if row not in same]
 
 
-def _deliver_again(ledger: Books, row: BatchRow, claim: Claim) -> Batch:
+def _deliver_again(counters: Counters, row: BatchRow, claim: Claim) -> LeasedBatch:
     if row.generation != claim.generation:
-        ledger.note(delivered=ledger.head.delivered + 1)
+        counters.set(delivered=counters.meta.delivered + 1)
     repeated = (row.generation, row.claim_id) == (claim.generation, claim.claim_id)
     repeated = repeated and claim.claim_id is not None
     held = replace(
         row,
-        since=row.since if repeated else row.epoch + 1,
+        first_epoch=row.first_epoch if repeated else row.epoch + 1,
         generation=claim.generation,
         epoch=row.epoch + 1,
         tries=row.tries + 1,
@@ -77,51 +187,53 @@ def _deliver_again(ledger: Books, row: BatchRow, claim: Claim) -> Batch:
         world_size=claim.world_size,
         ranks=row.ranks if repeated and row.world_size == claim.world_size else "",
     )
-    ledger.connection.execute(
-        "UPDATE batch SET generation = ?, since = ?, epoch = ?, tries = ?, claim_id = ?, "
+    counters.connection.execute(
+        "UPDATE batch SET generation = ?, first_epoch = ?, epoch = ?, tries = ?, claim_id = ?, "
         "lease_until = ?, world_size = ?, ranks = ? WHERE no = ?",
         (
-            *(held.generation, held.since, held.epoch, held.tries, held.claim_id),
+            *(held.generation, held.first_epoch, held.epoch, held.tries, held.claim_id),
             *(held.lease_until, held.world_size, held.ranks, held.no),
         ),
     )
-    return as_batch(held, members_of(ledger.connection, row.no))
+    return as_batch(held, members_of(counters.connection, row.no))
 
 
-def _form(ledger: Books, claim: Claim, choose: Chooser) -> Batch | str:
-    connection = ledger.connection
+def _form(counters: Counters, claim: Claim, choose: Chooser) -> LeasedBatch | str:
+    connection = counters.connection
     dropped = 0
     while True:
-        ledger.write()  # the tallies tell which sizes the queue holds
+        counters.write()  # the tallies tell which sizes the queue holds
         queue = {group.gid: group for group in _queue(connection, claim.size)}
-        selection = choose(list(queue.values()), document(connection, MIX))
+        selection = choose(list(queue.values()), document(connection, FAIR_SHARE))
         stale = [gid for gid in selection.dropped if gid in queue]
-        _drop(ledger, stale)
+        _drop(counters, stale)
         dropped += len(stale)
         if selection.gids:
-            return _form_of(ledger, claim, selection, dropped)
+            return _form_of(counters, claim, selection, dropped)
         if not stale:
             return selection.blocked_reason or "no batch can be formed"
 
 
-def _form_of(ledger: Books, claim: Claim, selection: Selection, dropped: int) -> Batch:
-    no = ledger.head.last_batch + 1
-    opened = ledger.head.batches_open + 1
-    ledger.note(last_batch=no, batches_open=opened, delivered=ledger.head.delivered + 1)
+def _form_of(
+    counters: Counters, claim: Claim, selection: Selection, dropped: int
+) -> LeasedBatch:
+    no = counters.meta.last_batch + 1
+    opened = counters.meta.batches_open + 1
+    counters.set(last_batch=no, batches_open=opened, delivered=counters.meta.delivered + 1)
     for_all(
-        ledger.connection,
-        "UPDATE grp SET state = 'leased', batch_no = ? WHERE gid IN {}",
+        counters.connection,
+        "UPDATE groups SET state = 'leased', batch_no = ? WHERE gid IN {}",
         selection.gids,
         before=(no,),
     )
-    members = members_of(ledger.connection, no)
-    ledger.move(members, GroupState.PENDING, GroupState.LEASED)
+    members = members_of(counters.connection, no)
+    counters.transfer(members, GroupState.PENDING, GroupState.LEASED)
     made = BatchRow(
         no=no,
         state=BatchState.OPEN.value,
         n_seq=sum(member.n_seq for member in members),
         generation=claim.generation,
-        since=1,
+        first_epoch=1,
         epoch=1,
         tries=1,
         claim_id=claim.claim_id,
@@ -133,9 +245,9 @@ def _form_of(ledger: Books, claim: Claim, selection: Selection, dropped: int) ->
     )
     columns = [getattr(made, name) for name in BatchRow.__dataclass_fields__]
     marks = ", ".join("?" * len(columns))
-    ledger.connection.execute(f"INSERT INTO batch ({COLUMNS}) VALUES ({marks})", columns)
-    if selection.mix is not None:
-        keep_document(ledger.connection, MIX, selection.mix)
+    counters.connection.execute(f"INSERT INTO batch ({COLUMNS}) VALUES ({marks})", columns)
+    if selection.fair_share is not None:
+        keep_document(counters.connection, FAIR_SHARE, selection.fair_share)
     return as_batch(made, members)
 
 
@@ -144,11 +256,11 @@ def _form_of(ledger: Books, claim: Claim, selection: Selection, dropped: int) ->
 _OLDEST = """
 WITH kind AS MATERIALIZED (
     SELECT t.env AS env, COALESCE(
-        (SELECT h.gid FROM grp h WHERE h.state = 'pending' AND h.env = t.env
+        (SELECT h.gid FROM groups h WHERE h.state = 'pending' AND h.env = t.env
          AND h.n_seq = ? ORDER BY h.gid LIMIT 1 OFFSET ?), 9223372036854775807) AS last
-    FROM tally t WHERE t.state = 'pending' AND t.n_seq = ?)
+    FROM group_counts t WHERE t.state = 'pending' AND t.n_seq = ?)
 SELECT g.gid, g.env, g.n_seq, g.n_tokens, g.version, g.arrived_version
-FROM kind JOIN grp g ON g.state = 'pending' AND g.env = kind.env AND g.n_seq = ?
+FROM kind JOIN groups g ON g.state = 'pending' AND g.env = kind.env AND g.n_seq = ?
 AND g.gid <= kind.last
 """
 
@@ -156,7 +268,9 @@ AND g.gid <= kind.last
 def _queue(connection: Connection, size: int) -> list[GroupSummary]:
     """What ``choose`` sees, oldest first."""
     queue: list[GroupSummary] = []
-    sizes = connection.execute("SELECT DISTINCT n_seq FROM tally WHERE state = 'pending'")
+    sizes = connection.execute(
+        "SELECT DISTINCT n_seq FROM group_counts WHERE state = 'pending'"
+    )
     for (n_seq,) in sizes:
         most = size // max(n_seq, 1)
         if most == 0:
@@ -166,12 +280,12 @@ def _queue(connection: Connection, size: int) -> list[GroupSummary]:
     return sorted(queue, key=lambda group: group.gid)
 
 
-def _drop(ledger: Books, gids: Sequence[int]) -> None:
+def _drop(counters: Counters, gids: Sequence[int]) -> None:
     if not gids:
         return
-    connection = ledger.connection
-    rows = for_all(connection, f"SELECT {MEMBER} FROM grp WHERE gid IN {{}}", gids)
-    ledger.move([member_of(row) for row in rows], GroupState.PENDING, GroupState.DROPPED)
-    for_all(connection, "UPDATE grp SET state = 'dropped' WHERE gid IN {}", gids)
+    connection = counters.connection
+    rows = for_all(connection, f"SELECT {MEMBER} FROM groups WHERE gid IN {{}}", gids)
+    counters.transfer([member_of(row) for row in rows], GroupState.PENDING, GroupState.DROPPED)
+    for_all(connection, "UPDATE groups SET state = 'dropped' WHERE gid IN {}", gids)
     for_all(connection, "DELETE FROM payload WHERE gid IN {}", gids)
-    prune(ledger)
+    prune(counters)

@@ -17,13 +17,15 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from atroposlib.api.common.records import HELD, GroupState, Media, Member
+from atroposlib.api.common.records import HELD, BatchMember, GroupState, Media
 from atroposlib.errors import StaleGeneration, StoreError
 
-LAYOUT = 2
+LAYOUT = 3
 NO_ENV = -1  # as column of an index; ids of environments are places in a list
 IDS_PER_STATEMENT = 256
-LARGEST = 2**63 - 1  # neither database has larger integers, and callers may send any
+RUN = "run"  # the names of the documents
+FAIR_SHARE = "mix"
+MAX_INT64 = 2**63 - 1  # neither database has larger integers, and callers may send any
 
 Row = tuple[Any, ...]
 
@@ -52,7 +54,7 @@ class Dialect:
 
     integer: str  # of 64 bits; as a primary key it is SQLite's row id only if so spelled
     blob: str
-    afterwards: tuple[str, ...] = ()  # statements once the tables are there
+    after_tables: tuple[str, ...] = ()  # statements once the tables are there
 
 
 SQLITE = Dialect(integer="INTEGER", blob="BLOB")
@@ -60,64 +62,64 @@ POSTGRES = Dialect(
     integer="BIGINT",
     blob="BYTEA",
     # Most payloads are compressed already: the server shall not try once more.
-    afterwards=("ALTER TABLE payload ALTER COLUMN body SET STORAGE EXTERNAL",),
+    after_tables=("ALTER TABLE payload ALTER COLUMN body SET STORAGE EXTERNAL",),
 )
 
 # Metadata and payloads live in two tables: a change of state then rewrites a narrow row
 # and not the pages of a payload.
 _TABLES = """
-CREATE TABLE head (
+CREATE TABLE meta (
     id {integer} PRIMARY KEY, layout {integer} NOT NULL,
     revision {integer} NOT NULL, generation {integer} NOT NULL,
     last_gid {integer} NOT NULL, last_batch {integer} NOT NULL,
     retained_bytes {integer} NOT NULL, delivered {integer} NOT NULL,
     batches_open {integer} NOT NULL, batches_acked {integer} NOT NULL,
     batches_dead {integer} NOT NULL);
-CREATE TABLE document (name TEXT PRIMARY KEY, body {blob} NOT NULL);
-CREATE TABLE grp (
+CREATE TABLE run_document (name TEXT PRIMARY KEY, body {blob} NOT NULL);
+CREATE TABLE groups (
     gid {integer} PRIMARY KEY, key TEXT, env {integer} NOT NULL,
     n_seq {integer} NOT NULL, n_tokens {integer} NOT NULL, n_bytes {integer} NOT NULL,
     media TEXT NOT NULL, version {integer}, arrived_version {integer},
     arrived DOUBLE PRECISION NOT NULL, digest {blob} NOT NULL,
     state TEXT NOT NULL, batch_no {integer});
-CREATE UNIQUE INDEX grp_key ON grp (key) WHERE key IS NOT NULL;
-CREATE INDEX grp_pending ON grp (env, n_seq, gid) WHERE state = 'pending';
-CREATE INDEX grp_buffered ON grp (env, n_seq, gid) WHERE state = 'buffered';
-CREATE INDEX grp_over ON grp (gid) WHERE state IN ('committed', 'dropped');
-CREATE INDEX grp_batch ON grp (batch_no) WHERE batch_no IS NOT NULL;
+CREATE UNIQUE INDEX groups_key ON groups (key) WHERE key IS NOT NULL;
+CREATE INDEX groups_pending ON groups (env, n_seq, gid) WHERE state = 'pending';
+CREATE INDEX groups_buffered ON groups (env, n_seq, gid) WHERE state = 'buffered';
+CREATE INDEX groups_over ON groups (gid) WHERE state IN ('committed', 'dropped');
+CREATE INDEX groups_batch ON groups (batch_no) WHERE batch_no IS NOT NULL;
 CREATE TABLE payload (gid {integer} PRIMARY KEY, body {blob} NOT NULL);
 CREATE TABLE batch (
     no {integer} PRIMARY KEY, state TEXT NOT NULL, n_seq {integer} NOT NULL,
-    generation {integer} NOT NULL, since {integer} NOT NULL, epoch {integer} NOT NULL,
+    generation {integer} NOT NULL, first_epoch {integer} NOT NULL, epoch {integer} NOT NULL,
     tries {integer} NOT NULL,
     claim_id TEXT, lease_until DOUBLE PRECISION NOT NULL,
     world_size {integer} NOT NULL, ranks TEXT NOT NULL,
     min_version {integer}, dropped {integer} NOT NULL);
 CREATE INDEX batch_state ON batch (state, no);
-CREATE TABLE tally (
+CREATE TABLE group_counts (
     state TEXT NOT NULL, env {integer} NOT NULL, n_seq {integer} NOT NULL,
     groups {integer} NOT NULL, n_bytes {integer} NOT NULL,
     PRIMARY KEY (state, env, n_seq));
-CREATE TABLE ended (
+CREATE TABLE totals (
     state TEXT PRIMARY KEY, groups {integer} NOT NULL, sequences {integer} NOT NULL);
 CREATE TABLE admission (
-    lease_id TEXT PRIMARY KEY, env {integer}, n_seq {integer} NOT NULL,
+    admission_id TEXT PRIMARY KEY, env {integer}, n_seq {integer} NOT NULL,
     until DOUBLE PRECISION NOT NULL);
-INSERT INTO head VALUES (1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+INSERT INTO meta VALUES (1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """
 
 
 def tables(dialect: Dialect) -> list[str]:
     """The statements that make an empty store, for one transaction."""
     made = _TABLES.format(integer=dialect.integer, blob=dialect.blob)
-    return [statement.strip() for statement in made.split(";")] + list(dialect.afterwards)
+    return [statement.strip() for statement in made.split(";")] + list(dialect.after_tables)
 
 
 # --- the books ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Head:
+class QueueMeta:
     """The one row that every operation looks at first."""
 
     revision: int  # of the run document
@@ -137,16 +139,16 @@ class Head:
             )
 
 
-_HEAD = [field.name for field in fields(Head)]
-_READ_HEAD = f"SELECT {', '.join(_HEAD)} FROM head"
-_WRITE_HEAD = f"UPDATE head SET {', '.join(f'{name} = ?' for name in _HEAD)}"
+_META = [field.name for field in fields(QueueMeta)]
+_READ_META = f"SELECT {', '.join(_META)} FROM meta"
+_WRITE_META = f"UPDATE meta SET {', '.join(f'{name} = ?' for name in _META)}"
 
 
-def head_of(connection: Connection) -> Head:
-    return Head(*connection.execute(_READ_HEAD)[0])
+def read_meta(connection: Connection) -> QueueMeta:
+    return QueueMeta(*connection.execute(_READ_META)[0])
 
 
-class Books:
+class Counters:
     """The head and the tallies during one operation; written once, at its end.
 
     The tallies are what makes ``stats`` independent of the length of the queue.
@@ -154,15 +156,15 @@ class Books:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._read = self.head = head_of(connection)
+        self._read = self.meta = read_meta(connection)
         self._groups: Counter[tuple[str, int, int]] = Counter()
         self._bytes: Counter[tuple[str, int, int]] = Counter()
-        self._ended: Counter[str] = Counter()
-        self._ended_sequences: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
+        self._total_sequences: Counter[str] = Counter()
 
-    def note(self, **changed: int) -> None:
+    def set(self, **changed: int) -> None:
         """Change numbers of the head."""
-        self.head = replace(self.head, **changed)
+        self.meta = replace(self.meta, **changed)
 
     def count(self, state: GroupState, env: int, n_seq: int, n_bytes: int, sign: int) -> None:
         """A group enters (+1) or leaves (-1) a state; ``env`` as in its column."""
@@ -170,12 +172,14 @@ class Books:
             self._groups[state.value, env, n_seq] += sign
             self._bytes[state.value, env, n_seq] += sign * n_bytes
         else:
-            self._ended[state.value] += sign
-            self._ended_sequences[state.value] += sign * n_seq
+            self._totals[state.value] += sign
+            self._total_sequences[state.value] += sign * n_seq
         if keeps_payload(state):
-            self.note(retained_bytes=self.head.retained_bytes + sign * n_bytes)
+            self.set(retained_bytes=self.meta.retained_bytes + sign * n_bytes)
 
-    def move(self, members: Sequence[Member], before: GroupState, after: GroupState) -> None:
+    def transfer(
+        self, members: Sequence[BatchMember], before: GroupState, after: GroupState
+    ) -> None:
         """Count members over from one state to another."""
         for member in members:
             env = env_column(member.env)
@@ -190,44 +194,60 @@ class Books:
             if groups or self._bytes[kind]
         ]
         if kinds:
-            self.connection.execute_many(_ADD_TO_TALLY, kinds)
+            self.connection.execute_many(_ADD_TO_COUNTS, kinds)
         emptied = [kind[:3] for kind in kinds if kind[3] < 0]
         if emptied:
-            self.connection.execute_many(_DROP_EMPTY_TALLY, emptied)
+            self.connection.execute_many(_DROP_EMPTY_COUNTS, emptied)
         ends = [  # as many groups may have come as went, and yet of other sizes
-            (end, groups, self._ended_sequences[end])
-            for end, groups in self._ended.items()
-            if groups or self._ended_sequences[end]
+            (end, groups, self._total_sequences[end])
+            for end, groups in self._totals.items()
+            if groups or self._total_sequences[end]
         ]
         if ends:
-            self.connection.execute_many(_ADD_TO_ENDED, ends)
-        if self.head != self._read:
-            self.connection.execute(_WRITE_HEAD, [getattr(self.head, n) for n in _HEAD])
-            self._read = self.head
-        for counted in (self._groups, self._bytes, self._ended, self._ended_sequences):
+            self.connection.execute_many(_ADD_TO_TOTALS, ends)
+        if self.meta != self._read:
+            self.connection.execute(_WRITE_META, [getattr(self.meta, n) for n in _META])
+            self._read = self.meta
+        for counted in (self._groups, self._bytes, self._totals, self._total_sequences):
             counted.clear()
 
 
-_ADD_TO_TALLY = (
-    "INSERT INTO tally VALUES (?, ?, ?, ?, ?) ON CONFLICT (state, env, n_seq) DO UPDATE "
-    "SET groups = tally.groups + excluded.groups, n_bytes = tally.n_bytes + excluded.n_bytes"
+_ADD_TO_COUNTS = (
+    "INSERT INTO group_counts VALUES (?, ?, ?, ?, ?) ON CONFLICT (state, env, n_seq) DO UPDATE "
+    "SET groups = group_counts.groups + excluded.groups, n_bytes = group_counts.n_bytes + excluded.n_bytes"
 )
-_DROP_EMPTY_TALLY = (
-    "DELETE FROM tally WHERE state = ? AND env = ? AND n_seq = ? AND groups = 0"
+_DROP_EMPTY_COUNTS = (
+    "DELETE FROM group_counts WHERE state = ? AND env = ? AND n_seq = ? AND groups = 0"
 )
-_ADD_TO_ENDED = (
-    "INSERT INTO ended VALUES (?, ?, ?) ON CONFLICT (state) DO UPDATE "
-    "SET groups = ended.groups + excluded.groups, "
-    "sequences = ended.sequences + excluded.sequences"
+_ADD_TO_TOTALS = (
+    "INSERT INTO totals VALUES (?, ?, ?) ON CONFLICT (state) DO UPDATE "
+    "SET groups = totals.groups + excluded.groups, "
+    "sequences = totals.sequences + excluded.sequences"
 )
 
 
 @contextmanager
-def books(connection: Connection) -> Iterator[Books]:
+def counting(connection: Connection) -> Iterator[Counters]:
     """The books of one operation. After an error nothing is written: it is rolled back."""
-    opened = Books(connection)
+    opened = Counters(connection)
     yield opened
     opened.write()
+
+
+# --- documents ----------------------------------------------------------------------
+
+
+def document(connection: Connection, name: str) -> bytes | None:
+    rows = connection.execute("SELECT body FROM run_document WHERE name = ?", (name,))
+    return bytes(rows[0][0]) if rows else None
+
+
+def keep_document(connection: Connection, name: str, body: bytes) -> None:
+    connection.execute(
+        "INSERT INTO run_document VALUES (?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET body = excluded.body",
+        (name, body),
+    )
 
 
 # --- small parts --------------------------------------------------------------------
@@ -261,12 +281,14 @@ MEMBER = "gid, n_seq, n_tokens, n_bytes, media, env, version, arrived_version"
 MEDIA = {media.value: media for media in Media}
 
 
-def member_of(row: Row) -> Member:
+def member_of(row: Row) -> BatchMember:
     """A row of the columns ``MEMBER``."""
     gid, n_seq, n_tokens, n_bytes, media, env, version, arrived_version = row
     # A name that bit rot made up stops nobody here: reading the payload refuses it.
     known = MEDIA.get(media, Media.JSON)
-    return Member(gid, n_seq, n_tokens, n_bytes, known, env_of(env), version, arrived_version)
+    return BatchMember(
+        gid, n_seq, n_tokens, n_bytes, known, env_of(env), version, arrived_version
+    )
 
 
 def for_all(

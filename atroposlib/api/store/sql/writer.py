@@ -23,9 +23,9 @@ T = TypeVar("T")
 Work = Callable[[Connection], T]
 _Outcome = tuple[Any, "AtroposError | None"]
 
-MOST_OPERATIONS = 64  # per transaction: beyond, the first caller waits longer than an fsync
-MOST_BYTES = 16 * 2**20  # per transaction: one checkpoint's worth
-LONGEST_WAIT_S = 120.0  # of a caller: a disk or server that hangs must not hang everybody
+MAX_OPERATIONS = 64  # per transaction: beyond, the first caller waits longer than an fsync
+MAX_TRANSACTION_BYTES = 16 * 2**20  # per transaction: one checkpoint's worth
+OPERATION_TIMEOUT_S = 120.0  # of a caller: a disk or server that hangs must not hang everybody
 
 
 class Database(Connection, Protocol):
@@ -100,11 +100,11 @@ class Writer:
         """
         reply = self.submit(work, n_bytes)
         try:
-            return reply.result(timeout=LONGEST_WAIT_S)
+            return reply.result(timeout=OPERATION_TIMEOUT_S)
         except FutureTimeout as cause:
             reply.cancel()  # if it still waits in line, it shall not happen behind our back
             raise StoreError(
-                f"the store did not answer within {LONGEST_WAIT_S:.0f} s"
+                f"the store did not answer within {OPERATION_TIMEOUT_S:.0f} s"
             ) from cause
 
     def close(self) -> None:
@@ -193,11 +193,11 @@ class Writer:
 def _portion(waiting: Sequence[_Operation]) -> int:
     """How many of those that wait, from the first one, share the next transaction."""
     n_bytes = 0
-    for taken, operation in enumerate(waiting[:MOST_OPERATIONS]):
+    for taken, operation in enumerate(waiting[:MAX_OPERATIONS]):
         n_bytes += operation.n_bytes
-        if taken and n_bytes > MOST_BYTES:
+        if taken and n_bytes > MAX_TRANSACTION_BYTES:
             return taken
-    return min(len(waiting), MOST_OPERATIONS)
+    return min(len(waiting), MAX_OPERATIONS)
 
 
 def _refuse(operations: Sequence[_Operation], error: StoreError) -> None:

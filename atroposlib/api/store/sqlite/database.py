@@ -16,8 +16,8 @@ from atroposlib.errors import ConfigError, StoreError, StoreFull
 PAGE_BYTES = 32768  # a fifth less CPU than 16384 for bodies of 2 MB, the same for tiny ones
 CHECKPOINT_PAGES = 500  # the log is copied into the file whenever it holds so many
 # A log that readers kept from starting over is copied while they wait.
-LONGEST_LOG_PAGES = 3 * CHECKPOINT_PAGES
-MOST_READERS = 4
+MAX_LOG_PAGES = 3 * CHECKPOINT_PAGES
+MAX_READERS = 4
 BUSY_MS = 10_000  # waits of the readers for a checkpoint
 # What SQLite raises, and what its binding raises for values that SQLite cannot hold.
 FAULTS = (apsw.Error, OverflowError, UnicodeEncodeError)
@@ -92,13 +92,13 @@ def require_layout(connection: apsw.Connection, path: Path) -> None:
 # --- readers ------------------------------------------------------------------------
 
 
-class Readers:
+class SqliteReaders:
     """Connections that read beside the writer, at most ``MOST_READERS``, opened on demand."""
 
     def __init__(self, open_one: Callable[[], apsw.Connection]) -> None:
         self._open_one = open_one
         self._idle: queue.LifoQueue[apsw.Connection | None] = queue.LifoQueue()
-        for _ in range(MOST_READERS):
+        for _ in range(MAX_READERS):
             self._idle.put(None)
         self._open = True
         self._closing = threading.Lock()
@@ -133,11 +133,11 @@ class Readers:
             raise StoreError("all readers of the store are busy: try again") from cause
 
     @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Nobody reads meanwhile."""
         taken = []
         try:
-            for _ in range(MOST_READERS):
+            for _ in range(MAX_READERS):
                 taken.append(self._take())
             yield
         finally:
@@ -149,7 +149,7 @@ class Readers:
         with self._closing:
             if self._open:
                 self._open = False
-                for _ in range(MOST_READERS):
+                for _ in range(MAX_READERS):
                     connection = self._idle.get(timeout=BUSY_MS / 1000)
                     if connection is not None:
                         connection.close(True)
@@ -164,7 +164,7 @@ class SqliteDatabase(SqliteConnection):
     faults: tuple[type[Exception], ...] = (*FAULTS, DamagedRow)
     commit_is_certain = True
 
-    def __init__(self, raw: apsw.Connection, readers: Readers) -> None:
+    def __init__(self, raw: apsw.Connection, readers: SqliteReaders) -> None:
         super().__init__(raw)
         self._readers = readers
         self._log_pages = 0
@@ -184,10 +184,10 @@ class SqliteDatabase(SqliteConnection):
                 self._checkpoint()
 
     def _checkpoint(self) -> None:
-        if self._log_pages < LONGEST_LOG_PAGES:
+        if self._log_pages < MAX_LOG_PAGES:
             self.raw.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             return
-        with suppress(StoreError), self._readers.quiet():
+        with suppress(StoreError), self._readers.exclusive():
             self.raw.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
 
     def rollback(self) -> None:

@@ -6,35 +6,125 @@ read, stats, load   -> up to four read-only connections, beside the writer
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import apsw
 
 from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
-from atroposlib.api.store.sql.store import SqlStore
+from atroposlib.api.store.sql.sql_store import SqlStore
 from atroposlib.api.store.sql.writer import Work, Writer
 from atroposlib.api.store.sqlite.database import (
-    Readers,
     SqliteDatabase,
+    SqliteReaders,
     connect,
     fault,
     require_layout,
 )
-from atroposlib.api.store.sqlite.location import free_bytes as free_bytes_of
-from atroposlib.api.store.sqlite.location import own, require_local
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, StoreLocked
 
 T = TypeVar("T")
 
 # Before 3.51.3 a reset of the write-ahead log can corrupt the file.
-OLDEST_SQLITE = 3_051_003
+MIN_SQLITE_VERSION = 3_051_003
 DATABASE = "queue.sqlite"
 # Three checkpoints. Claims and acks must write too, and a failed checkpoint keeps its log:
 # a disk filled to the brim by puts could never be drained again.
 RESERVE_BYTES = 48 * 2**20
+# f_type of statfs(2). On these a lock or an fsync may not mean what it says, and the
+# shared memory of the log does not reach across machines. 9p and FUSE are not among them:
+# containers (gVisor, fuse-overlayfs) report them for the local disk of their host.
+NETWORK_FILE_SYSTEMS = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB2",
+    0x5346414F: "AFS",
+    0x73757245: "Coda",
+    0x00C36400: "Ceph",
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x19830326: "BeeGFS",
+    0x7461636F: "OCFS2",
+    0x01161970: "GFS2",
+}
+LOCAL_DIRECTORIES = ("/var/tmp", "/tmp", "/dev/shm")
+
+
+# --- the directory --------------------------------------------------------------------
+
+
+def network_file_system(magic: int) -> str | None:
+    """The name of a file system that the store cannot trust; None for all others."""
+    return NETWORK_FILE_SYSTEMS.get(magic & 0xFFFFFFFF)
+
+
+def magic_of(path: Path) -> int:
+    """``f_type`` of the file system that holds ``path``; 0 where the system has no such."""
+    if sys.platform != "linux":
+        return 0
+    answer = ctypes.create_string_buffer(512)  # longer than any struct statfs
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.statfs(os.fsencode(path), answer) != 0:
+        return 0
+    return ctypes.c_long.from_buffer(answer).value
+
+
+def require_local(path: Path) -> None:
+    """Refuse a directory on a network file system.
+
+    Raises:
+        ConfigError: with local places to choose instead.
+    """
+    found = network_file_system(magic_of(path))
+    if found is None:
+        return
+    places = [
+        place
+        for place in LOCAL_DIRECTORIES
+        if os.access(place, os.W_OK) and network_file_system(magic_of(Path(place))) is None
+    ]
+    raise ConfigError(
+        f"{path} is on {found}, where a queue on SQLite can be lost: give a --data-dir on a "
+        f"local disk ({', '.join(places) or 'none was found'}; /dev/shm ends with the "
+        "machine), or use --store postgresql://..."
+    )
+
+
+def free_bytes_of(path: Path) -> int:
+    return shutil.disk_usage(path).free
+
+
+def lock_directory(data_dir: Path) -> IO[str]:
+    """Hold a lock that ends with the process, however it ends.
+
+    Raises:
+        StoreLocked: another process holds it.
+    """
+    lock_file = open(data_dir / "lock", "a+")  # noqa: SIM115 - held until close()
+    try:
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as cause:
+        lock_file.seek(0)
+        owner = lock_file.read().strip() or "another process"
+        lock_file.close()
+        raise StoreLocked(
+            f"{data_dir} belongs to process {owner}: stop it, or choose another --data-dir"
+        ) from cause
+    lock_file.truncate(0)
+    lock_file.write(str(os.getpid()))
+    lock_file.flush()
+    return lock_file
+
+
+# --- the store ------------------------------------------------------------------------
 
 
 class SqliteStore(SqlStore):
@@ -63,7 +153,7 @@ class SqliteStore(SqlStore):
         synchronous: str = "FULL",
     ) -> None:
         super().__init__(max_bytes)
-        if apsw.SQLITE_VERSION_NUMBER < OLDEST_SQLITE:
+        if apsw.SQLITE_VERSION_NUMBER < MIN_SQLITE_VERSION:
             raise ConfigError(
                 f"SQLite {apsw.sqlite_lib_version()} may corrupt its log: "
                 "install apsw 3.51.3 or later"
@@ -75,7 +165,7 @@ class SqliteStore(SqlStore):
         path = data_dir / DATABASE
         self._log_file = data_dir / (DATABASE + "-wal")
         with ExitStack() as undo:  # a file that cannot be used must not stay locked
-            self._lock_file = own(data_dir)
+            self._lock_file = lock_directory(data_dir)
             undo.callback(self._lock_file.close)
             try:
                 connection = connect(path, vfs, synchronous, read_only=False)
@@ -84,14 +174,14 @@ class SqliteStore(SqlStore):
             except apsw.Error as cause:
                 raise fault(cause) from cause
             undo.pop_all()
-        self._readers = Readers(lambda: connect(path, vfs, synchronous, read_only=True))
+        self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
         self._database = SqliteDatabase(connection, self._readers)
         self._writer = Writer(self._database)
 
     def _write(self, work: Work[T], n_bytes: int = 0) -> T:
         return self._writer.do(work, n_bytes)
 
-    def _look(self, work: Work[T]) -> T:
+    def _read(self, work: Work[T]) -> T:
         with self._readers.one() as connection:
             return work(connection)
 

@@ -1,0 +1,220 @@
+"""Formats of a group body: parsed form, binary parsing, transcoding at delivery. Pure.
+
+A group is kept as it was received, so a batch is served without decoding one.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import msgspec
+
+from atroposlib.api.codec.json_columns import parse_columns
+from atroposlib.api.common.records import BatchMember, Media, Payload, digest_of
+from atroposlib.errors import CorruptPayload, InvalidGroup
+from atroposlib.wire import ScoredData
+from atroposlib.wire.binary import (
+    inflated_size,
+    is_zstd,
+    pack_columns,
+    split_frames,
+    unpack_columns,
+)
+from atroposlib.wire.columns import Columns, from_group, stale_masked, to_group
+from atroposlib.wire.safetensors import MalformedBinary
+
+GROUP_MEDIA = "application/x-safetensors"  # one group, as safetensors or a zstd frame of it
+GROUPS_MEDIA = "application/x-atropos-groups"  # frames of them
+# What the API lets pass and writes into the group: its ``advantages`` do not fit its tokens.
+ADVANTAGES_LENGTH = "advantages_length"
+
+
+class MalformedBody(ValueError):
+    """The body is not of the format it claims to be, so no field of it can be named."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedGroup:
+    """What the queue must know of one group, and the bytes under which it is kept."""
+
+    payload: bytes
+    media: Media
+    n_seq: int
+    n_tokens: int  # trained positions
+    env_id: int | None = None
+    key: str | None = None  # idempotency key
+    version: int | None = None  # oldest policy version that sampled one of its tokens
+    declared_size: int | None = None  # group_overrides["group_size"], if it is an int
+    marks: tuple[str, ...] = ()
+    digest: bytes = field(init=False)  # of the payload; made here, off the event loop
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", digest_of(self.payload))
+
+
+def parsed_group(
+    columns: Columns, payload: bytes, media: Media, key: str | None, marks: tuple[str, ...]
+) -> ParsedGroup:
+    """A checked group; ``key`` counts if it names none itself."""
+    own = columns.idempotency_key
+    return ParsedGroup(
+        payload=payload,
+        media=media,
+        n_seq=len(columns.seq_lens),
+        n_tokens=columns.n_tokens,
+        env_id=columns.env_id,
+        key=key if own is None else own,
+        version=columns.version,
+        declared_size=columns.declared_size,
+        marks=marks,
+    )
+
+
+def find_marks(columns: Columns) -> tuple[str, ...]:
+    """The oddities that are let pass: advantages in ``rest`` are those that do not fit."""
+    return (ADVANTAGES_LENGTH,) if "advantages" in columns.rest else ()
+
+
+def with_place(error: InvalidGroup, place: str) -> InvalidGroup:
+    """The same refusal, found inside a list of groups at ``place`` such as ``[3].``."""
+    return InvalidGroup(place + error.field, error.index, error.problem)
+
+
+def media_type(content_type: str) -> str:
+    """Without parameters such as the charset."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+# --- binary groups --------------------------------------------------------------------
+
+# A few kilobytes can be a valid group of 128 MB; several at once would be felt.
+_LARGE_BYTES = 16 * 2**20
+_ONE_LARGE = threading.Lock()
+
+
+def read_binary_group(body: bytes, key: str | None = None) -> ParsedGroup:
+    """The group in a safetensors file, or in a zstd frame of one; ``key`` counts if it
+    names none itself, and is then not part of the bytes.
+
+    Raises:
+        InvalidGroup: names field and index, never a value.
+        MalformedBody: neither a safetensors file nor a zstd frame of one.
+    """
+    try:
+        large = is_zstd(body) and inflated_size(body) > _LARGE_BYTES
+        if large:
+            with _ONE_LARGE:
+                return _read(body, key)
+        return _read(body, key)
+    except MalformedBinary as error:
+        raise MalformedBody(str(error)) from error
+
+
+def read_frames(body: bytes) -> list[ParsedGroup]:
+    """The groups in frames.
+
+    Raises:
+        InvalidGroup: of the first group that is refused; its place among them leads.
+        MalformedBody: the frames, or one of the files, cannot be read at all.
+    """
+    try:
+        files = split_frames(body)
+    except MalformedBinary as error:
+        raise MalformedBody(str(error)) from error
+    groups = []
+    for i, file in enumerate(files):
+        try:
+            groups.append(read_binary_group(bytes(file)))
+        except InvalidGroup as error:
+            raise with_place(error, f"[{i}].") from error
+    return groups
+
+
+def _read(body: bytes, key: str | None) -> ParsedGroup:
+    columns = unpack_columns(body)
+    marks = find_marks(columns)
+    zstd = is_zstd(body)
+    if marks or "marks" in columns.rest:
+        body = pack_columns(_marked(columns, marks), compress=zstd)
+    media = Media.SAFETENSORS_ZSTD if zstd else Media.SAFETENSORS
+    return parsed_group(columns, body, media, key, marks)
+
+
+def _marked(columns: Columns, marks: tuple[str, ...]) -> Columns:
+    """Marks are the API's to set: whatever the sender wrote there is replaced."""
+    rest = {name: one for name, one in columns.rest.items() if name != "marks"}
+    if marks:
+        rest["marks"] = msgspec.json.encode(marks)
+    return replace(columns, rest=rest)
+
+
+# --- delivery -------------------------------------------------------------------------
+
+
+class Encoding(Enum):
+    """What a consumer may ask for."""
+
+    JSON = "application/json"
+    FRAMES = "application/x-atropos-groups"  # each a safetensors file, or a zstd frame of one
+
+
+def accepted_encoding(accept: str) -> Encoding:
+    """The form that an Accept header names; JSON unless it names the other."""
+    for one in accept.lower().split(","):
+        kind, _, parameters = one.partition(";")
+        if kind.strip() == Encoding.FRAMES.value and parameters.replace(" ", "") != "q=0":
+            return Encoding.FRAMES
+    return Encoding.JSON
+
+
+def is_stored_as(media: Media, form: Encoding) -> bool:
+    """Whether bytes of this kind go out in this form unchanged."""
+    return (media is Media.JSON) == (form is Encoding.JSON)
+
+
+def is_stale(member: BatchMember, min_version: int | None) -> bool:
+    """Whether some of its tokens are older than ``min_version``, which masks them. The
+    tokens of a sender that names no versions are at best as new as the run was then."""
+    version = member.version if member.version is not None else member.arrived_version
+    return min_version is not None and version is not None and version < min_version
+
+
+def encode_group(
+    payload: Payload, member: BatchMember, form: Encoding, min_version: int | None
+) -> bytes:
+    """The group in ``form``, with what is older than ``min_version`` masked.
+
+    Raises:
+        CorruptPayload: it is no group, although its digest is right.
+    """
+    stale = is_stale(member, min_version)
+    if is_stored_as(payload.media, form) and not stale:
+        return payload.data
+    try:
+        columns = read_columns(payload)
+    except (InvalidGroup, MalformedBinary, msgspec.DecodeError) as error:
+        raise CorruptPayload([member.gid]) from error
+    if stale and min_version is not None:
+        columns = stale_masked(columns, min_version)
+    return to_json(columns) if form is Encoding.JSON else pack_columns(columns)
+
+
+def read_columns(payload: Payload) -> Columns:
+    """The numbers of a stored group.
+
+    Raises:
+        InvalidGroup, MalformedBinary, msgspec.DecodeError: it is none.
+    """
+    if payload.media is not Media.JSON:
+        return unpack_columns(payload.data)
+    proven = parse_columns(payload.data)
+    if proven is not None:
+        return proven[0]
+    return from_group(msgspec.json.decode(payload.data, type=ScoredData))
+
+
+def to_json(columns: Columns) -> bytes:
+    """Canonical JSON: every key of the record, in its order."""
+    return msgspec.json.encode(to_group(columns))

@@ -1,0 +1,159 @@
+"""Ends of a batch: ack, commit, rewind, discard; and the checks of its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atroposlib.api.common.records import GroupState, LeasedBatch, RewindResult
+from atroposlib.api.store.sql.claim import (
+    BatchRow,
+    as_batch,
+    batches,
+    dissolve,
+    end_open,
+    members_of,
+    prune,
+    transfer_batch,
+    uncount_delivery,
+)
+from atroposlib.api.store.sql.schema import (
+    MAX_INT64,
+    BatchState,
+    Connection,
+    Counters,
+    counting,
+    read_meta,
+)
+from atroposlib.errors import ConfigError, StaleGeneration
+
+NO_GENERATION = -1  # generation of a batch that a rewind reopened: nobody holds it
+
+
+def require_owner(
+    no: int, owner: tuple[int, int, int] | None, generation: int, epoch: int, current: int
+) -> None:
+    """Fence whoever does not hold the batch.
+
+    ``owner`` is (generation, first epoch, last epoch) of the claim that holds it.
+    """
+    if generation != current:
+        raise StaleGeneration(f"trainer generation {generation} was replaced by {current}")
+    if owner is None or owner[0] != generation or not owner[1] <= epoch <= owner[2]:
+        raise StaleGeneration(f"delivery {epoch} of batch {no} is not the latest one")
+
+
+def _owned(connection: Connection, no: int, generation: int, epoch: int) -> BatchRow:
+    rows = batches(connection, "no = ?", no) if 0 < no <= MAX_INT64 else []
+    row = rows[0] if rows and rows[0].state != BatchState.DEAD.value else None
+    owner = (row.generation, row.first_epoch, row.epoch) if row else None
+    require_owner(no, owner, generation, epoch, read_meta(connection).generation)
+    return rows[0]
+
+
+def lookup(connection: Connection, no: int, generation: int, epoch: int) -> LeasedBatch:
+    row = _owned(connection, no, generation, epoch)
+    if row.state == BatchState.COMMITTED.value:  # a checkpoint holds it: no payload is left
+        raise StaleGeneration(f"batch {no} is committed")
+    return as_batch(row, members_of(connection, no))
+
+
+def extend(
+    connection: Connection, no: int, generation: int, epoch: int, lease_until: float
+) -> None:
+    _owned(connection, no, generation, epoch)
+    connection.execute("UPDATE batch SET lease_until = ? WHERE no = ?", (lease_until, no))
+
+
+def ack(
+    connection: Connection,
+    no: int,
+    generation: int,
+    epoch: int,
+    rank: int | None,
+    commit: bool,
+) -> bool:
+    row = _owned(connection, no, generation, epoch)
+    if rank is not None and not 0 <= rank < row.world_size:
+        raise ConfigError(f"rank: batch {no} has the ranks 0 .. {row.world_size - 1}")
+    if row.state != BatchState.OPEN.value:
+        return False
+    if rank is not None:
+        ranks = {int(said) for said in row.ranks.split(",") if said} | {rank}
+        text = ",".join(str(said) for said in sorted(ranks))
+        connection.execute("UPDATE batch SET ranks = ? WHERE no = ?", (text, no))
+        if len(ranks) < row.world_size:
+            return False
+    with counting(connection) as counters:
+        end_open(counters, row, BatchState.ACKED, GroupState.ACKED)
+        if commit:
+            _commit(counters, row)
+            prune(counters)
+    return True
+
+
+def commit(connection: Connection, no: int, generation: int) -> int:
+    with counting(connection) as counters:
+        _count_as_acked(counters, no, generation)
+        rows = batches(connection, "state = 'acked' AND no <= ?", no)
+        for row in rows:
+            _commit(counters, row)
+        prune(counters)
+        return len(rows)
+
+
+def rewind(connection: Connection, no: int, generation: int) -> RewindResult:
+    with counting(connection) as counters:
+        _count_as_acked(counters, no, generation)
+        for row in batches(connection, "state = 'open' AND no > ?", no):
+            _let_go(counters, row)  # fetched ahead: it comes again in its turn
+        rows = batches(connection, "state = 'acked' AND no > ?", no)
+        for row in rows:
+            transfer_batch(counters, row, GroupState.ACKED, GroupState.LEASED)
+            _let_go(counters, row)
+        meta = counters.meta
+        counters.set(
+            batches_open=meta.batches_open + len(rows),
+            batches_acked=meta.batches_acked - len(rows),
+        )
+        gone = "SELECT COUNT(*) FROM batch WHERE state = 'committed' AND no > ?"
+        return RewindResult(replayed=len(rows), gone=connection.execute(gone, (no,))[0][0])
+
+
+def _let_go(counters: Counters, row: BatchRow) -> None:
+    counters.connection.execute(
+        "UPDATE batch SET state = 'open', generation = ?, ranks = '', claim_id = NULL "
+        "WHERE no = ?",
+        (NO_GENERATION, row.no),
+    )
+    uncount_delivery(counters, row)
+
+
+def _count_as_acked(counters: Counters, no: int, generation: int) -> None:
+    """Whoever has a checkpoint of batch ``no`` trained on all before it."""
+    counters.meta.require_generation(generation)
+    if not 0 <= no <= counters.meta.last_batch:
+        raise StaleGeneration(
+            f"batch {no} was never formed; the last one is {counters.meta.last_batch}"
+        )
+    for row in batches(counters.connection, "state = 'open' AND no <= ?", no):
+        end_open(counters, row, BatchState.ACKED, GroupState.ACKED)
+
+
+def discard(connection: Connection, no: int, gids: Sequence[int]) -> None:
+    rows = batches(connection, "no = ? AND state = 'open'", no) if 0 < no <= MAX_INT64 else []
+    if not rows:
+        return
+    damaged = {member.gid for member in members_of(connection, no)} & set(gids)
+    if damaged:
+        with counting(connection) as counters:
+            dissolve(counters, rows[0], sorted(damaged))
+
+
+def _commit(counters: Counters, row: BatchRow) -> None:
+    """Free the payloads of an acked batch; the ledger rows stay."""
+    counters.connection.execute(
+        "DELETE FROM payload WHERE gid IN (SELECT gid FROM groups WHERE batch_no = ?)",
+        (row.no,),
+    )
+    transfer_batch(counters, row, GroupState.ACKED, GroupState.COMMITTED)
+    counters.connection.execute("UPDATE batch SET state = 'committed' WHERE no = ?", (row.no,))

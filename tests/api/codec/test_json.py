@@ -1,0 +1,224 @@
+"""JSON groups at the door: the bytes that are kept, and what the fast path leaves alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import msgspec
+import pytest
+
+from atroposlib.api.codec import MalformedBody, ParsedGroup
+from atroposlib.api.codec import json as intake_json
+from atroposlib.api.codec import json_columns, read_group, read_groups
+from atroposlib.api.codec.json import split_list
+from atroposlib.api.codec.json_columns import KEYS, parse_columns
+from atroposlib.api.common.records import Media
+from atroposlib.errors import InvalidGroup
+from atroposlib.wire import ScoredData
+
+GROUP = {"tokens": [[1, 5, 9], [2, 7]], "masks": [[-100, 5, 9], [-100, 7]], "scores": [1.0, 0]}
+BODY = b'{"tokens":[[1]],"masks":[[1]],"scores":[0.50]}'
+
+
+def read(group, key=None) -> ParsedGroup:
+    body = group if isinstance(group, bytes) else json.dumps(group).encode()
+    return read_group(body, "application/json", key)
+
+
+def test_the_received_bytes_are_kept_with_the_keys_they_lack():
+    kept = read(b' \n{"scores" : [0.50],"tokens":[[1]],"masks":[[1]] ,"env_id":2}\n').payload
+    assert kept.startswith(b' \n{"scores" : [0.50],"tokens":[[1]],"masks":[[1]] ,"env_id":2,')
+    decoded = json.loads(kept)
+    assert set(decoded) == set(KEYS) and decoded["advantages"] is None
+
+
+def test_a_group_with_every_key_is_kept_as_it_is():
+    whole = read(BODY).payload
+    assert read(whole).payload is whole
+
+
+def test_what_the_queue_needs_is_read_off():
+    more = {
+        "env_id": 4,
+        "idempotency_key": "k",
+        "versions": [[-1, 8, 7], [-1, 9]],
+        "group_overrides": {"group_size": 6},
+    }
+    got = read(GROUP | more)
+    assert (got.n_seq, got.n_tokens, got.env_id, got.key) == (2, 3, 4, "k")
+    assert (got.version, got.declared_size, got.marks) == (7, 6, ())
+    assert got.media is Media.JSON
+    bare = read(
+        GROUP | {"versions": [[-1] * 3, [-1] * 2], "group_overrides": {"group_size": 2.0}}
+    )
+    assert (bare.env_id, bare.key, bare.version, bare.declared_size) == (
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize("given", [{}, {"idempotency_key": None}])
+def test_the_key_of_the_header_is_written_into_the_group(given):
+    got = read(GROUP | given, key='k"1')
+    assert got.key == json.loads(got.payload)["idempotency_key"] == 'k"1'
+    assert got.payload.count(b"idempotency_key") == 1
+    assert read(GROUP | {"idempotency_key": "own"}, key="header").key == "own"
+
+
+@pytest.mark.parametrize("given", [{}, {"marks": None}, {"marks": ["made up"]}])
+@pytest.mark.parametrize("advantages", [[], [[1.0]], [[1.0], [2.0]], [[1.0, 2.0, 3.0], []]])
+def test_advantages_that_do_not_fit_are_marked_and_kept(given, advantages):
+    got = read(GROUP | given | {"advantages": advantages})
+    assert got.marks == ("advantages_length",)
+    assert json.loads(got.payload)["marks"] == ["advantages_length"]
+    assert json.loads(got.payload)["advantages"] == advantages
+
+
+def test_marks_are_for_the_api_to_set():
+    got = read(GROUP | {"marks": ["made up"], "advantages": [[0.5] * 3, [0.5] * 2]})
+    assert got.marks == () and json.loads(got.payload)["marks"] is None
+
+
+def test_slips_that_the_original_understood_are_understood():
+    loose = {
+        "tokens": [[1.0, 5, 9], [2, 7]],
+        "scores": [True, 0],
+        "versions": [[-1, 2.0, 3]] * 1,
+    }
+    got = read(GROUP | loose | {"versions": [[-1, 2.0, 3], [-1, 4]], "unknown": [1]})
+    assert got.version == 2 and got.n_tokens == 3
+    assert json.loads(got.payload)["scores"] == [1.0, 0.0]
+    assert json.loads(got.payload)["tokens"][0] == [1, 5, 9]
+    assert "unknown" not in json.loads(got.payload)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (BODY.replace(b"[[1]],", b"[[1,[1]]],", 1), "tokens"),
+        (BODY.replace(b"0.50", b"NaN"), "scores[0]: not a finite number"),
+        (BODY.replace(b"0.50", b"1e999"), "scores[0]"),
+        (BODY.replace(b"[[1]],", b"[[2147483648]],", 1), "tokens[0]"),
+        (BODY.replace(b"[[1]],", b"[[-1]],", 1), "tokens[0]"),
+        (BODY.replace(b'ks":[[1]]', b'ks":[[-2147483649]]'), "masks[0]"),
+        (BODY.replace(b"}", b',"versions":[[-2]]}'), "versions[0]"),
+        (BODY.replace(b"}", b',"metadata":{"secret":NaN}}'), "metadata: not a finite"),
+        (BODY.replace(b"}", b',"outcomes":["secret"]}'), "Not an allowed value"),
+        (
+            BODY.replace(b"}", b',"distill_token_ids":[[[1]]],"distill_logprobs":[[[]]]}'),
+            "distill_logprobs[0][0]",
+        ),
+        (
+            BODY.replace(b"}", b',"distill_token_ids":[[[2147483648]]]}'),
+            "distill_token_ids[0]",
+        ),
+    ],
+)
+def test_a_refusal_names_the_place_and_never_the_value(body, problem):
+    with pytest.raises(InvalidGroup) as refusal:
+        read(body)
+    assert problem in str(refusal.value) and len(str(refusal.value)) < 600
+    assert "secret" not in str(refusal.value)
+    with pytest.raises(InvalidGroup, match=r"\[1\]\."):
+        read_groups(b"[" + BODY + b", " + body + b"]", "application/json")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        BODY[:-1],
+        BODY + b"x",
+        b"\xef\xbb\xbf" + BODY,
+        b'{"images":' + b"[" * 10**5,
+        b"\xff",
+    ],
+)
+def test_what_is_not_json_is_malformed(body):
+    with pytest.raises(MalformedBody):
+        read(body)
+    with pytest.raises((MalformedBody, InvalidGroup)):
+        read_groups(b"[" + body + b"]" if body else b"", "application/json")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        BODY.replace(b"}", b',"tokens":[[2]]}'),  # twice the same key
+        BODY.replace(b"}", b',"env_id":1,"env_id":2}'),
+        b"\xef\xbb\xbf" + BODY,
+        b'{"tokens":[[3,[4]]],"masks":[[3,4]],"scores":[1]}',
+        b'{"tokens":[[3,[4]]],"masks":[[3,4]],"scores":[1],"group_id":"\\u005b"}',
+        b'{"tokens":[[3,[4]]],"masks":[[3,4]],"scores":[1],"images":"\\u005B"}',
+        b'{"tokens":[[3,[4]],[5]],"masks":[[3,4],5],"scores":[1,1]}',
+        b'{"tokens":{"a":[1]},"masks":[[1]],"scores":[1]}',
+        b'{"tokens":[[1]],"masks":[[1]],"scores":{"a":1}}',
+        b'{"tokens":[[true]],"masks":[[1]],"scores":[1]}',
+        BODY.replace(b"}", b',"env_id":true}'),
+        BODY.replace(b"}", b',"unknown":1}'),
+    ],
+)
+def test_what_numbers_alone_cannot_prove_is_left_to_the_full_decoder(body):
+    assert parse_columns(body) is None
+
+
+def test_brackets_and_quotes_in_text_do_not_matter():
+    text = 'a[b]"{\\u00e9}\\'
+    group = GROUP | {"group_id": text, "metadata": {text: [text, [[]]]}, "images": text}
+    assert parse_columns(json.dumps(group).encode()) is not None
+    body = json.dumps([group, GROUP, group]).encode()
+    assert [json.loads(body[one]) for one in split_list(body)] == [group, GROUP, group]
+    assert split_list(b'[{"a":"\\"{"},{}]') == [slice(1, 12), slice(13, 15)]
+    listed = read_groups(body, "")
+    assert [json.loads(one.payload)["group_id"] for one in listed] == [text, None, text]
+
+
+def test_groups_of_a_list_keep_their_own_bytes():
+    first, second = read_groups(b" [" + BODY + b" , \n" + BODY + b"]\n", "application/json")
+    assert first.payload == second.payload == read(BODY).payload
+    assert read_groups(b"[]", "") == []
+
+
+def test_a_failed_read_leaves_the_parser_of_its_thread_usable():
+    for _ in range(3):
+        with pytest.raises(InvalidGroup) as refusal:
+            read(BODY.replace(b"[[1]],", b"[[-1]],", 1))
+        assert parse_columns(BODY) is not None, refusal
+    found = []
+    thread = threading.Thread(target=lambda: found.append(parse_columns(BODY)))
+    thread.start()
+    thread.join()
+    assert found[0] is not None
+
+
+def test_arrays_outlive_the_next_parse():
+    columns, _ = parse_columns(BODY)
+    for i in range(5):
+        parse_columns(BODY.replace(b"[[1]]", b"[[%d]]" % i))
+    assert columns.tokens.tolist() == [1]
+
+
+def test_large_documents_leave_no_buffers_behind(monkeypatch):
+    monkeypatch.setattr(json_columns, "_KEPT_PARSER_BYTES", 10)
+    kept = json_columns._OF_THREAD.parser
+    document = kept.parse(b"[1]")  # a parser in use refuses: so another one was taken
+    assert parse_columns(BODY) is not None
+    del document
+
+
+def test_the_fast_path_is_the_one_that_is_taken(monkeypatch):
+    monkeypatch.setattr(intake_json, "_decoded_group", None)
+    messages = [[{"role": "user", "content": "é\n"}], []]
+    group = GROUP | {"messages": messages, "inference_logprobs": [[1.0, -1, -2], [1.0, -0.5]]}
+    assert msgspec.json.decode(read(group).payload, type=ScoredData).messages == messages
+
+
+def test_empty_lists_in_optional_fields_mean_that_the_field_is_absent():
+    optional = ("ref_logprobs", "inference_logprobs", "messages", "overrides")
+    got = read(GROUP | {name: [] for name in optional})
+    payload = json.loads(got.payload)
+    assert [payload[name] for name in optional] == [None] * len(optional)

@@ -1,0 +1,277 @@
+"""What every store promises of batches that were delivered, asked of every store."""
+
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.api.common import store_protocol
+from atroposlib.api.common.records import GroupState, Selection
+from atroposlib.api.store.sql import claim as claim_queries
+from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
+from tests.api.store.store_talk import (
+    ENDED_S,
+    ack,
+    claim,
+    ended,
+    filled,
+    group,
+    held,
+    kinds,
+    put,
+    register,
+)
+
+# --- fences and acks ----------------------------------------------------------------
+
+
+def test_an_older_trainer_is_fenced_from_everything(store):
+    old = filled(store)
+    batch = claim(store, old)
+    register(store)
+    for act in (
+        lambda: claim(store, old),
+        lambda: store.lookup(batch.no, old, batch.epoch),
+        lambda: ack(store, batch),
+        lambda: store.extend(batch.no, old, batch.epoch, 99.0),
+        lambda: store.commit(batch.no, old),
+        lambda: store.rewind(0, old),
+    ):
+        with pytest.raises(StaleGeneration, match="replaced"):
+            act()
+
+
+def test_only_the_latest_delivery_may_be_acked(store):
+    generation = filled(store, 1)
+    first = claim(store, generation)
+    second = claim(store, generation, now=ENDED_S)
+    with pytest.raises(StaleGeneration):
+        ack(store, first)
+    assert ack(store, second)
+
+
+@pytest.mark.parametrize("no", [0, -1, 7, 2**63, 2**70])
+def test_a_batch_that_never_was_is_fenced(store, no):
+    generation = register(store)
+    with pytest.raises(StaleGeneration):
+        store.ack(no, generation, 1, rank=None, commit=True)
+    with pytest.raises(StaleGeneration):
+        store.lookup(no, generation, 1)
+    store.discard(no, [1])
+    if no != 0:
+        with pytest.raises(StaleGeneration, match="never formed"):
+            store.commit(no, generation)
+        with pytest.raises(StaleGeneration, match="never formed"):
+            store.rewind(no, generation)
+
+
+def test_an_ack_counts_once_and_keeps_the_payload(store):
+    generation = filled(store, 1)
+    batch = claim(store, generation)
+    assert ack(store, batch) is True
+    assert ack(store, batch) is False
+    stats = store.stats()
+    assert (stats.batches_acked, stats.batches_open, stats.group_counts) == (1, 0, ())
+    assert ended(store) == {"acked": (1, 8)}
+    assert store.read(batch.gids)[0].data == b"0"
+    assert claim(store, generation, now=1e9) == "0 of 8"
+
+
+def test_an_ack_that_commits_frees_the_payload_at_once(store):
+    batch = claim(store, filled(store, 1))
+    assert ack(store, batch, commit=True)
+    assert not ack(store, batch, commit=True)
+    assert ended(store) == {"committed": (1, 8)}
+    assert store.stats().retained_bytes == 0 and store.stats().batches_acked == 1
+    with pytest.raises(CorruptPayload):
+        store.read(batch.gids)
+
+
+def test_a_batch_of_many_ranks_is_acked_by_the_last_of_them(store):
+    batch = claim(store, filled(store, 1), world_size=3)
+    assert [ack(store, batch, rank=rank) for rank in (2, 0, 2, 0)] == [False] * 4
+    assert store.stats().batches_acked == 0
+    assert ack(store, batch, rank=1) is True
+    assert ack(store, batch, rank=1) is False
+    assert store.stats().batches_acked == 1
+
+
+@pytest.mark.parametrize("rank", [-1, 3, 2**70])
+def test_a_rank_that_is_not_there_cannot_ack(store, rank):
+    batch = claim(store, filled(store, 1), world_size=3)
+    with pytest.raises(ConfigError, match="0 .. 2"):
+        ack(store, batch, rank=rank)
+
+
+def test_one_ack_without_a_rank_speaks_for_all(store):
+    batch = claim(store, filled(store, 1), world_size=3)
+    ack(store, batch, rank=0)
+    assert ack(store, batch) is True
+
+
+def test_ranks_that_acked_an_earlier_delivery_must_do_so_again(store):
+    generation = filled(store, 1)
+    ack(store, claim(store, generation, world_size=2), rank=0)
+    again = claim(store, generation, now=ENDED_S, world_size=2)
+    assert not ack(store, again, rank=1)
+    assert ack(store, again, rank=0)
+
+
+# --- commit and rewind --------------------------------------------------------------
+
+
+def test_a_commit_frees_all_batches_up_to_it(store):
+    generation = filled(store, 4)
+    for batch in [claim(store, generation) for _ in range(4)][:2]:
+        ack(store, batch)
+    assert store.commit(0, generation) == 0
+    assert store.commit(3, generation) == 3
+    assert store.commit(3, generation) == 0
+    stats = store.stats()
+    assert (stats.batches_acked, stats.batches_open, stats.retained_bytes) == (3, 1, 1)
+    assert ended(store) == {"committed": (3, 24)} and held(store, GroupState.LEASED) == 1
+
+
+def test_a_rewind_replays_what_came_after_the_checkpoint_first_and_in_order(store):
+    generation = filled(store, 5)
+    batches = [claim(store, generation) for _ in range(4)]
+    for batch in reversed(batches):
+        ack(store, batch)
+    store.commit(1, generation)
+    restarted = register(store)
+    rewound = store.rewind(2, restarted)
+    assert (rewound.replayed, rewound.gone) == (2, 0)
+    assert store.stats().batches_acked == 2 and store.stats().batches_open == 2
+    again = [claim(store, restarted) for _ in range(3)]
+    assert [(one.no, one.epoch) for one in again] == [(3, 2), (4, 2), (5, 1)]
+    assert again[0].members == batches[2].members
+    assert [one.data for one in store.read(again[0].gids)] == [b"2"]
+
+
+def test_a_rewind_fences_the_deliveries_that_it_replays(store):
+    generation = filled(store, 1)
+    batch = claim(store, generation)
+    ack(store, batch)
+    store.rewind(0, generation)
+    with pytest.raises(StaleGeneration):
+        ack(store, batch)
+    assert store.stats().delivered == 0
+    assert claim(store, generation).no == 1
+    assert store.stats().delivered == 1
+
+
+def test_a_rewind_brings_back_what_was_fetched_ahead_in_its_turn(store):
+    generation = filled(store, 3)
+    trained, ahead = claim(store, generation), claim(store, generation)
+    ack(store, trained)
+    assert store.rewind(0, generation).replayed == 1
+    with pytest.raises(StaleGeneration):
+        ack(store, ahead)
+    assert [claim(store, generation).no for _ in range(3)] == [1, 2, 3]
+    assert store.stats().delivered == 3
+
+
+def test_a_rewind_to_the_beginning_tells_what_is_gone(store):
+    generation = filled(store, 3)
+    batches = [claim(store, generation) for _ in range(3)]
+    for batch in batches:
+        ack(store, batch)
+    store.commit(2, generation)
+    rewound = store.rewind(0, generation)
+    assert (rewound.replayed, rewound.gone) == (1, 2)
+
+
+def test_a_rewind_counts_open_batches_up_to_the_checkpoint_as_acked(store):
+    generation = filled(store, 2)
+    first = claim(store, generation)
+    claim(store, generation)
+    rewound = store.rewind(1, generation)
+    assert (rewound.replayed, rewound.gone) == (0, 0)
+    assert not ack(store, first)
+    assert ended(store) == {"acked": (1, 8)} and store.stats().batches_open == 1
+
+
+def test_dead_batches_are_neither_committed_nor_replayed(store):
+    generation = filled(store, 1)
+    claim(store, generation, claim_id="x", max_deliveries=1)
+    assert claim(store, generation, claim_id="x", max_deliveries=1) == "0 of 8"
+    assert store.commit(1, generation) == 0
+    assert store.rewind(0, generation).replayed == 0
+    assert ended(store) == {"dead": (1, 8)}
+
+
+# --- damage -------------------------------------------------------------------------
+
+
+def test_damaged_groups_die_and_the_others_come_in_another_batch(store):
+    put(store, group("a"), group("b"), group("c"))
+    generation = register(store)
+    batch = claim(store, generation)
+    store.discard(batch.no, [1, 3, 77])
+    assert ended(store) == {"dead": (1, 4)}
+    assert kinds(store) == {("pending", None, 4): (2, 2)}
+    assert store.stats().delivered == 0
+    with pytest.raises(StaleGeneration):
+        ack(store, batch)
+    assert claim(store, generation).gids == (2, 3)
+
+
+def test_a_batch_that_is_not_open_is_not_discarded(store):
+    generation = filled(store, 1)
+    batch = claim(store, generation)
+    store.discard(batch.no, [])
+    store.discard(batch.no + 1, [1])
+    assert ack(store, batch)
+    before = store.stats()
+    store.discard(batch.no, [1])
+    assert store.stats() == before
+
+
+# --- counts and the ledger ----------------------------------------------------------
+
+
+def test_deliveries_are_counted_per_trainer_and_a_redelivery_is_none(store):
+    generation = filled(store)
+    claim(store, generation)
+    claim(store, generation)
+    claim(store, generation, now=ENDED_S)
+    assert store.stats().delivered == 2
+    restarted = register(store)
+    assert store.stats().delivered == 0
+    claim(store, restarted)
+    assert store.stats().delivered == 1
+
+
+def test_the_ledger_forgets_what_ended_long_ago(store, monkeypatch):
+    monkeypatch.setattr(claim_queries, "LEDGER_GROUPS", 3)
+    generation = filled(store, 6)
+    for _ in range(6):
+        ack(store, claim(store, generation), commit=True)
+    again = put(store, *(group(f"{i}", 8, key=f"k{i}") for i in range(6)))
+    assert [one.duplicate for one in again] == [False] * 3 + [True] * 3
+    assert ended(store) == {"committed": (6, 48)}
+    assert store_protocol.LEDGER_GROUPS == 20_000
+
+
+def test_groups_that_are_held_are_never_forgotten(store, monkeypatch):
+    monkeypatch.setattr(claim_queries, "LEDGER_GROUPS", 1)
+    put(store, group("wait", 4, key="w"))
+    put(store, *(group(f"{i}", 8) for i in range(5)))
+    generation = register(store)
+    while not isinstance(batch := claim(store, generation, choose=_largest), str):
+        ack(store, batch, commit=True)
+    assert put(store, group("wait", 4, key="w"))[0].duplicate
+    assert store.read([1])[0].data == b"wait"
+
+
+def _largest(queue, fair_share):
+    gids = tuple(one.gid for one in queue if one.n_seq == 8)[:1]
+    return Selection(gids=gids, blocked_reason=None if gids else "none")
+
+
+def test_sizes_are_counted_where_as_many_groups_come_as_go(store):
+    generation = register(store)
+    put(store, group("a", 8), group("b", 4))
+    claim(store, generation)
+    ack(store, claim(store, generation, size=4))
+    store.rewind(1, generation)  # the group of 8 counts as trained, that of 4 comes again
+    assert ended(store) == {"acked": (1, 8)}

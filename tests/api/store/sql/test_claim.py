@@ -1,0 +1,231 @@
+"""What every store promises of claims, asked of every store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from atroposlib.api.common.records import BatchMember, Claim, GroupState, Media, Selection
+from atroposlib.errors import CorruptPayload, StaleGeneration
+from tests.api.store.store_talk import (
+    ENDED_S,
+    LEASE_S,
+    ack,
+    claim,
+    ended,
+    filled,
+    group,
+    kinds,
+    oldest,
+    put,
+    register,
+)
+
+
+def test_a_batch_is_numbered_and_knows_its_members(store):
+    put(
+        store,
+        group("four", 4, env=2, n_tokens=70, version=5, arrived_version=6),
+        group("0123456789", 4, media=Media.SAFETENSORS),
+    )
+    generation = register(store)
+    batch = claim(store, generation, world_size=2)
+    assert (batch.no, batch.epoch, batch.generation, batch.world_size) == (1, 1, generation, 2)
+    assert batch.members == (
+        BatchMember(1, 4, 70, 4, Media.JSON, 2, 5, 6),
+        BatchMember(2, 4, 0, 10, Media.SAFETENSORS),
+    )
+    assert (batch.n_seq, batch.dropped, batch.min_version) == (8, 0, None)
+    assert store.lookup(1, generation, 1) == batch
+
+
+def test_a_blocked_claim_says_why_and_changes_nothing(store):
+    put(store, group("a", 4))
+    generation = register(store)
+    before = store.stats()
+    assert claim(store, generation) == "4 of 8"
+    assert store.stats() == before
+
+
+def test_the_next_batch_is_formed_while_one_is_held(store):
+    generation = filled(store)
+    first, second = claim(store, generation), claim(store, generation)
+    assert (first.no, first.gids, second.no, second.gids) == (1, (1,), 2, (2,))
+    assert store.stats().batches_open == 2
+
+
+def test_a_lost_claim_reply_brings_the_same_batch(store):
+    generation = filled(store)
+    first = claim(store, generation, claim_id="one")
+    again = claim(store, generation, claim_id="one", now=1.0)
+    assert (again.no, again.members, again.epoch) == (first.no, first.members, 2)
+    assert claim(store, generation, claim_id="two").no == 2
+    assert ack(store, first)  # whichever reply the trainer holds
+
+
+def test_another_claim_of_the_batch_fences_the_one_before(store):
+    generation = filled(store)
+    first = claim(store, generation, claim_id="one")
+    claim(store, generation, claim_id="two", now=ENDED_S)
+    with pytest.raises(StaleGeneration):
+        ack(store, first)
+
+
+def test_the_same_claim_comes_before_older_batches(store):
+    generation = filled(store)
+    claim(store, generation, claim_id="one")
+    claim(store, generation, claim_id="two", now=5.0)
+    assert claim(store, generation, claim_id="two", now=ENDED_S).no == 2
+    assert claim(store, generation, claim_id="three", now=ENDED_S).no == 1
+
+
+def test_a_batch_comes_again_when_its_lease_ended(store):
+    generation = filled(store)
+    first = claim(store, generation, choose=_with(oldest(8), min_version=3))
+    assert claim(store, generation, now=ENDED_S - 0.1).no == 2
+    again = claim(store, generation, now=ENDED_S)
+    assert (again.no, again.epoch, again.min_version) == (first.no, 2, 3)
+    assert claim(store, generation, now=2 * ENDED_S - 0.1).no == 2
+
+
+def _with(choose, **more):
+    def with_more(queue, fair_share):
+        return replace(choose(queue, fair_share), **more)
+
+    return with_more
+
+
+def test_an_extended_lease_lasts_longer(store):
+    generation = filled(store, 1)
+    batch = claim(store, generation)
+    store.extend(batch.no, generation, batch.epoch, 50.0)
+    assert claim(store, generation, now=49.0) == "0 of 8"
+    assert claim(store, generation, now=50.0).no == batch.no
+
+
+def test_a_restarted_trainer_gets_the_batches_of_the_old_one_in_order(store):
+    generation = filled(store, 3)
+    claim(store, generation)
+    claim(store, generation)
+    restarted = register(store)
+    batches = [claim(store, restarted) for _ in range(3)]
+    assert [(one.no, one.epoch) for one in batches] == [(1, 2), (2, 2), (3, 1)]
+
+
+def test_a_batch_of_another_size_is_dissolved_into_the_queue(store):
+    put(store, group("a"), group("b"), group("c"), group("d", 12))
+    first = claim(store, register(store), size=8)
+    resized = claim(store, register(store), size=12)
+    assert (resized.no, resized.gids, resized.epoch) == (first.no + 1, (1, 2, 3), 1)
+    stats = store.stats()
+    assert (stats.batches_open, stats.delivered) == (1, 1)
+    with pytest.raises(StaleGeneration):
+        store.lookup(first.no, resized.generation, 2)
+
+
+def test_a_batch_delivered_too_often_is_dead_with_its_groups(store):
+    generation = filled(store)
+    for epoch in (1, 2, 3):
+        batch = claim(store, generation, claim_id="x", max_deliveries=3)
+        assert (batch.no, batch.epoch) == (1, epoch)
+    last = batch
+    assert claim(store, generation, claim_id="x", max_deliveries=3).no == 2
+    stats = store.stats()
+    assert (stats.batches_dead, stats.batches_open) == (1, 1)
+    assert ended(store) == {"dead": (1, 8)}
+    assert stats.retained_bytes == 2
+    assert store.read([1])[0].data == b"0"
+    with pytest.raises(StaleGeneration):
+        ack(store, last)
+
+
+def test_deliveries_before_an_ack_do_not_count_against_a_replay(store):
+    generation = filled(store, 1)
+    claim(store, generation, claim_id="x")
+    ack(store, claim(store, generation, claim_id="x"))
+    store.rewind(0, generation)
+    batch = claim(store, generation, max_deliveries=2)
+    assert (batch.no, batch.epoch) == (1, 3)
+
+
+def test_the_chooser_sees_the_oldest_groups_of_each_kind_that_could_fit(store):
+    groups = [group(f"{i}", 2 + 2 * (i % 2), env=i % 3) for i in range(60)]
+    put(store, *groups, group("large", 9, env=0), group("none", 8))
+    seen = []
+
+    def look(queue, fair_share):
+        seen.extend(queue)
+        return Selection(blocked_reason="looking")
+
+    claim(store, register(store), size=8, choose=look)
+    expected = [
+        i + 1
+        for i in range(60)
+        if sum(j % 6 == i % 6 for j in range(i)) < 8 // (2 + 2 * (i % 2))
+    ]
+    assert [one.gid for one in seen] == [*expected, 62]
+    assert (seen[1].env, seen[1].n_seq, seen[-1].env) == (1, 4, None)
+
+
+def test_what_the_chooser_drops_is_freed_and_it_is_asked_again(store):
+    put(store, *(group(f"{i}", 4, version=i, key=f"{i}") for i in range(6)))
+    generation = register(store)
+
+    def fresh(queue, fair_share):
+        stale = tuple(one.gid for one in queue if one.version < 3)
+        return Selection(dropped=stale) if stale else oldest(8)(queue, fair_share)
+
+    batch = claim(store, generation, choose=fresh)
+    assert (batch.gids, batch.dropped) == ((4, 5), 3)
+    assert ended(store) == {"dropped": (3, 12)}
+    assert store.stats().retained_bytes == 3
+    with pytest.raises(CorruptPayload):
+        store.read([1])
+    [again] = put(store, group("0", 4, key="0"))
+    assert again.duplicate and again.state is GroupState.DROPPED
+    assert claim(store, generation, now=ENDED_S).dropped == 3
+
+
+def test_a_drop_stays_also_when_no_batch_was_formed(store):
+    put(store, group("a", 4), group("b", 4))
+    drop_first = Selection(dropped=(1,), blocked_reason="one left")
+
+    def choose(queue, fair_share):
+        return drop_first if len(queue) == 2 else Selection(blocked_reason="one left")
+
+    assert claim(store, register(store), choose=choose) == "one left"
+    assert kinds(store) == {("pending", None, 4): (1, 1)}
+
+
+def test_the_mix_of_a_batch_is_what_the_next_one_starts_from(store):
+    generation = filled(store, 3)
+    seen = []
+
+    def mixed(queue, fair_share):
+        seen.append(fair_share)
+        return Selection(gids=(queue[0].gid,), fair_share=b"%d" % len(seen))
+
+    claim(store, generation, choose=mixed)
+    claim(
+        store,
+        generation,
+        choose=lambda queue, fair_share: Selection(blocked_reason="", fair_share=b"no"),
+    )
+    claim(store, generation, choose=mixed)
+    assert seen == [None, b"1"] and store.stats().fair_share == b"2"
+    store.reset()
+    assert store.stats().fair_share is None
+
+
+def test_a_claim_over_a_long_queue_is_shown_a_short_one(store):
+    put(store, *(group(f"{i}", 1, env=i % 2) for i in range(500)))
+    shown = []
+
+    def count(queue, fair_share):
+        shown.append(len(queue))
+        return oldest(4)(queue, fair_share)
+
+    asked = Claim(register(store), 4, 0.0, LEASE_S)
+    assert store.claim(asked, count).gids == (1, 2, 3, 4)
+    assert shown == [8]
