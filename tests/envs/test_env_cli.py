@@ -204,3 +204,10 @@ def test_the_package_exports_lazily():
     assert envs.BaseEnv is BaseEnv
     with pytest.raises(AttributeError):
         envs.Nothing
+
+
+def test_a_yaml_file_may_hold_the_former_name_of_a_setting(tmp_path):
+    yaml = "env:\n  trainer_wait: 12\n"
+    assert read("serve", tmp_path=tmp_path, yaml=yaml).env.trainer_timeout_s == 12
+    settings = read("serve", "--env.trainer_timeout_s", "13", tmp_path=tmp_path, yaml=yaml)
+    assert settings.env.trainer_timeout_s == 13

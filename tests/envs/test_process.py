@@ -80,7 +80,7 @@ async def test_a_server_that_is_away_is_waited_for_however_many_items_fail(proce
 
 
 async def test_a_server_that_stays_away_ends_the_run_and_is_named(process_env):
-    env = process_env(max_failures_in_a_row=2, max_num_workers=2, api_give_up_after=0.01)
+    env = process_env(max_failures_in_a_row=2, max_num_workers=2, api_timeout_s=0.01)
     env.failures.extend(InferenceUnavailable("down") for _ in range(50))
     with pytest.raises(OnlyFailures, match="down"):
         await env.process_manager()

@@ -70,7 +70,7 @@ def test_every_configuration_of_the_package_has_a_section(generator):
 def test_only_what_the_original_lacks_is_marked_as_new(generator):
     lines = generator.page().splitlines()
     by_option = {line.split("`")[1]: line for line in reversed(lines) if line[:3] == "| `"}
-    assert "*New:*" in by_option["api_give_up_after"]
+    assert "*New:*" in by_option["api_timeout_s"]
     assert "*New:*" not in by_option["group_size"]
 
 

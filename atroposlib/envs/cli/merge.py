@@ -24,6 +24,7 @@ from atroposlib.envs.settings.config import (
     OPENAI_NAMESPACE,
     BaseEnvConfig,
     nearest,
+    with_new_names,
 )
 from atroposlib.errors import ConfigError
 from atroposlib.generation.configs import (
@@ -206,6 +207,8 @@ def read_yaml(path: str | None, defaults: Defaults) -> dict[str, Any]:
     namespaces = defaults.server_namespaces
     known = [ENV_NAMESPACE, *namespaces, *ServerManagerConfig.model_fields]
     top = _section(path, "", loaded, known)
+    if isinstance(top.get(ENV_NAMESPACE), dict):
+        top[ENV_NAMESPACE] = with_new_names(top[ENV_NAMESPACE])
     takes_any = defaults.env_fields.model_config.get("extra") == "allow"
     env_names = None if takes_any else list(defaults.env_fields.model_fields)
     _section(path, ENV_NAMESPACE, top.get(ENV_NAMESPACE), env_names)

@@ -51,7 +51,7 @@ async def run_process(env: EnvRuntime) -> int:
         await _make_groups(env, wanted, stopping)
     finally:
         env.pool.cancel_unfinished()
-        await env.pool.drain(env.config.drain_timeout)
+        await env.pool.drain(env.config.drain_timeout_s)
         await env.close()
         await _say_what_was_made(env, wanted)
     return env.pool.counts["kept"]
@@ -102,7 +102,7 @@ def _stop_if_only_failing(env: EnvRuntime, pool: WorkerPool) -> None:
     if pool.barren_in_a_row < env.config.max_failures_in_a_row:
         return
     gone = pool.servers_gone_since
-    if gone is not None and time.monotonic() - gone < env.config.api_give_up_after:
+    if gone is not None and time.monotonic() - gone < env.config.api_timeout_s:
         return  # a server is away: other items would not help, and waiting may
     reasons = {**pool.counts, **env.tally.totals()}
     message = f"{pool.barren_in_a_row} items in a row gave no group ({reasons})"

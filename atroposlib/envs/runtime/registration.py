@@ -48,8 +48,8 @@ class Membership:
         """Wait for the API and the trainer, register, and get ready to send.
 
         Raises:
-            NotRegistered: no trainer started within ``trainer_wait``.
-            RolloutApiUnavailable: the API stayed away longer than ``api_give_up_after``.
+            NotRegistered: no trainer started within ``trainer_timeout_s``.
+            RolloutApiUnavailable: the API stayed away longer than ``api_timeout_s``.
         """
         env = self._env
         registration = await self._register()
@@ -110,9 +110,9 @@ class Membership:
                 break
             waited = time.monotonic() - begun
             self._say(
-                f"the trainer to start, {waited:.0f} s of at most {config.trainer_wait:.0f} s"
+                f"the trainer to start, {waited:.0f} s of at most {config.trainer_timeout_s:.0f} s"
             )
-            if waited > config.trainer_wait:
+            if waited > config.trainer_timeout_s:
                 raise NotRegistered(
                     f"no trainer started within {waited:.0f} s at {config.rollout_server_url}"
                 )

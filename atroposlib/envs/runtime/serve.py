@@ -57,7 +57,7 @@ class Serve:
         self.waiting = Waiting(env.label())
         self.client = AsyncRolloutClient(
             env.config.rollout_server_url,
-            give_up_after_s=env.config.api_give_up_after,
+            give_up_after_s=env.config.api_timeout_s,
             on_wait=self.waiting.waits,
             binary=True,
         )
@@ -88,8 +88,8 @@ class Serve:
         """Serve until the run is complete or SIGTERM or SIGINT asks to stop.
 
         Raises:
-            RolloutApiUnavailable: the API stayed away longer than ``api_give_up_after``.
-            NotRegistered: the trainer took nothing for ``trainer_wait`` seconds.
+            RolloutApiUnavailable: the API stayed away longer than ``api_timeout_s``.
+            NotRegistered: the trainer took nothing for ``trainer_timeout_s`` seconds.
             AtroposError: ``max_failures_in_a_row`` rollouts failed; the last of their errors.
         """
         self._heart = asyncio.ensure_future(repeat(HEARTBEAT_S, self.beat))
@@ -170,12 +170,12 @@ class Serve:
             self._heart.result()  # it only ends by an error of ours
         if pool.last_error is not None:
             gone = pool.servers_gone_since
-            if gone is not None and time.monotonic() - gone > config.api_give_up_after:
+            if gone is not None and time.monotonic() - gone > config.api_timeout_s:
                 raise pool.last_error
             if pool.mistakes_in_a_row >= config.max_failures_in_a_row:
                 logger.error("%d rollouts failed in a row: stopping", pool.mistakes_in_a_row)
                 raise pool.last_error
-        if self._paused() and self.waiting.seconds() > config.trainer_wait:
+        if self._paused() and self.waiting.seconds() > config.trainer_timeout_s:
             waited = f"{self.waiting.seconds():.0f} s"
             raise NotRegistered(f"{env.label()} waited {waited} for {self.waiting_on}")
 
@@ -269,7 +269,7 @@ class Serve:
 
     async def _weights_of(self, step: int) -> None:
         """Wait, within a bound, until the servers hold the weights that ``step`` gave."""
-        wait_s = self.env.config.final_weights_wait
+        wait_s = self.env.config.final_weights_timeout_s
         begun = time.monotonic()
         while self.status is not None and not pacing.weights_have_settled(
             step, step, self.status.policy_version, self.status.self_queue_size
@@ -311,7 +311,7 @@ class Serve:
         self.waiting.over()
         pool = self.env.pool
         pool.cancel_unfinished()
-        bound = 0.0 if self.stopping.in_a_hurry else self.env.config.drain_timeout
+        bound = 0.0 if self.stopping.in_a_hurry else self.env.config.drain_timeout_s
         if late := await pool.drain(bound):
             logger.error("%d sends did not finish within the drain timeout", late)
 

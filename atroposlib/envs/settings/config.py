@@ -6,13 +6,17 @@ Each field is also the flag ``--env.<field>`` and the key ``env: <field>`` of a 
 from __future__ import annotations
 
 import difflib
+import logging
 import warnings
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
 from atroposlib.utils.backoff import Backoff
+
+logger = logging.getLogger(__name__)
 
 # Namespaces of the settings: --env.group_size, --openai.base_url.
 ENV_NAMESPACE = "env"
@@ -39,6 +43,29 @@ def nearest(name: str, known: list[str]) -> str:
     """A hint such as `` (did you mean 'group_size'?)``, or nothing."""
     close = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+# Names of version 0.2.0 -> names since. Flags, YAML files and code may hold the former.
+NEW_NAMES = {
+    "api_give_up_after": "api_timeout_s",
+    "trainer_wait": "trainer_timeout_s",
+    "drain_timeout": "drain_timeout_s",
+    "final_weights_wait": "final_weights_timeout_s",
+}
+
+
+def with_new_names(values: Mapping[str, Any], namespace: str = "") -> dict[str, Any]:
+    """A copy of ``values`` in which former setting names are replaced; each one is logged.
+
+    A new name that is present as well wins. ``namespace`` precedes the names in ``values``.
+    """
+    renamed = dict(values)
+    for old, new in NEW_NAMES.items():
+        if namespace + old in renamed:
+            logger.warning("setting %s is deprecated: write %s", old, new)
+            value = renamed.pop(namespace + old)
+            renamed.setdefault(namespace + new, value)
+    return renamed
 
 
 class BaseEnvConfig(BaseModel):
@@ -150,30 +177,44 @@ class BaseEnvConfig(BaseModel):
     max_failures_in_a_row: int = Field(
         default=64, ge=1, description="items without one kept group after which the run stops"
     )
-    api_give_up_after: float = Field(
-        default=600.0, gt=0, description="seconds an absent rollout API is waited for"
+    api_timeout_s: float = Field(
+        default=600.0, gt=0, description="seconds to wait for an absent rollout API"
     )
-    trainer_wait: float = Field(
+    trainer_timeout_s: float = Field(
         default=86_400.0,
         gt=0,
-        description="seconds a trainer that has not started is waited for",
+        description="seconds to wait for a trainer that has not started",
     )
-    drain_timeout: float = Field(
-        default=60.0, gt=0, description="seconds that sends under way get when the run stops"
+    drain_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="seconds for running sends to finish when the run stops",
     )
-    final_weights_wait: float = Field(
+    final_weights_timeout_s: float = Field(
         default=600.0,
         gt=0,
-        description="seconds the last evaluation waits for the final weights",
+        description="seconds that the last evaluation waits for the final weights",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _warn_of_unknown_fields(cls, values: Any) -> Any:
+    def _read_names(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = with_new_names(values)
         # Old environments pass fields of their time, so this warns; YAML files and flags
         # are refused (cli.py), because there a typing error is the likely cause.
-        if isinstance(values, dict) and cls.model_config.get("extra") != "allow":
+        if cls.model_config.get("extra") != "allow":
             for name in values.keys() - cls.model_fields.keys():
                 hint = nearest(name, list(cls.model_fields))
                 warnings.warn(f"{cls.__name__} has no field {name!r}{hint}", stacklevel=3)
         return values
+
+    def __getattr__(self, name: str) -> Any:
+        # Released environments read the former names, which are no fields any more.
+        if name in NEW_NAMES:
+            return getattr(self, NEW_NAMES[name])
+        return super().__getattr__(name)  # type: ignore[misc]  # defined for the run time only
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(NEW_NAMES.get(name, name), value)

@@ -15,7 +15,12 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from atroposlib.envs.settings.config import nearest
+from atroposlib.envs.settings.config import (
+    ENV_NAMESPACE,
+    NAMESPACE_SEP,
+    nearest,
+    with_new_names,
+)
 from atroposlib.errors import ConfigError
 from atroposlib.utils.cli import get_double_dash_flags
 
@@ -49,7 +54,8 @@ def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[st
     if strays:
         raise ConfigError(f"{strays[0]!r} belongs to no flag; write --<name> <value>")
     given: dict[str, Any] = {}
-    for name, text in get_double_dash_flags(words).items():
+    env = ENV_NAMESPACE + NAMESPACE_SEP
+    for name, text in with_new_names(get_double_dash_flags(words), env).items():
         if name == CONFIG_FLAG:
             if not isinstance(text, str):
                 raise ConfigError("--config: the path of a YAML file is missing")
