@@ -24,7 +24,7 @@ from atroposlib.envs.rollout.groups import mean_metrics
 from atroposlib.envs.runtime.evaluation import show_results, write_results
 from atroposlib.errors import AtroposError, ConfigError, InferenceUnavailable, boundary
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines.http import HttpPath, server_root
+from atroposlib.generation.engines.http import HttpClient, server_root
 from atroposlib.generation.routing.discovery import LOCAL_URLS
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.gathering import gather_bounded
@@ -229,7 +229,7 @@ async def first_model(base_url: str) -> str:
         InferenceUnavailable: the server does not answer, or names no model.
         InferenceRefused: it wants a key; give the model's name instead.
     """
-    http = HttpPath(timeout_s=MODELS_TIMEOUT_S, max_connections=1, api_key=None)
+    http = HttpClient(timeout_s=MODELS_TIMEOUT_S, max_connections=1, api_key=None)
     try:
         payload = (await http.get(f"{base_url}/models")).payload
     finally:

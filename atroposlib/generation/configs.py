@@ -155,12 +155,14 @@ def resolve_openai_configs(
         from_yaml if isinstance(from_yaml, list) else as_server_list(default_server_configs)
     )
     of_several = len(listed or ()) > 1  # then only a flag can be meant for one of them
-    said = {
+    explicit = {
         name: value
         for name, value in merged.items()
         if name in flags or (value != usual.get(name) and not of_several)
     }
-    return resolve_servers(default_server_configs, from_yaml, {**flags, **said}, logger=logger)
+    return resolve_servers(
+        default_server_configs, from_yaml, {**flags, **explicit}, logger=logger
+    )
 
 
 def resolve_servers(
@@ -186,14 +188,14 @@ def resolve_servers(
     if isinstance(from_yaml, Mapping):
         given = {**from_yaml, **flags}
     elif from_yaml and len(from_yaml) > 1:
-        _refuse_overrides(len(from_yaml), flags, namespace)
+        _reject_overrides(len(from_yaml), flags, namespace)
         return [APIServerConfig(**entry) for entry in from_yaml]
     elif from_yaml:
         if len(listed) > 1:
             listed = [APIServerConfig()]  # the file's list replaces the code's
         given = {**from_yaml[0], **flags}
     if len(listed) > 1:
-        _refuse_overrides(len(listed), given, namespace)
+        _reject_overrides(len(listed), given, namespace)
         return listed
     if not given:
         return defaults if isinstance(defaults, ServerBaseline) else listed
@@ -207,7 +209,7 @@ def resolve_servers(
     return server if bare else [server]
 
 
-def _refuse_overrides(servers: int, overrides: Mapping[str, Any], namespace: str) -> None:
+def _reject_overrides(servers: int, overrides: Mapping[str, Any], namespace: str) -> None:
     if overrides:
         named = ", ".join(f"{namespace}.{name}" for name in sorted(overrides))
         raise AmbiguousServer(

@@ -2,16 +2,8 @@
 
 from atroposlib.generation.engines.harness import (
     ServerHarness,
-    T,
-    chat_key,
     create_chat_completion,
     create_completion,
 )
 
-__all__ = [
-    "ServerHarness",
-    "T",
-    "chat_key",
-    "create_chat_completion",
-    "create_completion",
-]
+__all__ = ["ServerHarness", "create_chat_completion", "create_completion"]

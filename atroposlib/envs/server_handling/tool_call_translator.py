@@ -6,8 +6,4 @@ from atroposlib.generation.chat.tool_call_translator import (
     ToolCallTranslator,
 )
 
-__all__ = [
-    "ToolCall",
-    "ToolCallTranslator",
-    "VLLM_AVAILABLE",
-]
+__all__ = ["ToolCall", "ToolCallTranslator", "VLLM_AVAILABLE"]

@@ -17,16 +17,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig, ServerBaseline, ServerManagerConfig
-from atroposlib.generation.engines.health import HealthWatch, OwnCheck, answers, with_retries
-from atroposlib.generation.engines.http import HttpPath, server_root
-from atroposlib.generation.engines.legacy_attributes import ServerAttributes
-from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, Lane
+from atroposlib.generation.engines.health import (
+    CustomHealthCheck,
+    HealthMonitor,
+    responds,
+    with_retries,
+)
+from atroposlib.generation.engines.http import HttpClient, server_root
+from atroposlib.generation.engines.legacy_attributes import LegacyServerAttributes
+from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, SplitStats
 from atroposlib.generation.sampling.generation import (
     DEFAULT_MAX_TOKENS,
     Generation,
     from_four_tuple,
-    stamped,
     with_max_tokens,
+    with_version,
 )
 from atroposlib.generation.sampling.reasoning import (
     OFFICIAL_OPENAI_URL,
@@ -36,7 +41,7 @@ from atroposlib.generation.sampling.reasoning import (
     is_official_openai,
     with_extra_body,
 )
-from atroposlib.generation.sampling.resume import Decode, generate_in_segments
+from atroposlib.generation.sampling.resume import Decode, generate_with_resume
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -58,7 +63,7 @@ T = TypeVar("T")
 SPARE_CONNECTIONS = 4  # health checks must not queue behind generations
 
 
-class APIServer(ServerAttributes, ABC):
+class APIServer(LegacyServerAttributes, ABC):
     """One inference server. Train and eval calls have slots and timings of their own."""
 
     #: Whether rows can be trained on: the backend returns token ids and logprobs.
@@ -75,13 +80,17 @@ class APIServer(ServerAttributes, ABC):
     ) -> None:
         self.config = config
         self.reasoning_config = reasoning_config or ReasoningConfig()
-        self.train_lane = Lane(config.num_max_requests_at_once, config.rolling_buffer_length)
-        self.eval_lane = Lane(config.num_requests_for_eval, config.rolling_buffer_length)
+        self.train_stats = SplitStats(
+            config.num_max_requests_at_once, config.rolling_buffer_length
+        )
+        self.eval_stats = SplitStats(
+            config.num_requests_for_eval, config.rolling_buffer_length
+        )
         self.sessions = 0  # open managed or dedicated sessions, for spreading them
         self.base_url = (config.base_url or "").rstrip("/") or OFFICIAL_OPENAI_URL
         self.is_official_openai = is_official_openai(self.base_url)
         self.root_url = server_root(self.base_url)
-        self.http = HttpPath(
+        self.http = HttpClient(
             timeout_s=config.timeout,
             max_connections=(
                 config.num_max_requests_at_once
@@ -90,14 +99,14 @@ class APIServer(ServerAttributes, ABC):
             ),
             api_key=self._api_key(),
         )
-        self._own_check = OwnCheck(self.check_server_status_task)
+        self._custom_check = CustomHealthCheck(self.check_server_status_task)
         self._warned: set[str] = set()
         own_check = type(self).check_server_status_task
         overridden = own_check is not APIServer.check_server_status_task
-        self.health = HealthWatch(
+        self.health = HealthMonitor(
             name=self.root_url,
-            probe=self._own_check.probe if overridden else self._answers_health,
-            bound_s=config.timeout,
+            probe=self._custom_check.probe if overridden else self._check_health,
+            timeout_s=config.timeout,
             enabled=config.health_check and not self.is_official_openai,
         )
 
@@ -167,7 +176,7 @@ class APIServer(ServerAttributes, ABC):
 
         params = with_max_tokens({"max_tokens": max_tokens, **sampling})
         params.update(n=n, temperature=temperature)
-        return await generate_in_segments(
+        return await generate_with_resume(
             input_ids, params, ask, self.decoder, self.config.timeout
         )
 
@@ -179,9 +188,9 @@ class APIServer(ServerAttributes, ABC):
 
         async def attempt() -> list[Generation]:
             version = self.announced_version
-            return [stamped(one, version) for one in await self._ask_tokens(kwargs)]
+            return [with_version(one, version) for one in await self._request_tokens(kwargs)]
 
-        if self._answers_token_calls_itself():
+        if self._overrides_token_call():
             kwargs["split"] = split
             return await attempt()
         self._prepare(kwargs)
@@ -203,18 +212,18 @@ class APIServer(ServerAttributes, ABC):
         """Add this server's timings, in seconds, as ``server/<name>_...``."""
         metrics = metrics_dict if metrics_dict is not None else {}
         prefix = f"server/{server_name or 'server'}"
-        metrics.update(self.train_lane.metrics(f"{prefix}_"))
-        metrics.update(self.eval_lane.metrics(f"{prefix}_eval_"))
+        metrics.update(self.train_stats.metrics(f"{prefix}_"))
+        metrics.update(self.eval_stats.metrics(f"{prefix}_eval_"))
         return metrics
 
     def headroom(self, split: str) -> int:
         """Slots minus calls that have or want one: below 0 when calls wait."""
-        return self._lane(split).headroom
+        return self._stats_of(split).headroom
 
     async def close(self) -> None:
         """Close the connections; a later call opens new ones."""
         await self.health.close()
-        await self._own_check.close()
+        await self._custom_check.close()
         await self.http.aclose()
 
     # --- hooks: one attempt each ------------------------------------------------------
@@ -224,7 +233,7 @@ class APIServer(ServerAttributes, ABC):
 
         An override may also set ``server_healthy``, once or for ever.
         """
-        return await self._answers_health()
+        return await self._check_health()
 
     @abstractmethod
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion: ...
@@ -276,23 +285,23 @@ class APIServer(ServerAttributes, ABC):
 
     # --- the common flow --------------------------------------------------------------
 
-    async def _answers_health(self) -> bool:
+    async def _check_health(self) -> bool:
         """Ask once: a hosted API has no such path and answers 404, which shows it is there."""
-        return await answers(self.http, f"{self.root_url}{self.health_path}")
+        return await responds(self.http, f"{self.root_url}{self.health_path}")
 
-    def _answers_token_calls_itself(self) -> bool:
+    def _overrides_token_call(self) -> bool:
         """Old subclasses override the public call and old tests replace it: it is then asked."""
         name, own = "tokens_and_logprobs_completion", type(self)
         overridden = getattr(own, name) is not getattr(APIServer, name)
         by_class = overridden and own._generate_wrapper is APIServer._generate_wrapper
         return by_class or name in vars(self)
 
-    async def _ask_tokens(self, kwargs: dict[str, Any]) -> list[Generation]:
+    async def _request_tokens(self, kwargs: dict[str, Any]) -> list[Generation]:
         """One attempt through the hook of the most derived class that has one of the two.
 
         So a subclass of a backend that overrides the original's hook is not passed over.
         """
-        if self._answers_token_calls_itself():
+        if self._overrides_token_call():
             return from_four_tuple(*await self.tokens_and_logprobs_completion(**kwargs))
         for cls in type(self).__mro__:
             if "_generate_wrapper" in vars(cls):
@@ -301,8 +310,8 @@ class APIServer(ServerAttributes, ABC):
                 return await APIServer._generate_wrapper(self, **kwargs)
         return await self._generate_wrapper(**kwargs)
 
-    def _lane(self, split: str) -> Lane:
-        return self.train_lane if split == "train" else self.eval_lane
+    def _stats_of(self, split: str) -> SplitStats:
+        return self.train_stats if split == "train" else self.eval_stats
 
     def _prepare(self, kwargs: dict[str, Any]) -> str:
         """Take ``split`` out of ``kwargs`` and put the server's own model name in."""
@@ -310,11 +319,11 @@ class APIServer(ServerAttributes, ABC):
         return str(kwargs.pop("split", None) or "train")
 
     async def _call(self, split: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        lane = self._lane(split)
-        with lane.entered():
+        stats = self._stats_of(split)
+        with stats.track():
             await self.health.wait_until_healthy()
-            async with lane.slots:
+            async with stats.slots:
                 started = time.monotonic()
                 result, attempts = await with_retries(attempt, self.health)
-                lane.record(time.monotonic() - started, attempts)
+                stats.record(time.monotonic() - started, attempts)
                 return result

@@ -18,16 +18,16 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from atroposlib.errors import InferenceUnavailable
-from atroposlib.generation.engines.http import HttpPath, current_call
+from atroposlib.generation.engines.http import HttpClient, current_call
 
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 10.0
-PROBE_EVERY_S = 1.0
-SAY_EVERY_S = 30.0
+PROBE_INTERVAL_S = 1.0
+LOG_INTERVAL_S = 30.0
 
 
-class ServerLeft(InferenceUnavailable):
+class FailoverRequired(InferenceUnavailable):
     """The server is down and another one answers, so the caller need not wait for it."""
 
 
@@ -38,7 +38,7 @@ class HealthState(enum.Enum):
     DOWN = "down"  # asked, and nothing usable came back
 
 
-class HealthWatch:
+class HealthMonitor:
     """One server's health, shared by all its callers.
 
     Args:
@@ -48,24 +48,29 @@ class HealthWatch:
     """
 
     def __init__(
-        self, *, name: str, probe: Callable[[], Awaitable[bool]], bound_s: float, enabled: bool
+        self,
+        *,
+        name: str,
+        probe: Callable[[], Awaitable[bool]],
+        timeout_s: float,
+        enabled: bool,
     ) -> None:
         self.name = name
         self.probe = probe
-        self.bound_s = bound_s
+        self.timeout_s = timeout_s
         self.enabled = enabled
         self.state = HealthState.UNKNOWN
         self.waiting_on: str | None = None  # for status displays; None when nobody waits
-        self._asked_at = float("-inf")
-        self._said_at = float("-inf")
-        self._one_asks = asyncio.Lock()
+        self._probed_at = float("-inf")
+        self._logged_at = float("-inf")
+        self._probe_lock = asyncio.Lock()
         self._recheck: asyncio.Task[bool] | None = None
 
-    def suspect(self) -> None:
+    def mark_suspect(self) -> None:
         """A call failed in a way that the server's absence would explain."""
         if self.enabled and self.state is not HealthState.DOWN:
             self.state = HealthState.SUSPECT
-            self._asked_at = float("-inf")
+            self._probed_at = float("-inf")
 
     async def wait_until_healthy(self) -> None:
         """Return once the server answers.
@@ -78,18 +83,20 @@ class HealthWatch:
             return
         started = time.monotonic()
         while True:
-            if await self._ask():
+            if await self._probe_once():
                 return
-            if current_call().others_answer():
-                raise ServerLeft(f"inference server {self.name} is down and others are not")
+            if current_call().others_available():
+                raise FailoverRequired(
+                    f"inference server {self.name} is down and others are not"
+                )
             waited = time.monotonic() - started
-            if waited >= self.bound_s:
+            if waited >= self.timeout_s:
                 raise InferenceUnavailable(
                     f"inference server {self.name} did not answer GET /health for "
-                    f"{self.bound_s:g} s; start it, or set health_check false if it has none"
+                    f"{self.timeout_s:g} s; start it, or set health_check false if it has none"
                 )
-            self._say(waited)
-            await asyncio.sleep(min(PROBE_EVERY_S, self.bound_s - waited))
+            self._log_wait(waited)
+            await asyncio.sleep(min(PROBE_INTERVAL_S, self.timeout_s - waited))
 
     def recheck(self) -> None:
         """Ask a server that is down once more, in the background.
@@ -97,9 +104,9 @@ class HealthWatch:
         Callers are routed around it, so nobody else would notice that it came back.
         """
         idle = self._recheck is None or self._recheck.done()
-        due = time.monotonic() - self._asked_at >= PROBE_EVERY_S
+        due = time.monotonic() - self._probed_at >= PROBE_INTERVAL_S
         if self.state is HealthState.DOWN and idle and due:
-            self._recheck = asyncio.get_running_loop().create_task(self._ask())
+            self._recheck = asyncio.get_running_loop().create_task(self._probe_once())
 
     async def close(self) -> None:
         """End a recheck that is under way."""
@@ -114,32 +121,32 @@ class HealthWatch:
         if healthy:
             self.waiting_on = None
 
-    async def _ask(self) -> bool:
+    async def _probe_once(self) -> bool:
         """Probe, unless somebody did within the last second: 500 waiters ask as one."""
-        async with self._one_asks:
+        async with self._probe_lock:
             if self.state is HealthState.HEALTHY:
                 return True
-            if time.monotonic() - self._asked_at < PROBE_EVERY_S * 0.9:
+            if time.monotonic() - self._probed_at < PROBE_INTERVAL_S * 0.9:
                 return False
             was = self.state
             healthy = await self.probe()
-            self._asked_at = time.monotonic()
+            self._probed_at = time.monotonic()
             self.report(healthy)
             if healthy and was is HealthState.DOWN:
                 logger.info("inference server %s answers again", self.name)
             return healthy
 
-    def _say(self, waited_s: float) -> None:
+    def _log_wait(self, waited_s: float) -> None:
         self.waiting_on = (
             f"inference server {self.name}: no answer, "
-            f"{waited_s:.0f} s of at most {self.bound_s:g} s"
+            f"{waited_s:.0f} s of at most {self.timeout_s:g} s"
         )
-        if time.monotonic() - self._said_at >= SAY_EVERY_S:
-            self._said_at = time.monotonic()
+        if time.monotonic() - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = time.monotonic()
             logger.warning("waiting for %s", self.waiting_on)
 
 
-async def answers(http: HttpPath, url: str) -> bool:
+async def responds(http: HttpClient, url: str) -> bool:
     """GET ``url`` and call any status under 500 an answer."""
     try:
         response = await http.send("GET", url, timeout_s=PROBE_TIMEOUT_S)
@@ -149,7 +156,7 @@ async def answers(http: HttpPath, url: str) -> bool:
     return response.status_code < 500
 
 
-class OwnCheck:
+class CustomHealthCheck:
     """The check of a backend that overrides ``check_server_status_task``.
 
     It may return whether the server answers, or set ``server_healthy``, once or for ever as
@@ -164,7 +171,7 @@ class OwnCheck:
     async def probe(self) -> bool:
         if self.task is None or self.task.done():
             self.task = asyncio.ensure_future(self._check())
-        await asyncio.wait({self.task}, timeout=PROBE_EVERY_S)
+        await asyncio.wait({self.task}, timeout=PROBE_INTERVAL_S)
         answer = self.task.result() if self.task.done() else None
         return self.reported if answer is None else bool(answer)
 
@@ -178,11 +185,11 @@ class OwnCheck:
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 3
-FIRST_BACKOFF_S = 0.5
+INITIAL_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
 
 # Whatever else a backend raises is a refusal or a mistake: the same call cannot help.
-TRY_AGAIN = (InferenceUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError)
+RETRYABLE_ERRORS = (InferenceUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError)
 
 
 def backoff_s(failed_attempts: int, uniform: float) -> float:
@@ -190,12 +197,12 @@ def backoff_s(failed_attempts: int, uniform: float) -> float:
 
     ``uniform`` in 0..1 spreads the callers that failed together.
     """
-    ceiling = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (failed_attempts - 1))
+    ceiling = min(MAX_BACKOFF_S, INITIAL_BACKOFF_S * 2.0 ** (failed_attempts - 1))
     return ceiling * (0.5 + 0.5 * uniform)
 
 
 async def with_retries(
-    attempt: Callable[[], Awaitable[T]], health: HealthWatch
+    attempt: Callable[[], Awaitable[T]], health: HealthMonitor
 ) -> tuple[T, int]:
     """The result and the number of attempts, at most :data:`MAX_ATTEMPTS`.
 
@@ -209,9 +216,9 @@ async def with_retries(
     while True:
         try:
             return await attempt(), failed + 1
-        except TRY_AGAIN as cause:
+        except RETRYABLE_ERRORS as cause:
             failed += 1
-            health.suspect()
+            health.mark_suspect()
             if failed == MAX_ATTEMPTS:
                 raise InferenceUnavailable(
                     f"{health.name}: {MAX_ATTEMPTS} attempts failed, the last with: {cause}"

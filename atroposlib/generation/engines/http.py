@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 10.0
 DETAIL_CHARS = 500
-TRY_AGAIN_STATUS = frozenset({408, 429})
+RETRYABLE_STATUS = frozenset({408, 429})
 ROUTING_HEADER = "X-SMG-Routing-Key"  # SGLang's gateway keeps equal keys on one engine
 
 
 @dataclass(frozen=True)
-class Reply:
+class JsonReply:
     """A 2xx answer."""
 
     payload: Any
@@ -37,7 +37,7 @@ def server_root(base_url: str) -> str:
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-class HttpPath:
+class HttpClient:
     """A pool of connections to one server, opened at the first call.
 
     Args:
@@ -78,13 +78,13 @@ class HttpPath:
         body: Mapping[str, Any],
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> Reply:
-        return read_reply(
+    ) -> JsonReply:
+        return read_json(
             await self.send("POST", url, json=body, headers=headers, timeout_s=timeout_s)
         )
 
-    async def get(self, url: str, timeout_s: float | None = None) -> Reply:
-        return read_reply(await self.send("GET", url, timeout_s=timeout_s))
+    async def get(self, url: str, timeout_s: float | None = None) -> JsonReply:
+        return read_json(await self.send("GET", url, timeout_s=timeout_s))
 
     async def send(
         self,
@@ -123,10 +123,10 @@ def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:
     return {**({ROUTING_HEADER: key} if key else {}), **(headers or {})}
 
 
-def read_reply(response: httpx.Response) -> Reply:
+def read_json(response: httpx.Response) -> JsonReply:
     """The answer, or the error its status stands for."""
     status, where = response.status_code, f"{response.request.method} {response.request.url}"
-    if status >= 500 or status in TRY_AGAIN_STATUS:
+    if status >= 500 or status in RETRYABLE_STATUS:
         detail = response.text[:DETAIL_CHARS]
         raise InferenceUnavailable(f"{where}: status {status}: {detail}")
     if status >= 300:
@@ -135,14 +135,14 @@ def read_reply(response: httpx.Response) -> Reply:
         payload = response.json()
     except ValueError as cause:
         raise InferenceUnavailable(f"{where}: the answer is not JSON") from cause
-    return Reply(payload=payload, headers=response.headers)
+    return JsonReply(payload=payload, headers=response.headers)
 
 
 @dataclass(frozen=True)
 class CallContext:
     """``others_answer`` tells whether another server could take the call instead."""
 
-    others_answer: Callable[[], bool] = lambda: False
+    others_available: Callable[[], bool] = lambda: False
     routing_key: str | None = None  # sent to gateways, which keep a session on one engine
 
 
@@ -154,7 +154,7 @@ def current_call() -> CallContext:
 
 
 @contextmanager
-def calling(context: CallContext) -> Iterator[None]:
+def call_context(context: CallContext) -> Iterator[None]:
     """Everything awaited in the block, and every task started in it, sees ``context``."""
     token = _current.set(context)
     try:

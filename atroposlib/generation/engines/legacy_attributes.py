@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from atroposlib.generation.engines.health import HealthState, HealthWatch, OwnCheck
-from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, Lane
+from atroposlib.generation.engines.health import CustomHealthCheck, HealthMonitor, HealthState
+from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, SplitStats
 
 
-class ServerAttributes:
+class LegacyServerAttributes:
     """Views of the lanes and of the health under their old names."""
 
-    train_lane: Lane
-    eval_lane: Lane
-    health: HealthWatch
-    _own_check: OwnCheck
+    train_stats: SplitStats
+    eval_stats: SplitStats
+    health: HealthMonitor
+    _custom_check: CustomHealthCheck
 
     @property
     def sem(self) -> AsyncSemWithAdaptiveWeight:
-        return self.train_lane.slots
+        return self.train_stats.slots
 
     @property
     def eval_sem(self) -> AsyncSemWithAdaptiveWeight:
-        return self.eval_lane.slots
+        return self.eval_stats.slots
 
     @property
     def server_healthy(self) -> bool:
@@ -31,7 +31,7 @@ class ServerAttributes:
 
     @server_healthy.setter
     def server_healthy(self, healthy: bool) -> None:
-        self._own_check.reported = healthy
+        self._custom_check.reported = healthy
         self.health.report(healthy)
 
     @property
@@ -40,20 +40,20 @@ class ServerAttributes:
 
     @property
     def check_task(self) -> asyncio.Future[bool | None] | None:
-        return self._own_check.task
+        return self._custom_check.task
 
     @property
     def attempts_list(self) -> deque[int]:
-        return self.train_lane.attempts
+        return self.train_stats.attempts
 
     @property
     def request_timings(self) -> deque[float]:
-        return self.train_lane.timings_s
+        return self.train_stats.timings_s
 
     @property
     def eval_attempts_list(self) -> deque[int]:
-        return self.eval_lane.attempts
+        return self.eval_stats.attempts
 
     @property
     def eval_request_timings(self) -> deque[float]:
-        return self.eval_lane.timings_s
+        return self.eval_stats.timings_s

@@ -86,7 +86,7 @@ class OpenAICompatibleServer(APIServer):
 
         async def ask(count: int, first: int = 0) -> Payload:
             sent = {**with_choice_seed(body, first), "n": count} if "n" in body else body
-            return await self._ask_choices(path, sent, kwargs)
+            return await self._request_choices(path, sent, kwargs)
 
         if n > 1 and self.n_is_ignored:
             return merge_choices(await gather_or_cancel(ask(1, i) for i in range(n)))
@@ -104,7 +104,7 @@ class OpenAICompatibleServer(APIServer):
         rest = await gather_or_cancel(ask(1, i) for i in range(1, n))
         return merge_choices([first, *rest])
 
-    async def _ask_choices(
+    async def _request_choices(
         self, path: str, body: Payload, kwargs: Mapping[str, Any]
     ) -> Payload:
         if self.is_official_openai and not self.http.headers:

@@ -106,31 +106,31 @@ class AsyncSemWithAdaptiveWeight:
         self.release()
 
 
-class Lane:
+class SplitStats:
     """The calls of one split: how many may run, how many there are, how long they took."""
 
     def __init__(self, capacity: int, remembered: int) -> None:
         self.slots = AsyncSemWithAdaptiveWeight(capacity)
         self.timings_s: deque[float] = deque(maxlen=remembered)
         self.attempts: deque[int] = deque(maxlen=remembered)
-        self.entered_calls = 0  # waiting for health, for a slot, or running
+        self.active_calls = 0  # waiting for health, for a slot, or running
 
     @property
     def headroom(self) -> int:
-        return self.slots.limit - self.entered_calls
+        return self.slots.limit - self.active_calls
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def track(self) -> Iterator[None]:
         """Count a call from the moment it chose this server.
 
         Counting only slots would send a burst of callers, all still waiting for the first
         health check, to one server.
         """
-        self.entered_calls += 1
+        self.active_calls += 1
         try:
             yield
         finally:
-            self.entered_calls -= 1
+            self.active_calls -= 1
 
     def record(self, seconds: float, attempts: int) -> None:
         self.timings_s.append(seconds)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from atroposlib.errors import InferenceRefused, InferenceUnavailable, TokensMissing
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines.http import read_reply
+from atroposlib.generation.engines.http import read_json
 from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
@@ -28,7 +28,7 @@ from atroposlib.generation.sampling.reasoning import ReasoningConfig
 logger = logging.getLogger(__name__)
 
 ROUTE_ABSENT_STATUS = frozenset({401, 403, 404, 405, 501})
-ROUTE_UNKNOWABLE_STATUS = frozenset({502, 503, 504})
+SERVER_UNREADY_STATUS = frozenset({502, 503, 504})
 VERSION_HEADER = "X-Weight-Version"
 
 
@@ -46,7 +46,7 @@ class VLLMServer(TokenServer):
         super().__init__(config, reasoning_config)
         self._route: TokenRoute | None = None
         self._has_weight_info = False
-        self._one_detects = asyncio.Lock()
+        self._detect_lock = asyncio.Lock()
 
     async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
         ids = list(kwargs["input_ids"])
@@ -85,10 +85,10 @@ class VLLMServer(TokenServer):
         """
         if self._route is not None:
             return self._route
-        async with self._one_detects:
+        async with self._detect_lock:
             if self._route is None:
                 self._route = await self._detect_route()
-                self._has_weight_info = await self._answers_weight_info()
+                self._has_weight_info = await self._probe_weight_info()
                 logger.info("%s: token requests go to %s", self.root_url, self._route.path)
         return self._route
 
@@ -97,13 +97,13 @@ class VLLMServer(TokenServer):
         for route in candidates:
             url = f"{self.root_url}{route.path}"
             status = (await self.http.send("POST", url, json={})).status_code
-            if status in ROUTE_UNKNOWABLE_STATUS:
+            if status in SERVER_UNREADY_STATUS:
                 raise InferenceUnavailable(f"POST {url}: status {status}")
             if status not in ROUTE_ABSENT_STATUS:
                 return route
         return fallback
 
-    async def _answers_weight_info(self) -> bool:
+    async def _probe_weight_info(self) -> bool:
         response = await self.http.send("GET", f"{self.root_url}/weight_info")
         return response.status_code == 200 and VERSION_HEADER not in response.headers
 
@@ -113,7 +113,7 @@ class VLLMServer(TokenServer):
             return None
         response = await self.http.send("GET", f"{self.root_url}/weight_info")
         try:
-            return read_reply(response).payload.get("weight_version")
+            return read_json(response).payload.get("weight_version")
         except InferenceRefused:
             return None
 

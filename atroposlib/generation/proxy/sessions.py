@@ -24,8 +24,7 @@ from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.engines.openai import TokenServer
 from atroposlib.generation.proxy.session import Managed, ProxySession, SessionSettings
-from atroposlib.generation.routing.calls import Session as RoutedSession
-from atroposlib.generation.routing.calls import SessionRoute
+from atroposlib.generation.routing.calls import StickyRoute, StickySession
 from atroposlib.generation.routing.failover import pick_server, token_servers
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sessions.dummy import DummyManagedServer
@@ -277,8 +276,8 @@ async def assign_server(
         return Assignment(chosen, managed, lambda: None)
     if isinstance(chosen, TokenServer) and tokenizer is not None:
         chosen.offer_tokenizer(tokenizer)
-    route = SessionRoute(candidates, chosen)
-    routed = RoutedSession(route, getattr(manager, "max_n_completions", 8))
+    route = StickyRoute(candidates, chosen)
+    routed = StickySession(route, getattr(manager, "max_n_completions", 8))
     try:
         managed = await _managed(routed, chosen, settings, tokenizer)
     except BaseException:

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from atroposlib.generation.engines.api_server import APIServer
-from atroposlib.generation.routing.failover import Route
+from atroposlib.generation.routing.failover import FailoverRoute
 from atroposlib.generation.sampling.generation import (
     DEFAULT_MAX_TOKENS,
     Generation,
     with_choice_seed,
     with_max_tokens,
 )
-from atroposlib.generation.sampling.resume import Decode, generate_in_segments
+from atroposlib.generation.sampling.resume import Decode, generate_with_resume
 from atroposlib.utils.gathering import gather_or_cancel
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RoutedCalls(ABC):
     max_n_completions: int
 
     @abstractmethod
-    def _route(self, tokens: bool = False) -> Route:
+    def _route(self, tokens: bool = False) -> FailoverRoute:
         """Where one chunk goes. ``tokens``: to servers that return token ids."""
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
@@ -93,8 +93,8 @@ class RoutedCalls(ABC):
             async def decoder() -> Decode:
                 return await route.call(split, lambda server: server.decoder())
 
-            patience_s = max(server.config.timeout for server in route.servers)
-            return await generate_in_segments(input_ids, kwargs, ask, decoder, patience_s)
+            stall_timeout_s = max(server.config.timeout for server in route.servers)
+            return await generate_with_resume(input_ids, kwargs, ask, decoder, stall_timeout_s)
 
         parts = await gather_or_cancel(chunk(kw) for kw in self._chunks(params))
         return [generation for part in parts for generation in part]
@@ -134,7 +134,7 @@ class RoutedCalls(ABC):
         ]
 
 
-class SessionRoute(Route):
+class StickyRoute(FailoverRoute):
     """Counts its session on the server it is on, so that the next session opens elsewhere."""
 
     def __init__(self, servers: Sequence[APIServer], first: APIServer) -> None:
@@ -152,14 +152,14 @@ class SessionRoute(Route):
         self.on.sessions -= 1
 
 
-class Session(RoutedCalls):
+class StickySession(RoutedCalls):
     """Has the calls of an :class:`APIServer`; everything else is that of its server."""
 
-    def __init__(self, route: SessionRoute, max_n_completions: int) -> None:
+    def __init__(self, route: StickyRoute, max_n_completions: int) -> None:
         self.route = route
         self.max_n_completions = max_n_completions
 
-    def _route(self, tokens: bool = False) -> Route:
+    def _route(self, tokens: bool = False) -> FailoverRoute:
         return self.route
 
     @property
@@ -173,7 +173,7 @@ class Session(RoutedCalls):
 
 
 @contextmanager
-def session_on_route(
+def sticky_session(
     servers: Sequence[APIServer], first: Any, max_n_completions: int
 ) -> Iterator[Any]:
     """What a managed session samples from: ``first``, and the others when it fails.
@@ -183,9 +183,9 @@ def session_on_route(
     if not isinstance(first, APIServer):
         yield first
         return
-    route = SessionRoute(servers, first)
+    route = StickyRoute(servers, first)
     try:
-        yield Session(route, max_n_completions)
+        yield StickySession(route, max_n_completions)
     finally:
         route.end()
 

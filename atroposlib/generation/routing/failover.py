@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.engines.api_server import APIServer
-from atroposlib.generation.engines.health import HealthState, ServerLeft
-from atroposlib.generation.engines.http import CallContext, calling
+from atroposlib.generation.engines.health import FailoverRequired, HealthState
+from atroposlib.generation.engines.http import CallContext, call_context
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,13 +30,13 @@ def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
     """The one with most room, after asking those that are down once more."""
     recheck(servers)
     index = pick_index(
-        [room(server, split) for server in servers],
+        [free_slots(server, split) for server in servers],
         [is_up(server) for server in servers],
     )
     return servers[index]
 
 
-def any_answers(servers: Sequence[APIServer]) -> bool:
+def any_available(servers: Sequence[APIServer]) -> bool:
     """Whether one of them is not known to be down; those that are get asked once more."""
     recheck(servers)
     return any(is_up(server) for server in servers)
@@ -55,7 +55,7 @@ def is_up(server: Any) -> bool:
     return bool(getattr(server, "server_healthy", True))
 
 
-def room(server: Any, split: str) -> int:
+def free_slots(server: Any, split: str) -> int:
     """Free slots, less one for each open session.
 
     Tests put objects of their own in place of servers, which only have the original's
@@ -77,7 +77,7 @@ def token_servers(servers: Sequence[APIServer]) -> Sequence[APIServer]:
 
 
 @contextmanager
-def session_on(server: Any) -> Iterator[Any]:
+def counted_session(server: Any) -> Iterator[Any]:
     """Count a session, so that the next one opens elsewhere."""
     if not isinstance(server, APIServer):
         yield server
@@ -89,7 +89,7 @@ def session_on(server: Any) -> Iterator[Any]:
         server.sessions -= 1
 
 
-class Route:
+class FailoverRoute:
     """The way of a series of calls: one server while it answers, else another.
 
     Args:
@@ -121,9 +121,11 @@ class Route:
             server = self._choose(left, split)
             others = [one for one in left if one is not server]
             try:
-                with calling(CallContext(lambda: any_answers(others), self.routing_key)):
+                with call_context(
+                    CallContext(lambda: any_available(others), self.routing_key)
+                ):
                     return await attempt(server)
-            except ServerLeft as down:
+            except FailoverRequired as down:
                 if time.monotonic() - started >= server.config.timeout:
                     raise
                 logger.warning("%s; trying another one", down)
@@ -138,7 +140,7 @@ class Route:
         here = self.server
         if here is None or here not in servers:
             self.move_to(pick_server(servers, split))
-        elif not is_up(here) and any_answers(servers):
+        elif not is_up(here) and any_available(servers):
             self.move_to(pick_server(servers, split))
         assert self.server is not None
         return self.server

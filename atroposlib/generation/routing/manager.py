@@ -22,13 +22,13 @@ from atroposlib.generation.engines.openai import OpenAIServer, TokenServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.trl import TrlVllmServer
 from atroposlib.generation.engines.vllm import VLLMServer
-from atroposlib.generation.routing.calls import RoutedCalls, session_on_route
+from atroposlib.generation.routing.calls import RoutedCalls, sticky_session
 from atroposlib.generation.routing.discovery import LOCAL_URLS, generated_configs, slurm_urls
 from atroposlib.generation.routing.failover import (
-    Route,
+    FailoverRoute,
+    counted_session,
     pick_server,
     returns_tokens,
-    session_on,
     token_servers,
 )
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
@@ -119,7 +119,7 @@ class ServerManager(RoutedCalls):
         No slot is held in between: each call takes its own, so as many sessions as slots
         cannot lock one another out.
         """
-        with session_on(pick_server(self.servers, "train")) as server:
+        with counted_session(pick_server(self.servers, "train")) as server:
             yield server
 
     @asynccontextmanager
@@ -149,13 +149,15 @@ class ServerManager(RoutedCalls):
             ) as remote:
                 yield remote
             return
-        servers = token_servers(self.servers) if base_url is None else [self._at(base_url)]
+        servers = (
+            token_servers(self.servers) if base_url is None else [self._server_at(base_url)]
+        )
         chosen = pick_server(servers, "train")
         if not returns_tokens(chosen):
             require_dummy_allowed(chosen.config.server_type)
         if tokenizer is not None and isinstance(chosen, TokenServer):
             chosen.offer_tokenizer(tokenizer)
-        with session_on_route(servers, chosen, self.max_n_completions) as server:
+        with sticky_session(servers, chosen, self.max_n_completions) as server:
             managed: ManagedServer | DummyManagedServer
             if returns_tokens(chosen):
                 managed = ManagedServer(
@@ -219,10 +221,10 @@ class ServerManager(RoutedCalls):
 
     # --- routing ----------------------------------------------------------------------
 
-    def _route(self, tokens: bool = False) -> Route:
-        return Route(token_servers(self.servers) if tokens else self.servers)
+    def _route(self, tokens: bool = False) -> FailoverRoute:
+        return FailoverRoute(token_servers(self.servers) if tokens else self.servers)
 
-    def _at(self, base_url: str) -> APIServer:
+    def _server_at(self, base_url: str) -> APIServer:
         for server in self.servers:
             if server.base_url == base_url.rstrip("/"):
                 return server

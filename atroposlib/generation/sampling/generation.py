@@ -101,7 +101,7 @@ def token_versions(num_tokens: int, spans: Any, label: Any) -> list[int]:
     return versions
 
 
-def stamped(output: Generation, version: int | None) -> Generation:
+def with_version(output: Generation, version: int | None) -> Generation:
     """``output`` with ``version`` on the tokens whose version the server did not report.
 
     ``version`` is what was announced before the request was sent: where weights change while

@@ -19,7 +19,7 @@ from atroposlib.errors import InferenceUnavailable, TokensMissing
 from atroposlib.generation.sampling.generation import Generation, derived_seed, stop_strings
 from atroposlib.utils.gathering import gather_or_cancel
 
-FIRST_PAUSE_S = 0.1
+INITIAL_PAUSE_S = 0.1
 MAX_PAUSE_S = 5.0
 
 Params = dict[str, Any]
@@ -28,12 +28,12 @@ Decode = Callable[[Sequence[int]], str]
 Decoder = Callable[[], Awaitable[Decode]]
 
 
-async def generate_in_segments(
+async def generate_with_resume(
     input_ids: Sequence[int],
     params: Params,
     ask: Ask,
     decoder: Decoder,
-    patience_s: float,
+    stall_timeout_s: float,
 ) -> list[Generation]:
     """``params["n"]`` continuations of ``input_ids`` (P,), none of them ending in an abort.
 
@@ -51,7 +51,7 @@ async def generate_in_segments(
     """
     outputs = await ask(list(input_ids), params)
     return await gather_or_cancel(
-        _finished(output, i, params, ask, decoder, patience_s)
+        _finished(output, i, params, ask, decoder, stall_timeout_s)
         for i, output in enumerate(outputs)
     )
 
@@ -62,25 +62,25 @@ async def _finished(
     params: Params,
     ask: Ask,
     decoder: Decoder,
-    patience_s: float,
+    stall_timeout_s: float,
 ) -> Generation:
     stops = stop_strings(params)
-    last_token_at, pause_s = time.monotonic(), FIRST_PAUSE_S
+    last_token_at, pause_s = time.monotonic(), INITIAL_PAUSE_S
     while output.finish_reason == "abort":
         done = len(output.tokens)
         if done >= int(params["max_tokens"]):
             return replace(output, finish_reason="length")
         (more,) = await ask(
-            output.prompt_ids + output.tokens, segment_params(params, done, index)
+            output.prompt_ids + output.tokens, resumed_params(params, done, index)
         )
         if more.tokens or more.finish_reason != "abort":
-            output = joined(output, more)
+            output = join_segments(output, more)
             if stops and done:
                 output = cut_at_spanning_stop(output, done, params, await decoder())
-            last_token_at, pause_s = time.monotonic(), FIRST_PAUSE_S
+            last_token_at, pause_s = time.monotonic(), INITIAL_PAUSE_S
             continue
         stalled_s = time.monotonic() - last_token_at
-        if stalled_s >= patience_s:
+        if stalled_s >= stall_timeout_s:
             raise InferenceUnavailable(
                 f"aborted before the first token for {stalled_s:.0f} s: the server is paused "
                 "and does not hold requests; resume it"
@@ -90,7 +90,7 @@ async def _finished(
     return output
 
 
-def segment_params(params: Mapping[str, Any], done: int, index: int) -> Params:
+def resumed_params(params: Mapping[str, Any], done: int, index: int) -> Params:
     """Parameters of the request that goes on after ``done`` tokens of choice ``index``.
 
     What counts tokens gets what is left. The same seed would draw the same numbers again,
@@ -106,7 +106,7 @@ def segment_params(params: Mapping[str, Any], done: int, index: int) -> Params:
     return left
 
 
-def joined(output: Generation, more: Generation) -> Generation:
+def join_segments(output: Generation, more: Generation) -> Generation:
     """Both segments as one. Every token keeps the logprob and version it was sampled with."""
     if more.prompt_ids != output.prompt_ids + output.tokens:
         raise TokensMissing("the server continued other tokens than it was given")

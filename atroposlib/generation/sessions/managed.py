@@ -31,14 +31,14 @@ from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.sample import (
     ManagedServerAdapter,
     SamplingServer,
+    pop_template_kwargs,
     sample_tokens,
     sequence_logprobs,
-    taken_template_kwargs,
 )
 from atroposlib.generation.sessions.sequences import (
-    Sample,
     SequenceList,
     SequenceNode,
+    SequenceSample,
     SequenceTree,
     text_extension,
     token_extension,
@@ -91,7 +91,7 @@ class ManagedServer:
         self._tokenizer = tokenizer
         if tokenizer is not None and isinstance(server, TokenServer):
             server.offer_tokenizer(tokenizer)
-        self._told_of_tools = False
+        self._warned_of_tools = False
         self._translator: ToolCallTranslator | None = None
         if tool_parser:
             self._translator = ToolCallTranslator(self.tokenizer, tool_parser)
@@ -126,7 +126,7 @@ class ManagedServer:
         messages: Messages = kwargs.pop("messages")
         tools = self._active_tools(kwargs.pop("tools", None))
         tool_choice = kwargs.pop("tool_choice", None) or "auto"
-        prompt_text = self._render(messages, tools, taken_template_kwargs(kwargs))
+        prompt_text = self._render(messages, tools, pop_template_kwargs(kwargs))
         outputs, nodes = await self._sample(
             prompt_text, lambda: encode_prompt(self.tokenizer, prompt_text), kwargs
         )
@@ -178,7 +178,7 @@ class ManagedServer:
         """
         await self._load_tokenizer()
         if input_ids is None and messages is not None:
-            prompt = self._render(messages, None, taken_template_kwargs(kwargs))
+            prompt = self._render(messages, None, pop_template_kwargs(kwargs))
             input_ids = encode_prompt(self.tokenizer, prompt)
         elif input_ids is None and prompt is not None:
             input_ids = self.tokenizer.encode(prompt)
@@ -191,8 +191,8 @@ class ManagedServer:
         """Text and ids of the prompt that ``chat_completion(**kwargs)`` would send now."""
         await self._load_tokenizer()
         tools = self._active_tools(kwargs.get("tools"))
-        text = self._render(kwargs["messages"], tools, taken_template_kwargs(kwargs))
-        return text, self._continued(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
+        text = self._render(kwargs["messages"], tools, pop_template_kwargs(kwargs))
+        return text, self._extended(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
 
     # --- what was sampled -------------------------------------------------------------
 
@@ -225,9 +225,9 @@ class ManagedServer:
 
     def _active_tools(self, tools: Sequence[Any] | None) -> list[Any] | None:
         if tools and self._translator is None:
-            if not self._told_of_tools:  # once, not at every turn
+            if not self._warned_of_tools:  # once, not at every turn
                 logger.warning("tools are left out: this session has no tool_parser")
-            self._told_of_tools = True
+            self._warned_of_tools = True
             return None
         return list(tools) if tools else None
 
@@ -247,7 +247,7 @@ class ManagedServer:
             template_kwargs=template_kwargs,
         )
 
-    def _continued(
+    def _extended(
         self, prompt_text: str, encode: Callable[[], Sequence[int]] | None, ids: Sequence[int]
     ) -> tuple[SequenceNode | None, list[int]]:
         """The sequence that the prompt continues, and the ids to send.
@@ -279,9 +279,11 @@ class ManagedServer:
         if kwargs.get("stream"):
             raise ConfigError("stream: completions are returned whole; leave it out")
         sequences = self._sequences  # a reset() during the call must not get these nodes
-        parent, input_ids = self._continued(prompt_text, encode, ids)
+        parent, input_ids = self._extended(prompt_text, encode, ids)
         outputs = await sample_tokens(self.server, prompt_text, input_ids, kwargs)
-        samples = [Sample(output, self._full_text(prompt_text, output)) for output in outputs]
+        samples = [
+            SequenceSample(output, self._full_text(prompt_text, output)) for output in outputs
+        ]
         nodes = sequences.add(parent, samples)
         if os.environ.get(DEBUG_VARIABLE) == "1":
             for sample in samples:

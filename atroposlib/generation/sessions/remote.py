@@ -23,7 +23,7 @@ from atroposlib.errors import (
 )
 from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.health import MAX_ATTEMPTS, backoff_s
-from atroposlib.generation.engines.http import HttpPath, Reply, read_reply
+from atroposlib.generation.engines.http import HttpClient, JsonReply, read_json
 from atroposlib.generation.sessions.sequences import SequenceNode
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class ProxyManagedServer:
         self.model_name = model_name
         self.base_url = base_url
         self.api_key = api_key
-        self._http = _path(timeout_s, api_key)
+        self._http = _http_client(timeout_s, api_key)
         self._nodes: list[SequenceNode] = []
         self._nodes_of: dict[str, list[SequenceNode]] = {}
-        self._asked = 0  # fetches of the state, and the newest of them that counts
-        self._seen = 0
+        self._last_fetch = 0  # number of the newest fetch of the state that was sent
+        self._applied_fetch = 0  # and of the newest whose answer is in _nodes
         self._reset_due = False
 
     async def __aenter__(self) -> ProxyManagedServer:
@@ -88,7 +88,7 @@ class ProxyManagedServer:
         """
         from atroposlib.generation.sessions.replies import read_chat_completion
 
-        await self._reset_now()
+        await self._apply_reset()
         body = {k: v for k, v in kwargs.items() if k not in _NOT_SENT and v is not None}
         body.update(kwargs.get("extra_body") or {})
         body["messages"] = [plain_message(message) for message in kwargs["messages"]]
@@ -129,18 +129,18 @@ class ProxyManagedServer:
 
     async def fetch_state(self) -> dict[str, Any]:
         """Ask the proxy for the nodes. Every call does that itself."""
-        self._asked += 1
-        number = self._asked
+        self._last_fetch += 1
+        number = self._last_fetch
         reply = await self._send("GET", f"{self.proxy_url}/{self.session_uuid}/nodes")
-        if number > self._seen:  # of fetches that overtook one another the newest counts
-            self._seen = number
+        if number > self._applied_fetch:  # a newer fetch may have returned before this one
+            self._applied_fetch = number
             self._nodes = [SequenceNode(**node) for node in reply.payload["nodes"]]
         return self.get_state()
 
     def reset(self) -> None:
         """Forget every sequence: here at once, at the proxy before the next call."""
         self._nodes, self._nodes_of = [], {}
-        self._seen = self._asked
+        self._applied_fetch = self._last_fetch
         self._reset_due = True
 
     async def cleanup(self) -> None:
@@ -158,12 +158,12 @@ class ProxyManagedServer:
 
     # --- parts ------------------------------------------------------------------------
 
-    async def _reset_now(self) -> None:
+    async def _apply_reset(self) -> None:
         if self._reset_due:
             await self._post(f"{self.proxy_url}/sessions/{self.session_uuid}/reset", {})
             self._reset_due = False
 
-    async def _post(self, url: str, body: Mapping[str, Any]) -> Reply:
+    async def _post(self, url: str, body: Mapping[str, Any]) -> JsonReply:
         return await self._send("POST", url, body, {"Idempotency-Key": uuid.uuid4().hex})
 
     async def _send(
@@ -172,8 +172,8 @@ class ProxyManagedServer:
         url: str,
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
-        return await _sent(self._http, method, url, body, headers)
+    ) -> JsonReply:
+        return await _send_with_retries(self._http, method, url, body, headers)
 
 
 async def create_proxy_session(
@@ -196,7 +196,7 @@ async def create_proxy_session(
         InferenceRefused: it will not, such as 401 without the token it wants.
     """
     root = proxy_url.rstrip("/")
-    http = _path(timeout_s, os.environ.get(TOKEN_VARIABLE))
+    http = _http_client(timeout_s, os.environ.get(TOKEN_VARIABLE))
     body: dict[str, Any] = {
         "tool_parser": tool_parser,
         "track_tree": track_tree,
@@ -207,7 +207,9 @@ async def create_proxy_session(
     if split != "train":
         body["split"] = split
     try:
-        opened = (await _sent(http, "POST", f"{root}/sessions/create", body)).payload
+        opened = (
+            await _send_with_retries(http, "POST", f"{root}/sessions/create", body)
+        ).payload
     finally:
         await http.aclose()
     return ProxyManagedServer(
@@ -220,17 +222,17 @@ async def create_proxy_session(
     )
 
 
-def _path(timeout_s: float, api_key: str | None) -> HttpPath:
-    return HttpPath(timeout_s=timeout_s, max_connections=MAX_CONNECTIONS, api_key=api_key)
+def _http_client(timeout_s: float, api_key: str | None) -> HttpClient:
+    return HttpClient(timeout_s=timeout_s, max_connections=MAX_CONNECTIONS, api_key=api_key)
 
 
-async def _sent(
-    http: HttpPath,
+async def _send_with_retries(
+    http: HttpClient,
     method: str,
     url: str,
     body: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
-) -> Reply:
+) -> JsonReply:
     """Repeats only what got no answer: the proxy itself tries its servers again."""
     failed = 0
     while True:
@@ -245,9 +247,9 @@ async def _sent(
             return _read(response)
 
 
-def _read(response: Any) -> Reply:
+def _read(response: Any) -> JsonReply:
     try:
-        return read_reply(response)
+        return read_json(response)
     except InferenceRefused as refusal:
         if refusal.status_code == 404 and "no session" in refusal.detail:
             raise UnknownSession(refusal.detail) from refusal

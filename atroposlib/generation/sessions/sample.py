@@ -19,7 +19,7 @@ from atroposlib.generation.sampling.generation import (
 )
 
 _TOKENS_CALL = "tokens_and_logprobs_completion"
-_OF_THE_REQUEST = ("split", "timeout", "extra_headers")  # not sampling parameters
+_REQUEST_OPTIONS = ("split", "timeout", "extra_headers")  # not sampling parameters
 
 
 class SamplingServer(Protocol):
@@ -43,8 +43,8 @@ async def sample_tokens(
     Raises:
         TokensMissing: the answer has no token ids, or not one logprob for each.
     """
-    if speaks_generate(server):
-        request = {k: kwargs[k] for k in _OF_THE_REQUEST if kwargs.get(k) is not None}
+    if has_generate(server):
+        request = {k: kwargs[k] for k in _REQUEST_OPTIONS if kwargs.get(k) is not None}
         outputs: list[Generation] = await server.generate(  # type: ignore[union-attr]
             input_ids, prompt=prompt_text, **request, **sampling_params(kwargs)
         )
@@ -59,7 +59,7 @@ async def sample_tokens(
     return outputs
 
 
-def speaks_generate(server: object) -> bool:
+def has_generate(server: object) -> bool:
     """Whether ``generate`` is how this server wants to be asked.
 
     Classes are asked, not objects: a test's stand-in has every attribute, and a test that
@@ -101,7 +101,7 @@ async def sequence_logprobs(
     return answer
 
 
-def taken_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+def pop_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The template's options out of ``kwargs``; agents put them into ``extra_body``."""
     extra = dict(kwargs.get("extra_body") or {})
     inner = extra.pop("chat_template_kwargs", None)

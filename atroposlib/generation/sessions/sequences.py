@@ -67,7 +67,7 @@ def token_extension(
 ) -> Extension | None:
     """The longest earlier sequence whose tokens the new prompt starts with, or None."""
     for node in _longest_first(nodes):
-        if starts(node, prompt_ids):
+        if is_prefix(node, prompt_ids):
             return Extension(node, list(prompt_ids))
     return None
 
@@ -82,12 +82,12 @@ def _longest_first(nodes: Iterable[SequenceNode]) -> list[SequenceNode]:
     return sorted(extendable, key=lambda node: -len(node.tokens))
 
 
-def starts(parent: SequenceNode | None, prompt_ids: Sequence[int]) -> bool:
+def is_prefix(parent: SequenceNode | None, prompt_ids: Sequence[int]) -> bool:
     """Whether ``prompt_ids`` begin with the tokens of ``parent``."""
     return parent is not None and list(prompt_ids[: len(parent.tokens)]) == parent.tokens
 
 
-def grown_node(
+def extend_node(
     parent: SequenceNode | None, generation: Generation, full_text: str
 ) -> SequenceNode:
     """The sequence after one more sample; earlier samples of ``parent`` stay trained.
@@ -96,7 +96,7 @@ def grown_node(
     """
     prompt = generation.prompt_ids
     masked, logprobs, versions = [], [], []
-    if parent is not None and starts(parent, prompt):
+    if parent is not None and is_prefix(parent, prompt):
         masked, logprobs = list(parent.masked_tokens), list(parent.logprobs)
         versions = list(parent.versions)
     between = len(prompt) - len(masked)  # the new turn's text: given, not sampled
@@ -111,7 +111,7 @@ def grown_node(
 
 
 @dataclass(frozen=True)
-class Sample:
+class SequenceSample:
     """One sampled continuation and the text of the sequence that it ends."""
 
     generation: Generation
@@ -137,7 +137,7 @@ class SequenceList:
         return [*self.leaves, *self._replaced]
 
     def add(
-        self, parent: SequenceNode | None, samples: Iterable[Sample]
+        self, parent: SequenceNode | None, samples: Iterable[SequenceSample]
     ) -> list[SequenceNode]:
         """The nodes of one call's choices, in order."""
         place = None if parent is None else self._place_of(parent)
@@ -145,8 +145,8 @@ class SequenceList:
             parent = self.leaves[place]
         nodes = []
         for sample in samples:
-            node = grown_node(parent, sample.generation, sample.full_text)
-            if place is not None and starts(parent, sample.generation.prompt_ids):
+            node = extend_node(parent, sample.generation, sample.full_text)
+            if place is not None and is_prefix(parent, sample.generation.prompt_ids):
                 self._replaced.append(self.leaves[place])
                 self.leaves[place] = node
                 place = None  # further choices branch off
@@ -187,20 +187,20 @@ class SequenceTree:
         return list(self.sequences.values())
 
     def add(
-        self, parent: SequenceNode | None, samples: Iterable[Sample]
+        self, parent: SequenceNode | None, samples: Iterable[SequenceSample]
     ) -> list[SequenceNode]:
         """The nodes of one call's choices, in order."""
         return [self._add_one(parent, sample) for sample in samples]
 
-    def _add_one(self, parent: SequenceNode | None, sample: Sample) -> SequenceNode:
-        node = grown_node(None, sample.generation, sample.full_text)
+    def _add_one(self, parent: SequenceNode | None, sample: SequenceSample) -> SequenceNode:
+        node = extend_node(None, sample.generation, sample.full_text)
         key, copies = sample.full_text, 1
         while key in self.sequences:
             copies += 1
             key = f"{sample.full_text}#{copies}"
         self.sequences[key], self.children[key] = node, []
         self._key_of[id(node)] = key
-        if parent is not None and starts(parent, sample.generation.prompt_ids):
+        if parent is not None and is_prefix(parent, sample.generation.prompt_ids):
             parent_key = self._key_of[id(parent)]
             self.children[parent_key].append(key)
             node.metadata["parent"] = parent_key

@@ -78,9 +78,9 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     from atroposlib.generation.engines import health
     from atroposlib.generation.sampling import resume
 
-    monkeypatch.setattr(health, "FIRST_BACKOFF_S", 0.0)
-    monkeypatch.setattr(health, "PROBE_EVERY_S", 0.01)
-    monkeypatch.setattr(resume, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(health, "INITIAL_BACKOFF_S", 0.0)
+    monkeypatch.setattr(health, "PROBE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(resume, "INITIAL_PAUSE_S", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,7 @@ async def test_a_check_may_set_what_it_finds_or_return_it(
 
     server = Checked(CONFIG.model_copy(update={"timeout": 1}))
     if says is False:
-        server.health.bound_s = 0.02
+        server.health.timeout_s = 0.02
         with pytest.raises(Exception, match="nowhere.invalid did not answer"):
             await server.completion(prompt="x")
         assert not server.server_healthy

@@ -12,12 +12,12 @@ from atroposlib.generation.sampling import resume
 from atroposlib.generation.sampling.generation import (
     Generation,
     derived_seed,
-    stamped,
     stop_strings,
+    with_version,
 )
 from atroposlib.generation.sampling.resume import (
-    generate_in_segments,
-    segment_params,
+    generate_with_resume,
+    resumed_params,
     spanning_stop_end,
 )
 
@@ -28,7 +28,7 @@ EOS = 0
 @pytest.fixture(autouse=True, scope="module")
 def without_pauses() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resume, "FIRST_PAUSE_S", 0.0)
+        patch.setattr(resume, "INITIAL_PAUSE_S", 0.0)
         yield
 
 
@@ -81,9 +81,9 @@ async def decoder() -> Any:
     return decode
 
 
-async def run(engine: Engine, patience_s: float = 60, **params: Any) -> list[Generation]:
+async def run(engine: Engine, stall_timeout_s: float = 60, **params: Any) -> list[Generation]:
     asked = {"n": 1, "max_tokens": 99, **params}
-    return await generate_in_segments(PROMPT, asked, engine.ask, decoder, patience_s)
+    return await generate_with_resume(PROMPT, asked, engine.ask, decoder, stall_timeout_s)
 
 
 @given(
@@ -125,7 +125,7 @@ async def test_a_budget_that_is_used_up_by_an_abort_is_a_length() -> None:
 async def test_an_engine_that_only_aborts_is_given_up_after_the_bound() -> None:
     engine = Engine("abc", aborts=[1] + [0] * 500)
     with pytest.raises(InferenceUnavailable, match="does not hold requests; resume it"):
-        await run(engine, patience_s=0.0)
+        await run(engine, stall_timeout_s=0.0)
     assert len(engine.requests) == 2
 
 
@@ -136,18 +136,18 @@ async def test_tokens_that_do_not_go_on_from_those_given_are_refused() -> None:
         return await engine.ask(PROMPT, params)
 
     with pytest.raises(TokensMissing, match="other tokens than it was given"):
-        await generate_in_segments(PROMPT, {"n": 1, "max_tokens": 9}, forgets, decoder, 1.0)
+        await generate_with_resume(PROMPT, {"n": 1, "max_tokens": 9}, forgets, decoder, 1.0)
 
 
 def test_what_counts_tokens_gets_what_is_left() -> None:
     params = {"n": 4, "max_tokens": 10, "min_tokens": 5, "top_p": 0.9, "prompt": "text"}
-    assert segment_params(params, 3, 0) == {
+    assert resumed_params(params, 3, 0) == {
         "n": 1,
         "max_tokens": 7,
         "min_tokens": 2,
         "top_p": 0.9,
     }
-    assert segment_params(params, 8, 0)["min_tokens"] == 0
+    assert resumed_params(params, 8, 0)["min_tokens"] == 0
 
 
 async def test_no_two_segments_draw_with_the_same_seed() -> None:
@@ -183,5 +183,5 @@ def test_an_announced_version_fills_what_the_server_left_open() -> None:
         versions=[-1, 7, -1],
         finish_reason="stop",
     )
-    assert stamped(output, 5).versions == [5, 7, 5]
-    assert stamped(output, None).versions == [-1, 7, -1]
+    assert with_version(output, 5).versions == [5, 7, 5]
+    assert with_version(output, None).versions == [-1, 7, -1]

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.sequences import (
     Extension,
-    Sample,
     SequenceList,
     SequenceNode,
+    SequenceSample,
     SequenceTree,
-    grown_node,
+    extend_node,
     text_extension,
     token_extension,
 )
@@ -47,12 +47,12 @@ def add(
     generation: Generation,
     text: str,
 ) -> SequenceNode:
-    (node,) = sequences.add(parent, [Sample(generation, text)])
+    (node,) = sequences.add(parent, [SequenceSample(generation, text)])
     return node
 
 
 def node_of(prompt: list[int], tokens: list[int]) -> SequenceNode:
-    return grown_node(None, sampled(prompt, tokens), as_text(prompt + tokens))
+    return extend_node(None, sampled(prompt, tokens), as_text(prompt + tokens))
 
 
 def test_a_first_sample_is_trained_and_its_prompt_is_not() -> None:
@@ -65,14 +65,14 @@ def test_a_first_sample_is_trained_and_its_prompt_is_not() -> None:
 
 def test_a_second_turn_keeps_the_first_one_trained() -> None:
     first = node_of([1], [2])
-    second = grown_node(first, sampled([1, 2, 3], [1], version=5), "abca")
+    second = extend_node(first, sampled([1, 2, 3], [1], version=5), "abca")
     assert second.masked_tokens == [-100, 2, -100, 1]
     assert second.logprobs == [1.0, -0.25, 1.0, -0.125]
     assert second.versions == [-1, 0, -1, 5]
 
 
 def test_a_parent_that_is_not_what_the_server_was_given_trains_nothing() -> None:
-    node = grown_node(node_of([1], [2]), sampled([1, 3, 3], [1]), "acca")
+    node = extend_node(node_of([1], [2]), sampled([1, 3, 3], [1]), "acca")
     assert node.masked_tokens == [-100, -100, -100, 1]
 
 
@@ -91,7 +91,7 @@ def test_a_sequence_without_a_sample_at_its_end_swallows_no_continuation() -> No
 
 def test_sampled_tokens_are_kept_where_the_tokenizer_would_choose_others() -> None:
     """Token 9 stands for "bb", which the tokenizer itself would write as two tokens."""
-    node = grown_node(None, sampled([1], [9]), "abb")
+    node = extend_node(None, sampled([1], [9]), "abb")
     found = by_text([node], "abbc")
     assert found is not None and found.input_ids == [1, 9, 3]
 
@@ -180,7 +180,7 @@ def test_a_sequence_that_a_server_did_not_continue_keeps_its_place() -> None:
 def test_the_first_choice_takes_the_place_and_the_others_branch_off() -> None:
     sequences = SequenceList()
     first, last = (add(sequences, None, sampled([k], [2]), "x") for k in (1, 3))
-    turn = [Sample(sampled([1, 2, 3], [k]), "abc" + as_text([k])) for k in (1, 2, 1)]
+    turn = [SequenceSample(sampled([1, 2, 3], [k]), "abc" + as_text([k])) for k in (1, 2, 1)]
     nodes = sequences.add(first, turn)
     assert [id(node) for node in sequences.leaves] == [
         id(node) for node in (nodes[0], last, nodes[1], nodes[2])

@@ -152,7 +152,7 @@ async def test_a_dead_server_is_left_out_until_it_answers_again(manage) -> None:
 async def test_a_server_nobody_waits_for_is_noticed_when_it_is_back(manage) -> None:
     manager, fakes = manage(2)
     fakes[0].health_next.append(False)
-    assert not await manager.servers[0].health._ask()
+    assert not await manager.servers[0].health._probe_once()
     while not manager.servers[0].server_healthy:
         await manager.chat_completion(messages=HELLO)
     await manager.chat_completion(messages=HELLO)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from atroposlib.generation.chat.tool_parsers.parsing import (
     FoundCall,
-    NotACall,
+    MalformedCall,
     Parsed,
     Tools,
     arguments_value,
@@ -38,7 +38,7 @@ class HermesParser:
                 if not raw.startswith(CLOSE, end) and end < len(raw):
                     return None
                 at = raw.find(OPEN, end)
-        except NotACall:
+        except MalformedCall:
             return None
         return Parsed(raw[:start], calls)
 

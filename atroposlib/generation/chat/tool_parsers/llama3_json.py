@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from atroposlib.generation.chat.tool_parsers.parsing import (
     FoundCall,
-    NotACall,
+    MalformedCall,
     Parsed,
     Tools,
     arguments_value,
@@ -39,7 +39,7 @@ class Llama3JsonParser:
                     if rest[at] not in ";,":
                         return None
                     at = skip_space(rest, at + 1)
-        except NotACall:
+        except MalformedCall:
             return None
         return Parsed(content, calls) if calls else None
 

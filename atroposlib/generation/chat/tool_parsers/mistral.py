@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from atroposlib.generation.chat.tool_parsers.parsing import (
     FoundCall,
-    NotACall,
+    MalformedCall,
     Parsed,
     Tools,
     arguments_value,
@@ -33,7 +33,7 @@ class MistralParser:
             return None
         try:
             calls = _read_list(rest) if rest.lstrip().startswith("[") else _read_named(rest)
-        except NotACall:
+        except MalformedCall:
             return None
         return Parsed(content, calls) if calls else None
 
@@ -52,12 +52,12 @@ def _read_named(text: str) -> list[FoundCall]:
     while at < len(text):
         named = _NAMED.match(text, at)
         if named is None:
-            raise NotACall("a call needs a name")
+            raise MalformedCall("a call needs a name")
         arguments, end = read_json(text, named.end())
         calls.append(call_of({"name": named[1], "arguments": arguments}))
         at = skip_space(text, end)
         if at < len(text):
             if not text.startswith(TAG, at):
-                raise NotACall("text after a call")
+                raise MalformedCall("text after a call")
             at += len(TAG)
     return calls

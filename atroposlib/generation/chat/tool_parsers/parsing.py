@@ -29,7 +29,7 @@ class Parsed:
     calls: list[FoundCall]
 
 
-class NotACall(ValueError):
+class MalformedCall(ValueError):
     """The text is not a well-formed call; all of it is then plain text."""
 
 
@@ -46,11 +46,11 @@ class ToolParser(Protocol):
         """The text a model of this format would write: ``parse`` finds the same calls."""
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise NotACall(f"{name} is not JSON")
+def _reject_constant(name: str) -> NoReturn:
+    raise MalformedCall(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
 
 
 def skip_space(text: str, at: int) -> int:
@@ -69,7 +69,7 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
     try:
         return _DECODER.raw_decode(text, skip_space(text, at))
     except (ValueError, RecursionError) as cause:  # a model may nest ten thousand brackets
-        raise NotACall("malformed JSON") from cause
+        raise MalformedCall("malformed JSON") from cause
 
 
 def json_text(value: Any) -> str:
@@ -93,15 +93,15 @@ def call_of(
         NotACall: it describes none.
     """
     if not isinstance(value, Mapping):
-        raise NotACall("a call is an object")
+        raise MalformedCall("a call is an object")
     name = value.get("name")
     if not isinstance(name, str) or not name or not name.isprintable():
-        raise NotACall("a call needs a name")
+        raise MalformedCall("a call needs a name")
     arguments = next((value[key] for key in arguments_keys if key in value), None)
     if isinstance(arguments, str):
         arguments, end = read_json(arguments, 0)
     if not isinstance(arguments, Mapping) and arguments is not None:
-        raise NotACall("arguments are an object")
+        raise MalformedCall("arguments are an object")
     return FoundCall(name, json_text(arguments or {}))
 
 
