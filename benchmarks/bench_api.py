@@ -20,7 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from apibench import (
+from apibench.figures import Results, Section
+from apibench.processes import machine
+from apibench.scenarios import (
     batches,
     blocking,
     environments,
@@ -30,9 +32,7 @@ from apibench import (
     queue_length,
     sustained,
 )
-from apibench.figures import Results, Section
-from apibench.plan import FULL, PLAIN, SMOKE, Plan
-from apibench.processes import machine
+from apibench.sizes import FULL, PLAIN, SMOKE, Plan
 from apibench.tables import page, summary, table, with_page
 
 HERE = Path(__file__).resolve().parent

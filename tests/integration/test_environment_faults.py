@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torture.env_faults import Durations, environment_campaign
+from tests.torture.kills.env_faults import Durations, environment_campaign
 
 pytestmark = pytest.mark.slow
 

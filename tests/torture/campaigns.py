@@ -8,26 +8,26 @@ from dataclasses import dataclass
 
 from atroposlib.api.store import open_store
 from tests.postgres_server import running_server
-from tests.torture.bit_rot import bit_rot_campaign
-from tests.torture.bombs import bomb_campaign
-from tests.torture.env_faults import Durations, environment_campaign
+from tests.torture.disk.bit_rot import bit_rot_campaign
+from tests.torture.disk.full_disk import full_disk_campaign
+from tests.torture.disk.power_cuts import power_cut_campaign
 from tests.torture.figures import Figures, fast_folder, in_own_process
-from tests.torture.full_disk import full_disk_campaign
-from tests.torture.fuzz import fuzz_campaign
-from tests.torture.killed_run import kill_campaign
-from tests.torture.mutants import MUTANTS
-from tests.torture.mutation_job import mutation_campaign
-from tests.torture.power_cuts import power_cut_campaign
-from tests.torture.queue_actions import MAX_BYTES
-from tests.torture.queue_machine import (
+from tests.torture.kills.env_faults import Durations, environment_campaign
+from tests.torture.kills.killed_run import kill_campaign
+from tests.torture.queue.mutants import MUTANTS
+from tests.torture.queue.mutation_job import mutation_campaign
+from tests.torture.queue.queue_actions import MAX_BYTES
+from tests.torture.queue.queue_machine import (
     PostgresMachine,
     QueueMachine,
     SqliteMachine,
     run_machine,
 )
-from tests.torture.schema_fuzz import schema_campaign
-from tests.torture.slow_readers import slow_reader_campaign
-from tests.torture.soak import soak_campaign
+from tests.torture.web.bombs import bomb_campaign
+from tests.torture.web.fuzz import fuzz_campaign
+from tests.torture.web.schema_fuzz import schema_campaign
+from tests.torture.web.slow_readers import slow_reader_campaign
+from tests.torture.web.soak import soak_campaign
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def environment_outages(rounds: int, seed: int) -> Figures:
 
 def trainer_kills(kills: int, seed: int) -> Figures:
     """CI kills once in each phase of a run: tests/trainer/test_trainer_kill.py."""
-    from tests.torture.killed_trainers import trainer_campaign  # imports torch
+    from tests.torture.kills.killed_trainers import trainer_campaign  # imports torch
 
     return trainer_campaign(kills, seed)
 

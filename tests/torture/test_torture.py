@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.torture.campaigns import CAMPAIGNS
-from tests.torture.mutants import MUTANTS
+from tests.torture.queue.mutants import MUTANTS
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.http.process_group import WeightGroups
 from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.routes_control import control_router, weights_router
-from atroposlib.inference.http.routes_generation import generation_router
+from atroposlib.inference.http.routes_generation import generate_router, openai_router
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.utils.http_server import SameSiteGuard
 
@@ -38,7 +38,8 @@ def create_app(engine: Engine) -> FastAPI:
 
     app = FastAPI(title="Atropos local inference", lifespan=lifespan)
     service, groups = InferenceService(engine), WeightGroups()
-    app.include_router(generation_router(service))
+    app.include_router(openai_router(service))
+    app.include_router(generate_router(service))
     app.include_router(control_router(service))
     app.include_router(weights_router(service, groups))
 

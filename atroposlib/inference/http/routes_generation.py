@@ -34,7 +34,7 @@ from atroposlib.inference.http.service import InferenceService
 COMPLETION_MAX_TOKENS = 16  # the default of OpenAI and vLLM for raw prompts
 
 
-def generation_router(service: InferenceService) -> APIRouter:
+def openai_router(service: InferenceService) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/v1/models")
@@ -91,6 +91,13 @@ def generation_router(service: InferenceService) -> APIRouter:
         outputs = [output for result in results for output in result.outputs]
         total = usage(sum(map(len, prompts)), outputs)
         return JsonResponse({**head, "choices": choices, "usage": total})
+
+    return routes
+
+
+def generate_router(service: InferenceService) -> APIRouter:
+    """vLLM's /generate: tokens in, tokens and logprobs out."""
+    routes = APIRouter()
 
     @routes.post("/generate", response_class=JsonResponse)
     async def generate(body: GenerateRequest, http: Request) -> JsonResponse:

@@ -1,0 +1,1 @@
+"""One module per scenario; ``run(plan)`` measures it and returns a section of the page."""

@@ -1,0 +1,158 @@
+"""Posts and batches at once, in the long run: tokens per second through the server."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+
+from apibench import servers
+from apibench.calls import TIMEOUT_S, Client, Refused
+from apibench.figures import Better, Figure, Section, times
+from apibench.payloads import FRAMES_TYPE, Body, Encoding, pool
+from apibench.sizes import BIG, Plan
+
+POSTERS = 4
+GROUPS_PER_BATCH = 16
+AHEAD = 3  # batches posted beyond those taken, at most
+_POLL_S = 0.005
+_METHOD = (
+    f"{POSTERS} clients post groups of {BIG} tokens, at most {AHEAD} batches ahead of a "
+    f"trainer that takes batches of {GROUPS_PER_BATCH} groups and throws them away. Ours is "
+    "durable. The clients share the machine with the server, so the figure is what both "
+    "together can do. In the binary rows naive is still sent JSON."
+)
+
+
+@dataclass(frozen=True)
+class _Rate:
+    tokens_s: float
+    cpu_s: float  # of the server, per million tokens
+
+
+def run(plan: Plan) -> Section:
+    found: dict[str, list[_Rate]] = {"JSON": [], "binary": [], "naive": []}
+    ours = servers.ours(source=plan.source)
+    count, naive_count = plan.sustained_batches, plan.naive_sustained_batches
+    for repeat in range(plan.repeats):
+        found["JSON"].append(_measure(plan, ours, Encoding.JSON, False, count))
+        found["binary"].append(_measure(plan, ours, Encoding.BINARY, True, count))
+        if repeat < plan.naive_batch_repeats:
+            naive = _measure(plan, servers.NAIVE, Encoding.JSON, False, naive_count)
+            found["naive"].append(naive)
+    figures = []
+    for way in ("JSON", "binary"):
+        figures.append(
+            Figure(
+                what=f"posts and batches, {way}",
+                unit="Mtok/s",
+                ours=tuple(rate.tokens_s / 1e6 for rate in found[way]),
+                naive=tuple(rate.tokens_s / 1e6 for rate in found["naive"]),
+                better=Better.MORE,
+                target=times(15),
+            )
+        )
+        figures.append(
+            Figure(
+                what=f"posts and batches, {way}",
+                unit="CPU s/Mtok",
+                ours=tuple(rate.cpu_s for rate in found[way]),
+                naive=tuple(rate.cpu_s for rate in found["naive"]),
+            )
+        )
+    return Section("Posts and batches, sustained", _METHOD, tuple(figures))
+
+
+def _measure(
+    plan: Plan, kind: servers.Kind, encoding: Encoding, frames: bool, batches: int
+) -> _Rate:
+    bodies = pool(4, BIG, encoding)
+    with servers.Server(kind, plan.scratch) as server:
+        client = server.client()
+        size = GROUPS_PER_BATCH * BIG.rows
+        registered = client.post("/register", servers.TRAINER | {"batch_size": size})
+        client.get("/batch")
+        client.post("/register-env", servers.env(BIG.rows))
+        flow = _Flow(server.port, bodies, batches, registered.get("generation", 0), frames)
+        cpu, began = server.usage().cpu_s, time.perf_counter()
+        flow.run()
+        wall, cpu = time.perf_counter() - began, server.usage().cpu_s - cpu
+    tokens = batches * GROUPS_PER_BATCH * BIG.tokens
+    return _Rate(tokens / wall, cpu / (tokens / 1e6))
+
+
+class _Flow:
+    """Posters and a trainer, each a thread; a failure of one ends all."""
+
+    def __init__(
+        self, port: int, bodies: list[Body], batches: int, generation: int, frames: bool
+    ) -> None:
+        self.port, self.bodies, self.batches = port, bodies, batches
+        self.generation, self.frames = generation, frames
+        self.room = threading.Semaphore(GROUPS_PER_BATCH * AHEAD)
+        self.turns = iter(range(batches * GROUPS_PER_BATCH))
+        self.lock = threading.Lock()
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        """Until all batches were taken.
+
+        Raises:
+            Refused: a post or a batch was refused.
+        """
+        threads = [threading.Thread(target=self._guarded, args=(self._trainer,))]
+        threads += [
+            threading.Thread(target=self._guarded, args=(self._poster,))
+            for _ in range(POSTERS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+        if self.failure is not None:
+            raise Refused(str(self.failure))
+
+    def _guarded(self, work: object) -> None:
+        client = Client(self.port)
+        try:
+            work(client)  # type: ignore[operator]
+        except (Refused, OSError) as error:
+            self.failure = error
+        finally:
+            client.close()
+
+    def _poster(self, client: Client) -> None:
+        while self.failure is None:
+            with self.lock:
+                turn = next(self.turns, None)
+            if turn is None or not self.room.acquire(timeout=TIMEOUT_S):
+                return
+            client.send("/scored_data", self.bodies[turn % len(self.bodies)])
+
+    def _trainer(self, client: Client) -> None:
+        room = bytearray(GROUPS_PER_BATCH * BIG.tokens * 40)
+        taken = 0
+        while taken < self.batches and self.failure is None:
+            if not self._take(client, room):
+                time.sleep(_POLL_S)
+                continue
+            taken += 1
+            for _ in range(GROUPS_PER_BATCH):
+                self.room.release()
+
+    def _take(self, client: Client, room: bytearray) -> bool:
+        """One batch, if there is one: the old way in JSON, claim and ack in binary."""
+        if not self.frames:
+            return len(client.call("GET", "/batch", room=room).ok().body) > 1000
+        headers = {"accept": FRAMES_TYPE, "content-type": "application/json"}
+        wanted = {"generation": self.generation, "wait_s": 1.0}
+        reply = client.call(
+            "POST", "/batches/claim", json.dumps(wanted).encode(), headers, room
+        ).ok()
+        if "x-atropos-batch" not in reply.headers:
+            return False
+        epoch = int(reply.headers["x-atropos-epoch"])
+        path = f"/batches/{reply.headers['x-atropos-batch']}/ack"
+        client.post(path, {"generation": self.generation, "epoch": epoch})
+        return True

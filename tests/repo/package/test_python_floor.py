@@ -1,0 +1,68 @@
+"""The sources run on Python 3.10, whichever Python runs this test."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+# Names of the standard library that came with 3.11 or later and are easily used unawares.
+TOO_NEW = {
+    "asyncio": {"Barrier", "Runner", "TaskGroup", "timeout", "timeout_at"},
+    "contextlib": {"chdir"},
+    "datetime": {"UTC"},
+    "enum": {"StrEnum", "verify"},
+    "itertools": {"batched"},
+    "typing": {"LiteralString", "Never", "NotRequired", "Required", "Self", "TypeVarTuple"}
+    | {
+        "Unpack",
+        "assert_never",
+        "assert_type",
+        "dataclass_transform",
+        "override",
+        "reveal_type",
+    },
+    "warnings": {"deprecated"},
+}
+TOO_NEW_MODULES = {"tomllib"}
+GUARDED = {Path("tests/repo/package/test_packaging.py")}  # asks for the version first
+
+
+def too_new(tree: ast.AST) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names} & TOO_NEW.get(
+                node.module or "", set()
+            )
+            found += [f"line {node.lineno}: {node.module}.{name}" for name in sorted(names)]
+        elif isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names} & TOO_NEW_MODULES
+            found += [f"line {node.lineno}: {name}" for name in sorted(names)]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.attr in TOO_NEW.get(node.value.id, set()):
+                found.append(f"line {node.lineno}: {node.value.id}.{node.attr}")
+    return found
+
+
+def test_every_source_file_parses_as_python_310(root, files):
+    for path in files:
+        if path.suffix == ".py":
+            text = (root / path).read_text(encoding="utf-8")
+            ast.parse(text, filename=str(path), feature_version=(3, 10))
+
+
+def test_nothing_newer_than_python_310_is_used(root, files):
+    found = {}
+    for path in files:
+        if path.suffix == ".py" and path not in GUARDED:
+            names = too_new(ast.parse((root / path).read_text(encoding="utf-8")))
+            if names:
+                found[str(path)] = names
+    assert found == {}
+
+
+def test_a_new_name_is_noticed():
+    assert too_new(ast.parse("import asyncio\nasyncio.timeout(3)")) == [
+        "line 2: asyncio.timeout"
+    ]
+    assert too_new(ast.parse("from enum import Enum, StrEnum")) == ["line 1: enum.StrEnum"]

@@ -1,0 +1,389 @@
+"""Bugs a queue could have, each a small patch; a test that none of them passes is a test.
+
+A mutant is applied in a process of its own, before any store is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from atroposlib.api.common.records import GroupState, Selection
+from atroposlib.api.decisions import batching
+from atroposlib.api.decisions.batching import StalenessRule
+from atroposlib.api.store.sql import ack as ack_queries
+from atroposlib.api.store.sql import claim as claim_queries
+from atroposlib.api.store.sql import put, schema, sql_store, writer
+from atroposlib.errors import KeyConflict
+from tests.torture.queue.mutation import MUTANTS, Judge, mutant, noticed_by, rewrite, wrap
+
+__all__ = ["MUTANTS"]
+
+# --- leases -------------------------------------------------------------------------
+
+
+@mutant
+def ack_ignores_the_epoch() -> None:
+    def around(
+        original: Any, no: Any, owner: Any, generation: int, epoch: int, now: int
+    ) -> None:
+        original(no, owner and (owner[0], epoch, epoch), generation, epoch, now)
+
+    wrap(ack_queries, "require_owner", around)
+
+
+@mutant
+def ack_ignores_the_generation() -> None:
+    def around(
+        original: Any, no: Any, owner: Any, generation: int, epoch: int, now: int
+    ) -> None:
+        original(no, owner, generation, epoch, generation)
+
+    wrap(ack_queries, "require_owner", around)
+
+
+@mutant
+def a_live_lease_is_given_to_anybody() -> None:
+    wrap(claim_queries, "_due", lambda original, opened, claim: list(opened))
+
+
+@mutant
+def an_ended_lease_is_never_given_on() -> None:
+    wrap(
+        claim_queries,
+        "_due",
+        lambda original, opened, claim: original(
+            [row for row in opened if row.generation != claim.generation], claim
+        ),
+    )
+
+
+@mutant
+def a_repeated_claim_brings_another_batch() -> None:
+    wrap(
+        claim_queries,
+        "_due",
+        lambda original, opened, claim: original(opened, replace(claim, claim_id=None)),
+    )
+
+
+@mutant
+def redelivery_begins_with_the_newest() -> None:
+    wrap(claim_queries, "_due", lambda original, *args: original(*args)[::-1])
+
+
+@mutant
+def redelivery_keeps_the_epoch() -> None:
+    wrap(
+        claim_queries,
+        "_deliver_again",
+        lambda original, counters, row, claim: original(
+            counters, replace(row, epoch=row.epoch - 1), claim
+        ),
+    )
+
+
+@mutant
+def a_batch_is_delivered_for_ever() -> None:
+    wrap(
+        claim_queries,
+        "_deliver_again",
+        lambda original, counters, row, claim: original(
+            counters, replace(row, tries=0), claim
+        ),
+    )
+
+
+@mutant
+def one_rank_acks_for_all() -> None:
+    def around(original: Any, connection: Any, *args: Any) -> Any:
+        *who, rank, commit = args
+        done = original(connection, *who, rank, commit)
+        return done or (rank is not None and original(connection, *who, None, commit))
+
+    wrap(ack_queries, "ack", around)
+
+
+@mutant
+def ranks_of_an_older_delivery_count() -> None:
+    rewrite(
+        claim_queries, "_deliver_again", ", ranks = ?", ", ranks = ranks || substr(?, 1, 0)"
+    )
+
+
+@mutant
+def extend_does_nothing() -> None:
+    wrap(
+        ack_queries,
+        "extend",
+        lambda original, c, no, generation, epoch, until: ack_queries.lookup(
+            c, no, generation, epoch
+        ),
+    )
+
+
+# --- checkpoints --------------------------------------------------------------------
+
+
+@mutant
+def commit_frees_one_too_many() -> None:
+    rewrite(
+        ack_queries,
+        "commit",
+        "state = 'acked' AND no <= ?",
+        "state = 'acked' AND no <= ? + 1",
+    )
+
+
+@mutant
+def commit_forgets_open_batches() -> None:
+    rewrite(
+        ack_queries,
+        "_count_as_acked",
+        "state = 'open' AND no <= ?",
+        "state = 'open' AND no < ?",
+    )
+
+
+@mutant
+def rewind_leaves_one_out() -> None:
+    rewrite(ack_queries, "rewind", "no > ?", "no > ? + 1")
+
+
+@mutant
+def rewind_leaves_the_old_owner_in_charge() -> None:
+    rewrite(ack_queries, "rewind", "generation = ?,", "generation = max(?, generation),")
+
+
+@mutant
+def a_registration_fences_nobody() -> None:
+    wrap(
+        sql_store,
+        "_save",
+        lambda original, c, body, revision, fence: original(c, body, revision, False),
+    )
+
+
+@mutant
+def a_reset_counts_batches_from_one() -> None:
+    def around(original: Any, connection: Any) -> Any:
+        done = original(connection)
+        connection.execute("UPDATE meta SET last_batch = 0")
+        return done
+
+    wrap(sql_store, "_reset", around)
+
+
+# --- groups -------------------------------------------------------------------------
+
+
+@mutant
+def keys_are_not_unique() -> None:
+    schema._TABLES = schema._TABLES.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
+    wrap(put, "_known", lambda original, *args: {})
+
+
+@mutant
+def a_key_with_other_content_is_absorbed() -> None:
+    def around(original: Any, new_rows: Any, known: Any) -> Any:
+        alike = {key: replace(old, digest=b"") for key, old in known.items()}
+        return original([replace(new_row, digest=b"") for new_row in new_rows], alike)
+
+    wrap(put, "_fresh", around)
+
+
+@mutant
+def a_conflicting_post_is_taken_in_part() -> None:
+    def around(original: Any, c: Any, new_rows: Any, *more: Any) -> Any:
+        try:
+            return original(c, new_rows, *more)
+        except KeyConflict:
+            return original(c, new_rows[:1], *more)
+
+    wrap(put, "put", around)
+
+
+@mutant
+def a_late_post_joins_the_changed_run() -> None:
+    def around(original: Any, c: Any, new_rows: Any, revision: int, *more: Any) -> Any:
+        return original(c, new_rows, schema.read_meta(c).revision, *more)
+
+    wrap(put, "put", around)
+
+
+@mutant
+def two_saves_of_one_revision() -> None:
+    def around(original: Any, c: Any, body: bytes, revision: int, fence: bool) -> Any:
+        return original(c, body, schema.read_meta(c).revision, fence)
+
+    wrap(sql_store, "_save", around)
+
+
+@mutant
+def the_bound_counts_until_the_ack_only() -> None:
+    kept = (GroupState.BUFFERED, GroupState.PENDING, GroupState.LEASED)
+    wrap(schema, "keeps_payload", lambda original, state: state in kept)
+
+
+@mutant
+def a_buffer_completes_once_per_post() -> None:
+    def around(original: Any, counters: Any, env: Any, expected: int, complete: Any) -> Any:
+        answers = [complete]
+        return original(
+            counters,
+            env,
+            expected,
+            lambda buffer, size: answers.pop()(buffer, size) if answers else [],
+        )
+
+    wrap(put, "_complete", around)
+
+
+@mutant
+def a_buffer_mixes_environments() -> None:
+    rewrite(
+        put,
+        "_buffer",
+        "state = 'buffered' AND env = ?",
+        "state = 'buffered' AND ? >= 0",
+    )
+
+
+@mutant
+def dissolving_loses_a_group() -> None:
+    def around(original: Any, counters: Any, row: Any, *more: Any) -> None:
+        gid = min(one.gid for one in claim_queries.members_of(counters.connection, row.no))
+        original(counters, row, *more)
+        counters.connection.execute(
+            "UPDATE groups SET state = 'dropped' WHERE gid = ?", (gid,)
+        )
+
+    wrap(ack_queries, "dissolve", around)
+    wrap(claim_queries, "dissolve", around)
+
+
+@mutant
+def dropped_groups_are_not_counted() -> None:
+    wrap(
+        claim_queries,
+        "_form_of",
+        lambda original, counters, claim, selection, dropped: original(
+            counters, claim, selection, 0
+        ),
+    )
+
+
+@mutant
+def dropped_payloads_stay() -> None:
+    rewrite(claim_queries, "_drop", "FROM payload WHERE", "FROM payload WHERE 1 = 0 AND")
+
+
+@mutant
+def a_choice_is_made_once() -> None:
+    def around(original: Any, counters: Any, claim: Any, choose: Any) -> Any:
+        answers: list[Selection] = []
+
+        def once(queue: Any, fair_share: Any) -> Selection:
+            if answers:
+                return Selection(blocked_reason=answers[0].blocked_reason)
+            answers.append(choose(queue, fair_share))
+            return answers[0]
+
+        return original(counters, claim, once)
+
+    wrap(claim_queries, "_form", around)
+
+
+@mutant
+def the_queue_is_shown_short() -> None:
+    wrap(claim_queries, "_queue", lambda original, c, size: original(c, size)[:3])
+
+
+@mutant
+def the_mix_is_forgotten() -> None:
+    wrap(claim_queries, "keep_document", lambda original, *args: None)
+
+
+@mutant
+def unanswered_groups_are_forgotten_at_the_claim() -> None:
+    rewrite(sql_store, "_unanswered", "key IS NULL", "key IS NULL AND state = 'pending'")
+
+
+# --- choices and admission ----------------------------------------------------------
+
+
+@mutant
+def minima_are_a_wish() -> None:
+    wrap(batching, "first_exact", lambda original, keys, size, *needs: original(keys, size))
+
+
+@mutant
+def staleness_is_one_off() -> None:
+    wrap(
+        StalenessRule,
+        "drops",
+        lambda original, rule, group: original(
+            replace(rule, policy_version=rule.policy_version - 1), group
+        ),
+    )
+
+
+@mutant
+def a_lease_asked_for_again_is_granted_again() -> None:
+    def around(original: Any, connection: Any, asked: Any, budget: int, now: float) -> Any:
+        connection.execute(
+            "DELETE FROM admission WHERE admission_id = ?", (asked.admission_id,)
+        )
+        return original(connection, asked, budget, now)
+
+    wrap(sql_store, "_admit", around)
+
+
+@mutant
+def admission_forgets_what_was_committed() -> None:
+    rewrite(sql_store, "_accepted", "FROM totals", "FROM totals WHERE state <> 'committed'")
+
+
+# --- what a crash or a disk can show only -------------------------------------------
+
+
+@noticed_by(Judge.POWER)
+def answers_come_before_the_commit() -> None:
+    def around(original: Any, self: Any, operation: Any) -> Any:
+        value, error = original(self, operation)
+        if error is None:
+            operation.reply.set_result(value)
+        else:
+            operation.reply.set_exception(error)
+        return value, error
+
+    def commit(original: Any, self: Any, operations: Any) -> None:
+        try:
+            self._database.begin()
+            for operation in operations:
+                self._attempt(operation)
+            self._database.commit()
+        except self._database.faults as cause:
+            self._database.rollback()
+            writer._refuse(operations, self._database.fault(cause))
+
+    wrap(writer.Writer, "_attempt", around)
+    wrap(writer.Writer, "_commit", commit)
+
+
+@noticed_by(Judge.POWER)
+def the_log_is_not_synced() -> None:
+    from atroposlib.api.store.sqlite import database
+
+    wrap(database, "_settings", lambda original, synchronous: original("NORMAL"))
+
+
+@noticed_by(Judge.ROT)
+def digests_are_not_checked() -> None:
+    class Alike(bytes):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = bytes.__hash__
+
+    wrap(sql_store, "digest_of", lambda original, payload: Alike(original(payload)))

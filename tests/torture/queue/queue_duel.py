@@ -1,0 +1,295 @@
+"""One store and the model, asked the same thing: any difference is an AssertionError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, TypeVar
+
+from atroposlib.api.common.records import (
+    AdmissionGrant,
+    Claim,
+    GroupState,
+    GroupSummary,
+    LeasedBatch,
+    NewGroup,
+    RunDocument,
+    Selection,
+    Stored,
+    StoreStats,
+)
+from atroposlib.api.common.store_protocol import Store
+from atroposlib.api.decisions import fair_share
+from atroposlib.api.decisions.batching import StalenessRule, choose, complete_buffer
+from atroposlib.errors import AtroposError, CorruptPayload, StoreError
+from tests.torture.queue.queue_model import KEEPS_PAYLOAD, Model, as_batch
+
+T = TypeVar("T")
+MOST_TO_SEARCH = 12  # groups up to which the choice is compared with all there are
+
+
+@dataclass(frozen=True)
+class Wish:
+    """All that a choice depends on, besides the queue."""
+
+    needs: Mapping[int, int] = field(default_factory=dict)
+    weights: Mapping[int | None, float] = field(default_factory=dict)
+    rule: StalenessRule = field(default_factory=StalenessRule)
+
+
+def outcome(act: Callable[[], T]) -> T | type[AtroposError]:
+    """What came of it; a refusal counts by its class. A store that fails is no outcome."""
+    try:
+        return act()
+    except AtroposError as error:
+        if type(error) is StoreError:
+            raise
+        return type(error)
+
+
+class Duel:
+    """Calls go to ``store`` first: it chooses the ids, and the model checks the rest."""
+
+    def __init__(self, store: Store, max_bytes: int) -> None:
+        self.store = store
+        self.model = Model(max_bytes)
+        self.model.run = store.load()
+        # What a failed call would have done to the model, had it landed.
+        self.in_flight: Callable[[Model], Any] | None = None
+
+    # --- calls --------------------------------------------------------------------
+
+    def _both(self, ask: Callable[[], Any], tell: Callable[[Model, Any], Any]) -> Any:
+        """``tell`` gets the store's answer for the ids in it, or None: guess them.
+
+        A store that fails leaves the model alone, and the call in ``in_flight``.
+        """
+        self.in_flight = lambda model: outcome(lambda: tell(model, None))
+        got = outcome(ask)
+        self.in_flight = None
+        expected = outcome(lambda: tell(self.model, got))
+        assert got == expected, f"{got} instead of {expected}"
+        return got
+
+    def put(self, groups: Sequence[NewGroup], revision: int) -> Any:
+        def tell(model: Model, got: Any) -> list[Stored]:
+            told = isinstance(got, list)
+            gids = [one.gid for one in got] if told else guessed_gids(model, groups)
+            return model.put(groups, revision, complete_buffer, gids)
+
+        return self._both(lambda: self.store.put(groups, revision, complete_buffer), tell)
+
+    def claim(self, claim: Claim, wish: Wish) -> Any:
+        seen: list[tuple[list[GroupSummary], bytes | None, Selection]] = []
+
+        def choose_and_note(queue: Sequence[GroupSummary], mixed: bytes | None) -> Selection:
+            seen.append((list(queue), mixed, self.chosen(queue, mixed, claim, wish)))
+            return seen[-1][2]
+
+        def choose_alike(queue: Sequence[GroupSummary], mixed: bytes | None) -> Selection:
+            assert seen, f"{queue} was never offered to the chooser"
+            shown, shown_mix, selection = seen.pop(0)
+            assert (shown, shown_mix) == (list(queue), mixed), f"{shown} instead of {queue}"
+            return selection
+
+        def tell(model: Model, got: Any) -> Any:
+            if got is None:
+                return model.claim(
+                    claim, lambda q, m: self.chosen(q, m, claim, wish), model.last_no + 1
+                )
+            no = got.no if isinstance(got, LeasedBatch) else model.last_no + 1
+            return as_batch(model, model.claim(claim, choose_alike, no))
+
+        got = self._both(lambda: self.store.claim(claim, choose_and_note), tell)
+        assert not seen, f"a choice was made for nothing: {seen}"
+        if isinstance(got, LeasedBatch):
+            assert got.n_seq == claim.size
+            self.require_payloads(got.gids)
+        return got
+
+    def lookup(self, no: int, generation: int, epoch: int) -> Any:
+        return self._both(
+            lambda: self.store.lookup(no, generation, epoch),
+            lambda model, _: as_batch(model, model.lookup(no, generation, epoch)),
+        )
+
+    def ack(
+        self, no: int, generation: int, epoch: int, *, rank: int | None, commit: bool
+    ) -> Any:
+        return self._both(
+            lambda: self.store.ack(no, generation, epoch, rank=rank, commit=commit),
+            lambda model, _: model.ack(no, generation, epoch, rank, commit),
+        )
+
+    def extend(self, no: int, generation: int, epoch: int, lease_until: float) -> Any:
+        return self._both(
+            lambda: self.store.extend(no, generation, epoch, lease_until),
+            lambda model, _: model.extend(no, generation, epoch, lease_until),
+        )
+
+    def commit(self, no: int, generation: int) -> Any:
+        return self._both(
+            lambda: self.store.commit(no, generation),
+            lambda model, _: model.commit(no, generation),
+        )
+
+    def rewind(self, no: int, generation: int) -> Any:
+        return self._both(
+            lambda: self.store.rewind(no, generation),
+            lambda model, _: model.rewind(no, generation),
+        )
+
+    def discard(self, no: int, gids: Sequence[int]) -> None:
+        self._both(
+            lambda: self.store.discard(no, gids),
+            lambda model, _: model.discard(no, gids),
+        )
+
+    def admit(self, asked: AdmissionGrant, budget: int, now: float) -> Any:
+        return self._both(
+            lambda: self.store.admit(asked, budget, now),
+            lambda model, _: model.admit(asked, budget, now),
+        )
+
+    def release(self, admission_id: str) -> None:
+        self._both(
+            lambda: self.store.release(admission_id),
+            lambda model, _: model.release(admission_id),
+        )
+
+    def save(self, body: bytes, revision: int, *, fence: bool) -> RunDocument:
+        self._both(
+            lambda: self.store.save(body, revision, fence=fence),
+            lambda model, _: model.save(body, revision, fence),
+        )
+        return self.model.run
+
+    def reset(self) -> None:
+        self._both(self.store.reset, lambda model, _: model.reset())
+
+    def chosen(
+        self, queue: Sequence[GroupSummary], mixed: bytes | None, claim: Claim, wish: Wish
+    ) -> Selection:
+        """The choice of the code under test, compared with the whole space of choices."""
+        selection = choose(
+            queue,
+            mixed,
+            batch_size=claim.size,
+            needs=wish.needs,
+            weights=wish.weights,
+            policy=wish.rule,
+        )
+        fresh = [one for one in queue if not too_old(one, wish.rule)]
+        assert set(selection.dropped) == {one.gid for one in queue} - {o.gid for o in fresh}
+        if len(fresh) <= MOST_TO_SEARCH:
+            wanted = first_choice(
+                fair_share.order(fresh, wish.weights, fair_share.decode(mixed)),
+                claim.size,
+                wish.needs,
+            )
+            assert list(selection.gids) == sorted(wanted), f"{selection} instead of {wanted}"
+        return selection
+
+    # --- audits -------------------------------------------------------------------
+
+    def require_same_books(self, now: float) -> None:
+        """The store's counts equal a recount, and the bound holds."""
+        stats = self.store.stats()
+        wanted, run = counts_of(self.model), self.store.load()
+        assert counts_in(stats) == wanted, f"{counts_in(stats)} instead of {wanted}"
+        assert run == self.model.run, f"{run} instead of {self.model.run}"
+        assert stats.retained_bytes <= self.model.max_bytes
+        assert self.store.admitted(now) == self.model.admitted(now)
+
+    def require_payloads(self, gids: Sequence[int]) -> None:
+        got = self.store.read(gids)
+        for gid, payload in zip(gids, got, strict=True):
+            new = self.model.groups[gid].new
+            assert (payload.data, payload.media) == (new.payload, new.media)
+
+    def require_every_group_where_it_belongs(self) -> None:
+        """Group by group: its state through its key, its payload through its id."""
+        groups = sorted(self.model.groups.items())
+        keyed = [one.new for _, one in groups if one.new.key is not None]
+        if keyed:
+            got = self.put(keyed, self.model.run.revision)
+            assert isinstance(got, list) and all(one.duplicate for one in got), got
+        kept = [gid for gid, one in groups if one.state in KEEPS_PAYLOAD]
+        self.require_payloads(kept)
+        for gid, one in groups:
+            if one.state not in KEEPS_PAYLOAD:
+                assert outcome(lambda gid=gid: self.store.read([gid])) is CorruptPayload
+        for batch in self.model.batches.values():
+            if batch.state in (GroupState.LEASED, GroupState.ACKED, GroupState.COMMITTED):
+                self.lookup(batch.no, batch.generation, batch.epoch)
+
+
+def guessed_gids(model: Model, groups: Sequence[NewGroup]) -> list[int]:
+    """Where these would be, given ids in order."""
+    known = {one.new.key: gid for gid, one in model.groups.items() if one.new.key}
+    gids, last = [], model.last_gid
+    for group in groups:
+        gid = known.get(group.key) if group.key else None
+        if gid is None:
+            gid = last = last + 1
+        if group.key:
+            known[group.key] = gid
+        gids.append(gid)
+    return gids
+
+
+def counts_of(model: Model) -> tuple[object, ...]:
+    states = (GroupState.ACKED, GroupState.COMMITTED)
+    return (
+        model.group_counts(),
+        model.ends(),
+        model.batches_in(*states),
+        model.batches_in(GroupState.LEASED),
+        model.batches_in(GroupState.DEAD),
+        model.delivered(),
+        model.retained_bytes(),
+        model.run.revision,
+        model.fair_share,
+    )
+
+
+def counts_in(stats: StoreStats) -> tuple[object, ...]:
+    return (
+        set(stats.group_counts),
+        {state: total for state, total in stats.totals.items() if total.groups},
+        stats.batches_acked,
+        stats.batches_open,
+        stats.batches_dead,
+        stats.delivered,
+        stats.retained_bytes,
+        stats.revision,
+        stats.fair_share,
+    )
+
+
+def too_old(group: GroupSummary, rule: StalenessRule) -> bool:
+    if rule.policy != "drop" or rule.max_staleness is None:
+        return False
+    version = group.arrived_version if group.version is None else group.version
+    return version is not None and rule.policy_version - version > rule.max_staleness
+
+
+def first_choice(
+    ordered: Sequence[GroupSummary], size: int, needs: Mapping[int, int]
+) -> tuple[int, ...]:
+    """Of all subsets that fill the batch and keep the minima, the one whose places in
+    ``ordered`` come first in the dictionary's sense. Looks at every subset."""
+    best: tuple[int, ...] | None = None
+    for count in range(1, len(ordered) + 1):
+        for places in combinations(range(len(ordered)), count):
+            if sum(ordered[i].n_seq for i in places) != size:
+                continue
+            if any(
+                sum(ordered[i].n_seq for i in places if ordered[i].env == env) < need
+                for env, need in needs.items()
+            ):
+                continue
+            best = places if best is None else min(best, places)
+            break  # combinations come in order: the first of its length is the best of it
+    return tuple(ordered[i].gid for i in best or ())
