@@ -10,7 +10,7 @@ a whole group is right, shorter is better.
 
 import random
 
-from atroposlib.envs.reward_fns.math_verify.answer import Verdict
+from atroposlib.envs.reward_fns.math_verify.checker import Correctness
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 from environments.common.length_penalties import ThresholdLengthPenaltyConfig, length_scores
@@ -80,8 +80,8 @@ class GSM8kEnv(SingleTurnEnv):
         ]
 
     async def judge(self, item, text):
-        verdict = await self.verifier.judge(text, item["answer"])
-        return {Verdict.CORRECT: 1.0, Verdict.WRONG: -1.0, None: None}[verdict]
+        verdict = await self.verifier.check(text, item["answer"])
+        return {Correctness.CORRECT: 1.0, Correctness.WRONG: -1.0, None: None}[verdict]
 
     def group_scores(self, rewards, lengths):
         return group_scores(rewards, lengths, self.config.max_token_length)

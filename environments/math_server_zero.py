@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import Field
 
 from atroposlib.envs.base import BaseEnvConfig
-from atroposlib.envs.reward_fns.math_verify.answer import Verdict
+from atroposlib.envs.reward_fns.math_verify.checker import Correctness
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
@@ -212,7 +212,7 @@ class MathZeroEnv(ItemsInOrder):
 
     async def verdict(self, text, gold):
         answer = answer_part(text)
-        return Verdict.WRONG if answer is None else await self.verifier.judge(answer, gold)
+        return Correctness.WRONG if answer is None else await self.verifier.check(answer, gold)
 
     async def collect_trajectories(self, item):
         temperature, length = self.config.temperature, self.length_now()
@@ -224,7 +224,7 @@ class MathZeroEnv(ItemsInOrder):
         )
         if rows is None:
             return None, []
-        right = [answer["verdict"] is Verdict.CORRECT for answer, _ in rows]
+        right = [answer["verdict"] is Correctness.CORRECT for answer, _ in rows]
         cut_off = [answer["finish_reason"] == "length" for answer, _ in rows]
         overrides = None
         if self.config.mask_too_long_completions:
@@ -252,7 +252,7 @@ class MathZeroEnv(ItemsInOrder):
             verdict = answer.pop("verdict")
             return {
                 **answer,
-                "exact": verdict is Verdict.CORRECT,
+                "exact": verdict is Correctness.CORRECT,
                 "judged": verdict is not None,
             }
 

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from atroposlib.testing import fake_shapes as shapes
 from atroposlib.testing.fake_shapes import (
     END,
-    Answer,
+    FakeResponse,
     Json,
     Sampled,
     decode,
@@ -189,7 +189,9 @@ class FakeInference:
 
     # --- answers ----------------------------------------------------------------------
 
-    def _answer(self, prompt: str | Sequence[int], params: Json, default: int = 16) -> Answer:
+    def _answer(
+        self, prompt: str | Sequence[int], params: Json, default: int = 16
+    ) -> FakeResponse:
         """``max_tokens`` and stop strings cut the replies short."""
         ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
         n = 1 if self.ignores_n else int(params.get("n") or 1)
@@ -197,7 +199,7 @@ class FakeInference:
         stop = params.get("stop") or []
         stops = [stop] if isinstance(stop, str) else stop
         abort_at = self.abort_next.popleft() if self.abort_next else None
-        return Answer(
+        return FakeResponse(
             prompt=ids,
             choices=[
                 _sampled(

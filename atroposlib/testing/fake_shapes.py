@@ -55,7 +55,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Answer:
+class FakeResponse:
     """What every shape is made of: the prompt and what was sampled after it."""
 
     prompt: list[int]
@@ -74,7 +74,7 @@ class Answer:
         }
 
 
-def spans(answer: Answer, one: Sampled) -> list[Json] | None:
+def spans(answer: FakeResponse, one: Sampled) -> list[Json] | None:
     if not answer.has_spans:
         return None
     return [{"version": one.version, "start": 0, "end": len(one.tokens)}]
@@ -90,7 +90,7 @@ def prompt_logprobs(ids: Sequence[int], k: int | None) -> list[Any] | None:
     ]
 
 
-def demo(answer: Answer, body: Json) -> Json:
+def demo(answer: FakeResponse, body: Json) -> Json:
     """POST /generate of vLLM's demo server and of ours."""
     choices = answer.choices
     reply: Json = {
@@ -109,7 +109,7 @@ def demo(answer: Answer, body: Json) -> Json:
     return reply
 
 
-def scale_out(answer: Answer, params: Json) -> Json:
+def scale_out(answer: FakeResponse, params: Json) -> Json:
     """POST /inference/v1/generate of vLLM."""
     return {
         "request_id": "fake",
@@ -127,7 +127,7 @@ def scale_out(answer: Answer, params: Json) -> Json:
     }
 
 
-def sglang(answer: Answer, body: Json) -> Any:
+def sglang(answer: FakeResponse, body: Json) -> Any:
     """POST /generate of SGLang: an object, or a list of them where n is above one."""
     outputs = []
     for one in answer.choices:
@@ -150,7 +150,7 @@ def sglang(answer: Answer, body: Json) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def trl(answer: Answer, body: Json, since_logprobs: bool) -> Json:
+def trl(answer: FakeResponse, body: Json, since_logprobs: bool) -> Json:
     """POST /generate/ of TRL; older ones return nothing but ``completion_ids``."""
     reply: Json = {"completion_ids": [one.tokens for one in answer.choices]}
     if since_logprobs:
@@ -163,7 +163,7 @@ def trl(answer: Answer, body: Json, since_logprobs: bool) -> Json:
     return reply
 
 
-def completions(answer: Answer, body: Json) -> Json:
+def completions(answer: FakeResponse, body: Json) -> Json:
     """POST /v1/completions, with vLLM's additions where they are asked for."""
     choices = []
     for i, one in enumerate(answer.choices):
@@ -177,7 +177,7 @@ def completions(answer: Answer, body: Json) -> Json:
     return _envelope("text_completion", answer, choices)
 
 
-def chat(answer: Answer) -> Json:
+def chat(answer: FakeResponse) -> Json:
     """POST /v1/chat/completions."""
     choices = [
         {
@@ -199,7 +199,7 @@ def _token_entries(tokens: Sequence[int]) -> Json:
     return {"content": entries}
 
 
-def _envelope(kind: str, answer: Answer, choices: list[Json]) -> Json:
+def _envelope(kind: str, answer: FakeResponse, choices: list[Json]) -> Json:
     return {
         "id": "fake",
         "object": kind,

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from atroposlib.envs.reward_fns.math_verify.answer import MathVerifier, NoVerdict, Verdict
+from atroposlib.envs.reward_fns.math_verify.checker import (
+    CheckFailed,
+    Correctness,
+    MathVerifier,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -23,15 +27,15 @@ class VerifierPool:
         for verifier in reversed(self._all):  # the first is taken first, and stays warm
             self._idle.put_nowait(verifier)
 
-    async def judge(self, text: str, gold: str) -> Verdict | None:
+    async def check(self, text: str, gold: str) -> Correctness | None:
         """Whether the boxed answer of ``text`` equals ``gold``.
 
         None: the check failed or took too long, which says nothing about the answer.
         """
         verifier = await self._idle.get()
         try:
-            return await verifier.judge(text, gold)
-        except NoVerdict as failure:
+            return await verifier.check(text, gold)
+        except CheckFailed as failure:
             logger.warning("%s", failure)
             return None
         finally:

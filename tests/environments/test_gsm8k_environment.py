@@ -91,12 +91,12 @@ async def test_right_answers_earn_one_and_wrong_ones_minus_one(data, monkeypatch
     with fake.running() as url:
         env = environment(url, data, include_messages=True)
         await env.setup()
-        original = env.verifier.judge
+        original = env.verifier.check
 
-        async def judge(text, gold):
+        async def check(text, gold):
             return await original(f"\\boxed{{{gold if '7' in text else 0}}}", gold)
 
-        env.verifier.judge = judge
+        env.verifier.check = check
         item = await env.get_next_item()
         group, _ = await env.collect_trajectories(item)
         await env.close()
@@ -147,10 +147,10 @@ async def test_an_answer_that_could_not_be_checked_is_never_scored(data, tmp_pat
         env = environment(url, data, data_dir_to_save_evals=str(tmp_path / "out"))
         await env.setup()
 
-        async def judge(text, gold):
+        async def check(text, gold):
             return None
 
-        env.verifier.judge = judge
+        env.verifier.check = check
         assert await env.collect_trajectories(await env.get_next_item()) == (None, [])
         await env.evaluate()
         await env.close()
@@ -162,7 +162,7 @@ async def test_an_answer_that_could_not_be_checked_is_never_scored(data, tmp_pat
 
 @pytest.mark.skipif(not REAL.is_file(), reason="no GSM8K file: GSM8K_TEST_JSONL names one")
 def test_every_real_answer_is_read_as_a_number():
-    from atroposlib.envs.reward_fns.math_verify.answer import as_number
+    from atroposlib.envs.reward_fns.math_verify.checker import as_number
 
     problems, _ = load_problems(str(REAL))
     assert len(problems) == 1319

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.envs.reward_fns.math_verify.answer import boxed_answer
+from atroposlib.envs.reward_fns.math_verify.checker import boxed_answer
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.testing.fake_inference import FakeInference
 from environments import math_server_zero as zero

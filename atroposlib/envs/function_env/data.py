@@ -24,7 +24,7 @@ from atroposlib.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
 HUB = "hub:"
-MOST_EVAL_ITEMS = 100_000  # an endless eval data set is a mistake, not a wait
+MAX_EVAL_ITEMS = 100_000  # an endless eval data set is a mistake, not a wait
 
 
 class TaskItem(TypedDict):
@@ -46,14 +46,14 @@ class Source(Protocol):
         """The task at ``place``; None: the data end before it."""
 
 
-LONGEST_NAME = 40  # characters of a task that still names itself in logs and files
+MAX_NAME_CHARS = 40  # characters of a task that still names itself in logs and files
 
 
 def task_id(task: Any) -> str:
     """The task's own ``id``, a short text itself, else a hash: the same in every run."""
     if isinstance(task, Mapping) and task.get("id") is not None:
         return str(task["id"])
-    if isinstance(task, str) and 0 < len(task) <= LONGEST_NAME:
+    if isinstance(task, str) and 0 < len(task) <= MAX_NAME_CHARS:
         return task
     text = json.dumps(plain(task), sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -185,9 +185,9 @@ def eval_rows(rows: Iterable[Any], most: int) -> list[Any]:
     """
     if most >= 0:
         return list(itertools.islice(rows, most))
-    found = list(itertools.islice(rows, MOST_EVAL_ITEMS + 1))
-    if len(found) > MOST_EVAL_ITEMS:
-        raise ConfigError(f"eval_dataset: over {MOST_EVAL_ITEMS} items; set --env.eval_items")
+    found = list(itertools.islice(rows, MAX_EVAL_ITEMS + 1))
+    if len(found) > MAX_EVAL_ITEMS:
+        raise ConfigError(f"eval_dataset: over {MAX_EVAL_ITEMS} items; set --env.eval_items")
     return found
 
 

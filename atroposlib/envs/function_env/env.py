@@ -13,10 +13,9 @@ from typing import Any
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.function_env.config import FunctionEnvConfig, config_class
 from atroposlib.envs.function_env.data import Cursor, TaskItem, prepare
-from atroposlib.envs.function_env.evaluating import draw_all, summary
+from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
-from atroposlib.envs.function_env.rollouts import TOOL_PARSER, Rollouts
-from atroposlib.envs.function_env.rows import Rollout, groups_of, metrics_of, scored_row
+from atroposlib.envs.function_env.rollouts import TOOL_PARSER, RolloutRunner, draw_all, summary
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import collect_group
 from atroposlib.errors import ConfigError
@@ -122,7 +121,7 @@ class FunctionEnv(BaseEnv):
         self.held_out: list[TaskItem] = []
         self._cursor: Cursor | None = None
         plan = self.definition.rewards.reweighted(self.config.reward_weights)
-        self.rollouts = Rollouts(self, self.config, self.definition.function, plan)
+        self.rollouts = RolloutRunner(self, self.config, self.definition.function, plan)
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]:

@@ -87,7 +87,7 @@ class RewardPlan:
                 )
         return RewardPlan({**self.weights, **weights}, self.functions)
 
-    async def judge(
+    async def score(
         self, env: str, item: str, task: Any, returned: Any, config: Any
     ) -> Reward:
         """The reward of what the rollout ``returned``.

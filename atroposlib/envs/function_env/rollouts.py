@@ -1,25 +1,31 @@
-"""One run of a function environment's function: its session, its reward, its rows.
+"""Rollouts of a function environment: session, function call, reward, rows; and evaluation.
 
-session on a server -> function(task, model) -> reward -> rows        training
-                                             -> reward -> a sample    evaluation
+session on a server -> function(task, model) -> reward -> rows                       training
+                                             -> reward -> EvalSample -> summary()    evaluation
+
+An evaluation takes the mean over the samples of a task, then over the tasks. Failed and unscored
+samples are counted separately and never as 0.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.data import TaskItem
-from atroposlib.envs.function_env.evaluating import Result, Sample
-from atroposlib.envs.function_env.model import Endpoint, Model, Reply
+from atroposlib.envs.function_env.recorder import Rollout, metrics_of
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
-from atroposlib.envs.function_env.rows import Rollout, metrics_of
-from atroposlib.envs.rollout.groups import Node, from_node
+from atroposlib.envs.function_env.rollout_model import Endpoint, Model, Reply
+from atroposlib.envs.rollout.groups import Node, from_node, mean_metrics
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.errors import ConfigError, boundary
+from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.utils.gathering import gather_bounded
 
 if TYPE_CHECKING:
     from atroposlib.generation.proxy.in_process import AgentSession, RunningProxy
@@ -27,7 +33,36 @@ if TYPE_CHECKING:
 TOOL_PARSER = "hermes"  # where neither flags nor YAML name one
 
 
-class Rollouts:
+class Result(str, Enum):
+    """How one sample of an evaluation ended."""
+
+    SCORED = "scored"
+    UNSCORED = "unscored"  # the function returned None
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class EvalSample:
+    """One rollout of a held-out task.
+
+    ``numbers`` are the named rewards and ``reward``; ``shown`` goes into samples.jsonl.
+    """
+
+    item: TaskItem
+    result: Result
+    numbers: dict[str, float] = field(default_factory=dict)
+    shown: dict[str, Any] = field(default_factory=dict)
+    error: AtroposError | None = None
+
+    def line(self) -> dict[str, Any]:
+        """One line of samples.jsonl."""
+        line = {"id": self.item["id"], "task": self.item["task"], "result": self.result.value}
+        if self.error is not None:
+            line["error"] = str(self.error)
+        return {**line, **self.shown, **self.numbers}
+
+
+class RolloutRunner:
     """Runs the function of one environment, any number of times at once."""
 
     def __init__(
@@ -73,7 +108,7 @@ class Rollouts:
             )
         return Rollout(rows, reward)
 
-    async def evaluate(self, item: TaskItem) -> Sample:
+    async def evaluate(self, item: TaskItem) -> EvalSample:
         """One rollout of a held-out item, within ``worker_timeout``.
 
         Raises:
@@ -85,7 +120,7 @@ class Rollouts:
                 self._evaluate(item), timeout_s if timeout_s > 0 else None
             )
 
-    async def _evaluate(self, item: TaskItem) -> Sample:
+    async def _evaluate(self, item: TaskItem) -> EvalSample:
         server = self._env.server
         async with AsyncExitStack() as stack:
             session: Any = server
@@ -98,13 +133,13 @@ class Rollouts:
             reward = await self._play(item, model)
         result = Result.UNSCORED if reward.score is None else Result.SCORED
         shown = shown_of(model.replies[-1]) if model.replies else {}
-        return Sample(item, result, metrics_of(reward), shown)
+        return EvalSample(item, result, metrics_of(reward), shown)
 
     async def _play(self, item: TaskItem, model: Model) -> Reward:
         env, name, task = self._env.label(), item["id"], item["task"]
         with boundary(env, name, "rollout"):
             returned = await call_user(self._function, task, model, config=self._config)
-        return await self._plan.judge(env, name, task, returned, self._config)
+        return await self._plan.score(env, name, task, returned, self._config)
 
     def _model(
         self, session: Any, split: str, stack: AsyncExitStack, endpoints: list[AgentSession]
@@ -157,3 +192,62 @@ def shown_of(reply: Reply) -> dict[str, Any]:
         "completion": str(reply),
         "finish_reason": reply.finish_reason,
     }
+
+
+# --- evaluation ---
+
+Draw = Callable[[TaskItem], Awaitable[EvalSample]]  # raises AtroposError when it fails
+
+
+async def draw_all(
+    items: Sequence[TaskItem], times: int, draw: Draw, *, at_once: int, tries: int
+) -> list[EvalSample]:
+    """``times`` samples of every item; what fails is tried again, ``tries`` times in all."""
+
+    async def one(item: TaskItem) -> EvalSample:
+        for left in reversed(range(tries)):
+            try:
+                return await draw(item)
+            except AtroposError as error:
+                if left == 0:
+                    return EvalSample(item, Result.FAILED, error=error)
+        raise AssertionError("unreachable: tries is at least 1")
+
+    drawn = [item for item in items for _ in range(times)]
+    return await gather_bounded(drawn, one, at_once)
+
+
+def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
+    """Metrics of an evaluation.
+
+    Example: {"exact": 0.5, "reward": 0.5, "items": 8, "samples": 8, "failed": 0,
+    "unscored": 0}. With several samples of a task, ``exact_best@4`` is the mean over tasks of
+    the best of four: pass@4 where the reward is 0 or 1.
+
+    Raises:
+        AtroposError: every sample failed; the error of the last one.
+    """
+    counts = Counter(sample.result for sample in samples)
+    failures = [sample.error for sample in samples if sample.error is not None]
+    if failures and len(failures) == len(samples):
+        raise failures[-1]
+    by_item: dict[str, list[dict[str, float]]] = {}
+    for sample in samples:
+        if sample.result is Result.SCORED:
+            by_item.setdefault(sample.item["id"], []).append(sample.numbers)
+    metrics = mean_metrics(mean_metrics(numbers) for numbers in by_item.values())
+    if times > 1:
+        best = mean_metrics(_best(numbers) for numbers in by_item.values())
+        metrics.update((f"{name}_best@{times}", value) for name, value in best.items())
+    return {
+        **metrics,
+        "items": len(by_item),
+        "samples": len(samples),
+        "failed": counts[Result.FAILED],
+        "unscored": counts[Result.UNSCORED],
+    }
+
+
+def _best(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = {name for one in numbers for name in one}
+    return {name: max(one[name] for one in numbers if name in one) for name in names}

@@ -13,8 +13,13 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from atroposlib.envs.reward_fns.math_verify.answer import after_thinking, as_number, boxed
-from atroposlib.envs.reward_fns.math_verify.process import NoVerdict, shared_process
+from atroposlib.envs.reward_fns.math_verify.checker import (
+    CheckFailed,
+    after_thinking,
+    as_number,
+    boxed,
+    shared_process,
+)
 from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction, reference_answers
 
@@ -59,9 +64,9 @@ class AccuracyReward(RewardFunction):
         """1.0, 0.0 or None for each; ``ground_truth`` is preferred to ``solution``."""
         golds = reference_answers(len(completions), ground_truth, solution)
         pairs = zip(map(self.get_content, completions), golds)
-        return [0.0 if gold is None else self._judge(text, gold) for text, gold in pairs]
+        return [0.0 if gold is None else self._score(text, gold) for text, gold in pairs]
 
-    def _judge(self, text: str, gold: str) -> float | None:
+    def _score(self, text: str, gold: str) -> float | None:
         if self.split_on_think_tag:
             text = after_thinking(text)
         boxes = text.count("\\boxed")
@@ -76,7 +81,7 @@ class AccuracyReward(RewardFunction):
             return 0.0
         try:
             equal = shared_process().equal(text, gold if "\\boxed" in gold else boxed(gold))
-        except NoVerdict as failure:
+        except CheckFailed as failure:
             logger.warning("no score: %s", failure)
             return None
         return float(equal)

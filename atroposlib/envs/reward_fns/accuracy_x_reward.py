@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atroposlib.envs.reward_fns.math_verify.answer import after_thinking
+from atroposlib.envs.reward_fns.math_verify.checker import after_thinking
 from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction, reference_answers
 

@@ -6,10 +6,10 @@ from decimal import Decimal
 
 import pytest
 
-from atroposlib.envs.reward_fns.math_verify.answer import (
+from atroposlib.envs.reward_fns.math_verify.checker import (
+    CheckFailed,
+    Correctness,
     MathVerifier,
-    NoVerdict,
-    Verdict,
     after_thinking,
     as_number,
     boxed_answer,
@@ -68,26 +68,26 @@ def test_plain_numbers_are_read_without_a_parser(text, number):
 @pytest.mark.parametrize(
     ("text", "gold", "verdict"),
     [
-        (r"\boxed{72}", "72", Verdict.CORRECT),
-        (r"\boxed{72.0}", "72", Verdict.CORRECT),
-        (r"\boxed{1,000}", "1000", Verdict.CORRECT),
-        (r"\boxed{71}", "72", Verdict.WRONG),
-        ("72", "72", Verdict.WRONG),
-        (r"<think>\boxed{72}</think> it is 72", "72", Verdict.WRONG),
-        (r"\boxed{" + "1" * 600 + "}", "72", Verdict.WRONG),
+        (r"\boxed{72}", "72", Correctness.CORRECT),
+        (r"\boxed{72.0}", "72", Correctness.CORRECT),
+        (r"\boxed{1,000}", "1000", Correctness.CORRECT),
+        (r"\boxed{71}", "72", Correctness.WRONG),
+        ("72", "72", Correctness.WRONG),
+        (r"<think>\boxed{72}</think> it is 72", "72", Correctness.WRONG),
+        (r"\boxed{" + "1" * 600 + "}", "72", Correctness.WRONG),
     ],
 )
 async def test_numbers_are_judged_without_another_process(verifier, text, gold, verdict):
-    assert await verifier.judge(text, gold) is verdict
+    assert await verifier.check(text, gold) is verdict
     assert not verifier.process.started
 
 
 async def test_expressions_are_judged_by_math_verify_also_after_a_hanging_one(verifier):
-    assert await verifier.judge(r"\boxed{\frac{144}{2}}", "72") is Verdict.CORRECT
-    assert await verifier.judge(r"\boxed{x+1}", "72") is Verdict.WRONG
-    assert await verifier.judge(r"\boxed{}{", "72") is Verdict.WRONG
+    assert await verifier.check(r"\boxed{\frac{144}{2}}", "72") is Correctness.CORRECT
+    assert await verifier.check(r"\boxed{x+1}", "72") is Correctness.WRONG
+    assert await verifier.check(r"\boxed{}{", "72") is Correctness.WRONG
     verifier.process.timeout_s = 0.5
-    with pytest.raises(NoVerdict, match="within 0.5 s"):
-        await verifier.judge("\\boxed{9^{9^{9}}}", "72")
+    with pytest.raises(CheckFailed, match="within 0.5 s"):
+        await verifier.check("\\boxed{9^{9^{9}}}", "72")
     verifier.process.timeout_s = 20.0
-    assert await verifier.judge(r"\boxed{2 \cdot 36}", "72") is Verdict.CORRECT
+    assert await verifier.check(r"\boxed{2 \cdot 36}", "72") is Correctness.CORRECT

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
-from atroposlib.envs.function_env.rows import Call, Recorder
+from atroposlib.envs.function_env.recorder import ModelCall, Recorder
 from atroposlib.envs.function_env.tools import Tool, answer, schema_of
 from atroposlib.errors import ConfigError, InferenceError
 
@@ -26,7 +26,7 @@ Message = Mapping[str, Any]
 Messages = Union[str, Sequence[Message]]  # text stands for one user message
 
 
-class Session(Protocol):
+class SamplingSession(Protocol):
     """A managed session, or servers that return text only: both have OpenAI's two calls."""
 
     async def chat_completion(self, **kwargs: Any) -> Any: ...
@@ -93,7 +93,7 @@ class Model:
 
     def __init__(
         self,
-        session: Session,
+        session: SamplingSession,
         *,
         split: str,
         temperature: float,
@@ -213,7 +213,7 @@ class Model:
         if nodes_for is None:
             return  # a server that returns text only, or a session that another process keeps
         (node,) = nodes_for(completion)
-        call = Call(float(params["temperature"]), messages)
+        call = ModelCall(float(params["temperature"]), messages)
         sampled = completion.usage.completion_tokens if completion.usage else None
         self.recorder.add(call, node, sampled)
 

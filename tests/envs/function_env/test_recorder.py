@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from atroposlib.envs.function_env.recorder import ModelCall, Recorder, Rollout, groups_of
 from atroposlib.envs.function_env.rewards import Reward
-from atroposlib.envs.function_env.rows import Call, Recorder, Rollout, groups_of
 from atroposlib.envs.rollout.filters import to_wire
 from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.wire import validate_group
@@ -32,7 +32,9 @@ def recorded(*calls, temperature=1.0):
     """The rows of calls that ended in this order, each (sequence, sampled tokens)."""
     recorder = Recorder()
     for sequence, sampled in calls:
-        recorder.add(Call(temperature, [{"role": "user", "content": "hi"}]), sequence, sampled)
+        recorder.add(
+            ModelCall(temperature, [{"role": "user", "content": "hi"}]), sequence, sampled
+        )
     return recorder.rows()
 
 

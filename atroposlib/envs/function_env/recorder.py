@@ -30,7 +30,7 @@ from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """What is known of one call to the model beside its tokens."""
 
     temperature: float
@@ -49,10 +49,10 @@ class Recorder:
     """Keeps what one rollout samples, in whatever order its calls end."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ModelCall] = []
         self._samples = SampleTree()
 
-    def add(self, call: Call, node: Node, sampled: int | None) -> None:
+    def add(self, call: ModelCall, node: Node, sampled: int | None) -> None:
         """``node`` as it was when the call ended; its last ``sampled`` tokens are new.
 
         None: the server does not say how many, so all that are trained up to the end are.

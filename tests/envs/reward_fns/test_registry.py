@@ -1,4 +1,4 @@
-"""Rewards by name, their weights, their metrics, and what happens when they fail."""
+"""Registry of rewards: names, configurations, plain functions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from atroposlib.envs.reward_fns import CombinedReward, RewardFunction, registry
+from atroposlib.envs.reward_fns import registry
 from atroposlib.envs.reward_fns.registry import (
     LegacyFunctionWrapper,
     RewardRegistry,
     UnknownReward,
 )
-from atroposlib.errors import ConfigError, RolloutError
+from atroposlib.errors import ConfigError
+from tests.envs.reward_fns.toy_rewards import Fixed, Length
 
 NAMES = {
     "accuracy": "AccuracyReward",
@@ -27,26 +28,6 @@ NAMES = {
     "cascading_r1_math": "LegacyFunctionWrapper",
     "chandas_meter": "ChandasMeterReward",
 }
-
-
-class Length(RewardFunction):
-    def compute(self, completions, **kwargs):
-        return [len(text) or None for text in completions]
-
-
-class Fixed(RewardFunction):
-    """Gives what it was made with, whatever was written."""
-
-    def compute(self, completions, **kwargs):
-        return self.config["scores"]
-
-
-class Log:
-    def __init__(self):
-        self.logged = []
-
-    def log(self, metrics):
-        self.logged.append(metrics)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,113 +121,3 @@ def test_what_a_configuration_needs_is_loaded_or_named_at_once():
     for config in ("nothing", ["nothing"], {"type": "nothing"}, nested):
         with pytest.raises(UnknownReward, match="nothing"):
             registry.load_required_functions(config)
-
-
-def test_scores_are_weighted_logged_and_none_stays_none():
-    log = Log()
-    reward = Length(weight=0.5)
-    reward.set_wandb_logger(log)
-    assert reward(["ab", "", "abcd"]) == [1.0, None, 2.0]
-    assert log.logged == [
-        {
-            "reward/length/mean_raw": 3.0,
-            "reward/length/mean_weighted": 1.5,
-            "reward/length/min": 2.0,
-            "reward/length/max": 4.0,
-        }
-    ]
-    assert reward([""]) == [None] and len(log.logged) == 1
-    assert Length(name="other").name == "other"
-    assert Length(anything=1).config == {"anything": 1}
-
-
-@pytest.mark.parametrize(
-    ("scores", "problem"),
-    [
-        ([1.0], "1 scores for 2"),
-        ([1.0, float("nan")], "nan"),
-        ([1.0, float("inf")], "inf"),
-        ([1.0, "x"], "ValueError"),
-        (None, "TypeError"),
-    ],
-)
-def test_a_reward_that_fails_raises_by_its_name_and_is_no_zero(scores, problem):
-    with pytest.raises(RolloutError, match=f"fixed: reward failed.*{problem}"):
-        Fixed(scores=scores)(["a", "b"])
-
-
-def test_the_base_cannot_be_made():
-    with pytest.raises(TypeError):
-        RewardFunction()
-
-
-ASSISTANT = {"role": "assistant", "content": "a"}
-
-
-@pytest.mark.parametrize(
-    ("completion", "text"),
-    [
-        ("a", "a"),
-        (ASSISTANT, "a"),
-        ({"message": ASSISTANT}, "a"),
-        ([{"role": "user", "content": "u"}, ASSISTANT, {**ASSISTANT, "content": "b"}], "a"),
-        ({"role": "user", "content": "u"}, ""),
-        ({"role": "assistant", "content": None}, ""),
-        ({"message": "a"}, ""),
-        ([], ""),
-        (None, ""),
-        (3, ""),
-    ],
-)
-def test_the_assistant_s_text_is_found_in_every_shape(completion, text):
-    assert RewardFunction.get_content(completion) == text
-
-
-PARTS = [Fixed(scores=[1.0, 0.0, 2.0], weight=2.0), Fixed(scores=[0.0, 1.0, 1.0], weight=3.0)]
-
-
-@pytest.mark.parametrize(
-    ("normalization", "scores"),
-    [
-        ("none", [2.0, 3.0, 7.0]),
-        ("sum", [2 / 5, 3 / 5, 7 / 5]),
-        ("minmax", [0.0, 0.2, 1.0]),
-    ],
-)
-def test_a_combination_is_the_weighted_sum(normalization, scores):
-    combined = CombinedReward(PARTS, normalization=normalization)
-    assert combined(["a", "b", "c"]) == pytest.approx(scores)
-    combined.weight = 10.0
-    assert combined(["a", "b", "c"]) == pytest.approx([10 * score for score in scores])
-
-
-def test_a_combination_without_all_its_parts_has_no_score():
-    parts = [Length(), Fixed(scores=[1.0, 1.0, 1.0])]
-    assert CombinedReward(parts)(["", "ab", "abc"]) == [None, 3.0, 4.0]
-    assert CombinedReward(parts, "minmax")(["", "ab", "abc"]) == [None, 0.0, 1.0]
-    assert CombinedReward(parts, "minmax")(["ab", "ab", "ab"]) == [0.0, 0.0, 0.0]
-
-
-def test_a_combination_is_made_from_names_and_logs_its_parts():
-    log = Log()
-    config = {
-        "type": "combined",
-        "params": {"rewards": ["format", {"type": "r1", "weight": 2.0}]},
-    }
-    combined = registry.create(config)
-    combined.set_wandb_logger(log)
-    assert combined(["<think>a</think>42"], solution="42") == [3.5]
-    assert [next(iter(metrics)).split("/")[1] for metrics in log.logged] == [
-        "formatreward",
-        "r1reward",
-        "combinedreward",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("parts", "normalization"),
-    [([], "none"), (["format"], "softmax"), ([Length(weight=0.0)], "sum")],
-)
-def test_a_combination_that_means_nothing_is_refused(parts, normalization):
-    with pytest.raises(ConfigError):
-        CombinedReward(parts, normalization)

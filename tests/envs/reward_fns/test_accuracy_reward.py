@@ -6,8 +6,7 @@ import pytest
 
 from atroposlib.envs.reward_fns import accuracy_reward
 from atroposlib.envs.reward_fns.accuracy_reward import AccuracyReward
-from atroposlib.envs.reward_fns.cascading_r1_math_reward import cascading_r1_math_reward
-from atroposlib.envs.reward_fns.math_verify.process import MathProcess, NoVerdict
+from atroposlib.envs.reward_fns.math_verify.checker import CheckFailed, MathProcess
 
 
 @pytest.fixture(autouse=True)
@@ -75,26 +74,6 @@ def test_an_answer_that_never_ends_has_no_score_and_harms_no_other(process, capl
     process.timeout_s = 30.0
     assert AccuracyReward()([r"\boxed{2 \cdot 36}"], solution="72") == [1.0]
     process.kill()  # what the system does when memory runs out
-    with pytest.raises(NoVerdict):
+    with pytest.raises(CheckFailed):
         process.equal("1", "1")
     assert process.equal(r"\boxed{1}", r"\boxed{1}")
-
-
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        (r"<think>a</think>\boxed{4}", 1.5),
-        (r"<think>1 < 2 and <b></think>\boxed{4} < 5", 1.5),
-        (r"\boxed{4}", 1.0),
-        (r"so <think>a</think>\boxed{4}", 1.0),
-        (r"<think>a</think><think>b</think>\boxed{4}", 1.0),
-        (r"<think>a</think>\boxed{5}", 0.0),
-    ],
-)
-def test_only_a_right_answer_earns_the_bonus_for_its_format(text, score):
-    assert cascading_r1_math_reward([text], solution="4") == [score]
-
-
-def test_no_score_stays_none_in_the_cascade(monkeypatch):
-    monkeypatch.setattr(AccuracyReward, "_judge", lambda self, text, gold: None)
-    assert cascading_r1_math_reward(["<think>a</think>b"], solution="4") == [None]

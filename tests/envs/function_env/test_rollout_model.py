@@ -13,7 +13,7 @@ from atroposlib.generation.proxy.in_process import serving_proxy
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sessions.remote import TOKEN_VARIABLE
 from atroposlib.testing.tiny import ASCII_ALPHABET
-from tests.envs.function_toys import made
+from tests.envs.function_env.function_toys import made
 
 TASK = {"id": "17*23", "a": 17, "b": 23}
 CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 17, "b": 23}}</tool_call>'

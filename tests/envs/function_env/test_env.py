@@ -14,7 +14,13 @@ from atroposlib.envs import BaseEnv, BaseEnvConfig, Reward, environment
 from atroposlib.envs.cli.merge import read_settings
 from atroposlib.envs.runtime.process import OnlyFailures
 from atroposlib.errors import AtroposError, ConfigError
-from tests.envs.function_toys import SUMS, groups_in, made, right_half_of_the_time, sums
+from tests.envs.function_env.function_toys import (
+    SUMS,
+    groups_in,
+    made,
+    right_half_of_the_time,
+    sums,
+)
 
 
 @pytest.fixture

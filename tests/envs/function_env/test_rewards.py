@@ -78,9 +78,9 @@ def short(task, answer, config):
 
 async def test_reward_functions_judge_the_answer_sync_or_async():
     plan = RewardPlan.of({exact: 1.0, short: 0.5})
-    reward = await plan.judge("env", "item", "7", "7", {"most": 4})
+    reward = await plan.score("env", "item", "7", "7", {"most": 4})
     assert reward == Reward(1.375, {"exact": 1.0, "short": 0.75})
-    assert (await plan.judge("env", "item", "7", None, {})).score is None
+    assert (await plan.score("env", "item", "7", None, {})).score is None
     assert plan.reweighted({"short": 0}).weights == {"exact": 1.0, "short": 0.0}
 
 
@@ -89,7 +89,7 @@ async def test_a_failing_reward_function_says_env_item_and_which_one():
         raise KeyError("gold")
 
     with pytest.raises(RolloutError, match="env: reward broken failed on item '3.4'.*gold"):
-        await RewardPlan.of([exact, broken]).judge("env", "3+4", "7", "7", {})
+        await RewardPlan.of([exact, broken]).score("env", "3+4", "7", "7", {})
 
 
 async def test_a_sync_function_runs_beside_the_event_loop():

@@ -1,0 +1,261 @@
+r"""Checks of mathematical answers: equal numbers, else math-verify in a child process.
+
+text -> after the last </think> -> last \boxed{...} -> equal number? -> math-verify
+
+math-verify computes what it reads, ``9^{9^{9}}`` included, and neither a thread nor a signal can
+interrupt it. It therefore runs in a process that is killed after a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+import sys
+import threading
+import weakref
+from contextlib import suppress
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from typing import IO, Any
+
+from atroposlib.errors import AtroposError, boundary
+
+WORKER = "atroposlib.envs.reward_fns.math_verify.checker"
+MAX_ANSWER_CHARS = 512  # a longer box holds a derivation, not an answer
+_NUMBER = re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
+_AROUND_NUMBER = re.compile(r"\\[$%!,; ]|[$%\s]|\\(?:text|mathrm|,)\{?\s*\}?|\.$")
+
+
+class Correctness(str, Enum):
+    """What the check of one answer came to; that it failed is :class:`CheckFailed`."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+
+
+class CheckFailed(AtroposError):
+    """The check itself failed or took too long; it says nothing about the answer."""
+
+
+# --- texts ---
+
+
+def after_thinking(text: str) -> str:
+    """What follows the last ``</think>``; all of it where there is none."""
+    return text.rpartition("</think>")[2]
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""The content of the last complete ``\boxed{...}``, braces balanced; None without one."""
+    start = text.rfind("\\boxed{")
+    while start != -1:
+        depth = 0
+        for i in range(start + len("\\boxed"), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[i], 0)
+            if depth == 0:
+                return text[start + len("\\boxed{") : i].strip()
+        start = text.rfind("\\boxed{", 0, start)
+    return None
+
+
+def boxed(answer: str) -> str:
+    """``answer`` in a box, as math-verify looks for it."""
+    return f"\\boxed{{{answer}}}"
+
+
+def as_number(text: str) -> Decimal | None:
+    """The number that ``text`` is, thousands commas, $ and % aside; None if it is more."""
+    bare = _AROUND_NUMBER.sub("", text.strip())
+    match = _NUMBER.fullmatch(bare)
+    if match is None or not any(c.isdigit() for c in bare):
+        return None
+    return Decimal(bare.replace(",", ""))
+
+
+# --- checks ---
+
+
+class MathVerifier:
+    """Judges answers; one process, started at the first answer that is not a plain number.
+
+    Args:
+        timeout_s: bound of one check, the start of the process apart.
+    """
+
+    def __init__(self, timeout_s: float = 10.0, start_timeout_s: float = 60.0) -> None:
+        self.process = MathProcess(timeout_s, start_timeout_s)
+        self._one_at_a_time = asyncio.Lock()
+
+    async def check(self, text: str, gold: str) -> Correctness:
+        """Whether the boxed answer of ``text`` equals ``gold``; no box is wrong.
+
+        Raises:
+            CheckFailed: the check failed or took longer than ``timeout_s``.
+        """
+        answer = boxed_answer(after_thinking(text))
+        if answer is None or len(answer) > MAX_ANSWER_CHARS:
+            return Correctness.WRONG
+        expected, number = as_number(gold), as_number(answer)
+        if expected is not None and number is not None:
+            return Correctness.CORRECT if expected == number else Correctness.WRONG
+        async with self._one_at_a_time:  # waiting here takes no thread
+            try:
+                equal = await asyncio.to_thread(self.process.equal, boxed(answer), boxed(gold))
+            except asyncio.CancelledError:
+                self.process.kill()  # the thread that waits for it ends too
+                raise
+        return Correctness.CORRECT if equal else Correctness.WRONG
+
+    async def close(self) -> None:
+        """End the process; the next answer starts a new one."""
+        self.process.close()
+
+
+class MathProcess:
+    """Compares answers, one at a time; the process starts at the first comparison.
+
+    Safe to call from several threads. It ends with :meth:`close`, with the last reference
+    to this object, or with the interpreter.
+
+    Args:
+        timeout_s: bound of one comparison, the start of the process apart.
+    """
+
+    def __init__(self, timeout_s: float = 10.0, start_timeout_s: float = 60.0) -> None:
+        self.timeout_s = timeout_s
+        self.start_timeout_s = start_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., MathProcess] | None = None
+        self._one_at_a_time = threading.Lock()
+
+    @property
+    def started(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None
+
+    def equal(self, text: str, gold: str) -> bool:
+        r"""Whether the answer in ``text`` equals that in ``gold``; both may be LaTeX.
+
+        Looked for are ``\boxed{...}`` and phrases such as "the final answer is $...$".
+
+        Raises:
+            CheckFailed: the comparison failed or took longer than ``timeout_s``.
+        """
+        with self._one_at_a_time:
+            process = self._process or self._start()
+            assert process.stdin is not None and process.stdout is not None  # both are pipes
+            question = json.dumps({"text": text, "gold": gold}).encode() + b"\n"
+            with suppress(OSError):  # a process that has ended: the empty reply says so
+                process.stdin.write(question)
+                process.stdin.flush()
+            line = self._read(process.stdout, self.timeout_s)
+        if not line:
+            raise CheckFailed(f"no verdict on {text[:80]!r} within {self.timeout_s:g} s")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise CheckFailed(f"math-verify failed on {text[:80]!r}: {reply['error']}")
+        return bool(reply["equal"])
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the environment, which closes this
+        )
+        self._process = process
+        self._end = weakref.finalize(self, _end, process)
+        assert process.stdout is not None
+        if not self._read(process.stdout, self.start_timeout_s):
+            raise CheckFailed("the checking process did not start; is math-verify installed?")
+        return process
+
+    def _read(self, lines: IO[bytes], timeout_s: float) -> bytes:
+        """The next line; empty, and the process gone, where none came in time."""
+        bound = threading.Timer(timeout_s, self.kill)
+        bound.start()
+        try:
+            line = lines.readline()
+        finally:
+            bound.cancel()
+        if line.endswith(b"\n"):
+            return line
+        self.close()
+        return b""
+
+    def kill(self) -> None:
+        """End a comparison that another thread waits for; that raises :class:`CheckFailed`."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def close(self) -> None:
+        """End the process; the next comparison starts a new one."""
+        self._process, end, self._end = None, self._end, None
+        if end is not None:
+            end()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):  # what was not sent yet has nobody to go to
+            if pipe is not None:
+                pipe.close()
+
+
+@lru_cache(maxsize=1)
+def shared_process() -> MathProcess:
+    """The one of this interpreter: math-verify takes some 100 MB, rewards come in numbers."""
+    return MathProcess()
+
+
+# --- the child process ---
+
+
+def equal(text: str, gold: str) -> bool:
+    """Whether math-verify finds both the same; its own timeouts are off, the caller kills.
+
+    A box comes first; beside it only an answer that is announced as one counts.
+    """
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    latex = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
+
+    def read(source: str, strict: bool) -> Any:
+        return parse(
+            source,
+            latex,
+            extraction_mode="first_match",
+            parsing_timeout=None,
+            raise_on_error=strict,
+        )
+
+    expected, given = read(gold, True), read(text, False)
+    return bool(verify(expected, given, timeout_seconds=None, raise_on_error=True))
+
+
+def main() -> None:
+    """Answer ``{"text", "gold"}`` with ``{"equal"}`` or ``{"error"}``."""
+    logging.disable(logging.WARNING)  # math-verify warns that its timeouts are off
+    import math_verify  # noqa: F401  (paid before the first check, whose time is bounded)
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            with boundary("math_answer", question["text"], "verify"):
+                reply = {"equal": equal(question["text"], question["gold"])}
+        except AtroposError as error:
+            print(json.dumps({"error": str(error)}), flush=True)
+        else:
+            print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Base class of rewards: weights, None, failures, content of completions."""
+
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.envs.reward_fns import RewardFunction
+from atroposlib.errors import RolloutError
+from tests.envs.reward_fns.toy_rewards import Fixed, Length, Log
+
+ASSISTANT = {"role": "assistant", "content": "a"}
+
+
+def test_scores_are_weighted_logged_and_none_stays_none():
+    log = Log()
+    reward = Length(weight=0.5)
+    reward.set_wandb_logger(log)
+    assert reward(["ab", "", "abcd"]) == [1.0, None, 2.0]
+    assert log.logged == [
+        {
+            "reward/length/mean_raw": 3.0,
+            "reward/length/mean_weighted": 1.5,
+            "reward/length/min": 2.0,
+            "reward/length/max": 4.0,
+        }
+    ]
+    assert reward([""]) == [None] and len(log.logged) == 1
+    assert Length(name="other").name == "other"
+    assert Length(anything=1).config == {"anything": 1}
+
+
+@pytest.mark.parametrize(
+    ("scores", "problem"),
+    [
+        ([1.0], "1 scores for 2"),
+        ([1.0, float("nan")], "nan"),
+        ([1.0, float("inf")], "inf"),
+        ([1.0, "x"], "ValueError"),
+        (None, "TypeError"),
+    ],
+)
+def test_a_reward_that_fails_raises_by_its_name_and_is_no_zero(scores, problem):
+    with pytest.raises(RolloutError, match=f"fixed: reward failed.*{problem}"):
+        Fixed(scores=scores)(["a", "b"])
+
+
+def test_the_base_cannot_be_made():
+    with pytest.raises(TypeError):
+        RewardFunction()
+
+
+@pytest.mark.parametrize(
+    ("completion", "text"),
+    [
+        ("a", "a"),
+        (ASSISTANT, "a"),
+        ({"message": ASSISTANT}, "a"),
+        ([{"role": "user", "content": "u"}, ASSISTANT, {**ASSISTANT, "content": "b"}], "a"),
+        ({"role": "user", "content": "u"}, ""),
+        ({"role": "assistant", "content": None}, ""),
+        ({"message": "a"}, ""),
+        ([], ""),
+        (None, ""),
+        (3, ""),
+    ],
+)
+def test_the_assistant_s_text_is_found_in_every_shape(completion, text):
+    assert RewardFunction.get_content(completion) == text
