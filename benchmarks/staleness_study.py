@@ -82,7 +82,7 @@ def recipe(options: argparse.Namespace) -> Recipe:
         steps=options.steps,
         groups_per_step=options.groups,
         learning_rate=options.lr,
-        epochs_per_batch=options.epochs,
+        ppo_epochs=options.epochs,
         entropy_coef=0.0,
         micro_batch=options.groups * COPY.group_size,
     )

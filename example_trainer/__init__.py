@@ -1,23 +1,20 @@
-"""A trainer that reads top to bottom; start at ``grpo.py``.
+"""A trainer whose one loop reads top to bottom in ``grpo.py``.
 
     grpo         the loop: batch, rows, advantages, steps, publish, check, ack, save, log
-    config       TrainingConfig out of ``settings/``; cli reads flags, files, overrides
-    session      waiting, stopping, registering; feed: the next batch, fetched ahead
-    data         scored groups -> rows, shifted once
-    prepare      rows -> advantages, reference and proximal logprobs, minibatches
-    advantages   rewards -> advantages, by group id; shaping before, gae after
-    packing      rows -> passes: packs end to end, a shared prefix once
-    model        the policy; scoring, attention and head: logprobs of packed rows
-    learn        passes -> loss sums -> one divisor -> step
+    config, cli  the original's import paths of settings/config and settings/args
+    settings/    options by section, their flags, YAML files and AReaL's names
+    state/       stop signal, schedules
+    data/        scored groups -> rows -> packs -> micro-batches
+    advantage/   rewards -> advantages per trained token; reference and proximal logprobs
     losses/      one file per loss
-    optim        optimizer, learning rate, clipped step; adapters: LoRA
-    parallel     ranks (FSDP2); gather, shards, together: what they do in common
-    weights/     how a new version reaches the inference servers
-    alignment    do the servers hold the weights the trainer holds? diagnosis: why not
-    recovery     going back after a crash; snapshots, saver, evaluator, frequency
-    metrics      one record per step, to a file, a table (live) and trackers/
+    distributed/ ranks, collectives, sharded tensors
+    model/       policy and value model: loading, attention, logprobs, adapter, FSDP2
+    update/      micro-batches -> loss sums -> one divisor -> clipped step
+    weights/     publish a new version to the inference servers, and verify it
+    checkpoint/  recovery after a crash, snapshots, exported models
+    run/         connections, prefetch, heartbeat, evaluation, metrics
     supervised/  sft, dpo and reward_model: training on files
-    launch/      the whole run as processes, here or on SLURM; run: trainer and one server
+    launch/      the whole run as processes, on this host or on SLURM
 
 Importing this package loads neither torch nor transformers.
 """

@@ -31,12 +31,11 @@ from example_trainer import losses
 from example_trainer.advantage.prepare import prepare
 from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.checkpoint.recovery import Recovery
-from example_trainer.data import rows as data
-from example_trainer.data.rows import Row
+from example_trainer.data.rows import Row, to_rows
 from example_trainer.distributed import ranks
-from example_trainer.distributed.ranks import World
-from example_trainer.model import critic as values
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
+from example_trainer.model.critic import load_value_model
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.run import connect
@@ -47,8 +46,8 @@ from example_trainer.run.metrics_log import Clock, MetricsLog, SilentLog, batch_
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.settings.args import parse_args
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state.stop import Stopped, StopSignal
-from example_trainer.update import optimizer as optim
+from example_trainer.state import Stopped, StopSignal
+from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
 from example_trainer.weights import Publisher, make_publisher, verify
 from example_trainer.weights.engines import InferenceServer
@@ -99,10 +98,10 @@ def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
 
 
 def _connect(
-    cfg: TrainingConfig, world: World, stop: StopSignal, stack: ExitStack
+    cfg: TrainingConfig, world: Ranks, stop: StopSignal, stack: ExitStack
 ) -> Connections:
     name = f"atropos-grpo {cfg.model_name}"
-    if not world.first:
+    if not world.is_rank0:
         waits = WaitReporter(stop, HeartbeatThread(lambda beat: None, name))
         return Connections(None, [], waits, stack.enter_context(MetricsLog.silent()))
     beats = stack.enter_context(
@@ -126,15 +125,17 @@ class TrainedModels:
     critic: Critic | None
 
 
-def _load(cfg: TrainingConfig, world: World) -> TrainedModels:
+def _load(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
     policy = loading.load(cfg, world)
-    reference = loading.load_reference(cfg, world) if cfg.kl_coef > 0 else None
+    reference = None
+    if cfg.kl_coef > 0:
+        reference = loading.load_reference(cfg, cfg.reference_model, world)
     critic = None
     if cfg.critic:
-        value_model = values.load(cfg, world=world)
+        value_model = load_value_model(cfg, cfg.critic_model, world)
         own = cfg.model_copy(update={"lr": cfg.critic_lr})
-        critic = Critic(value_model, optim.build(value_model, own))
-    return TrainedModels(policy, optim.build(policy, cfg), reference, critic)
+        critic = Critic(value_model, build_optimizer(value_model, own))
+    return TrainedModels(policy, build_optimizer(policy, cfg), reference, critic)
 
 
 def _resume(
@@ -161,7 +162,7 @@ def _resume(
     return state
 
 
-def _train(cfg: TrainingConfig, world: World, outside: Connections, stack: ExitStack) -> None:
+def _train(cfg: TrainingConfig, world: Ranks, outside: Connections, stack: ExitStack) -> None:
     client, waits, log = outside.client, outside.waits, outside.log
     clock, phase = Clock(), waits.phase
     torch.manual_seed(cfg.seed)
@@ -196,7 +197,7 @@ def _train(cfg: TrainingConfig, world: World, outside: Connections, stack: ExitS
         # Rows, advantages, steps. Baselines go by group id, never by place in the batch.
         phase("training")
         with clock.measure("prepare"):
-            batch = data.to_rows(
+            batch = to_rows(
                 claimed.batch or [], policy.max_tokens_per_row, needs_sampler=needs_sampler
             )
             prepared = prepare(

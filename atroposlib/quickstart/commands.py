@@ -107,11 +107,11 @@ def trainer(plan: QuickstartPlan) -> ProcessSpec:
         + ("--batch-size", str(recipe.micro_batch))
         + ("--gradient-accumulation-steps", str(passes))
         + ("--optimizer", "adamw", "--lr", str(recipe.learning_rate))
-        + ("--lr-decay-share", str(recipe.lr_decay_share))
+        + ("--lr-decay-ratio", str(recipe.lr_decay_ratio))
         + ("--adam-beta2", str(recipe.adam_beta2), "--weight-decay", "0.0")
         + ("--clip-eps", "0.2", "--clip-eps-high", str(recipe.clip_eps_high))
         + ("--entropy-coef", str(recipe.entropy_coef))
-        + ("--epochs-per-batch", str(recipe.epochs_per_batch))
+        + ("--ppo-epochs", str(recipe.ppo_epochs))
         + ("--save-path", str(plan.checkpoints), "--checkpoint-interval", "0")
         # A run of minutes is started anew after a crash: no time is spent on going back.
         + ("--recover-mode", "disabled")

@@ -41,11 +41,11 @@ class Recipe:
     group_size: int
     micro_batch: int  # sequences per forward pass of the trainer
     learning_rate: float
-    lr_decay_share: float  # last share of the steps, in which it falls to 0
+    lr_decay_ratio: float  # last share of the steps, in which it falls to 0
     adam_beta2: float
     clip_eps_high: float
     entropy_coef: float
-    epochs_per_batch: int  # clipped passes over one batch
+    ppo_epochs: int  # clipped passes over one batch
     seq_len: int  # tokens of prompt and completion together, at most
     steps_per_check: int  # between looks at the held-out problems
     checkpoint_bytes: int  # one saved model
@@ -64,11 +64,11 @@ SUMS = Recipe(
     group_size=16,
     micro_batch=16,
     learning_rate=2e-5,
-    lr_decay_share=0.4,
+    lr_decay_ratio=0.4,
     adam_beta2=0.999,
     clip_eps_high=0.28,
     entropy_coef=0.02,
-    epochs_per_batch=1,
+    ppo_epochs=1,
     seq_len=64,
     steps_per_check=10,
     checkpoint_bytes=int(0.66 * GIGABYTE),
@@ -82,11 +82,11 @@ COPY = Recipe(
     group_size=16,
     micro_batch=64,
     learning_rate=4e-3,
-    lr_decay_share=0.0,
+    lr_decay_ratio=0.0,
     adam_beta2=0.95,
     clip_eps_high=0.2,
     entropy_coef=0.03,
-    epochs_per_batch=4,
+    ppo_epochs=4,
     seq_len=32,
     steps_per_check=10,
     checkpoint_bytes=int(0.003 * GIGABYTE),

@@ -62,7 +62,7 @@ class Ours(Contestant):
                 init_from_scratch=True,
                 device=load.device,
                 seq_len=load.seq_len,
-                max_tokens_per_pass=load.budget,
+                max_tokens_per_microbatch=load.budget,
                 gradient_checkpointing=load.checkpointing,
                 packing=packing,
                 share_prefixes=share,

@@ -1,6 +1,6 @@
 """Rewards -> advantages. An estimator is one function here and one line in ESTIMATORS.
 
-With r the shaped rewards (see ``shaping``), over the rows of a group or of the batch:
+With r the shaped rewards (see ``rewards``), over the rows of a group or of the batch:
 
     grpo                   (r - group mean) / group std               arXiv 2402.03300
     dr_grpo                r - group mean                             arXiv 2503.20783
@@ -8,15 +8,28 @@ With r the shaped rewards (see ``shaping``), over the rows of a group or of the 
     lite_ppo               (r - group mean) / batch std of r          arXiv 2508.08221
     reinforce_pp           r, then normalised over the batch          arXiv 2501.03262
     reinforce_pp_baseline  r - group mean, then normalised over the batch
-    gae                    r, spread over tokens by ``gae``           arXiv 1506.02438
+    gae                    r, over tokens by gamma and lambda         arXiv 1506.02438
     raw                    r
 
-Groups are told apart by id alone, so a lost member never mixes two prompts. Deviations are
-those of the population, and at least 1e-8. A group of one has no others to compare with:
-its baseline is 0 and its deviation 1, in every estimator, so its reward stands as it is.
+Groups are identified by id alone, so a lost row never mixes two prompts. Deviations are
+those of the population, and at least 1e-8. A group of one row has the
+baseline 0 and the deviation 1 in every estimator: its advantage is its reward.
 
 "Normalised over the batch" is to mean 0 and deviation 1 with every trained token counting
 once; ``advantage_norm batch`` does it after any estimator.
+
+Then advantages per trained token, arXiv 1506.02438 eq. 16, in ``token_advantages``:
+
+    rho_t = reward of token t (a KL, say), plus the row's advantage at its last token
+    delta_t = rho_t + gamma V_t+1 - V_t          V after the last token is 0
+    A_t = delta_t + gamma lambda A_t+1
+    return_t = A_t + V_t                         target of the critic
+
+Only trained tokens are steps: discounts skip the text of a user or a tool between two
+turns. Gamma and lambda are those of ``advantage gae``; other estimators have 1 and 1, so
+every token gets the advantage of its row, plus the token rewards from there on.
+
+A row cut off at the token limit ends like any other row.
 """
 
 from __future__ import annotations
@@ -26,9 +39,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from example_trainer.advantage.rewards import listed, members, numbers, of_length, shaped
+from example_trainer.advantage.rewards import (
+    numbers,
+    of_length,
+    rows_by_group,
+    shape_rewards,
+    to_list,
+)
 from example_trainer.settings.advantage import AdvantageSettings
-from example_trainer.settings.partial import complete
 
 # Below this rewards are equal but for rounding; dividing by less would blow rounding
 # errors up to advantages.
@@ -63,27 +81,26 @@ def compute(
             in length.
         ConfigError: the estimator is unknown, or a setting lacks what it needs.
     """
-    settings = complete(cfg, AdvantageSettings)
+    settings = AdvantageSettings.of(cfg)
     if settings.advantage not in ESTIMATORS:
         known = ", ".join(sorted(ESTIMATORS))
         raise ConfigError(f"advantage {settings.advantage!r} is unknown; there are: {known}")
     rewards_R = numbers("rewards", rewards)
     count = len(rewards_R)
-    groups = members(of_length("group_ids", listed(group_ids), count))
+    groups = rows_by_group(of_length("group_ids", to_list(group_ids), count))
     lengths_R = None if lengths is None else numbers("lengths", lengths, count)
     reasons_R = finish_reasons
     if reasons_R is not None:
-        reasons_R = of_length("finish_reasons", listed(reasons_R), count)
-    rewards_R = shaped(rewards_R, settings, lengths_R, reasons_R)
+        reasons_R = of_length("finish_reasons", to_list(reasons_R), count)
+    rewards_R = shape_rewards(rewards_R, settings, lengths_R, reasons_R)
     advantages_R = ESTIMATORS[settings.advantage](rewards_R, groups)
     if normalise and normalises(settings):
         return _normalised(advantages_R, lengths_R or [1.0] * count)
     return advantages_R
 
 
-def normalises(cfg: object) -> bool:
-    """Whether advantages are normalised over the batch, which comes last of all."""
-    settings = complete(cfg, AdvantageSettings)
+def normalises(settings: AdvantageSettings) -> bool:
+    """Whether advantages are normalised over the batch, as the last step."""
     return settings.advantage_norm == "batch" or settings.advantage in (
         "reinforce_pp",
         "reinforce_pp_baseline",
@@ -107,10 +124,10 @@ def varied(rewards: Any, group_ids: Any) -> list[bool]:
         InvalidGroup: as ``compute``.
     """
     rewards_R = numbers("rewards", rewards)
-    ids_R = of_length("group_ids", listed(group_ids), len(rewards_R))
+    ids_R = of_length("group_ids", to_list(group_ids), len(rewards_R))
     vary = {
         group: len({rewards_R[row] for row in rows}) > 1
-        for group, rows in members(ids_R).items()
+        for group, rows in rows_by_group(ids_R).items()
     }
     return [vary[group] for group in ids_R]
 
@@ -196,3 +213,56 @@ def _moments(values_N: Sequence[float], weights_N: Sequence[float]) -> tuple[flo
 
 def _divisor(std: float) -> float:
     return max(std, STD_FLOOR)
+
+
+# --- per token ---------------------------------------------------------------------------
+
+
+def token_advantages(
+    advantages_R: Sequence[float],
+    lengths_R: Sequence[int],
+    settings: AdvantageSettings,
+    *,
+    token_rewards_R_T: Sequence[Sequence[float]] | None = None,
+    values_R_T: Sequence[Sequence[float]] | None = None,
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Advantages and returns of every trained token, both (R, T) ragged.
+
+    Args:
+        advantages_R: one per row, from ``compute``.
+        lengths_R: trained tokens of each row.
+        token_rewards_R_T: on top, per trained token.
+        values_R_T: of the critic before this batch; without one they are 0.
+
+    Raises:
+        ValueError: the lists differ in length.
+    """
+    gamma, lam = 1.0, 1.0
+    if settings.advantage == "gae":
+        gamma, lam = settings.gamma, settings.gae_lambda
+    advantages_R_T, returns_R_T = [], []
+    for i, (final, length) in enumerate(zip(advantages_R, lengths_R, strict=True)):
+        rewards_T = (
+            list(token_rewards_R_T[i]) if token_rewards_R_T is not None else [0.0] * length
+        )
+        values_T = values_R_T[i] if values_R_T is not None else [0.0] * length
+        if rewards_T:
+            rewards_T[-1] += final
+        advantages_T = _gae(rewards_T, values_T, gamma, lam)
+        if len(advantages_T) != length:
+            raise ValueError(f"row {i}: {len(advantages_T)} token rewards, {length} tokens")
+        advantages_R_T.append(advantages_T)
+        returns_R_T.append([a + v for a, v in zip(advantages_T, values_T)])
+    return advantages_R_T, returns_R_T
+
+
+def _gae(
+    rewards_T: Sequence[float], values_T: Sequence[float], gamma: float, lam: float
+) -> list[float]:
+    advantage, next_value = 0.0, 0.0
+    backwards = []
+    for reward, value in zip(reversed(rewards_T), reversed(values_T), strict=True):
+        advantage = reward + gamma * next_value - value + gamma * lam * advantage
+        next_value = value
+        backwards.append(advantage)
+    return backwards[::-1]

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from atroposlib.errors import ConfigError
-from example_trainer.advantage import estimators, gae
+from example_trainer.advantage import estimators
 from example_trainer.data.rows import Row, at_trained, without_stale_tokens
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.advantage import ObjectiveSettings
 
 if TYPE_CHECKING:
     from example_trainer.model.critic import ValueModel
@@ -47,7 +47,7 @@ class Prepared:
 
 def prepare(
     rows: Sequence[Row],
-    cfg: TrainingConfig,
+    settings: ObjectiveSettings,
     version: int,
     *,
     reference: Policy | None = None,
@@ -67,33 +67,33 @@ def prepare(
     scalars_R = estimators.compute(
         [row.reward for row in rows],
         [row.group for row in rows],
-        cfg,
+        settings,
         lengths=[len(row.trained) for row in rows],
         finish_reasons=[row.finish_reason for row in rows],
         normalise=False,  # of tokens, below, after a KL in the reward has joined
     )
     counts: Counter[str] = Counter()
-    kept = _in_loss(rows, scalars_R, cfg, version, counts)
+    kept = _in_loss(rows, scalars_R, settings, version, counts)
     prepared = Prepared([row for row, _ in kept], [], counts=counts)
     lengths_R = [len(row.trained) for row in prepared.rows]
 
     token_rewards_R_T = None
-    if cfg.kl_coef > 0:
+    if settings.kl_coef > 0:
         prepared.reference_R_T = reference_logprobs(prepared.rows, reference)
-        kl_R_T = _kl_to_reference(prepared, cfg)
-        if cfg.kl_in == "reward":
-            token_rewards_R_T = [[-cfg.kl_coef * kl for kl in kl_T] for kl_T in kl_R_T]
+        kl_R_T = _kl_to_reference(prepared, settings)
+        if settings.kl_in == "reward":
+            token_rewards_R_T = [[-settings.kl_coef * kl for kl in kl_T] for kl_T in kl_R_T]
     if critic is not None:
         prepared.values_R_T = critic.trained_values(prepared.rows)
-    prepared.advantages_R_T, returns_R_T = gae.token_advantages(
+    prepared.advantages_R_T, returns_R_T = estimators.token_advantages(
         [scalar for _, scalar in kept],
         lengths_R,
-        cfg,
+        settings,
         token_rewards_R_T=token_rewards_R_T,
         values_R_T=prepared.values_R_T,
     )
     prepared.returns_R_T = returns_R_T if critic is not None else None
-    if estimators.normalises(cfg):
+    if estimators.normalises(settings):
         prepared.advantages_R_T = estimators.normalise_tokens(prepared.advantages_R_T)
     prepared.advantages_R_T = [
         _of_environment(row, ours) for row, ours in zip(prepared.rows, prepared.advantages_R_T)
@@ -104,13 +104,13 @@ def prepare(
 def _in_loss(
     rows: Sequence[Row],
     scalars_R: Sequence[float],
-    cfg: TrainingConfig,
+    settings: ObjectiveSettings,
     version: int,
     counts: Counter[str],
 ) -> list[tuple[Row, float]]:
     """Rows that enter the loss with their advantage; why others do not is counted."""
     informative = [True] * len(rows)
-    if cfg.dynamic_filter:
+    if settings.dynamic_filter:
         informative = estimators.varied([r.reward for r in rows], [r.group for r in rows])
     kept = []
     for row, scalar, varies in zip(rows, scalars_R, informative):
@@ -118,17 +118,17 @@ def _in_loss(
             continue
         if not varies and row.own_advantages is None:
             counts["rows_filtered_equal"] += 1
-        elif cfg.mask_truncated and row.finish_reason == TRUNCATED:
+        elif settings.mask_truncated and row.finish_reason == TRUNCATED:
             counts["rows_filtered_truncated"] += 1
-        elif (fresh := _fresh(row, cfg, version, counts)).trained:
+        elif (fresh := _fresh(row, settings, version, counts)).trained:
             kept.append((fresh, scalar))
     return kept
 
 
-def _fresh(row: Row, cfg: TrainingConfig, version: int, counts: Counter[str]) -> Row:
-    if cfg.max_token_staleness is None:
+def _fresh(row: Row, settings: ObjectiveSettings, version: int, counts: Counter[str]) -> Row:
+    if settings.max_token_staleness is None:
         return row
-    fresh = without_stale_tokens(row, version, cfg.max_token_staleness)
+    fresh = without_stale_tokens(row, version, settings.max_token_staleness)
     counts["tokens_filtered_stale"] += len(row.trained) - len(fresh.trained)
     return fresh
 
@@ -148,7 +148,7 @@ def reference_logprobs(rows: Sequence[Row], reference: Policy | None) -> list[li
     ]
 
 
-def _kl_to_reference(prepared: Prepared, cfg: TrainingConfig) -> list[list[float]]:
+def _kl_to_reference(prepared: Prepared, settings: ObjectiveSettings) -> list[list[float]]:
     """KL(behaviour || reference) of each sampled token, (R, T); its sum goes to the metrics."""
     import torch
 
@@ -157,7 +157,7 @@ def _kl_to_reference(prepared: Prepared, cfg: TrainingConfig) -> list[list[float
     kl_R_T = []
     for row, reference_T in zip(prepared.rows, prepared.reference_R_T or []):
         sampled = torch.tensor(at_trained(row, row.behaviour_logprobs))
-        kl_T = kl.penalty(sampled, torch.tensor(reference_T), cfg.kl_estimator)
+        kl_T = kl.penalty(sampled, torch.tensor(reference_T), settings.kl_estimator)
         kl_R_T.append(kl_T.tolist())
     prepared.sums["kl_reference"] = sum(map(sum, kl_R_T))
     return kl_R_T

@@ -23,9 +23,9 @@ TRUNCATED = "length"
 LARGEST_REWARD = 1e100
 
 
-def shaped(
+def shape_rewards(
     rewards_R: Sequence[float],
-    cfg: AdvantageSettings,
+    settings: AdvantageSettings,
     lengths_R: Sequence[float] | None,
     finish_reasons_R: Sequence[str | None] | None,
 ) -> list[float]:
@@ -38,40 +38,42 @@ def shaped(
         ConfigError: an overlong penalty is asked for without what it is measured by.
         InvalidGroup: a reward is not finite after all that; names the row.
     """
-    if cfg.overlong_tokens:
+    if settings.overlong_tokens:
         rewards_R = [
             reward - penalty
             for reward, penalty in zip(
-                rewards_R, overlong_penalties(cfg, lengths_R, finish_reasons_R)
+                rewards_R, overlong_penalties(settings, lengths_R, finish_reasons_R)
             )
         ]
-    rewards_R = [(reward + cfg.reward_bias) * cfg.reward_scale for reward in rewards_R]
-    if (bound := cfg.reward_clip) is not None:
+    rewards_R = [
+        (reward + settings.reward_bias) * settings.reward_scale for reward in rewards_R
+    ]
+    if (bound := settings.reward_clip) is not None:
         rewards_R = [min(max(reward, -bound), bound) for reward in rewards_R]
     return numbers("rewards", rewards_R)
 
 
 def overlong_penalties(
-    cfg: AdvantageSettings,
+    settings: AdvantageSettings,
     lengths_R: Sequence[float] | None,
     finish_reasons_R: Sequence[str | None] | None,
 ) -> list[float]:
     """What each row loses for its length, 0 to ``overlong_penalty``."""
-    if cfg.max_new_tokens is None or lengths_R is None:
+    if settings.max_new_tokens is None or lengths_R is None:
         raise ConfigError(
             "overlong_tokens counts back from max_new_tokens in the length of each row; set"
             " max_new_tokens, and pass lengths"
         )
     reasons_R = finish_reasons_R or [None] * len(lengths_R)
-    free = cfg.max_new_tokens - cfg.overlong_tokens
+    free = settings.max_new_tokens - settings.overlong_tokens
     penalties = []
     for length, reason in zip(lengths_R, reasons_R):
-        share = 1.0 if reason == TRUNCATED else (length - free) / cfg.overlong_tokens
-        penalties.append(cfg.overlong_penalty * min(max(share, 0.0), 1.0))
+        share = 1.0 if reason == TRUNCATED else (length - free) / settings.overlong_tokens
+        penalties.append(settings.overlong_penalty * min(max(share, 0.0), 1.0))
     return penalties
 
 
-def listed(values: Any) -> list[Any]:
+def to_list(values: Any) -> list[Any]:
     """A list of Python values from a list, a tuple, an array or a tensor."""
     if hasattr(values, "tolist"):
         values = values.tolist()
@@ -80,13 +82,13 @@ def listed(values: Any) -> list[Any]:
 
 
 def numbers(field: str, values: Any, expected: int | None = None) -> list[float]:
-    """Finite floats from anything ``listed`` takes.
+    """Finite floats from anything ``to_list`` takes.
 
     Raises:
         InvalidGroup: one is not a finite number (names the row), or their number is not
             ``expected``.
     """
-    found = of_length(field, listed(values), expected)
+    found = of_length(field, to_list(values), expected)
     return [_number(field, row, value) for row, value in enumerate(found)]
 
 
@@ -96,7 +98,7 @@ def of_length(field: str, values: list[Any], expected: int | None) -> list[Any]:
     return values
 
 
-def members(group_ids_R: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+def rows_by_group(group_ids_R: Sequence[Hashable]) -> dict[Hashable, list[int]]:
     """Rows of each group, by id, wherever they stand in the batch."""
     rows: dict[Hashable, list[int]] = {}
     for row, group in enumerate(group_ids_R):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atroposlib.errors import CheckpointError
-from example_trainer.distributed.collectives import on_first
-from example_trainer.distributed.ranks import World
-from example_trainer.model import lora
+from example_trainer.distributed.collectives import run_on_rank0
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import adapter
 from example_trainer.model.model_dir import (
     TrainerState,
     numbered,
@@ -24,7 +24,7 @@ from example_trainer.model.model_dir import (
     write_state,
 )
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state.frequency import Frequency
+from example_trainer.state import Frequency
 
 if TYPE_CHECKING:
     from example_trainer.model.policy import Policy
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class ModelExporter:
     """All methods are collective."""
 
-    def __init__(self, cfg: TrainingConfig, world: World) -> None:
+    def __init__(self, cfg: TrainingConfig, world: Ranks) -> None:
         self._world = world
         self._directory = Path(cfg.save_path)
         self._keep = cfg.keep_saved
@@ -52,11 +52,11 @@ class ModelExporter:
         Raises:
             CheckpointError: the disk did not take it; earlier ones are whole.
         """
-        if not on_first(self._world, lambda: self.frequency.due(epoch_ended, time.time())):
+        if not run_on_rank0(self._world, lambda: self.frequency.due(epoch_ended, time.time())):
             return None
         directory = self._directory / f"{self._prefix}_{state.step}"
         self._save(policy, directory, state)
-        if self._world.first and self._keep is not None:
+        if self._world.is_rank0 and self._keep is not None:
             self._let_go(state, self._keep)
         return directory
 
@@ -69,7 +69,7 @@ class ModelExporter:
         directory = self._directory / ("final_adapter" if self._adapter else "final_model")
         self._save(policy, directory, state)
         if self._adapter:
-            on_first(self._world, lambda: self._save_tokenizer(policy))
+            run_on_rank0(self._world, lambda: self._save_tokenizer(policy))
         return directory
 
     def _save(self, policy: Policy, directory: Path, state: TrainerState) -> None:
@@ -101,15 +101,15 @@ def save_adapter(policy: Policy, directory: Path, state: TrainerState) -> None:
     Raises:
         CheckpointError: the disk did not take it; what was there before stays.
     """
-    if not policy.world.first:
-        lora.save(policy, directory)  # takes part in gathering, writes nothing
-        on_first(policy.world, lambda: None)
+    if not policy.world.is_rank0:
+        adapter.save(policy, directory)  # takes part in gathering, writes nothing
+        run_on_rank0(policy.world, lambda: None)
         return
 
     failed: list[CheckpointError] = []
     try:
         with whole_directory(directory, durable=True) as draft:
-            lora.save(policy, draft)
+            adapter.save(policy, draft)
             write_state(draft, state)
     except CheckpointError as error:
         failed.append(error)
@@ -118,4 +118,4 @@ def save_adapter(policy: Policy, directory: Path, state: TrainerState) -> None:
         for error in failed:
             raise error
 
-    on_first(policy.world, report)
+    run_on_rank0(policy.world, report)

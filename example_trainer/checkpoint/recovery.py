@@ -44,14 +44,14 @@ from atroposlib.errors import (
 )
 from example_trainer.checkpoint import snapshots
 from example_trainer.checkpoint.snapshots import STATE, Snapshot, Snapshots
-from example_trainer.distributed.collectives import from_all, on_first
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.collectives import gather_objects, run_on_rank0
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import state_dict
 from example_trainer.model.model_dir import TrainerState, read_state, tidy
 from example_trainer.run import connect
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state.frequency import Frequency
-from example_trainer.update import optimizer as optim
+from example_trainer.state import Frequency
+from example_trainer.update.optimizer import load_optimizer_state, optimizer_state
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ class Recovery:
     def __init__(
         self,
         cfg: TrainingConfig,
-        world: World,
+        world: Ranks,
         counters: Mapping[str, Frequency] | None = None,
     ) -> None:
         self._cfg, self._world = cfg, world
@@ -118,7 +118,7 @@ class Recovery:
             fires = self._frequency.due(epoch_ended, time.time())
             return fires or state.step >= self._cfg.training_steps
 
-        return on_first(self._world, decide)
+        return run_on_rank0(self._world, decide)
 
     def save(
         self,
@@ -138,10 +138,10 @@ class Recovery:
         documents: dict[str, Any] = {}
         for prefix, model, its_optimizer in _models(policy, optimizer, critic):
             tensors[f"{prefix}weights"] = _distinct(state_dict.trained_weights(model))
-            held, scalars = optim.state_tensors(its_optimizer, model)
+            held, scalars = optimizer_state(its_optimizer, model)
             tensors[f"{prefix}optimizer"] = held
             documents[f"{prefix}optimizer"] = scalars
-        documents["rng"] = from_all(self._world, snapshots.capture_rng())
+        documents["rng"] = gather_objects(self._world, snapshots.capture_rng())
         documents[STATE] = {
             "format": FORMAT,
             **asdict(state),
@@ -155,7 +155,7 @@ class Recovery:
             if batch_no := self._committed(state):
                 client.commit(batch_no)
 
-        on_first(self._world, write)
+        run_on_rank0(self._world, write)
 
     def _committed(self, state: TrainerState) -> int:
         """The last batch that everything one may fall back to holds; 0 for none."""
@@ -185,7 +185,7 @@ class Recovery:
             self._plan = self._look(client)
             return not self._plan.run_id and not self._plan.state.step
 
-        return on_first(self._world, look)
+        return run_on_rank0(self._world, look)
 
     def resume(
         self,
@@ -213,7 +213,7 @@ class Recovery:
             state, snapshot = self._resume(client, policy.max_tokens_per_row)
             return {"state": asdict(state), "snapshot": snapshot and str(snapshot.directory)}
 
-        joined = on_first(self._world, join)
+        joined = run_on_rank0(self._world, join)
         state = TrainerState(**joined["state"])
         if joined["snapshot"] is not None:
             snapshot = Snapshot(Path(joined["snapshot"]))
@@ -296,19 +296,19 @@ class Recovery:
         optimizer: torch.optim.Optimizer,
         critic: Critic | None,
     ) -> None:
-        first = self._world.first  # it reads, the others are told
+        first = self._world.is_rank0  # it reads, the others are told
 
         def documents() -> dict[str, Any]:
             names = [f"{prefix}optimizer" for prefix, _, _ in models]
             return {name: snapshot.document(name) for name in (*names, "rng", STATE)}
 
         models = _models(policy, optimizer, critic)
-        held = on_first(self._world, documents)
+        held = run_on_rank0(self._world, documents)
         for prefix, model, its_optimizer in models:
             weights = snapshot.tensors(f"{prefix}weights") if first else {}
             state_dict.load_full_weights(model, weights)
             moments = snapshot.tensors(f"{prefix}optimizer") if first else {}
-            optim.load_state(its_optimizer, model, moments, held[f"{prefix}optimizer"])
+            load_optimizer_state(its_optimizer, model, moments, held[f"{prefix}optimizer"])
         # More ranks than then: the new ones have no past to go on from.
         if self._world.rank < len(held["rng"]):
             snapshots.restore_rng(held["rng"][self._world.rank])

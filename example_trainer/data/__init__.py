@@ -1,1 +1,5 @@
-"""Scored groups to rows, and rows to packed micro-batches."""
+"""Scored groups to rows, packs and micro-batches."""
+
+from example_trainer.data.packing import pack_ffd
+
+__all__ = ["pack_ffd"]

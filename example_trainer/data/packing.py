@@ -1,6 +1,6 @@
-"""Rows -> packs -> passes. A pack holds every shared prefix of its rows once.
+"""Rows -> packs -> micro-batches. A pack holds every shared prefix of its rows once.
 
-A pass is one forward: packs end to end on one line, each with positions of its own and
+A micro-batch is one forward: packs end to end on one line, each with positions of its own and
 attention inside itself, so that no position is padding.
 
     packs   a0 a1 a2 a3 | b0 b1 b2 | c0 c1        one line of 9 tokens, (1, 9)
@@ -20,7 +20,7 @@ Causal attention gives a node the same hidden state as the last token of its pre
 plain row, so losses and gradients are those of plain rows, at the price of the distinct
 tokens. docs/decisions/0004-prefix-sharing.md says when this pays.
 
-Letters: P packs of a pass, L nodes of a pack, N (row, trained token) pairs, H distinct
+Letters: P packs of a micro-batch, L nodes of a pack, N (row, trained token) pairs, H distinct
 nodes that predict a trained token, B rows, T trained tokens of a row.
 """
 
@@ -155,7 +155,7 @@ def pack_ffd(
     if lengths and max(lengths) > capacity:
         raise ConfigError(
             f"a sequence of {max(lengths)} tokens does not fit the budget of {capacity} tokens"
-            " of a pass; raise max_tokens_per_pass or lower seq_len"
+            " of a micro-batch; raise max_tokens_per_microbatch or lower seq_len"
         )
     wanted = min_groups
     while True:
@@ -184,10 +184,10 @@ def _decreasing(lengths: Sequence[int], capacity: int, min_groups: int) -> list[
 
 
 @dataclass(frozen=True)
-class Pass:
+class MicroBatch:
     """Index lists of one forward pass; plain integers, no tensors.
 
-    A pass without packs computes one token for nothing, so that a rank without rows takes
+    A micro-batch without packs computes one token for nothing, so that a rank without rows takes
     part in what all ranks do together.
     """
 
@@ -206,7 +206,7 @@ class Pass:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(B, T) of the scored tokens; (1, 1), with nothing in it, of an empty pass."""
+        """(B, T) of the scored tokens; (1, 1), with nothing in it, of an empty micro-batch."""
         return max(1, len(self.row_ids)), max(self.columns, default=0) + 1
 
     @property
@@ -220,36 +220,38 @@ class Pass:
         return self.lines * self.width
 
 
-def padding_share(plan: Sequence[Pass]) -> float:
+def padding_share(microbatch: Sequence[MicroBatch]) -> float:
     """Share of the tokens that go through the model and belong to no row."""
-    computed = sum(one.computed for one in plan)
-    return 1.0 - sum(one.length for one in plan) / computed if computed else 0.0
+    computed = sum(one.computed for one in microbatch)
+    return 1.0 - sum(one.length for one in microbatch) / computed if computed else 0.0
 
 
-def plan_passes(
+def plan_microbatches(
     packs: Sequence[Pack],
     rows: Sequence[Row],
     max_tokens: int,
     *,
-    min_passes: int = 1,
+    min_microbatches: int = 1,
     divisor: int = 1,
     padded: bool = False,
-) -> list[Pass]:
+) -> list[MicroBatch]:
     """Passes of at most ``max_tokens``, the longest first; see pack_ffd for their number.
 
-    A pack that is longer than ``max_tokens`` is let through: no pass can do without it.
+    A pack that is longer than ``max_tokens`` is let through: no micro-batch can do without it.
 
     Args:
-        padded: a line per pack, as long as the longest of the pass, instead of one line.
+        padded: a line per pack, as long as the longest of the micro-batch, instead of one line.
     """
     lengths = [len(pack.tokens) for pack in packs]
     capacity = max([max_tokens, *lengths])
     if padded:
-        groups = _rectangles(lengths, capacity, min_passes, divisor)
+        groups = _rectangles(lengths, capacity, min_microbatches, divisor)
     else:
-        groups = pack_ffd(lengths, capacity, min_passes, divisor)
+        groups = pack_ffd(lengths, capacity, min_microbatches, divisor)
     groups.sort(key=lambda group: -sum(lengths[i] for i in group))
-    return [plan_pass([packs[i] for i in group], rows, padded=padded) for group in groups]
+    return [
+        plan_microbatch([packs[i] for i in group], rows, padded=padded) for group in groups
+    ]
 
 
 def _rectangles(
@@ -272,7 +274,9 @@ def _rectangles(
     return groups + [[] for _ in range(-len(groups) % divisor)]
 
 
-def plan_pass(packs: Sequence[Pack], rows: Sequence[Row], *, padded: bool = False) -> Pass:
+def plan_microbatch(
+    packs: Sequence[Pack], rows: Sequence[Row], *, padded: bool = False
+) -> MicroBatch:
     """Which node predicts which trained token of which row."""
     # Plain rows first and equal lengths together: attention takes them in one call.
     packs = sorted(packs, key=lambda pack: (pack.branches, len(pack.tokens)))
@@ -301,7 +305,7 @@ def plan_pass(packs: Sequence[Pack], rows: Sequence[Row], *, padded: bool = Fals
     columns_N = np.concatenate([none, *(np.arange(n) for n in counts)])[order]
     first_pair = np.searchsorted(nodes_N[order], nodes_H)
     targets = [rows[i].labels[j] for i in row_ids for j in rows[i].trained]
-    return Pass(
+    return MicroBatch(
         packs=packs,
         starts=starts,
         lines=lines,

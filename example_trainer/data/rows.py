@@ -59,7 +59,7 @@ class Row:
 
 
 @dataclass
-class Batch:
+class TrainingBatch:
     """The rows of one batch, and how many were left out or changed, by reason."""
 
     rows: list[Row]
@@ -69,7 +69,7 @@ class Batch:
 
 def to_rows(
     groups: Sequence[ScoredData], max_tokens: int, *, needs_sampler: bool = True
-) -> Batch:
+) -> TrainingBatch:
     """Rows of a claimed batch.
 
     Rows of a failed outcome disappear: their score is no statement about the policy. Rows
@@ -82,7 +82,7 @@ def to_rows(
     Raises:
         InvalidGroup: trained tokens came without the sampler's logprobs.
     """
-    batch = Batch([], env_metrics=mean_env_metrics(groups))
+    batch = TrainingBatch([], env_metrics=mean_env_metrics(groups))
     for number, group in enumerate(groups):
         for g in range(len(group.tokens)):
             outcome = group.outcomes[g] if group.outcomes else "ok"
@@ -218,7 +218,7 @@ def loss_weights(
     of the mean over a row's tokens. ``constant``: the sum over tokens over
     R x ``aggregation_length``, Dr. GRPO's (arXiv 2503.20783): a token counts the same in a
     short row and a long one, in a batch of long rows and one of short ones. None of them
-    knows how rows are split into passes.
+    knows how rows are split into micro-batches.
 
     Raises:
         ConfigError: the aggregation is unknown, or ``constant`` without its length.

@@ -1,8 +1,10 @@
-"""What one rank does for all of them.
+"""Collectives of the ranks: run on rank 0, gather objects, gather and set sharded tensors.
 
-Only the first rank talks to other processes and writes files. What it gets, and what goes
-wrong there, every rank must hear of: one that went on alone would wait for the others in
-its next collective operation.
+Only rank 0 calls other processes and writes files. Every rank gets its result or its error,
+because a rank that went on alone would wait for the others in its next collective operation.
+
+A sharded tensor is a DTensor: rank r of n holds the r-th of n chunks of its rows. With one
+rank every tensor is a plain one.
 """
 
 from __future__ import annotations
@@ -12,36 +14,38 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
 
 from atroposlib.errors import AtroposError
-from example_trainer.state.stop import Stopped
+from example_trainer.state import Stopped
 
 if TYPE_CHECKING:
-    from example_trainer.distributed.ranks import World
+    from example_trainer.distributed.ranks import Ranks
 
 T = TypeVar("T")
 
 
-def on_first(world: World, action: Callable[[], T]) -> T:
-    """What ``action`` returned on the first rank, on every rank. JSON values only.
+def run_on_rank0(world: Ranks, action: Callable[[], T]) -> T:
+    """Run ``action`` on rank 0 and return its result on every rank. JSON values only.
 
     Raises:
-        AtroposError, Stopped: what it raised there; the other ranks name the first one.
+        AtroposError, Stopped: raised by ``action``; on the other ranks with its message.
     """
     if world.size == 1:
         return action()
-    if world.first:
+    if world.is_rank0:
         return _share_outcome(world, action)
-    heard = world.share(None)
-    if heard["stopped"] is not None:
-        raise Stopped(heard["stopped"])
-    if heard["error"] is not None:
-        raise AtroposError(f"rank 0 gave up: {heard['error']}")
-    value: T = heard["value"]
+    outcome = world.share(None)
+    if outcome["stopped"] is not None:
+        raise Stopped(outcome["stopped"])
+    if outcome["error"] is not None:
+        raise AtroposError(f"rank 0 gave up: {outcome['error']}")
+    value: T = outcome["value"]
     return value
 
 
-def _share_outcome(world: World, action: Callable[[], T]) -> T:
+def _share_outcome(world: Ranks, action: Callable[[], T]) -> T:
     outcome: dict[str, Any] = {"value": None, "error": None, "stopped": None}
     try:
         value = action()
@@ -55,7 +59,7 @@ def _share_outcome(world: World, action: Callable[[], T]) -> T:
     return value
 
 
-def from_all(world: World, value: Any) -> list[Any]:
+def gather_objects(world: Ranks, value: Any) -> list[Any]:
     """The JSON values of all ranks, in their order, on every rank."""
     if world.size == 1:
         return [value]
@@ -69,3 +73,29 @@ def from_all(world: World, value: Any) -> list[Any]:
     return [
         msgspec.msgpack.decode(bytes(row[:size])) for row, size in zip(rows, sizes.tolist())
     ]
+
+
+# --- sharded tensors --------------------------------------------------------------------
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded. Collective."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor; the same memory."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def set_full_tensor(target: Tensor, value: Tensor) -> None:
+    """Copy this rank's part of the whole ``value`` into ``target``."""
+    if isinstance(target, DTensor):
+        (placement,) = target.placements
+        if isinstance(placement, Shard):
+            mesh = target.device_mesh
+            chunks = value.chunk(mesh.size(), placement.dim)
+            rank = mesh.get_local_rank()
+            # Fewer rows than ranks: the last ranks hold none.
+            value = chunks[rank] if rank < len(chunks) else value.narrow(placement.dim, 0, 0)
+    local_shard(target).copy_(value)

@@ -1,7 +1,7 @@
 """Several devices: who this process is, and values that all ranks know.
 
-Every rank runs the same loop on the whole batch's plan. A rank scores its share of the
-passes; FSDP2 gathers each layer's weights when its forward or backward needs them and sums
+Every rank runs the same loop on the whole batch's microbatch. A rank scores its share of the
+micro-batches; FSDP2 gathers each layer's weights when its forward or backward needs them and sums
 the gradients of all ranks into the shard each one keeps. Rank 0 alone speaks to the rest of
 the world (rollout API, servers, disk) and shares what it heard.
 
@@ -29,8 +29,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from atroposlib.errors import ConfigError, RankLost
 from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.model import ModelSettings
+from example_trainer.settings.run import OriginalSettings
 
-__all__ = ["RankLost", "World", "start"]
+__all__ = ["RankLost", "Ranks", "start"]
 
 # Every rank has loaded Python and torch by then, or will not come.
 START_TIMEOUT_S = 600.0
@@ -39,7 +41,7 @@ SLACK_S = 600.0
 
 
 @dataclass(frozen=True)
-class World:
+class Ranks:
     """The ranks of one trainer and the place of this process among them."""
 
     rank: int
@@ -47,11 +49,11 @@ class World:
     device: torch.device = torch.device("cpu")
 
     @staticmethod
-    def single(device: torch.device | str = "cpu") -> World:
-        return World(0, 1, torch.device(device))
+    def single(device: torch.device | str = "cpu") -> Ranks:
+        return Ranks(0, 1, torch.device(device))
 
     @property
-    def first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this process speaks to the world outside."""
         return self.rank == 0
 
@@ -78,19 +80,19 @@ class World:
         """
         if self.size == 1:
             return value
-        payload = bytearray(msgspec.msgpack.encode(value) if self.first else b"")
+        payload = bytearray(msgspec.msgpack.encode(value) if self.is_rank0 else b"")
         with self.waiting("a value of rank 0"):
             length = torch.tensor(len(payload))
             dist.broadcast(length, 0)
             content = torch.empty(int(length), dtype=torch.uint8)
-            if self.first:
+            if self.is_rank0:
                 content = torch.frombuffer(payload, dtype=torch.uint8)
             dist.broadcast(content, 0)
-        if self.first:
+        if self.is_rank0:
             return value
         return msgspec.msgpack.decode(content.numpy().tobytes(), type=kind)
 
-    def spread_(self, tensor: Tensor) -> Tensor:
+    def broadcast_(self, tensor: Tensor) -> Tensor:
         """Replace ``tensor`` by that of rank 0.
 
         Raises:
@@ -136,7 +138,7 @@ def _is_lost(error: RuntimeError) -> bool:
 
 
 @contextmanager
-def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[World]:
+def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks]:
     """Meet the other ranks; part from them at the end.
 
     Under torchrun its variables RANK, WORLD_SIZE and LOCAL_RANK count, else the settings
@@ -152,12 +154,12 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[World
     """
     rank, size, local_rank = _place(cfg)
     device = _device(cfg, size, local_rank)
-    world = World(rank, size, device)
+    world = Ranks(rank, size, device)
     if size == 1 and not cfg.cpu_offload:
         yield world
         return
     longest = max(cfg.batch_timeout_s, cfg.eval_timeout_s, cfg.publish_timeout_s)
-    _meet(cfg, world, timeout_s or longest + SLACK_S)
+    _meet(cfg.init_method, world, timeout_s or longest + SLACK_S)
     try:
         with world.waiting("the gradients and weights of a step"):
             yield world
@@ -169,26 +171,28 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[World
     dist.destroy_process_group()
 
 
-def _place(cfg: TrainingConfig) -> tuple[int, int, int]:
+def _place(settings: OriginalSettings) -> tuple[int, int, int]:
     """(rank, size, rank on this host)."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         return rank, size, int(os.environ.get("LOCAL_RANK", rank))
-    rank, size = cfg.trainer_rank, cfg.world_size
+    rank, size = settings.trainer_rank, settings.world_size
     if rank >= size:
         raise ConfigError(f"trainer_rank {rank} must be below world_size {size}")
     return rank, size, rank % max(1, torch.cuda.device_count())
 
 
-def _device(cfg: TrainingConfig, size: int, local_rank: int) -> torch.device:
+def _device(settings: ModelSettings, size: int, local_rank: int) -> torch.device:
     """The device of this rank; ``cuda`` without a number is the one of its local rank."""
     cuda = torch.cuda.is_available()
-    device = torch.device(("cuda" if cuda else "cpu") if cfg.device == "auto" else cfg.device)
-    if cfg.cpu_offload and device.type != "cuda":
+    device = torch.device(
+        ("cuda" if cuda else "cpu") if settings.device == "auto" else settings.device
+    )
+    if settings.cpu_offload and device.type != "cuda":
         raise ConfigError("cpu_offload empties a CUDA device; on cpu there is none to empty")
     if device.type != "cuda":
         return device
-    if device == torch.device("cuda") and (size > 1 or cfg.cpu_offload):
+    if device == torch.device("cuda") and (size > 1 or settings.cpu_offload):
         device = torch.device("cuda", local_rank)
     if (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
@@ -199,12 +203,12 @@ def _device(cfg: TrainingConfig, size: int, local_rank: int) -> torch.device:
     return device
 
 
-def _meet(cfg: TrainingConfig, world: World, timeout_s: float) -> None:
+def _meet(init_method: str, world: Ranks, timeout_s: float) -> None:
     if world.size == 1:
         store: Any = dist.HashStore()  # type: ignore[attr-defined]
     else:
         torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-        method = "env://" if torchrun else cfg.init_method
+        method = "env://" if torchrun else init_method
         if method == "env://" and "MASTER_ADDR" not in os.environ:
             raise ConfigError(
                 f"world_size {world.size} needs a place to meet: start with torchrun, or set"
@@ -223,7 +227,7 @@ def _meet(cfg: TrainingConfig, world: World, timeout_s: float) -> None:
         )
 
 
-def _arrived(method: str, world: World) -> Any:
+def _arrived(method: str, world: Ranks) -> Any:
     """The store where ranks meet, once all of them are there."""
     bound = timedelta(seconds=START_TIMEOUT_S)
     with world.waiting(f"all ranks at {method}"):

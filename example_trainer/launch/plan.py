@@ -26,13 +26,13 @@ from example_trainer.settings.args import validated
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import (
     Assignment,
-    Settings,
+    GivenSettings,
     did_you_mean,
     flatten,
+    load_yaml,
     read_file,
     translate,
 )
-from example_trainer.settings.yaml_text import load_yaml
 
 
 class _Section(BaseModel):
@@ -253,7 +253,7 @@ def _known() -> list[str]:
 
 def trainer_settings(
     plan: Plan, wiring: Mapping[str, Any] | None = None
-) -> tuple[Settings, TrainingConfig]:
+) -> tuple[GivenSettings, TrainingConfig]:
     """What the trainer will read, checked here so that a mistake costs no start.
 
     Raises:

@@ -1,21 +1,18 @@
-"""Losses by name. A loss is one function in one file and one line here.
+"""Losses by name. A loss is one function in one file and one line in ``FORMULAS``.
 
-A loss takes (B, T) tensors and returns ``(loss_sum, metrics)``:
+A file defines ``loss(batch: LossInputs, settings: LossSettings)``; ``get(name)`` returns it
+with the tensors as arguments of their own:
 
     loss(logprobs, proximal_logprobs, behaviour_logprobs, advantages, loss_mask, cfg)
 
-    logprobs             of the policy being trained; the only one with a gradient
-    proximal_logprobs    of the policy before the first step on this batch
-    behaviour_logprobs   of the policy that sampled, as it said itself
-    advantages           per token; (B, 1) will do
-    loss_mask            weight of each token, or a bool; 0 where not trained, and then the
-                         other tensors may hold anything there, NaN too
-    cfg                  TrainingConfig, or any object with the settings that matter
+All are (B, T) tensors, see ``tokens.LossInputs``; further fields of it are keyword arguments.
+``cfg`` is a TrainingConfig, or any object with some of its fields. Both return
+``(loss_sum, metrics)``.
 
-Row b is one sequence: losses that look at whole sequences (gspo, importance_level
-sequence) do so by row. A loss returns sums, never means: the loop divides by the count of
-the whole batch, so the gradient does not depend on how rows were split into forward
-passes. Metrics are sums over trained tokens as well, each token counting once.
+Row b is one sequence: losses over whole sequences (gspo, importance_level sequence) go by
+row. A loss returns sums, never means: the loop divides by the count of the whole batch, so
+the gradient does not depend on how rows were split into micro-batches. Metrics are sums
+over trained tokens as well, each token counting once.
 
 The same name means the same in every loss:
 
@@ -28,8 +25,8 @@ The same name means the same in every loss:
     importance_capped_ratio  tokens whose weight was truncated
     filtered_ratio           tokens left out of the gradient, by mask or by M2PO
 
-NaN in a trained token makes the loss NaN, and the gradient with it: such a step is skipped
-and counted, never taken on what is left.
+NaN in a trained token makes the loss and the gradient NaN. Such a step is skipped and
+counted.
 """
 
 from __future__ import annotations
@@ -49,14 +46,17 @@ from example_trainer.losses import (
     reinforce,
     sapo,
 )
+from example_trainer.losses.tokens import LossInputs
+from example_trainer.settings.loss import LossSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    Formula = Callable[[LossInputs, LossSettings], tuple[Tensor, dict[str, Tensor]]]
     Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-    BatchMask = Callable[[Any, Any, object], list[list[bool]]]
+    BatchMask = Callable[[Any, Any, LossSettings], list[list[bool]]]
 
-LOSSES: dict[str, Loss] = {
+FORMULAS: dict[str, Formula] = {
     "decoupled": decoupled.loss,
     "ppo": ppo.loss,
     "grpo": grpo.loss,
@@ -67,6 +67,26 @@ LOSSES: dict[str, Loss] = {
     "cross_entropy": cross_entropy.loss,
     "distillation": distillation.loss,
 }
+
+
+def _with_arguments(formula: Formula) -> Loss:
+    def loss(
+        logprobs: Tensor,  # (B, T)
+        proximal_logprobs: Tensor,  # (B, T)
+        behaviour_logprobs: Tensor,  # (B, T)
+        advantages: Tensor,  # (B, T) or (B, 1)
+        loss_mask: Tensor,  # (B, T)
+        cfg: object,
+        **more: Any,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        tensors = logprobs, proximal_logprobs, behaviour_logprobs, advantages, loss_mask
+        return formula(LossInputs(*tensors, **more), LossSettings.of(cfg))
+
+    loss.__doc__ = formula.__doc__
+    return loss
+
+
+LOSSES = {name: _with_arguments(formula) for name, formula in FORMULAS.items()}
 WITHOUT_SAMPLER = frozenset({"cross_entropy", "distillation"})
 WITHOUT_PROXIMAL = frozenset({"grpo", "gspo", "sapo", *WITHOUT_SAMPLER})
 BATCH_MASKS: dict[str, BatchMask] = {"m2po": m2po.batch_mask}
@@ -78,9 +98,20 @@ def get(name: str) -> Loss:
     Raises:
         ConfigError: there is none; lists those there are.
     """
-    if name not in LOSSES:
-        raise ConfigError(f"loss {name!r} is unknown; there are: {', '.join(sorted(LOSSES))}")
+    formula(name)
     return LOSSES[name]
+
+
+def formula(name: str) -> Formula:
+    """The same as a function of ``LossInputs`` and ``LossSettings``.
+
+    Raises:
+        ConfigError: there is none; lists those there are.
+    """
+    if name not in FORMULAS:
+        known = ", ".join(sorted(FORMULAS))
+        raise ConfigError(f"loss {name!r} is unknown; there are: {known}")
+    return FORMULAS[name]
 
 
 def needs_sampler(name: str) -> bool:
@@ -89,14 +120,14 @@ def needs_sampler(name: str) -> bool:
 
 
 def needs_proximal(name: str) -> bool:
-    """Whether the loss looks at the proximal policy at all; if not, any tensor will do."""
+    """Whether the loss uses the proximal logprobs; if not, any tensor will do."""
     return name not in WITHOUT_PROXIMAL
 
 
 def batch_mask(name: str) -> BatchMask | None:
-    """What such a loss must ask once per minibatch over all of its rows; None for most.
+    """Function that selects tokens over all rows of a minibatch; None for most losses.
 
     ``batch_mask(name)(proximal_R_T, behaviour_R_T, cfg) -> keep_R_T``, one entry per trained
-    token; the loss gets it back, laid out as its other tensors, as ``keep``.
+    token. The loss takes it, padded like its other tensors, as ``keep``.
     """
     return BATCH_MASKS.get(name)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from example_trainer.losses.tokens import Tokens
+from example_trainer.losses.tokens import TokenMask
 from example_trainer.settings.loss import LossSettings
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Clipped:
     by_clip: Tensor  # (B, T) bool: the clip removed the gradient
     by_dual: Tensor  # (B, T) bool: the dual clip did
 
-    def metrics(self, tokens: Tokens) -> dict[str, Tensor]:
+    def metrics(self, tokens: TokenMask) -> dict[str, Tensor]:
         return {
             "clip_ratio": tokens.total(self.by_clip),
             "dual_clip_ratio": tokens.total(self.by_dual),
@@ -41,12 +41,12 @@ class Clipped:
 
 
 def clip(
-    ratio: Tensor, advantages: Tensor, cfg: LossSettings, dual_clip: float | None = None
+    ratio: Tensor, advantages: Tensor, settings: LossSettings, dual_clip: float | None = None
 ) -> Clipped:
     """The clipped loss of every token, from (B, T) ratios and advantages."""
-    high = cfg.clip_eps if cfg.clip_eps_high is None else cfg.clip_eps_high
+    high = settings.clip_eps if settings.clip_eps_high is None else settings.clip_eps_high
     unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - cfg.clip_eps, 1 + high) * advantages
+    clipped = ratio.clamp(1 - settings.clip_eps, 1 + high) * advantages
     objective = torch.minimum(unclipped, clipped)
     by_dual = torch.zeros_like(objective, dtype=torch.bool)
     if dual_clip is not None:

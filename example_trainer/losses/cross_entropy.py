@@ -1,29 +1,24 @@
-"""Cross entropy: imitate every trained token, whatever it was worth.
+"""Cross entropy: every trained token, unweighted by advantage.
 
     L = -sum m log p                                                    m: weight of a token
 
-Advantages and the sampler are ignored, so rows need no logprobs.
+Advantages and the sampler's logprobs are not used, so rows need neither.
+``settings`` are not used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from example_trainer.losses.tokens import Tokens
+from example_trainer.losses.tokens import LossInputs
+from example_trainer.settings.loss import LossSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def loss(
-    logprobs: Tensor,  # (B, T)
-    proximal_logprobs: Tensor | None,  # not used
-    behaviour_logprobs: Tensor | None,  # not used
-    advantages: Tensor | None,  # not used
-    loss_mask: Tensor,  # (B, T)
-    cfg: object,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over tokens of -log p; ``nll`` is the same with every token counting once."""
-    tokens = Tokens.of(loss_mask)
-    nll = -tokens.only(logprobs)
+    tokens = batch.tokens
+    nll = -tokens.only(batch.logprobs)
     return tokens.loss_sum(nll), {"nll": tokens.total(nll)}

@@ -17,26 +17,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer.losses.tokens import Tokens, at_least_float32
+from example_trainer.losses.tokens import LossInputs, TokenMask, at_least_float32
 from example_trainer.settings.loss import LossSettings
-from example_trainer.settings.partial import complete
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def loss(
-    logprobs: Tensor,  # (B, T), not used
-    proximal_logprobs: Tensor | None,  # not used
-    behaviour_logprobs: Tensor | None,  # not used
-    advantages: Tensor | None,  # not used
-    loss_mask: Tensor,  # (B, T)
-    cfg: object,
-    *,
-    student_logprobs: Tensor | None = None,  # (B, T, K)
-    teacher_logprobs: Tensor | None = None,  # (B, T, K)
-    teacher_mask: Tensor | None = None,  # (B, T, K)
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """``distill_sum`` as a loss of its own; distill_coef is not used.
 
     Metrics: ``distill_kl``, KL(p_T || p_S) x tau^2 of the K entries, which falls to 0 as the
@@ -45,16 +33,18 @@ def loss(
     Raises:
         ConfigError: the batch came without a teacher; says where it comes from.
     """
-    if student_logprobs is None or teacher_logprobs is None:
+    student, teacher = batch.student_logprobs, batch.teacher_logprobs
+    if student is None or teacher is None:
         raise ConfigError(
             "loss distillation needs the teacher's tokens and logprobs with every group:"
             " distill_token_ids and distill_logprobs. Run an environment that sends them"
             " (TeacherDistillationEnv with a teacher server), or choose another loss"
         )
-    tau, tokens = _tau(cfg), Tokens.of(loss_mask)
-    share, log_share = teacher_shares(teacher_logprobs, loss_mask, teacher_mask, tau)
-    gap = share * (log_share - _where_shared(share, student_logprobs))
-    return distill_sum(student_logprobs, teacher_logprobs, loss_mask, teacher_mask, cfg), {
+    tau, tokens = settings.distill_temperature, batch.tokens
+    mask, candidates = batch.loss_mask, batch.teacher_mask
+    share, log_share = teacher_shares(teacher, mask, candidates, tau)
+    gap = share * (log_share - _where_shared(share, student))
+    return distill_sum(student, teacher, mask, candidates, tau), {
         "distill_kl": tokens.total(tau**2 * gap.sum(-1)),
         "distill_share": tokens.total((share != 0).any(-1)),
     }
@@ -65,13 +55,12 @@ def distill_sum(
     teacher_logprobs: Tensor,  # (B, T, K) as the teacher sent them; divided by tau here
     mask: Tensor,  # (B, T) weight of each token; 0 where not trained
     K_mask: Tensor | None,  # (B, T, K) which entries there are; None: all
-    cfg: object,
+    tau: float,
 ) -> Tensor:
     """Sum over tokens of the distillation loss; distill_coef is left to the caller."""
-    tau = _tau(cfg)
     share, _ = teacher_shares(teacher_logprobs, mask, K_mask, tau)
     student = _where_shared(share, student_logprobs)
-    return Tokens.of(mask).loss_sum(-(tau**2) * (share * student).sum(-1))
+    return TokenMask.of(mask).loss_sum(-(tau**2) * (share * student).sum(-1))
 
 
 @torch.no_grad()
@@ -92,7 +81,3 @@ def teacher_shares(
 def _where_shared(share: Tensor, student_logprobs: Tensor) -> Tensor:
     """The student's logprobs, 0 where the teacher gives nothing: there they may be -inf."""
     return torch.where(share != 0, at_least_float32(student_logprobs), 0.0)
-
-
-def _tau(cfg: object) -> float:
-    return complete(cfg, LossSettings).distill_temperature

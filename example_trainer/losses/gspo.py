@@ -16,32 +16,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from example_trainer.losses.clip import clip
-from example_trainer.losses.tokens import Tokens, bounded, ratio_metrics
+from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
 from example_trainer.settings.loss import LossSettings
-from example_trainer.settings.partial import complete
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def loss(
-    logprobs: Tensor,  # (B, T)
-    proximal_logprobs: Tensor,  # (B, T), not used
-    behaviour_logprobs: Tensor,  # (B, T)
-    advantages: Tensor,  # (B, T)
-    loss_mask: Tensor,  # (B, T)
-    cfg: object,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over tokens of their sequence's clipped objective, negated, and its metrics.
 
     ``ratio_mean`` is of s, every token counting; ``approx_kl`` is of single tokens, as in
     the other losses.
     """
-    settings, tokens = complete(cfg, LossSettings), Tokens.of(loss_mask)
-    log_ratio = tokens.only(logprobs) - tokens.only(behaviour_logprobs.detach())
+    tokens = batch.tokens
+    log_ratio = batch.log_ratio(batch.behaviour_logprobs)
     ratio = bounded(tokens.row_mean(log_ratio)).exp().expand_as(log_ratio)
     # (B, 1) advantages become (B, T) by the where in ``only``.
-    mean_advantage = tokens.row_mean(tokens.only(advantages)).expand_as(log_ratio)
+    mean_advantage = tokens.row_mean(tokens.only(batch.advantages)).expand_as(log_ratio)
     clipped = clip(ratio, mean_advantage, settings)
     metrics = {
         "clip_ratio": tokens.total(clipped.by_clip),

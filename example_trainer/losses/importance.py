@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from example_trainer.losses.tokens import Tokens, bounded, kl
+from example_trainer.losses.tokens import LossInputs, bounded, kl
 from example_trainer.settings.loss import LossSettings
 
 if TYPE_CHECKING:
@@ -28,28 +28,24 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def importance(
-    proximal_logprobs: Tensor,  # (B, T)
-    behaviour_logprobs: Tensor,  # (B, T)
-    tokens: Tokens,
-    cfg: LossSettings,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """(B, T) weights without a gradient, and token sums of what they are made of."""
-    log_w = tokens.only(proximal_logprobs) - tokens.only(behaviour_logprobs)
+def importance(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """(B, T) weights without a gradient, and token sums of their metrics."""
+    tokens = batch.tokens
+    log_w = tokens.only(batch.proximal_logprobs) - tokens.only(batch.behaviour_logprobs)
     drift = kl(bounded(log_w))
-    if cfg.importance_level == "sequence":
+    if settings.importance_level == "sequence":
         log_w = tokens.row_mean(log_w).expand_as(log_w)
     weight = bounded(log_w).exp()
     # Written so that a NaN is not beyond: masking would hide it.
-    beyond = (weight > cfg.importance_cap) | (weight < cfg.importance_floor)
+    beyond = (weight > settings.importance_cap) | (weight < settings.importance_floor)
     none = torch.zeros_like(beyond)
-    if cfg.importance_weight == "none":
+    if settings.importance_weight == "none":
         weight, beyond = torch.ones_like(weight), none
-    elif cfg.importance_weight == "mask":
+    elif settings.importance_weight == "mask":
         weight = torch.where(beyond, 0.0, weight)
     else:
-        weight = weight.clamp(cfg.importance_floor, cfg.importance_cap)
-    masks = cfg.importance_weight == "mask"
+        weight = weight.clamp(settings.importance_floor, settings.importance_cap)
+    masks = settings.importance_weight == "mask"
     return weight, {
         "importance_weight": tokens.total(weight),
         "importance_kl": tokens.total(drift),

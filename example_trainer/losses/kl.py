@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer.losses.tokens import Tokens, bounded, kl
+from example_trainer.losses.tokens import TokenMask, bounded, kl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ def penalty(
     Raises:
         ConfigError: there is no such estimator.
     """
-    tokens = Tokens.of(torch.ones_like(logprobs) if mask is None else mask)
+    tokens = TokenMask.of(torch.ones_like(logprobs) if mask is None else mask)
     d = tokens.only(logprobs) - tokens.only(ref_logprobs.detach())
     if estimator == "k1":
         return d

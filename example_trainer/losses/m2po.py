@@ -11,10 +11,10 @@ up. Among equal m2 the earlier token is left out first.
 
 Who is kept is a matter of the whole minibatch. ``batch_mask`` decides it over all rows, and
 ``loss`` takes the verdict as ``keep``, so that it does not depend on how rows are packed
-into passes. Without ``keep`` the rows at hand are taken for all there are.
+into micro-batches. Without ``keep`` the rows at hand are taken for all there are.
 
 The mask bounds what the sampler's age does, not what further steps on the batch do: one
-step per batch (minibatches 1, epochs_per_batch 1) is what the method is made for.
+step per batch (minibatches 1, ppo_epochs 1) is what the method is made for.
 """
 
 from __future__ import annotations
@@ -25,33 +25,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from example_trainer.losses.tokens import Tokens, bounded, kl, ratio_metrics
+from example_trainer.losses.tokens import LossInputs, bounded, kl, ratio_metrics
 from example_trainer.settings.loss import LossSettings
-from example_trainer.settings.partial import complete
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def loss(
-    logprobs: Tensor,  # (B, T)
-    proximal_logprobs: Tensor,  # (B, T)
-    behaviour_logprobs: Tensor,  # (B, T)
-    advantages: Tensor,  # (B, T)
-    loss_mask: Tensor,  # (B, T)
-    cfg: object,
-    *,
-    keep: Tensor | None = None,  # (B, T) verdict of batch_mask
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over kept tokens of the weighted policy gradient, and token sums of its metrics."""
-    settings, tokens = complete(cfg, LossSettings), Tokens.of(loss_mask)
-    behaviour = tokens.only(behaviour_logprobs.detach())
-    log_w = tokens.only(proximal_logprobs.detach()) - behaviour
+    tokens, keep = batch.tokens, batch.keep
+    behaviour = tokens.only(batch.behaviour_logprobs.detach())
+    log_w = tokens.only(batch.proximal_logprobs.detach()) - behaviour
     if keep is None:
         keep = torch.ones_like(tokens.trained)
         keep[tokens.trained] = kept(log_w[tokens.trained] ** 2, settings.m2_threshold)
-    log_ratio = bounded(tokens.only(logprobs) - behaviour)
-    objective = log_ratio.exp() * tokens.only(advantages)
+    log_ratio = bounded(tokens.only(batch.logprobs) - behaviour)
+    objective = log_ratio.exp() * tokens.only(batch.advantages)
     metrics = {
         **ratio_metrics(tokens, log_ratio),
         "importance_kl": tokens.total(kl(bounded(log_w))),
@@ -63,7 +53,7 @@ def loss(
 def batch_mask(
     proximal_R_T: Sequence[Sequence[float]],
     behaviour_R_T: Sequence[Sequence[float]],
-    cfg: object,
+    settings: LossSettings,
 ) -> list[list[bool]]:
     """For every trained token of all rows of a minibatch, whether it is kept."""
     lengths = [len(row) for row in proximal_R_T]
@@ -71,7 +61,7 @@ def batch_mask(
         torch.tensor([value for row in rows for value in row], dtype=torch.float64)
         for rows in (proximal_R_T, behaviour_R_T)
     )
-    kept_N = kept((proximal - behaviour) ** 2, complete(cfg, LossSettings).m2_threshold)
+    kept_N = kept((proximal - behaviour) ** 2, settings.m2_threshold)
     flags = iter(kept_N.tolist())
     return [list(islice(flags, length)) for length in lengths]
 

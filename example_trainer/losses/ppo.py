@@ -13,25 +13,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from example_trainer.losses.clip import clip
-from example_trainer.losses.tokens import Tokens, bounded, ratio_metrics
+from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
 from example_trainer.settings.loss import LossSettings
-from example_trainer.settings.partial import complete
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def loss(
-    logprobs: Tensor,  # (B, T)
-    proximal_logprobs: Tensor,  # (B, T)
-    behaviour_logprobs: Tensor,  # (B, T), not used
-    advantages: Tensor,  # (B, T)
-    loss_mask: Tensor,  # (B, T)
-    cfg: object,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over tokens of the clipped objective, negated, and token sums of its metrics."""
-    settings, tokens = complete(cfg, LossSettings), Tokens.of(loss_mask)
-    log_ratio = bounded(tokens.only(logprobs) - tokens.only(proximal_logprobs.detach()))
-    clipped = clip(log_ratio.exp(), tokens.only(advantages), settings, settings.dual_clip)
+    tokens = batch.tokens
+    log_ratio = bounded(batch.log_ratio(batch.proximal_logprobs))
+    advantages = tokens.only(batch.advantages)
+    clipped = clip(log_ratio.exp(), advantages, settings, settings.dual_clip)
     metrics = {**clipped.metrics(tokens), **ratio_metrics(tokens, log_ratio)}
     return tokens.loss_sum(clipped.loss), metrics

@@ -12,23 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from example_trainer.losses.importance import importance
-from example_trainer.losses.tokens import Tokens
+from example_trainer.losses.tokens import LossInputs
 from example_trainer.settings.loss import LossSettings
-from example_trainer.settings.partial import complete
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def loss(
-    logprobs: Tensor,  # (B, T)
-    proximal_logprobs: Tensor,  # (B, T)
-    behaviour_logprobs: Tensor,  # (B, T)
-    advantages: Tensor,  # (B, T)
-    loss_mask: Tensor,  # (B, T)
-    cfg: object,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over tokens of the weighted policy gradient, and token sums of the weights."""
-    settings, tokens = complete(cfg, LossSettings), Tokens.of(loss_mask)
-    weight, metrics = importance(proximal_logprobs, behaviour_logprobs, tokens, settings)
-    return tokens.loss_sum(-weight * tokens.only(advantages) * tokens.only(logprobs)), metrics
+    tokens = batch.tokens
+    weight, metrics = importance(batch, settings)
+    advantages, logprobs = tokens.only(batch.advantages), tokens.only(batch.logprobs)
+    return tokens.loss_sum(-weight * advantages * logprobs), metrics

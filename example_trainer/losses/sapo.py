@@ -14,26 +14,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from example_trainer.losses.tokens import Tokens, bounded, ratio_metrics
+from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
 from example_trainer.settings.loss import LossSettings
-from example_trainer.settings.partial import complete
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def loss(
-    logprobs: Tensor,  # (B, T)
-    proximal_logprobs: Tensor,  # (B, T), not used
-    behaviour_logprobs: Tensor,  # (B, T)
-    advantages: Tensor,  # (B, T)
-    loss_mask: Tensor,  # (B, T)
-    cfg: object,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over tokens of the gated objective, negated, and token sums of its metrics."""
-    settings, tokens = complete(cfg, LossSettings), Tokens.of(loss_mask)
-    log_ratio = bounded(tokens.only(logprobs) - tokens.only(behaviour_logprobs.detach()))
-    advantages = tokens.only(advantages)
+    tokens = batch.tokens
+    log_ratio = bounded(batch.log_ratio(batch.behaviour_logprobs))
+    advantages = tokens.only(batch.advantages)
     up, down = settings.sapo_tau_positive, settings.sapo_tau_negative
     tau = torch.where(advantages > 0, up, torch.full_like(log_ratio, down))
     gate = 4 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1))

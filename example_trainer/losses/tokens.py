@@ -1,8 +1,9 @@
-"""What every loss does first and last: leave out what is masked, sum what is trained."""
+"""Inputs of a loss, the mask of its trained tokens, and bounded log ratios."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,28 +11,28 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-# exp(20) = 5e8 is finite and squares without overflow in float32; beyond it a ratio tells
-# nothing but "far away".
+# exp(20) = 5e8 is finite and squares without overflow in float32. A larger ratio carries no
+# more information.
 MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Which entries of (B, T) tensors are trained, and with which weight."""
+class TokenMask:
+    """Which entries of (B, T) tensors are trained, and with which weight each."""
 
     trained: Tensor  # (B, T) bool
     weights: Tensor  # (B, T); 0 where not trained
 
     @classmethod
-    def of(cls, loss_mask: Tensor) -> Tokens:
-        # "!= 0" and not "> 0": a NaN weight counts as trained, so that it shows.
+    def of(cls, loss_mask: Tensor) -> TokenMask:
+        # "!= 0" and not "> 0": a NaN weight counts as trained and makes the loss NaN.
         return cls(loss_mask != 0, loss_mask)
 
     def only(self, values: Tensor) -> Tensor:
         """``values``, 0 where not trained, in float32 at least.
 
-        The values of other entries are replaced before anything is computed from them:
-        0 x NaN is NaN, in the value and in the gradient.
+        The values of other entries are replaced before anything is computed from them,
+        because 0 x NaN is NaN, in the value and in the gradient.
         """
         return torch.where(self.trained, at_least_float32(values), 0.0)
 
@@ -49,15 +50,43 @@ class Tokens:
         return values.sum(-1, keepdim=True) / self.trained.sum(-1, keepdim=True).clamp(min=1)
 
 
+@dataclass(frozen=True)
+class LossInputs:
+    """Tensors of one micro-batch. Only ``logprobs`` and ``student_logprobs`` have a gradient.
+
+    Masked entries may hold anything, NaN too. A loss reads the fields that its formula names.
+    """
+
+    logprobs: Tensor  # (B, T) of the policy being trained
+    proximal_logprobs: Tensor  # (B, T) of the policy before the first step on this batch
+    behaviour_logprobs: (
+        Tensor  # (B, T) of the policy that sampled, as the engine returned them
+    )
+    advantages: Tensor  # (B, T) or (B, 1)
+    loss_mask: Tensor  # (B, T) weight of each token, or bool; 0 where not trained
+    keep: Tensor | None = None  # (B, T) result of a batch mask; 0 leaves the token out
+    student_logprobs: Tensor | None = None  # (B, T, K) at the teacher's candidates
+    teacher_logprobs: Tensor | None = None  # (B, T, K)
+    teacher_mask: Tensor | None = None  # (B, T, K) which candidates there are; None: all
+
+    @cached_property
+    def tokens(self) -> TokenMask:
+        return TokenMask.of(self.loss_mask)
+
+    def log_ratio(self, centre_logprobs: Tensor) -> Tensor:
+        """(B, T) log p - log p_centre, not bounded, 0 where not trained."""
+        only = self.tokens.only
+        return only(self.logprobs) - only(centre_logprobs.detach())
+
+
 def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """Within MAX_LOG_RATIO of 0; no gradient beyond.
+    """``log_ratio`` limited to MAX_LOG_RATIO on both sides; no gradient beyond.
 
-    Tensor.clamp would do the same, and hide a NaN: it passes the value on and a gradient
-    of 0.
+    Unlike Tensor.clamp this keeps a NaN visible: clamp gives a NaN the gradient 0.
     """
     log_ratio = torch.where(log_ratio > MAX_LOG_RATIO, MAX_LOG_RATIO, log_ratio)
     return torch.where(log_ratio < -MAX_LOG_RATIO, -MAX_LOG_RATIO, log_ratio)
@@ -68,8 +97,8 @@ def kl(log_ratio: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
-def ratio_metrics(tokens: Tokens, log_ratio: Tensor) -> dict[str, Tensor]:
-    """Sums over trained tokens of the ratio and of the KL it tells, from (B, T)."""
+def ratio_metrics(tokens: TokenMask, log_ratio: Tensor) -> dict[str, Tensor]:
+    """Sums over trained tokens of the ratio and of the KL estimated from it, from (B, T)."""
     log_ratio = log_ratio.detach()
     return {
         "ratio_mean": tokens.total(log_ratio.exp()),

@@ -43,7 +43,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, "float | None"], Tensor]
 
 
 @dataclass(frozen=True)
-class Run:
+class Span:
     """Neighbouring packs of one length."""
 
     count: int  # n
@@ -55,24 +55,24 @@ class Run:
 class Layout:
     """Where the packs of a line lie; plain rows come first, equal lengths together."""
 
-    runs: list[Run]
+    spans: list[Span]
     bounds: Tensor  # (P + 1,) int32, where each plain row begins, and the end of the last
     longest: int  # tokens of the longest plain row
     plain: int  # tokens of all plain rows
 
 
 def layout_of(packs: Sequence[Pack], device: torch.device) -> Layout:
-    """The layout of a line of packs, in the order of packing.plan_pass."""
+    """The layout of a line of packs, in the order of packing.plan_microbatch."""
     lengths = [len(pack.tokens) for pack in packs if not pack.branches] or [1] * (not packs)
-    runs = [Run(len(list(same)), length, None) for length, same in groupby(lengths)]
-    runs += [
-        Run(1, len(pack.tokens), ancestor_mask(pack).to(device))
+    spans = [Span(len(list(same)), length, None) for length, same in groupby(lengths)]
+    spans += [
+        Span(1, len(pack.tokens), ancestor_mask(pack).to(device))
         for pack in packs
         if pack.branches
     ]
     bounds = list(accumulate(lengths, initial=0))
     return Layout(
-        runs,
+        spans,
         torch.tensor(bounds, dtype=torch.int32, device=device),
         max(lengths, default=0),
         bounds[-1],
@@ -119,25 +119,25 @@ def packed_rows(
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
     kernel = varlen_kernel(q.device, dtype, q.shape[-1]) if packed.plain else None
     if kernel is None:
-        return _by_run(q, k, v, packed.runs, scaling)[None], None
+        return _by_span(q, k, v, packed.spans, scaling)[None], None
     sizes = [packed.plain, len(q) - packed.plain]
     (q, q_rest), (k, k_rest), (v, v_rest) = (torch.split(x, sizes) for x in (q, k, v))
     attended = kernel(q, k, v, packed.bounds, packed.longest, scaling)
     if len(q_rest):
-        masked = [run for run in packed.runs if run.mask is not None]
-        rest = _by_run(q_rest, k_rest, v_rest, masked, scaling)
+        masked = [run for run in packed.spans if run.mask is not None]
+        rest = _by_span(q_rest, k_rest, v_rest, masked, scaling)
         attended = torch.cat([attended, rest])
     return attended[None], None
 
 
-def _by_run(
-    q: Tensor, k: Tensor, v: Tensor, runs: Sequence[Run], scale: float | None
+def _by_span(
+    q: Tensor, k: Tensor, v: Tensor, spans: Sequence[Span], scale: float | None
 ) -> Tensor:
     """(S, Hq, d), one sdpa call per run."""
     # One split: slices would each fill a gradient of the whole line with zeros.
-    sizes = [run.count * run.length for run in runs]
+    sizes = [run.count * run.length for run in spans]
     outputs = []
-    for run, *parts in zip(runs, *(torch.split(x, sizes) for x in (q, k, v))):
+    for run, *parts in zip(spans, *(torch.split(x, sizes) for x in (q, k, v))):
         heads = [x.unflatten(0, (run.count, run.length)).transpose(1, 2) for x in parts]
         if q.is_cuda and run.mask is not None and q.shape[1] != k.shape[1]:
             # The CUDA kernels that take a mask want as many key heads as query heads.
@@ -239,7 +239,7 @@ def _agrees(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_dim: 
     bounds = torch.tensor([0, 3, 6, 11], dtype=torch.int32, device=device)
     with torch.enable_grad():
         found = kernel(q, k, v, bounds, max(lengths), None)
-        expected = _by_run(q, k, v, [Run(2, 3, None), Run(1, 5, None)], None)
+        expected = _by_span(q, k, v, [Span(2, 3, None), Span(1, 5, None)], None)
         pairs = [(found, expected)]
         pairs += zip(
             torch.autograd.grad(found.square().sum(), (q, k, v)),

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
-from example_trainer.data.packing import Pass
+from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.losses.tokens import TokenMask
 from example_trainer.model import fsdp, loading
 from example_trainer.model.policy import PackedModel
 from example_trainer.model.scoring import (
@@ -31,7 +32,8 @@ from example_trainer.model.scoring import (
     scored_mask,
     value_head,
 )
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.batch import LoadSettings
+from example_trainer.settings.model import ModelSettings
 
 
 @dataclass
@@ -40,14 +42,14 @@ class ValueModel(PackedModel):
 
     module: ValueModule
 
-    def score(self, plan: Pass) -> tuple[Tensor, Tensor]:
-        """Values of the trained tokens of one pass and their mask, both (B, T)."""
-        inputs = inputs_of(plan, self.device, padded=self.padded)
-        values = scattered(plan, self.module(inputs), self.device)
-        return values, scored_mask(plan, self.device)
+    def score(self, microbatch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Values of the trained tokens of one micro-batch and their mask, both (B, T)."""
+        inputs = inputs_of(microbatch, self.device, padded=self.padded)
+        values = scattered(microbatch, self.module(inputs), self.device)
+        return values, scored_mask(microbatch, self.device)
 
-    def _numbers(self, plan: Pass) -> Tensor:
-        return self.score(plan)[0]
+    def _numbers(self, microbatch: MicroBatch) -> Tensor:
+        return self.score(microbatch)[0]
 
     def trained_values(self, rows: Sequence[Row]) -> list[list[float]]:
         """Value at every trained token, without a gradient; every rank calls it."""
@@ -70,10 +72,10 @@ def scored_row(tokens: list[int], group: str, reward: float = 0.0) -> Row:
     )
 
 
-def load(
-    cfg: TrainingConfig, name: str | None = None, world: World | None = None
+def load_value_model(
+    settings: LoadSettings, name: str | None = None, world: Ranks | None = None
 ) -> ValueModel:
-    """Load ``name`` (default: ``critic_model``, else ``model_name``) as a value model.
+    """Load ``name`` (default: ``model_name``) as a value model.
 
     A model that brings a head for one label keeps it. All of its weights are trained.
 
@@ -84,29 +86,30 @@ def load(
     Raises:
         ConfigError: it cannot be loaded, or its kind has no token classification form.
     """
-    name = name or cfg.critic_model or cfg.model_name
-    model = loading.prepared(_token_classifier(cfg, name), cfg)
-    loading.checkpoint_activations(model, cfg)
+    name = name or settings.model_name
+    model = _token_classifier(settings, name).to(torch.device(settings.device))
+    model = loading.without_dropout(model)
+    loading.checkpoint_activations(model, settings)
     values = ValueModel(
-        ValueModule(model, loading.compute_dtype(cfg)),
+        ValueModule(model, loading.compute_dtype(settings)),
         loading.tokenizer(name),
-        torch.device(cfg.device),
-        cfg.pass_budget,
-        max_tokens_per_row=min(cfg.seq_len, loading.model_positions(model)),
+        torch.device(settings.device),
+        settings.microbatch_tokens,
+        max_tokens_per_row=min(settings.seq_len, loading.model_positions(model)),
         attention_crossover=loading.attention_crossover(model),
     )
-    loading.choose_packing(values, cfg)
+    loading.choose_packing(values, settings)
     if world is not None:
-        fsdp.shard(values, cfg, world)
+        fsdp.shard(values, settings, world)
     return values
 
 
-def _token_classifier(cfg: TrainingConfig, name: str) -> Any:
+def _token_classifier(settings: ModelSettings, name: str) -> Any:
     from transformers import AutoConfig, AutoModelForTokenClassification
 
-    if cfg.init_from_scratch:
+    if settings.init_from_scratch:
         config = loading.loaded(name, lambda: AutoConfig.from_pretrained(name, num_labels=1))
-        model = loading.from_scratch(AutoModelForTokenClassification, config, cfg.seed)
+        model = loading.from_scratch(AutoModelForTokenClassification, config, settings.seed)
         brought = False
     else:
         model, told = loading.loaded(
@@ -122,3 +125,33 @@ def _token_classifier(cfg: TrainingConfig, name: str) -> Any:
         for parameter in head.parameters():
             torch.nn.init.zeros_(parameter)
     return model
+
+
+def value_loss(
+    values: Tensor,  # (B, T) of the critic being trained
+    old_values: Tensor,  # (B, T) of the critic before the first step on this batch
+    returns: Tensor,  # (B, T) of estimators.token_advantages
+    mask: Tensor,  # (B, T) weight of each token; 0 where not trained
+    clip_eps: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum over tokens of the clipped squared error of PPO's critic, and its token sums.
+
+        L = 1/2 sum m max((v - R)^2, (v_old + clip(v - v_old, -eps, eps) - R)^2)
+
+    A value moves at most ``clip_eps`` toward its return per batch: ``max`` removes the
+    gradient where it moved farther, and keeps it where it moved the wrong way.
+
+    ``value_mean``, ``return_mean``, ``value_error`` (squared, not clipped), and
+    ``value_clip_ratio``, tokens whose gradient the clip removed.
+    """
+    tokens = TokenMask.of(mask)
+    values, old = tokens.only(values), tokens.only(old_values.detach())
+    returns = tokens.only(returns.detach())
+    near = old + (values - old).clamp(-clip_eps, clip_eps)
+    error, near_error = (values - returns) ** 2, (near - returns) ** 2
+    return tokens.loss_sum(torch.maximum(error, near_error) / 2), {
+        "value_mean": tokens.total(values),
+        "return_mean": tokens.total(returns),
+        "value_error": tokens.total(error),
+        "value_clip_ratio": tokens.total(near_error > error),
+    }

@@ -13,19 +13,19 @@ import torch
 import torch.distributed as dist
 
 from example_trainer.model.scoring import decoder_layers
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.model import ModelSettings
 
 if TYPE_CHECKING:
-    from example_trainer.distributed.ranks import World
+    from example_trainer.distributed.ranks import Ranks
     from example_trainer.model.policy import PackedModel
 
 
-def shard(model: PackedModel, cfg: TrainingConfig, world: World) -> None:
+def shard(model: PackedModel, settings: ModelSettings, world: Ranks) -> None:
     """Split weights, gradients and optimizer state over the ranks (FSDP2), in place.
 
-    Call it before :func:`example_trainer.update.optimizer.build`. Afterwards the forward pass must go
-    through ``model.module``, by all ranks equally often, and after the backward pass a
-    gradient is the sum over the ranks. Every rank starts from the weights of rank 0.
+    Call it before :func:`example_trainer.update.optimizer.build_optimizer`. Afterwards every
+    forward pass must go through ``model.module``, on all ranks equally often, and after the
+    backward pass a gradient is the sum over the ranks. Every rank starts from the weights of rank 0.
     """
     model.world = world
     if not dist.is_initialized():
@@ -40,7 +40,7 @@ def shard(model: PackedModel, cfg: TrainingConfig, world: World) -> None:
 
     with torch.no_grad():
         for tensor in (*model.module.parameters(), *model.module.buffers()):
-            world.spread_(tensor)
+            world.broadcast_(tensor)
     low = None if model.compute_dtype is torch.float32 else model.compute_dtype
     options: Mapping[str, Any] = {
         "mesh": init_device_mesh(world.device.type, (world.size,)),
@@ -48,8 +48,8 @@ def shard(model: PackedModel, cfg: TrainingConfig, world: World) -> None:
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False
         ),
-        "offload_policy": CPUOffloadPolicy() if cfg.cpu_offload else OffloadPolicy(),
-        # The root as well, so that between passes parameters() are always the shards.
+        "offload_policy": CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy(),
+        # The root as well, so that between micro-batches parameters() are always the shards.
         "reshard_after_forward": True,
     }
     for module in (*decoder_layers(model.model), model.module):

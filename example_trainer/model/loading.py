@@ -13,8 +13,8 @@ from torch import Tensor
 from atroposlib.errors import ConfigError
 from atroposlib.wire import MASKED_LOGPROB, MASKED_VERSION
 from example_trainer.data.rows import Row
-from example_trainer.distributed.ranks import World
-from example_trainer.model import attention, fsdp, lora
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import adapter, attention, fsdp
 from example_trainer.model.policy import PackedModel, Policy
 from example_trainer.model.scoring import (
     TokenModule,
@@ -23,7 +23,8 @@ from example_trainer.model.scoring import (
     inner_model,
     inputs_of,
 )
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.batch import LoadSettings
+from example_trainer.settings.model import ModelSettings
 
 V = TypeVar("V")
 
@@ -37,7 +38,7 @@ PROBES = (
 )
 
 
-def load(cfg: TrainingConfig, world: World | None = None) -> Policy:
+def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
     """Load model and tokenizer, and find out how its rows may be packed.
 
     Args:
@@ -49,46 +50,48 @@ def load(cfg: TrainingConfig, world: World | None = None) -> Policy:
         ConfigError: the model cannot be loaded, has not the layers or modules that are to
             be trained, or changes its logits after its output head.
     """
-    model = causal_model(cfg, cfg.model_name)
-    freeze_other_layers(model, cfg.train_layer_indices)
-    checkpoint_activations(model, cfg)
-    policy = _policy(cfg, model, cfg.model_name)
+    model = causal_model(settings, settings.model_name)
+    freeze_other_layers(model, settings.train_layer_indices)
+    checkpoint_activations(model, settings)
+    policy = _policy(settings, model, settings.model_name)
     if world is not None:
-        if cfg.trains_adapter:
-            lora.wrap(policy.model, cfg)
-        fsdp.shard(policy, cfg, world)
+        if settings.trains_adapter:
+            adapter.wrap(policy.model, settings)
+        fsdp.shard(policy, settings, world)
     return policy
 
 
-def load_reference(cfg: TrainingConfig, world: World | None = None) -> Policy:
-    """The frozen model that the KL is measured to: ``reference_model``, or the start.
+def load_reference(
+    settings: LoadSettings, name: str | None = None, world: Ranks | None = None
+) -> Policy:
+    """Load the frozen model that the KL is measured to.
 
     Args:
+        name: of the model; None: ``model_name``, as it is before training.
         world: as for :func:`load`.
 
     Raises:
         ConfigError: the model cannot be loaded.
     """
-    name = cfg.reference_model or cfg.model_name
-    model = causal_model(cfg, name)
+    name = name or settings.model_name
+    model = causal_model(settings, name)
     model.requires_grad_(False)
-    policy = _policy(cfg, model, name)
+    policy = _policy(settings, model, name)
     if world is not None:
-        fsdp.shard(policy, cfg, world)
+        fsdp.shard(policy, settings, world)
     return policy
 
 
-def _policy(cfg: TrainingConfig, model: Any, name: str) -> Policy:
+def _policy(settings: LoadSettings, model: Any, name: str) -> Policy:
     policy = Policy(
-        TokenModule(model, compute_dtype(cfg)),
+        TokenModule(model, compute_dtype(settings)),
         tokenizer(name),
-        torch.device(cfg.device),
-        cfg.pass_budget,
-        max_tokens_per_row=min(cfg.seq_len, model_positions(model)),
+        torch.device(settings.device),
+        settings.microbatch_tokens,
+        max_tokens_per_row=min(settings.seq_len, model_positions(model)),
         attention_crossover=attention_crossover(model),
-        distill_temperature=cfg.distill_temperature,
     )
-    choose_packing(policy, cfg)
+    choose_packing(policy, settings)
     check_head(policy)
     return policy
 
@@ -99,7 +102,7 @@ def tokenizer(name: str) -> Any:
     return loaded(name, lambda: AutoTokenizer.from_pretrained(name))
 
 
-def causal_model(cfg: TrainingConfig, name: str) -> Any:
+def causal_model(settings: ModelSettings, name: str) -> Any:
     """A causal language model on the device, without dropout, with float32 parameters.
 
     Raises:
@@ -107,16 +110,16 @@ def causal_model(cfg: TrainingConfig, name: str) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if cfg.init_from_scratch:
+    if settings.init_from_scratch:
         config = loaded(name, lambda: AutoConfig.from_pretrained(name))
-        model = from_scratch(AutoModelForCausalLM, config, cfg.seed)
+        model = from_scratch(AutoModelForCausalLM, config, settings.seed)
     else:
         # float32 parameters whatever the compute dtype: an update of 1e-6 of a bfloat16
         # weight rounds to nothing.
         model = loaded(
             name, lambda: AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
         )
-    return prepared(model, cfg)
+    return without_dropout(model.to(torch.device(settings.device)))
 
 
 def from_scratch(kind: Any, config: Any, seed: int) -> Any:
@@ -126,10 +129,8 @@ def from_scratch(kind: Any, config: Any, seed: int) -> Any:
         return kind.from_config(config, dtype=torch.float32)
 
 
-def prepared(model: Any, cfg: TrainingConfig) -> Any:
-    """On the device, and without dropout, which would make it another policy than the
-    sampler's."""
-    model.to(torch.device(cfg.device))
+def without_dropout(model: Any) -> Any:
+    """Switch dropout off, whose noise would make the model another policy than the sampler."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -163,8 +164,8 @@ def resolve_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def compute_dtype(cfg: TrainingConfig) -> torch.dtype:
-    return torch.bfloat16 if cfg.compute_dtype == "bfloat16" else torch.float32
+def compute_dtype(settings: ModelSettings) -> torch.dtype:
+    return torch.bfloat16 if settings.compute_dtype == "bfloat16" else torch.float32
 
 
 def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
@@ -183,9 +184,13 @@ def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
         layers[i].requires_grad_(True)
 
 
-def checkpoint_activations(model: Any, cfg: TrainingConfig) -> None:
+def checkpoint_activations(model: Any, settings: ModelSettings) -> None:
     """Compute activations again in the backward pass, if the settings say so."""
-    if not (cfg.on_cuda if cfg.gradient_checkpointing is None else cfg.gradient_checkpointing):
+    if not (
+        settings.on_cuda
+        if settings.gradient_checkpointing is None
+        else settings.gradient_checkpointing
+    ):
         return
     # Named so since transformers 5.23; the older name goes with version 6.
     older, newer = "gradient_checkpointing_enable", "activation_checkpointing_enable"
@@ -218,7 +223,7 @@ def attention_window(model: Any) -> float:
     return min((w for w in windows if w), default=float("inf"))
 
 
-def choose_packing(model: PackedModel, cfg: TrainingConfig) -> None:
+def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
     """Pack if the settings want it and the model can, and share prefixes likewise.
 
     Measured, not looked up: hidden states of a few short rows are computed each way and
@@ -228,7 +233,7 @@ def choose_packing(model: PackedModel, cfg: TrainingConfig) -> None:
     rows = probe_rows()
     own = own_hidden(model, rows)  # before its attention is replaced
     model.padded, model.share_prefixes = True, False
-    if cfg.packing == "padded" or cfg.seq_len > attention_window(model.model):
+    if settings.packing == "padded" or settings.seq_len > attention_window(model.model):
         return
     transformer = inner_model(model.model)
     before = transformer.config._attn_implementation
@@ -238,7 +243,7 @@ def choose_packing(model: PackedModel, cfg: TrainingConfig) -> None:
         transformer.set_attn_implementation(before)
         return
     model.padded = False
-    model.share_prefixes = cfg.share_prefixes and _same(model, rows, own, share=True)
+    model.share_prefixes = settings.share_prefixes and _same(model, rows, own, share=True)
 
 
 def probe_rows() -> list[Row]:
@@ -292,10 +297,10 @@ def _packed_hidden(
     model: PackedModel, rows: Sequence[Row]
 ) -> Iterator[tuple[int, int, Tensor]]:
     """Row, trained token of it, and the (D,) hidden state that predicts it."""
-    for plan in model.plan(rows):
-        hidden = model.module.hidden(inputs_of(plan, model.device))
-        for h, b, column in zip(plan.head_index, plan.rows, plan.columns):
-            yield plan.row_ids[b], column, hidden[h]
+    for microbatch in model.plan(rows):
+        hidden = model.module.hidden(inputs_of(microbatch, model.device))
+        for h, b, column in zip(microbatch.head_index, microbatch.rows, microbatch.columns):
+            yield microbatch.row_ids[b], column, hidden[h]
 
 
 @torch.no_grad()

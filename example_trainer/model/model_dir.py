@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from atroposlib.errors import CheckpointError, ConfigError
-from example_trainer.distributed.collectives import on_first
+from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model import state_dict
 from example_trainer.model.policy import Policy
 from example_trainer.model.scoring import inner_model
@@ -86,7 +86,7 @@ def save_model(
         CheckpointError: the disk did not take it; what was there before stays.
     """
     weights = state_dict.full_weights(policy)
-    on_first(
+    run_on_rank0(
         policy.world,
         lambda: write_model(
             directory,

@@ -1,8 +1,8 @@
 """The policy: a causal language model, and the logprobs it gives to packed rows.
 
-    rows --plan--> passes --score--> logprobs, entropy    on each rank its share of the passes
+    rows --plan--> micro-batches --score--> logprobs, entropy    on each rank its share of the micro-batches
 
-Letters: B rows of a pass, T trained tokens of its longest row, K candidates of a teacher;
+Letters: B rows of a micro-batch, T trained tokens of its longest row, K candidates of a teacher;
 ``x_R_T`` has one entry per trained token of each row.
 """
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from atroposlib.wire import MASKED_LOGPROB, MASKED_VERSION
-from example_trainer.data.packing import Pass, pack_rows, plan_passes
+from example_trainer.data.packing import MicroBatch, pack_rows, plan_microbatches
 from example_trainer.data.rows import Row
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.scoring import (
     Backbone,
     TokenModule,
@@ -30,7 +30,7 @@ from example_trainer.model.scoring import (
 
 @dataclass
 class Scores:
-    """What the policy says about the trained tokens of a pass; 0 where a row has fewer."""
+    """What the policy says about the trained tokens of a micro-batch; 0 where a row has fewer."""
 
     logprobs: Tensor  # (B, T)
     entropy: Tensor  # (B, T) of the distribution at the row's temperature
@@ -45,13 +45,12 @@ class PackedModel:
     module: Backbone  # everything differentiable; what FSDP2 shards
     tokenizer: Any
     device: torch.device
-    max_tokens_per_pass: int
+    max_tokens_per_microbatch: int
     max_tokens_per_row: int = 2048
     padded: bool = False  # a line per row, for attention that cannot be packed
     share_prefixes: bool = False
     attention_crossover: float = float("inf")  # see packing.pack_rows
-    distill_temperature: float = 1.0
-    world: World = field(default_factory=World.single)
+    world: Ranks = field(default_factory=Ranks.single)
 
     @property
     def model(self) -> Any:
@@ -75,28 +74,28 @@ class PackedModel:
         return [p for p in self.module.parameters() if p.requires_grad]
 
     def plan(
-        self, rows: Sequence[Row], *, min_passes: int = 1, divisor: int = 1
-    ) -> list[Pass]:
+        self, rows: Sequence[Row], *, min_microbatches: int = 1, divisor: int = 1
+    ) -> list[MicroBatch]:
         """Forward passes that score every trained token of ``rows``.
 
-        The same on every rank. Rank r of n takes the passes r, r + n, ...; with ``divisor``
+        The same on every rank. Rank r of n takes the micro-batches r, r + n, ...; with ``divisor``
         n each has as many, and neighbours are of similar length.
         """
         trained = {i: row for i, row in enumerate(rows) if row.trained}
         ids = list(trained)
         packs = pack_rows(
             list(trained.values()),
-            max_tokens=self.max_tokens_per_pass,
+            max_tokens=self.max_tokens_per_microbatch,
             crossover=self.attention_crossover,
             share=self.share_prefixes and not self.padded,
         )
         for pack in packs:
             pack.rows = [ids[i] for i in pack.rows]
-        return plan_passes(
+        return plan_microbatches(
             packs,
             rows,
-            self.max_tokens_per_pass,
-            min_passes=min_passes,
+            self.max_tokens_per_microbatch,
+            min_microbatches=min_microbatches,
             divisor=divisor,
             padded=self.padded,
         )
@@ -109,14 +108,14 @@ class PackedModel:
         for row in rows:
             ends.append(ends[-1] + len(row.trained))
         found = torch.zeros(ends[-1])
-        for plan in self.plan(rows, divisor=world.size)[world.rank :: world.size]:
-            scored = self._numbers(plan).cpu()
-            for b, i in enumerate(plan.row_ids):
+        for microbatch in self.plan(rows, divisor=world.size)[world.rank :: world.size]:
+            scored = self._numbers(microbatch).cpu()
+            for b, i in enumerate(microbatch.row_ids):
                 found[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
         values = world.sum_(found).tolist()
         return [values[start:end] for start, end in zip(ends, ends[1:])]
 
-    def _numbers(self, plan: Pass) -> Tensor:
+    def _numbers(self, microbatch: MicroBatch) -> Tensor:
         raise NotImplementedError
 
 
@@ -127,32 +126,40 @@ class Policy(PackedModel):
     module: TokenModule
 
     def score(
-        self, plan: Pass, *, entropy_grad: bool = False, teacher: bool = False
+        self,
+        microbatch: MicroBatch,
+        *,
+        entropy_grad: bool = False,
+        teacher_temperature: float | None = None,
     ) -> Scores:
-        """Logprobs and entropy of the trained tokens of one pass.
+        """Logprobs and entropy of the trained tokens of one micro-batch.
 
         Args:
             entropy_grad: the entropy has a gradient.
-            teacher: also score the rows' ``teacher_ids``, at ``distill_temperature``.
+            teacher_temperature: given, the rows' ``teacher_ids`` are scored at it as well.
         """
         inputs = inputs_of(
-            plan,
+            microbatch,
             self.device,
             padded=self.padded,
             entropy_grad=entropy_grad,
-            teacher_temperature=self.distill_temperature if teacher else None,
+            teacher_temperature=teacher_temperature,
         )
         logprobs_N, entropy_H, teacher_N_K = self.module(inputs)
         entropy_N = entropy_H[inputs.wanted.positions]
         return Scores(
-            logprobs=scattered(plan, logprobs_N, self.device),
-            entropy=scattered(plan, entropy_N, self.device),
-            mask=scored_mask(plan, self.device),
-            teacher=None if not teacher else scattered(plan, teacher_N_K, self.device),
+            logprobs=scattered(microbatch, logprobs_N, self.device),
+            entropy=scattered(microbatch, entropy_N, self.device),
+            mask=scored_mask(microbatch, self.device),
+            teacher=(
+                None
+                if teacher_temperature is None
+                else scattered(microbatch, teacher_N_K, self.device)
+            ),
         )
 
-    def _numbers(self, plan: Pass) -> Tensor:
-        return self.score(plan).logprobs
+    def _numbers(self, microbatch: MicroBatch) -> Tensor:
+        return self.score(microbatch).logprobs
 
     def trained_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
         """Logprob of every trained token at its row's temperature, without a gradient.

@@ -1,9 +1,9 @@
-"""The differentiable part: one module from the tokens of a pass to its scores.
+"""The differentiable part: one module from the tokens of a micro-batch to its scores.
 
 All parameters are used inside ``forward`` of one module, the base model as well as the
 output head, so that FSDP2 can shard that module and each of its decoder layers.
 
-Letters: lines and width of a pass, D hidden size, H positions that need logits, N (row,
+Letters: lines and width of a micro-batch, D hidden size, H positions that need logits, N (row,
 token) pairs, K candidates of a teacher.
 """
 
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from atroposlib.errors import ConfigError
-from example_trainer.data.packing import Pass
+from example_trainer.data.packing import MicroBatch
 from example_trainer.model.attention import Layout, layout_of
-from example_trainer.model.logprobs import TokenScores, Wanted, token_scores
+from example_trainer.model.fused_logprobs import TokenScores, Wanted, token_scores
 
 # What transformers calls the head of a token classification model.
 VALUE_HEADS = ("score", "classifier")
@@ -27,57 +27,57 @@ VALUE_HEADS = ("score", "classifier")
 
 @dataclass(frozen=True)
 class Inputs:
-    """A pass as tensors. No pytree: FSDP2 casts float tensors that it finds in arguments to
+    """A micro-batch as tensors. No pytree: FSDP2 casts float tensors that it finds in arguments to
     bfloat16, which temperatures must not be."""
 
     tokens: Tensor  # (lines, width)
     positions: Tensor | None  # (lines, width); None: 0, 1, ... in each line
-    layout: Layout | None  # of the one line of a packed pass
+    layout: Layout | None  # of the one line of a packed micro-batch
     nodes: Tensor  # (H,) into lines * width
     wanted: Wanted
     entropy_grad: bool = False
 
 
 def inputs_of(
-    plan: Pass,
+    microbatch: MicroBatch,
     device: torch.device,
     *,
     padded: bool = False,
     entropy_grad: bool = False,
     teacher_temperature: float | None = None,
 ) -> Inputs:
-    """Tensors of a pass on ``device``, teacher candidates only at a given temperature."""
-    tokens = torch.zeros(plan.computed, dtype=torch.long)
+    """Tensors of a micro-batch on ``device``, teacher candidates only at a given temperature."""
+    tokens = torch.zeros(microbatch.computed, dtype=torch.long)
     positions = torch.zeros_like(tokens)
-    for pack, start in zip(plan.packs, plan.starts):
+    for pack, start in zip(microbatch.packs, microbatch.starts):
         tokens[start : start + len(pack.tokens)] = torch.tensor(pack.tokens)
         positions[start : start + len(pack.tokens)] = torch.tensor(pack.positions)
-    shape = plan.lines, plan.width
-    head_index = torch.tensor(plan.head_index, dtype=torch.long)
-    counts = head_index.bincount(minlength=len(plan.nodes)).tolist()
+    shape = microbatch.lines, microbatch.width
+    head_index = torch.tensor(microbatch.head_index, dtype=torch.long)
+    counts = head_index.bincount(minlength=len(microbatch.nodes)).tolist()
     wanted = Wanted(
-        torch.tensor(plan.temperatures, dtype=torch.float32).to(device),
+        torch.tensor(microbatch.temperatures, dtype=torch.float32).to(device),
         head_index.to(device),
-        ids(plan.targets, device),
+        ids(microbatch.targets, device),
         counts,
-        None if teacher_temperature is None else _rectangle(plan, device),
+        None if teacher_temperature is None else _rectangle(microbatch, device),
         teacher_temperature or 1.0,
     )
     return Inputs(
         tokens.view(shape).to(device),
         None if padded else positions.view(shape).to(device),
-        None if padded else layout_of(plan.packs, device),
-        ids(plan.nodes, device),
+        None if padded else layout_of(microbatch.packs, device),
+        ids(microbatch.nodes, device),
         wanted,
         entropy_grad,
     )
 
 
-def _rectangle(plan: Pass, device: torch.device) -> Tensor:
+def _rectangle(microbatch: MicroBatch, device: torch.device) -> Tensor:
     """(N, K) candidates, filled up with token 0, whose score nobody reads."""
-    longest = max(map(len, plan.teacher_ids), default=0)
-    table = torch.zeros(len(plan.targets), longest, dtype=torch.long)
-    for n, candidates in enumerate(plan.teacher_ids):
+    longest = max(map(len, microbatch.teacher_ids), default=0)
+    table = torch.zeros(len(microbatch.targets), longest, dtype=torch.long)
+    for n, candidates in enumerate(microbatch.teacher_ids):
         table[n, : len(candidates)] = torch.tensor(candidates)
     return table.to(device)
 
@@ -87,7 +87,7 @@ def ids(values: Any, device: torch.device) -> Tensor:
 
 
 class Backbone(nn.Module):
-    """The decoder of a transformers model, run on passes."""
+    """The decoder of a transformers model, run on micro-batches."""
 
     def __init__(self, model: nn.Module, compute_dtype: torch.dtype) -> None:
         super().__init__()
@@ -182,14 +182,16 @@ def value_head(model: Any) -> nn.Linear:
     raise ConfigError(f"{type(owner).__name__} has no linear value head")
 
 
-def scattered(plan: Pass, values_N: Tensor, device: torch.device) -> Tensor:
+def scattered(microbatch: MicroBatch, values_N: Tensor, device: torch.device) -> Tensor:
     """(B, T) or (B, T, K), 0 where a row has fewer trained tokens; keeps the graph."""
-    table = values_N.new_zeros(*plan.shape, *values_N.shape[1:])
-    return table.index_put((ids(plan.rows, device), ids(plan.columns, device)), values_N)
+    table = values_N.new_zeros(*microbatch.shape, *values_N.shape[1:])
+    return table.index_put(
+        (ids(microbatch.rows, device), ids(microbatch.columns, device)), values_N
+    )
 
 
-def scored_mask(plan: Pass, device: torch.device) -> Tensor:
+def scored_mask(microbatch: MicroBatch, device: torch.device) -> Tensor:
     """(B, T) bool, True where a row has a trained token."""
-    mask = torch.zeros(plan.shape, dtype=torch.bool)
-    mask[plan.rows, plan.columns] = True
+    mask = torch.zeros(microbatch.shape, dtype=torch.bool)
+    mask[microbatch.rows, microbatch.columns] = True
     return mask.to(device)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer.distributed import shards
-from example_trainer.model import lora
+from example_trainer.distributed import collectives
+from example_trainer.model import adapter
 
 if TYPE_CHECKING:
     from example_trainer.model.policy import PackedModel
@@ -32,19 +32,19 @@ def iter_weights(model: PackedModel, *, merged: bool = True) -> Iterator[tuple[s
             the model without it. Otherwise both come apart, under peft's names.
     """
     entries = model.model.state_dict(keep_vars=True)
-    adapted = lora.adapted_layers(model.model) if merged else {}
+    adapted = adapter.adapted_layers(model.model) if merged else {}
     shared = Counter(_sources(entries).values())
     tied: dict[str, Tensor] = {}
     for name, source in _sources(entries).items():
-        if lora.is_adapter_weight(name, adapted):
+        if adapter.is_adapter_weight(name, adapted):
             continue
         if source in tied:
             value = tied[source]
         else:
-            value = shards.whole(entries[name])
+            value = collectives.full_tensor(entries[name])
             layer = adapted.get(name.removesuffix(".base_layer.weight"))
             if layer is not None:
-                value = value + lora.delta(layer)
+                value = value + adapter.delta(layer)
         if shared[source] > 1:
             tied[source] = value
         yield name.replace(".base_layer.", ".") if adapted else name, value
@@ -82,7 +82,7 @@ def trained_weights(model: PackedModel) -> dict[str, Tensor]:
     All that a recovery needs beside the model the run started from.
     """
     entries = model.model.state_dict(keep_vars=True)
-    trained = ((n, shards.whole(t)) for n, t in entries.items() if t.requires_grad)
+    trained = ((n, collectives.full_tensor(t)) for n, t in entries.items() if t.requires_grad)
     return _collected(model, trained)
 
 
@@ -90,7 +90,7 @@ def _collected(model: PackedModel, weights: Iterable[tuple[str, Tensor]]) -> dic
     sources = _sources(model.model.state_dict(keep_vars=True))
     collected: dict[str, Tensor] = {}
     for name, tensor in weights:
-        if not model.world.first:
+        if not model.world.is_rank0:
             continue
         source = sources.get(name, name)
         if source in collected:
@@ -122,11 +122,11 @@ def load_full_weights(model: PackedModel, tensors: Mapping[str, Tensor]) -> None
         if id(target) in done:  # tied to one that was copied
             continue
         done.add(id(target))
-        if world.first:
+        if world.is_rank0:
             value = tensors[name].to(world.device, target.dtype).contiguous()
         else:
             value = torch.empty(shape, dtype=target.dtype, device=world.device)
-        shards.set_whole(target, world.spread_(value))
+        collectives.set_full_tensor(target, world.broadcast_(value))
 
 
 def _refuse_mismatch(entries: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from atroposlib.client import RolloutClient
 from atroposlib.wire import Heartbeat, Registration
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state.stop import StopSignal
+from example_trainer.state import StopSignal
 from example_trainer.weights.engines import InferenceServer, connect
 
 INTERVAL_S = 2.0

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from example_trainer.distributed.collectives import on_first
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.collectives import run_on_rank0
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state.frequency import Frequency
+from example_trainer.state import Frequency
 
 RESULTS, OUTPUT = "metrics.json", "output.txt"
 POLL_S = 0.2
@@ -36,7 +36,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, cfg: TrainingConfig, world: World, waits: WaitReporter | None = None
+        self, cfg: TrainingConfig, world: Ranks, waits: WaitReporter | None = None
     ) -> None:
         self._cfg, self._world, self._waits = cfg, world, waits
         self.failures = 0
@@ -48,7 +48,7 @@ class Evaluator:
         """Metrics before the first step, where the settings ask for them."""
         if not self._cfg.eval_at_start or self._cfg.eval_command is None or state.step > 0:
             return {}
-        return on_first(self._world, lambda: self._evaluate(state, urls))
+        return run_on_rank0(self._world, lambda: self._evaluate(state, urls))
 
     def maybe(
         self, state: TrainerState, epoch_ended: bool, urls: Sequence[str]
@@ -67,7 +67,7 @@ class Evaluator:
             due = self.frequency.due(epoch_ended, time.time())
             return self._evaluate(state, urls) if due else {}
 
-        return on_first(self._world, evaluate)
+        return run_on_rank0(self._world, evaluate)
 
     def _evaluate(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
         out = Path(self._cfg.save_path).resolve() / "eval" / f"step_{state.step}"

@@ -1,7 +1,7 @@
 """What a step tells: one record, to metrics.jsonl, to the trackers and to the screen.
 
     batch_metrics (the batch) --.
-    sums.Sums (learning)  ------+--> record --> MetricsLog.write --> jsonl, trackers, display
+    StepMetrics (learning)  ------+--> record --> MetricsLog.write --> jsonl, trackers, display
     Clock (seconds of phases) --'
 
 A record is flat; metrics.jsonl keeps these names, ``trackers.names`` says what trackers call
@@ -36,7 +36,7 @@ from atroposlib import trackers
 from atroposlib.errors import ConfigError
 from atroposlib.trackers.jsonl import RESUMED, Jsonl
 from atroposlib.wire import ClaimedBatch
-from example_trainer.data.rows import Batch, Row, staleness
+from example_trainer.data.rows import Row, TrainingBatch, staleness
 from example_trainer.run.display import Display, open_display
 from example_trainer.settings.config import TrainingConfig
 
@@ -166,7 +166,7 @@ class MetricsLog:
 
 
 def batch_metrics(
-    claimed: ClaimedBatch, batch: Batch, prepared: Prepared, version: int
+    claimed: ClaimedBatch, batch: TrainingBatch, prepared: Prepared, version: int
 ) -> dict[str, Any]:
     """What a batch tells by itself; ``version`` is that of the policy it will train.
 
@@ -206,7 +206,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
-def _filtered_share(batch: Batch, loss_rows: Sequence[Row]) -> float | None:
+def _filtered_share(batch: TrainingBatch, loss_rows: Sequence[Row]) -> float | None:
     dropped = sum(n for name, n in batch.counts.items() if name.startswith("dropped_"))
     came = len(batch.rows) + dropped
     return 1 - len(loss_rows) / came if came else None

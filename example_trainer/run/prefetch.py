@@ -23,11 +23,11 @@ from atroposlib.wire import ClaimedBatch
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state.stop import Stopped
+from example_trainer.state import Stopped
 
 if TYPE_CHECKING:
     from atroposlib.client import LeaseKeeper
-    from example_trainer.distributed.ranks import World
+    from example_trainer.distributed.ranks import Ranks
 
 CLAIM_WAIT_S = 5.0  # of one call; short, so that a stop is noticed soon
 POLL_S = 1.0
@@ -126,7 +126,7 @@ class BatchPrefetcher:
 
 
 def next_batch(
-    feed: BatchPrefetcher | None, world: World, cfg: TrainingConfig, waits: WaitReporter
+    feed: BatchPrefetcher | None, world: Ranks, cfg: TrainingConfig, waits: WaitReporter
 ) -> ClaimedBatch:
     """The same next batch on every rank; ``feed`` is None on all but the first.
 
@@ -170,7 +170,7 @@ class _Message(msgspec.Struct):
 
 
 def _shared(
-    world: World, claimed: ClaimedBatch | None, why: str | None
+    world: Ranks, claimed: ClaimedBatch | None, why: str | None
 ) -> tuple[ClaimedBatch | None, str | None]:
-    heard = world.share(_Message(why, claimed) if world.first else None, _Message)
+    heard = world.share(_Message(why, claimed) if world.is_rank0 else None, _Message)
     return heard.claimed, heard.stop

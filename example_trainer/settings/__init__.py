@@ -1,12 +1,13 @@
-"""The settings of the trainer, one file per part of it; ``config`` joins them.
+"""Settings of the trainer, one file per section; ``config`` joins them.
 
 model       which model, in which precision, on which devices, adapters
-batch       how many sequences make a step, and how they are cut into passes
+batch       how many sequences make a step, and how they are cut into micro-batches
 optim       optimizer, learning rate, clipping
 loss        the policy loss, its corrections, KL, distillation
 advantage   rewards -> advantages
 weights     how new weights reach the inference servers
-run         rollout API, saving, recovery, evaluation
-watch       where metrics go
-original    what only the original's ways of running used
+run         rollout API, saving, recovery, evaluation, metrics, ranks
+corpus      training on files
+section     base class; option names of earlier releases
+files       YAML files and key=value; args: flags; areal/: AReaL's names
 """

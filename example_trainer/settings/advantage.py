@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.section import Section
 
 Estimator = Literal[
     "grpo",
@@ -18,7 +21,9 @@ Estimator = Literal[
 ]
 
 
-class AdvantageSettings(BaseModel):
+class AdvantageSettings(Section):
+    """Rewards -> advantages."""
+
     advantage: Estimator = Field(
         "grpo", description="name in example_trainer.advantage.estimators"
     )
@@ -55,3 +60,7 @@ class AdvantageSettings(BaseModel):
     critic_clip_eps: float = Field(
         0.2, gt=0, description="a value moves at most so far from its old one per batch"
     )
+
+
+class ObjectiveSettings(AdvantageSettings, LossSettings):
+    """Settings that turn rewards into a loss."""

@@ -8,7 +8,6 @@ Files count in their order, then flags and overrides in theirs; overrides holds 
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 import types
 import typing
@@ -24,11 +23,12 @@ from example_trainer.settings.files import (
     OVERRIDE,
     SECTIONS,
     Assignment,
-    Settings,
+    GivenSettings,
     parse_override,
     read_file,
     translate,
 )
+from example_trainer.settings.section import RENAMED
 
 ALIASES = {
     "model_name": "--model",
@@ -67,17 +67,18 @@ def config_from_args(args: argparse.Namespace) -> TrainingConfig:
     return validated(settings_of(args))
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
+def settings_of(args: argparse.Namespace) -> GivenSettings:
     """Files first, then flags and overrides in their order."""
     given = vars(args)
     assignments = [one for path in given.get("config", ()) for one in read_file(path)]
     assignments += given.get("assignments", ())
     # A namespace made by hand, as the original's callers do it.
-    assignments += [Assignment(k, v, flag(k)) for k, v in given.items() if k in FIELDS]
+    known = FIELDS.keys() | RENAMED.keys()
+    assignments += [Assignment(k, v, flag(k)) for k, v in given.items() if k in known]
     return translate(assignments)
 
 
-def validated(settings: Settings) -> TrainingConfig:
+def validated(settings: GivenSettings) -> TrainingConfig:
     try:
         return TrainingConfig(**settings.values)
     except ValidationError as error:
@@ -173,10 +174,11 @@ def build_parser(prog: str = "atropos-grpo") -> argparse.ArgumentParser:
     add("--config", action="append", metavar="FILE", help="settings as YAML")
     add("--set", action=_Set, metavar="KEY=VALUE", help="the same as a bare key=value")
     for section, model in SECTIONS.items():
-        about = (importlib.import_module(model.__module__).__doc__ or "").split("\n")[0]
-        group = parser.add_argument_group(section, about)
+        group = parser.add_argument_group(section, model.__doc__)
         for name in model.model_fields:
             _add_flag(group, name)
+    for old in RENAMED:
+        add(flag(old), dest=old, action=_Assign, help=argparse.SUPPRESS)
     return parser
 
 

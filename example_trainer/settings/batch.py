@@ -1,18 +1,23 @@
-"""How many sequences make a step, and how they are cut into minibatches and passes."""
+"""Settings of batches and packing, and those that a model is loaded with."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from example_trainer.settings.model import ModelSettings
+from example_trainer.settings.section import Section
 
 
-class BatchSettings(BaseModel):
+class BatchSettings(Section):
+    """How many sequences make a step, and how they are cut into minibatches and micro-batches."""
+
     batch_size: int = Field(
         2,
         ge=1,
         description="with gradient_accumulation_steps: sequences per step; with seq_len:"
-        " tokens of a forward pass unless max_tokens_per_pass says so",
+        " tokens of a forward pass unless max_tokens_per_microbatch says so",
     )
     gradient_accumulation_steps: int = Field(
         32, ge=1, description="sequences per step in units of batch_size"
@@ -27,12 +32,12 @@ class BatchSettings(BaseModel):
         description="optimizer steps per batch, each on another part of it"
         " (ppo_n_minibatches); advantages and proximal logprobs are made once before",
     )
-    epochs_per_batch: int = Field(
+    ppo_epochs: int = Field(
         1,
         ge=1,
         description="times each batch is gone through; the clip bounds how far it goes",
     )
-    max_tokens_per_pass: int | None = Field(
+    max_tokens_per_microbatch: int | None = Field(
         None,
         ge=2,
         description="token budget of one forward pass on each rank"
@@ -53,3 +58,12 @@ class BatchSettings(BaseModel):
     @property
     def sequences_per_step(self) -> int:
         return self.batch_size * self.gradient_accumulation_steps
+
+
+class LoadSettings(BatchSettings, ModelSettings):
+    """Settings that a model is loaded, packed and sharded with."""
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Tokens of one forward pass on one rank."""
+        return self.max_tokens_per_microbatch or self.batch_size * self.seq_len

@@ -9,20 +9,16 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ConfigDict
 
 from atroposlib.errors import ConfigError
-from example_trainer.settings.advantage import AdvantageSettings
-from example_trainer.settings.batch import BatchSettings
-from example_trainer.settings.layers import parse_layers
-from example_trainer.settings.loss import LossSettings
-from example_trainer.settings.model import ModelSettings
+from example_trainer.settings.advantage import ObjectiveSettings
+from example_trainer.settings.batch import LoadSettings
+from example_trainer.settings.model import parse_layers
 from example_trainer.settings.optim import OptimSettings
-from example_trainer.settings.original import OriginalSettings
-from example_trainer.settings.run import RunSettings
-from example_trainer.settings.watch import WatchSettings
+from example_trainer.settings.run import OriginalSettings, RunSettings, WatchSettings
 from example_trainer.settings.weights import WeightSettings, published_directory
 
 __all__ = ["TrainingConfig", "parse_layers"]
@@ -37,11 +33,9 @@ class TrainingConfig(
     WatchSettings,
     RunSettings,
     WeightSettings,
-    AdvantageSettings,
-    LossSettings,
+    ObjectiveSettings,
     OptimSettings,
-    BatchSettings,
-    ModelSettings,
+    LoadSettings,
 ):
     """Settings of one training run; each is also a flag (``--batch-size``).
 
@@ -107,11 +101,6 @@ class TrainingConfig(
         return self.publisher == "lora"
 
     @property
-    def pass_budget(self) -> int:
-        """Tokens of one forward pass on one rank."""
-        return self.max_tokens_per_pass or self.batch_size * self.seq_len
-
-    @property
     def servers(self) -> list[str]:
         if self.inference_urls is not None:
             return self.inference_urls
@@ -120,14 +109,6 @@ class TrainingConfig(
     @property
     def server_token(self) -> str | None:
         return self.inference_token or os.environ.get("ATROPOS_INFERENCE_TOKEN")
-
-    @property
-    def on_cuda(self) -> bool:
-        return self.device.startswith("cuda")
-
-    @property
-    def compute_dtype(self) -> Literal["bfloat16", "float32"]:
-        return self.dtype or ("bfloat16" if self.on_cuda else "float32")
 
     @property
     def logprob_tolerance(self) -> float:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from example_trainer.settings.section import Section
 
 
-class CorpusSettings(BaseModel):
+class CorpusSettings(Section):
+    """Training on files of text: which, how often, in steps of how many lines."""
+
     train_file: str = Field(description="JSON lines to train on")
     valid_file: str | None = Field(None, description="JSON lines to measure the loss on")
     valid_every_steps: int | None = Field(
@@ -28,12 +32,12 @@ class CorpusSettings(BaseModel):
         2,
         ge=1,
         description="with gradient_accumulation_steps: lines per step; with seq_len: tokens of"
-        " a forward pass unless max_tokens_per_pass says so",
+        " a forward pass unless max_tokens_per_microbatch says so",
     )
     gradient_accumulation_steps: int = Field(
         8, ge=1, description="lines per step in units of batch_size"
     )
-    max_tokens_per_pass: int | None = Field(
+    max_tokens_per_microbatch: int | None = Field(
         None,
         ge=2,
         description="token budget of one forward pass on each rank"
@@ -59,13 +63,13 @@ class CorpusSettings(BaseModel):
         return self.batch_size * self.gradient_accumulation_steps
 
 
-class SftSettings(BaseModel):
+class SftSettings(Section):
     end_completions: bool = Field(
         False, description="add the end token to completions that lack it"
     )
 
 
-class DpoSettings(BaseModel):
+class DpoSettings(Section):
     lr: float = Field(1e-6, gt=0, description="learning rate after the warm-up")
     preference_loss: Literal["sigmoid", "ipo"] = Field(
         "sigmoid", description="DPO's logistic loss, or the squared one of IPO"

@@ -1,6 +1,6 @@
-"""Settings as YAML files and ``key=value``: read, put in order, translated to our fields.
+"""GivenSettings as YAML files and ``key=value``: read, put in order, translated to our fields.
 
-    files, then flags and overrides -> assignments -> references resolved -> Settings
+    files, then flags and overrides -> assignments -> references resolved -> GivenSettings
 
 A key is ours (``lr``), ours with the file of settings/ it stands in (``optim.lr``), or
 AReaL's (``actor.optimizer.lr``). The last assignment of a setting counts, whichever of its
@@ -12,27 +12,32 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel
 
 from atroposlib.errors import ConfigError
 from example_trainer.settings.advantage import AdvantageSettings
 from example_trainer.settings.areal import names as areal_names
-from example_trainer.settings.areal.names import Elsewhere, Here, Meaning, Part, Refused
+from example_trainer.settings.areal.names import (
+    Combined,
+    Ignored,
+    Meaning,
+    Renamed,
+    Unsupported,
+)
 from example_trainer.settings.batch import BatchSettings
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.loss import LossSettings
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.optim import OptimSettings
-from example_trainer.settings.original import OriginalSettings
-from example_trainer.settings.run import RunSettings
-from example_trainer.settings.watch import WatchSettings
+from example_trainer.settings.run import OriginalSettings, RunSettings, WatchSettings
+from example_trainer.settings.section import RENAMED, renamed_note
 from example_trainer.settings.weights import WeightSettings
-from example_trainer.settings.yaml_text import load_yaml, parse_yaml
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSettings,
@@ -60,7 +65,7 @@ class Assignment:
 
 
 @dataclass
-class Settings:
+class GivenSettings:
     """Fields of TrainingConfig that were given, and what there is to say about the rest."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -98,30 +103,31 @@ def flatten(tree: Mapping[str, Any], where: str, above: str = "") -> Iterator[As
             yield Assignment(key, value, where)
 
 
-def translate(assignments: Sequence[Assignment]) -> Settings:
-    """Settings of the trainer from assignments in order; the last of each counts.
+def translate(assignments: Sequence[Assignment]) -> GivenSettings:
+    """GivenSettings of the trainer from assignments in order; the last of each counts.
 
     Raises:
         ConfigError: a key is unknown (with close matches) or refused (with the reason), a
             value has no counterpart here, a reference leads nowhere or in a circle.
     """
+    assignments, renamed = under_current_names(assignments)
     meanings = [(one, meaning_of(one)) for one in resolved(assignments)]
-    found = Settings()
+    found = GivenSettings()
     parts: dict[Any, dict[str, Any]] = {}
     last_of = {
         meaning.group: i
         for i, (_, meaning) in enumerate(meanings)
-        if isinstance(meaning, Part)
+        if isinstance(meaning, Combined)
     }
     said: dict[str, list[str]] = {}
     for i, (one, meaning) in enumerate(meanings):
-        if isinstance(meaning, Elsewhere):
+        if isinstance(meaning, Ignored):
             if one.value is not None:
                 said.setdefault(meaning.sentence, []).append(one.key)
-        elif isinstance(meaning, Refused):
+        elif isinstance(meaning, Unsupported):
             if one.value not in (None, False):
                 raise ConfigError(f"{one.key} ({one.where}): {meaning.sentence}")
-        elif isinstance(meaning, Part):
+        elif isinstance(meaning, Combined):
             given = parts.setdefault(meaning.group, {})
             if meaning.name == "":
                 given.clear()
@@ -134,8 +140,29 @@ def translate(assignments: Sequence[Assignment]) -> Settings:
             found.values.pop(meaning.field, None)  # AReaL's null: not set
         else:
             _put(found, one, {meaning.field: converted(one, meaning.convert, one.value)})
-    found.notes = [f"{', '.join(keys)}: {sentence}" for sentence, keys in said.items()]
+    found.notes = renamed + [
+        f"{', '.join(keys)}: {sentence}" for sentence, keys in said.items()
+    ]
     return found
+
+
+def under_current_names(
+    assignments: Sequence[Assignment],
+) -> tuple[list[Assignment], list[str]]:
+    """The assignments with option names of earlier releases replaced, and a note for each."""
+    renamed = [replace(one, key=_current(one.key)) for one in assignments]
+    old = dict.fromkeys(
+        before.key.rpartition(".")[2]
+        for before, after in zip(assignments, renamed)
+        if before.key != after.key
+    )
+    return renamed, [renamed_note(name) for name in old]
+
+
+def _current(key: str) -> str:
+    section, dot, name = key.rpartition(".")
+    is_old = name in RENAMED and (not section or section in SECTIONS)
+    return f"{section}{dot}{RENAMED[name]}" if is_old else key
 
 
 def converted(one: Assignment, convert: Any, value: Any) -> Any:
@@ -145,7 +172,7 @@ def converted(one: Assignment, convert: Any, value: Any) -> Any:
         raise ConfigError(f"{one.key} ({one.where}): {error}") from error
 
 
-def _put(found: Settings, one: Assignment, values: Mapping[str, Any]) -> None:
+def _put(found: GivenSettings, one: Assignment, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         found.values[name] = as_field(name, value)
         found.places[name] = (
@@ -166,10 +193,10 @@ def as_field(name: str, value: Any) -> Any:
 
 # --- what a key means -------------------------------------------------------------------
 
-_OURS: dict[str, Here] = {
-    **{name: Here(name) for name in FIELDS},
+_OURS: dict[str, Renamed] = {
+    **{name: Renamed(name) for name in FIELDS},
     **{
-        f"{section}.{name}": Here(name)
+        f"{section}.{name}": Renamed(name)
         for section, model in SECTIONS.items()
         for name in model.model_fields
     },
@@ -182,7 +209,7 @@ def meaning_of(one: Assignment) -> Meaning:
     if meaning is not None:
         return meaning
     if areal_names.is_group(one.key) and one.value is None:
-        return Elsewhere("")
+        return Ignored("")
     raise ConfigError(f"{one.key} ({one.where}) is not a setting{did_you_mean(one.key)}")
 
 
@@ -230,7 +257,75 @@ def resolved(assignments: Sequence[Assignment]) -> list[Assignment]:
 
 def _identity(key: str) -> str:
     """The same for all names of a setting whose value is written alike under each."""
+    key = _current(key)
     meaning = _OURS.get(key) or areal_names.NAMES.get(key)
-    if isinstance(meaning, Here) and meaning.convert is areal_names.same:
+    if isinstance(meaning, Renamed) and meaning.convert is areal_names.same:
         return meaning.field
     return key
+
+
+# --- YAML ------------------------------------------------------------------------------
+#
+# As version 1.2 reads plain words: 1e-5 is a number, ``no`` is text. PyYAML follows version
+# 1.1, where 1e-5 is text, ``on`` true, 010 eight and 1:30 ninety. Here a word that begins with
+# a needless 0 is text, so that run_name=007 keeps its zeros. A key that stands twice in one
+# mapping is refused, because one of its values would be lost.
+
+PLAIN = (
+    ("null", r"~|null|Null|NULL|", "~nN"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(?:inf|Inf|INF)",
+        "-+.0123456789",
+    ),
+    ("merge", r"<<", "<"),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key.value, str)]
+        twice = sorted({name for name in names if names.count(name) > 1 and name != "<<"})
+        if twice:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{twice[0]} stands twice in one mapping", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+for _tag, _pattern, _first in PLAIN:
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), [*_first]
+    )
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("$"), [""])
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a file.
+
+    Raises:
+        ConfigError: no such file, no YAML, or something other than a mapping with names.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    tree = parse_yaml(text, str(path))
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds no settings: a mapping such as 'lr: 1e-5' is wanted")
+    return tree
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value that ``text`` writes down. Raises ConfigError if it is not YAML."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from error

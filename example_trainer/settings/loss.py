@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from example_trainer.settings.section import Section
 
 
-class LossSettings(BaseModel):
+class LossSettings(Section):
+    """The policy loss and what is added to it. Formulae: the files of example_trainer.losses."""
+
     loss: str = Field("decoupled", description="name in example_trainer.losses")
     clip_eps: float = Field(0.2, ge=0, description="ratio may fall to 1 - clip_eps")
     clip_eps_high: float | None = Field(

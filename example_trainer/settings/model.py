@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
-from example_trainer.settings.layers import parse_layers
+from atroposlib.errors import ConfigError
+from example_trainer.settings.section import Section
 
 
-class ModelSettings(BaseModel):
+class ModelSettings(Section):
+    """Which model is trained, in which precision, and on which devices."""
+
     model_name: str = Field(description="directory or hub name of the model to train")
     init_from_scratch: bool = Field(
         False, description="random weights of the model's shape instead of its own"
@@ -61,3 +65,31 @@ class ModelSettings(BaseModel):
     @classmethod
     def _layers(cls, value: Any) -> Any:
         return parse_layers(value) if isinstance(value, str) else value
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def compute_dtype(self) -> Literal["bfloat16", "float32"]:
+        return self.dtype or ("bfloat16" if self.on_cuda else "float32")
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether a LoRA adapter is trained instead of the weights."""
+        return bool(self.lora)
+
+
+def parse_layers(text: str) -> list[int]:
+    """Layer numbers from "20-31", "0-3,28-31" or "0,5,7".
+
+    Raises:
+        ConfigError: the text is none of these.
+    """
+    layers: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ConfigError(f"layer indices look like 0-3,28-31 or 0,5,7, not {text!r}")
+        layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(layers)

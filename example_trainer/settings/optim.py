@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from example_trainer.settings.section import Section
 
 
-class OptimSettings(BaseModel):
+class OptimSettings(Section):
+    """Optimizer, learning rate, clipping."""
+
     optimizer: Literal["adamw", "adamw_8bit", "adafactor", "sgd"] = Field(
         "adamw_8bit", description="adamw_8bit needs bitsandbytes, else it is adamw"
     )
@@ -19,10 +23,10 @@ class OptimSettings(BaseModel):
         0.0, ge=0, le=1, description="share of lr at the end of linear and cosine schedules"
     )
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    warmup_share: float = Field(
+    warmup_ratio: float = Field(
         0.0, ge=0, le=1, description="warm-up as a share of training_steps"
     )
-    lr_decay_share: float = Field(
+    lr_decay_ratio: float = Field(
         0.0, ge=0, le=1, description="last share of the steps, in which lr falls linearly to 0"
     )
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")

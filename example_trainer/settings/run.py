@@ -1,13 +1,17 @@
-"""The rollout API, saving, recovery, evaluation."""
+"""Settings of the loop: rollout API, saving, recovery, evaluation, metrics, ranks."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from example_trainer.settings.section import Section
 
 
-class RunSettings(BaseModel):
+class RunSettings(Section):
+    """The rollout API, saving, recovery, evaluation."""
+
     atropos_url: str = Field("http://localhost:8000", description="rollout API")
     lease_s: float = Field(
         600.0,
@@ -75,3 +79,63 @@ class RunSettings(BaseModel):
     eval_every_s: float | None = Field(None, gt=0, description="seconds between evaluations")
     eval_at_start: bool = Field(False, description="evaluate once before the first step")
     eval_timeout_s: float = Field(1800.0, gt=0, description="bound of one evaluation")
+
+
+class WatchSettings(Section):
+    """Where metrics go."""
+
+    log_dir: str = Field("./logs", description="metrics.jsonl goes here")
+    metrics_path: str | None = Field(
+        None, description="one JSON line per step (default: log_dir/metrics.jsonl)"
+    )
+    trackers: list[Literal["wandb", "tensorboard", "swanlab", "trackio"]] = Field(
+        [], description="where metrics go beside the file; names in atroposlib.trackers"
+    )
+    run_name: str | None = Field(None, description="name of the run in the trackers")
+    use_wandb: bool = Field(False, description="also log to Weights & Biases")
+    wandb_project: str | None = Field(None, description="project in the trackers")
+    wandb_group: str | None = Field(None, description="group (default: 8 random characters)")
+    live_table: bool | None = Field(
+        None, description="a table that follows the run (default: when stdout is a terminal)"
+    )
+    benchmark: bool = Field(False, description="print mean seconds of every phase at the end")
+
+
+class OriginalSettings(Section):
+    """Settings of the original's ways of starting vLLM and of its ranks."""
+
+    vllm_port: int = Field(9001, ge=1, le=65535, description="port of the default server URL")
+    vllm_restart_interval: int = Field(
+        3, ge=1, description="older name of publish_every; used when that one is not given"
+    )
+    vllm_gpu: int | None = Field(
+        None, ge=0, description="GPU of the server that atropos-grpo-run starts"
+    )
+    vllm_gpu_memory_utilization: float = Field(
+        0.45, gt=0, le=1, description="share of its memory, for atropos-grpo-run"
+    )
+    max_model_len: int = Field(4096, ge=2, description="of that server, in tokens")
+    vllm_config_path: str | None = Field(
+        None, description="where shared_memory publishing describes its tensors"
+    )
+    single_copy: bool = Field(
+        False, description="had no effect in the original; refused if set"
+    )
+    debug_loading: bool = Field(
+        False, description="print every published tensor and its shape"
+    )
+    trainer_rank: int = Field(
+        0, ge=0, description="rank of this process; under torchrun its RANK counts"
+    )
+    world_size: int = Field(
+        1, ge=1, description="trainer processes; under torchrun its WORLD_SIZE counts"
+    )
+    init_method: str = Field(
+        "env://", description="where ranks meet, as torch.distributed says"
+    )
+    num_inference_nodes: int = Field(
+        0,
+        ge=0,
+        description="accepted for the original's sake, which did not use it either; servers are"
+        " named by inference_urls, or started by atropos-launch",
+    )

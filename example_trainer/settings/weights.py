@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
+
+from example_trainer.settings.section import Section
 
 
-class WeightSettings(BaseModel):
+class WeightSettings(Section):
+    """How new weights reach the inference servers."""
+
     weight_bridge_mode: Literal["none", "shared_vllm", "lora_only", "lora_restart"] = Field(
         "none",
         description="the original's name for weight_publisher: none is disk, shared_vllm is"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from example_trainer.data.rows import Row
 from example_trainer.distributed import ranks
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.model.policy import Policy
 from example_trainer.settings.corpus import DpoSettings
@@ -59,18 +59,18 @@ def train(cfg: DpoConfig) -> None:
 
 def sums_of(policy: Policy) -> RowSums[Policy]:
     """Log probabilities of answers."""
-    return RowSums(policy, lambda plan: policy.score(plan).logprobs)
+    return RowSums(policy, lambda microbatch: policy.score(microbatch).logprobs)
 
 
 def reference_sums(
-    cfg: DpoConfig, world: World, policy: Policy, corpora: Iterable[Corpus]
+    cfg: DpoConfig, world: Ranks, policy: Policy, corpora: Iterable[Corpus]
 ) -> dict[int, float]:
     """Log probability of each answer by the reference model, by the id of its row.
 
     The reference is ``reference_model``, or the policy as it is before the first step.
     """
     if cfg.reference_model is not None:
-        policy = loading.load_reference(cfg.shared(reference_model=cfg.reference_model), world)
+        policy = loading.load_reference(cfg.shared(), cfg.reference_model, world)
     sums = sums_of(policy)
     known: dict[int, float] = {}
     for one in corpora:

@@ -29,12 +29,13 @@ from example_trainer.model.policy import PackedModel, Policy
 from example_trainer.run.metrics_log import Clock, MetricsLog
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.corpus import CorpusSettings
+from example_trainer.settings.files import load_yaml
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.optim import OptimSettings
-from example_trainer.settings.watch import WatchSettings
-from example_trainer.settings.yaml_text import load_yaml
+from example_trainer.settings.run import WatchSettings
+from example_trainer.settings.section import RENAMED
 from example_trainer.supervised.corpus import Corpus, Example
-from example_trainer.update import optimizer as optim
+from example_trainer.update.optimizer import build_optimizer, clipped_step
 
 
 class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
@@ -102,19 +103,19 @@ def fit(
     steps_of_epoch = math.ceil(len(examples) / cfg.lines_per_step)
     steps = min(cfg.epochs * steps_of_epoch, cfg.training_steps or sys.maxsize)
     shared = cfg.shared(steps)
-    optimizer = optim.build(model, shared)
+    optimizer = build_optimizer(model, shared)
     valid_every = cfg.valid_every_steps or steps_of_epoch
     clock = Clock()
-    if world.first:
+    if world.is_rank0:
         print(f"{cfg.train_file}: {train}; {steps} steps", flush=True)
     with (
-        MetricsLog(shared, SupervisedDisplay()) if world.first else MetricsLog.silent()
+        MetricsLog(shared, SupervisedDisplay()) if world.is_rank0 else MetricsLog.silent()
     ) as log:
         for step, lines in enumerate(lines_of_steps(cfg, len(examples), steps), 1):
             chosen = [examples[i] for i in lines]
             with clock.measure("train"):
                 told = objective.learn(chosen)
-                norm, stepped = optim.step(optimizer, model, shared, step - 1)
+                norm, stepped = clipped_step(optimizer, model, shared, step - 1, steps)
             if valid is not None and (step % valid_every == 0 or step == steps):
                 with clock.measure("valid"):
                     told |= validate(objective, valid, cfg.lines_per_step)
@@ -220,7 +221,8 @@ def settings_of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]
     values: dict[str, Any] = {}
     for path in flags.pop("config", ()):
         settings = load_yaml(path)
-        if unknown := sorted(settings.keys() - model.model_fields.keys()):
+        known = model.model_fields.keys() | RENAMED.keys()
+        if unknown := sorted(settings.keys() - known):
             raise ConfigError(f"{path}: {', '.join(unknown)}: no such setting")
         values |= settings
     return values | flags
@@ -249,6 +251,9 @@ def build_parser(
             options["nargs"] = "+"
         flags = ["--" + name.replace("_", "-"), *(["--model"] if name == "model_name" else [])]
         parser.add_argument(*flags, **options)
+    for old, new in RENAMED.items():
+        if new in model.model_fields:
+            parser.add_argument("--" + old.replace("_", "-"), help=argparse.SUPPRESS)
     return parser
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from example_trainer.data.packing import Pass
+from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row
 from example_trainer.model.policy import PackedModel
 
@@ -61,18 +61,18 @@ RowLoss = Callable[[Tensor], Tensor]  # (R,) float64 sums -> the loss, a number
 
 @dataclass(frozen=True)
 class RowSums(Generic[M]):
-    """Sums over the trained tokens of each row, of what ``score`` says of a pass."""
+    """Sums over the trained tokens of each row, of what ``score`` returns for a micro-batch."""
 
     model: M
-    score: Callable[[Pass], Tensor]  # -> (B, T), 0 where a row has fewer
+    score: Callable[[MicroBatch], Tensor]  # -> (B, T), 0 where a row has fewer
 
     @torch.no_grad()
     def of(self, rows: Sequence[Row]) -> Tensor:
         """(R,) without a gradient, on the CPU. Collective."""
         world = self.model.world
         sums = torch.zeros(len(rows), dtype=torch.float64)
-        for plan in self._mine(rows):
-            sums += self._sums(plan, len(rows)).cpu()
+        for microbatch in self._mine(rows):
+            sums += self._sums(microbatch, len(rows)).cpu()
         return world.sum_(sums)
 
     def backward(self, rows: Sequence[Row], loss_of: RowLoss) -> Tensor:
@@ -85,17 +85,17 @@ class RowSums(Generic[M]):
         sums = self.of(rows)
         leaf = sums.clone().requires_grad_()
         (weights,) = torch.autograd.grad(loss_of(leaf), leaf)
-        for plan in mine:
-            torch.autograd.backward(self._sums(plan, len(rows)).cpu() @ weights)
+        for microbatch in mine:
+            torch.autograd.backward(self._sums(microbatch, len(rows)).cpu() @ weights)
         return sums
 
-    def _mine(self, rows: Sequence[Row]) -> list[Pass]:
+    def _mine(self, rows: Sequence[Row]) -> list[MicroBatch]:
         world = self.model.world
         return self.model.plan(rows, divisor=world.size)[world.rank :: world.size]
 
-    def _sums(self, plan: Pass, count: int) -> Tensor:
-        numbers = self.score(plan).double().sum(1)  # (B,)
-        places = torch.tensor(plan.row_ids, dtype=torch.long, device=numbers.device)
+    def _sums(self, microbatch: MicroBatch, count: int) -> Tensor:
+        numbers = self.score(microbatch).double().sum(1)  # (B,)
+        places = torch.tensor(microbatch.row_ids, dtype=torch.long, device=numbers.device)
         return numbers.new_zeros(count).index_add(0, places, numbers)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from atroposlib.errors import ConfigError
 from example_trainer.data.rows import Row
 from example_trainer.distributed import ranks
-from example_trainer.distributed.collectives import on_first
+from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model import critic, state_dict
 from example_trainer.model.critic import ValueModel, scored_row
 from example_trainer.model.model_dir import TrainerState, whole_directory, write_state
@@ -53,7 +53,7 @@ def train(cfg: RewardConfig) -> None:
             "a reward model trains whole: leave lora and train_layer_indices out"
         )
     with ranks.start(cfg.shared()) as world:
-        model = critic.load(cfg.shared(), cfg.model_name, world)
+        model = critic.load_value_model(cfg.shared(), cfg.model_name, world)
         rows_of = partial(corpus.pair_rows, model.tokenizer)
         train_on, valid = corpus.read_both(cfg, rows_of, model.max_tokens_per_row)
 
@@ -68,7 +68,7 @@ def train(cfg: RewardConfig) -> None:
 
 def rewards_of(model: ValueModel) -> RowSums[ValueModel]:
     """Rewards of rows made by :func:`scored_row`, which ask for one number each."""
-    return RowSums(model, lambda plan: model.score(plan)[0])
+    return RowSums(model, lambda microbatch: model.score(microbatch)[0])
 
 
 @dataclass
@@ -122,7 +122,7 @@ def save_reward_model(model: ValueModel, directory: Path, state: TrainerState) -
             model.tokenizer.save_pretrained(draft)
             write_state(draft, state)
 
-    on_first(model.world, write)
+    run_on_rank0(model.world, write)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ class CrossEntropy:
         tokens = sum(len(row.trained) for row in rows)
         policy, world = self.policy, self.policy.world
         total = torch.zeros((), dtype=torch.float64)
-        for plan in policy.plan(rows, divisor=world.size)[world.rank :: world.size]:
+        for microbatch in policy.plan(rows, divisor=world.size)[world.rank :: world.size]:
             # One divisor for the whole step: the gradient is the same for any split.
-            loss_sum = -policy.score(plan).logprobs.sum()
+            loss_sum = -policy.score(microbatch).logprobs.sum()
             torch.autograd.backward(loss_sum / tokens)
             total += loss_sum.detach().cpu().double()
         return {"loss": float(world.sum_(total)) / tokens, "trained_tokens": tokens}

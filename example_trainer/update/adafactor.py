@@ -9,10 +9,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers.optimization import Adafactor
 
-from example_trainer.distributed import shards
+from example_trainer.distributed import collectives
 
 
-class WholeAdafactor(Adafactor):  # type: ignore[misc, unused-ignore]
+class UnshardedAdafactor(Adafactor):  # type: ignore[misc, unused-ignore]
     """Adafactor whose step does not depend on how its parameters are sharded.
 
     Its factors are means over whole rows and columns, and its step size has the root mean
@@ -21,7 +21,7 @@ class WholeAdafactor(Adafactor):  # type: ignore[misc, unused-ignore]
     the factors are small, and every rank holds all of them.
     """
 
-    state_is_whole = True
+    state_is_full = True
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -38,10 +38,10 @@ class WholeAdafactor(Adafactor):  # type: ignore[misc, unused-ignore]
             self.param_groups = [group]
             super().step()  # type: ignore[no-untyped-call]
             return
-        stand_in = nn.Parameter(shards.whole(parameter).clone())
-        stand_in.grad = shards.whole(parameter.grad)
+        stand_in = nn.Parameter(collectives.full_tensor(parameter).clone())
+        stand_in.grad = collectives.full_tensor(parameter.grad)
         self.param_groups = [{**group, "params": [stand_in]}]
         self.state[stand_in] = self.state[parameter]  # the same dictionary: filled for both
         super().step()  # type: ignore[no-untyped-call]
         del self.state[stand_in]
-        shards.set_whole(parameter, stand_in.detach())
+        collectives.set_full_tensor(parameter, stand_in.detach())

@@ -12,40 +12,40 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from atroposlib.errors import ConfigError
-from example_trainer.distributed import shards
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.distributed import collectives
+from example_trainer.settings.optim import OptimSettings
 
 if TYPE_CHECKING:
     from example_trainer.model.policy import PackedModel
 
 
-def build(model: PackedModel, cfg: TrainingConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: PackedModel, settings: OptimSettings) -> torch.optim.Optimizer:
     """The optimizer named in the settings; says so when it has to be another one.
 
     Call it after :func:`example_trainer.model.fsdp.shard`: it holds the parameters as they
     are now, and its state lies where they lie (in main memory with ``cpu_offload``).
     """
     parameters = model.parameters()
-    if cfg.optimizer == "adafactor":
+    if settings.optimizer == "adafactor":
         # Lazy: transformers takes seconds to import.
-        from example_trainer.update.adafactor import WholeAdafactor
+        from example_trainer.update.adafactor import UnshardedAdafactor
 
-        adafactor: Any = WholeAdafactor
+        adafactor: Any = UnshardedAdafactor
         optimizer: torch.optim.Optimizer = adafactor(
             parameters,
-            lr=None if cfg.adafactor_relative_step else cfg.lr,
-            scale_parameter=cfg.adafactor_scale_parameter,
-            relative_step=cfg.adafactor_relative_step,
-            weight_decay=cfg.weight_decay,
+            lr=None if settings.adafactor_relative_step else settings.lr,
+            scale_parameter=settings.adafactor_scale_parameter,
+            relative_step=settings.adafactor_relative_step,
+            weight_decay=settings.weight_decay,
         )
         return optimizer
-    if cfg.optimizer == "sgd":
+    if settings.optimizer == "sgd":
         # Without momentum its decay is the decoupled one: w -= lr (g + decay w).
-        return torch.optim.SGD(parameters, lr=cfg.lr, weight_decay=cfg.weight_decay)
-    betas = (cfg.adam_beta1, cfg.adam_beta2)
-    shared: dict[str, Any] = {"lr": cfg.lr, "betas": betas, "eps": cfg.adam_eps}
-    shared["weight_decay"] = cfg.weight_decay
-    if cfg.optimizer == "adamw_8bit":
+        return torch.optim.SGD(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+    betas = (settings.adam_beta1, settings.adam_beta2)
+    shared: dict[str, Any] = {"lr": settings.lr, "betas": betas, "eps": settings.adam_eps}
+    shared["weight_decay"] = settings.weight_decay
+    if settings.optimizer == "adamw_8bit":
         # Its blocks of 256 values would straddle shards, and shards save more than it does.
         whole = not any(isinstance(parameter, DTensor) for parameter in parameters)
         on_cuda = model.device.type == "cuda"
@@ -56,7 +56,7 @@ def build(model: PackedModel, cfg: TrainingConfig) -> torch.optim.Optimizer:
                 parameters, **shared
             )
             return eight_bit
-        if model.world.first:
+        if model.world.is_rank0:
             print(
                 "optimizer adamw_8bit needs bitsandbytes and one CUDA device: using adamw",
                 flush=True,
@@ -64,32 +64,35 @@ def build(model: PackedModel, cfg: TrainingConfig) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, fused=True, **shared)
 
 
-def learning_rate(cfg: TrainingConfig, step: int) -> float:
+def learning_rate(settings: OptimSettings, step: int, total_steps: int) -> float:
     """Rate of optimizer step ``step``, counted from 0.
 
-    Linear warm-up over ``warmup_steps`` or ``warmup_share`` of all steps, whichever is
+    Linear warm-up over ``warmup_steps`` or ``warmup_ratio`` of all steps, whichever is
     longer. Then constant, or from ``lr`` to ``lr x min_lr_ratio``, linear or along a cosine:
-    lr (min + (1 - min) (1 + cos(pi p)) / 2). Over the last ``lr_decay_share`` of the steps
+    lr (min + (1 - min) (1 + cos(pi p)) / 2). Over the last ``lr_decay_ratio`` of the steps
     linear to 0 at the latest. The end of a schedule is reached one step after the last.
     """
-    total = cfg.training_steps
-    warmup = max(cfg.warmup_steps, int(cfg.warmup_share * total))
+    warmup = max(settings.warmup_steps, int(settings.warmup_ratio * total_steps))
     rising = (step + 1) / warmup if warmup else 1.0
-    progress = min(1.0, max(0.0, (step - warmup) / max(1, total - warmup)))
+    progress = min(1.0, max(0.0, (step - warmup) / max(1, total_steps - warmup)))
     shape = {
         "constant": 1.0,
         "linear": 1.0 - progress,
         "cosine": (1.0 + math.cos(math.pi * progress)) / 2,
-    }[cfg.lr_schedule]
-    scheduled = cfg.min_lr_ratio + (1.0 - cfg.min_lr_ratio) * shape
-    decay_steps = cfg.lr_decay_share * total
-    falling = (total - step) / decay_steps if decay_steps else 1.0
-    return cfg.lr * max(min(rising, scheduled, falling), 0.0)
+    }[settings.lr_schedule]
+    scheduled = settings.min_lr_ratio + (1.0 - settings.min_lr_ratio) * shape
+    decay_steps = settings.lr_decay_ratio * total_steps
+    falling = (total_steps - step) / decay_steps if decay_steps else 1.0
+    return settings.lr * max(min(rising, scheduled, falling), 0.0)
 
 
 @torch.no_grad()
-def step(
-    optimizer: torch.optim.Optimizer, model: PackedModel, cfg: TrainingConfig, index: int
+def clipped_step(
+    optimizer: torch.optim.Optimizer,
+    model: PackedModel,
+    settings: OptimSettings,
+    index: int,
+    total_steps: int,
 ) -> tuple[float, bool]:
     """Clip by the global norm, step, clear. Collective.
 
@@ -99,17 +102,19 @@ def step(
     Returns:
         The L2 norm of the whole gradient before clipping, and whether it stepped.
     """
-    gradients = [shards.local(p.grad) for p in _parameters(optimizer) if p.grad is not None]
+    gradients = [
+        collectives.local_shard(p.grad) for p in _parameters(optimizer) if p.grad is not None
+    ]
     norm = _global_norm(gradients, model)
     finite = math.isfinite(norm)
     if finite:
-        coefficient = cfg.max_grad_norm / (norm + 1e-6)
+        coefficient = settings.max_grad_norm / (norm + 1e-6)
         if coefficient < 1.0:
             for gradient in gradients:
                 gradient.mul_(coefficient)
-        if not cfg.adafactor_relative_step or cfg.optimizer != "adafactor":
+        if not settings.adafactor_relative_step or settings.optimizer != "adafactor":
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(cfg, index)
+                group["lr"] = learning_rate(settings, index, total_steps)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm, finite
@@ -132,7 +137,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
 
 
 @torch.no_grad()
-def state_tensors(
+def optimizer_state(
     optimizer: torch.optim.Optimizer, model: PackedModel
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The whole state, independent of the number of ranks. Collective.
@@ -149,8 +154,8 @@ def state_tensors(
             if not isinstance(value, Tensor):
                 numbers.setdefault(name, {})[entry] = value
                 continue
-            whole = shards.whole(value)
-            if model.world.first:
+            whole = collectives.full_tensor(value)
+            if model.world.is_rank0:
                 tensors[f"{name}/{entry}"] = whole.to("cpu", copy=True)
     return tensors, {
         "optimizer": type(optimizer).__name__,
@@ -161,13 +166,13 @@ def state_tensors(
 
 
 @torch.no_grad()
-def load_state(
+def load_optimizer_state(
     optimizer: torch.optim.Optimizer,
     model: PackedModel,
     tensors: Mapping[str, Tensor],
     numbers: Mapping[str, Any],
 ) -> None:
-    """Take over what :func:`state_tensors` gave, on any number of ranks. Collective.
+    """Take over what :func:`optimizer_state` gave, on any number of ranks. Collective.
 
     What rank 0 passes counts. Betas, decay and the like are those of the settings.
 
@@ -198,14 +203,16 @@ def load_state(
         optimizer.state[by_name[name]].update(entries)
     for key, (shape, dtype) in shapes.items():
         name, _, entry = key.rpartition("/")
-        if world.first:
+        if world.is_rank0:
             value = tensors[key].to(world.device).contiguous()
         else:
             value = torch.empty(
                 shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device
             )
         parameter = by_name[name]
-        optimizer.state[parameter][entry] = _placed(optimizer, parameter, world.spread_(value))
+        optimizer.state[parameter][entry] = _placed(
+            optimizer, parameter, world.broadcast_(value)
+        )
 
 
 def _placed(
@@ -217,10 +224,10 @@ def _placed(
         fused = optimizer.defaults.get("fused")
         return value.to(parameter.device if fused else "cpu", copy=True)
     sharded = isinstance(parameter, DTensor) and value.shape == parameter.shape
-    if not sharded or getattr(optimizer, "state_is_whole", False):
+    if not sharded or getattr(optimizer, "state_is_full", False):
         return value.to(parameter.device, copy=True)
     part = torch.empty_like(parameter, dtype=value.dtype)
-    shards.set_whole(part, value)
+    collectives.set_full_tensor(part, value)
     return part
 
 

@@ -1,6 +1,6 @@
-"""Ragged lists -> (B, T) tensors of one pass; what rows say about tokens, beside the scores.
+"""Ragged lists -> (B, T) tensors of one micro-batch; what rows say about tokens, beside the scores.
 
-Letters: B rows of a pass, T trained tokens of its longest row, K teacher candidates.
+Letters: B rows of a micro-batch, T trained tokens of its longest row, K teacher candidates.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from example_trainer.data.packing import Pass
+from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row, at_trained
 from example_trainer.weights.verify import Mismatch
 
 if TYPE_CHECKING:
-    from example_trainer.distributed.ranks import World
+    from example_trainer.distributed.ranks import Ranks
     from example_trainer.model.policy import Scores
 
 
-def spread(
-    plan: Pass,
+def pad_to_tensor(
+    microbatch: MicroBatch,
     values_R_T: Sequence[Sequence[float]],
     device: torch.device,
     fill: float = 0.0,
 ) -> Tensor:
-    """(B, T): entry (b, t) belongs to trained token t of the b-th row of the pass."""
-    result = torch.full(plan.shape, fill)
-    for b, i in enumerate(plan.row_ids):
+    """(B, T): entry (b, t) belongs to trained token t of the b-th row of the micro-batch."""
+    result = torch.full(microbatch.shape, fill)
+    for b, i in enumerate(microbatch.row_ids):
         result[b, : len(values_R_T[i])] = torch.tensor(values_R_T[i], dtype=result.dtype)
     return result.to(device)
 
 
-def spread_teacher(
-    plan: Pass, rows: Sequence[Row], device: torch.device
+def pad_teacher(
+    microbatch: MicroBatch, rows: Sequence[Row], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Teacher logprobs and whether there is one, both (B, T, K); K of the longest entry."""
     entries = [
         at_trained(rows[i], rows[i].teacher_logprobs or [[] for _ in rows[i].labels])
-        for i in plan.row_ids
+        for i in microbatch.row_ids
     ]
     width = max((len(found) for row in entries for found in row), default=0)
-    logprobs = torch.zeros(*plan.shape, width)
-    present = torch.zeros(*plan.shape, width, dtype=torch.bool)
+    logprobs = torch.zeros(*microbatch.shape, width)
+    present = torch.zeros(*microbatch.shape, width, dtype=torch.bool)
     for b, row in enumerate(entries):
         for t, found in enumerate(row):
             logprobs[b, t, : len(found)] = torch.tensor(found)
@@ -69,7 +69,7 @@ def sampled_mismatch(
     )
 
 
-def over_ranks(found: Mismatch, world: World) -> Mismatch:
+def reduce_mismatch(found: Mismatch, world: Ranks) -> Mismatch:
     """The mismatch of all ranks together, the same on each, so that all stop or none."""
     if world.size == 1:
         return found

@@ -1,21 +1,20 @@
 """One batch -> optimizer steps.
 
     for each minibatch                      one optimizer step
-        for each pass                       one forward and backward, bounded memory
+        for each micro-batch                       one forward and backward, bounded memory
             score -> loss sum / divisor -> backward
         clip, step
 
 The divisor belongs to the whole minibatch, over all ranks, and a loss is a sum: so the
-gradient is the same for any packing, any number of passes and any number of ranks.
+gradient is the same for any packing, any number of micro-batches and any number of ranks.
 
-Letters: B rows of a pass, T trained tokens of its longest row, K teacher candidates.
+Letters: B rows of a micro-batch, T trained tokens of its longest row, K teacher candidates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,19 +22,26 @@ from torch import Tensor
 from atroposlib.wire import MASKED_VERSION
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, minibatches, part_of
-from example_trainer.data import rows as data
-from example_trainer.data.packing import Pass
-from example_trainer.data.rows import at_trained
-from example_trainer.losses import distillation, kl, value
-from example_trainer.model.critic import ValueModel
+from example_trainer.data.packing import MicroBatch
+from example_trainer.data.rows import at_trained, loss_weights
+from example_trainer.losses import kl
+from example_trainer.losses.distillation import distill_sum
+from example_trainer.losses.tokens import LossInputs
+from example_trainer.model.critic import ValueModel, value_loss
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy, Scores
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state.stop import StopSignal
-from example_trainer.update import optimizer as optim
-from example_trainer.update.pad import over_ranks, sampled_mismatch, spread, spread_teacher
+from example_trainer.settings.loss import LossSettings
+from example_trainer.state import StopSignal
+from example_trainer.update.optimizer import clipped_step
+from example_trainer.update.pad import (
+    pad_teacher,
+    pad_to_tensor,
+    reduce_mismatch,
+    sampled_mismatch,
+)
 from example_trainer.update.step_metrics import (
-    Sums,
+    StepMetrics,
     add_logprobs,
     device_memory,
     with_deviations,
@@ -63,29 +69,45 @@ def learn(
     stop: StopSignal,
     critic: Critic | None = None,
 ) -> dict[str, float]:
-    """Take ``minibatches x epochs_per_batch`` optimizer steps; metrics over all of them.
+    """Take ``minibatches x ppo_epochs`` optimizer steps; metrics over all of them.
 
     Raises:
         StaleWeights: tokens of the version held here have other logprobs than here.
-        Stopped: between two passes; the step is not taken.
+        Stopped: between two micro-batches; the step is not taken.
     """
     parts = minibatches(prepared.rows, cfg.minibatches)
-    proximal_R_T = _proximal(cfg, policy, prepared, parts)
-    sums, norms, skipped = Sums(), [], 0
-    for epoch in range(cfg.epochs_per_batch):
+    proximal_R_T = None
+    if len(parts) > 1 and losses.needs_proximal(cfg.loss):
+        proximal_R_T = policy.trained_logprobs(prepared.rows)
+    sums, norms, skipped = StepMetrics(), [], 0
+    for epoch in range(cfg.ppo_epochs):
         for number, indices in enumerate(parts):
             first = epoch == 0 and number == 0
-            update = _Update(cfg, policy, part_of(prepared, indices), state, stop, first)
+            update = _Update(
+                cfg,
+                policy,
+                part_of(prepared, indices),
+                state.version,
+                stop,
+                tokens_per_row=cfg.aggregation_length or cfg.seq_len,
+                tolerance=cfg.logprob_tolerance if first else None,
+                keep_own=cfg.ppo_epochs > 1,
+            )
             if proximal_R_T is not None and not first:
                 update.proximal_R_T = [proximal_R_T[i] for i in indices]
             update.accumulate(sums)
             if len(parts) == 1 and first:
                 proximal_R_T = update.own_R_T
-            norm, stepped = optim.step(optimizer, policy, cfg, state.step)
+            norm, stepped = clipped_step(
+                optimizer, policy, cfg, state.step, cfg.training_steps
+            )
             norms.append(norm)
             skipped += not stepped
             if critic is not None:
-                _step_critic(cfg, critic, update.prepared, state.step, sums)
+                _critic_backward(critic.model, update.prepared, cfg.critic_clip_eps, sums)
+                clipped_step(
+                    critic.optimizer, critic.model, cfg, state.step, cfg.training_steps
+                )
     sums.share(policy.world)
     return {
         **with_deviations(sums.means()),
@@ -98,162 +120,185 @@ def learn(
     }
 
 
-def _proximal(
-    cfg: TrainingConfig, policy: Policy, prepared: Prepared, parts: Sequence[Sequence[int]]
-) -> list[list[float]] | None:
-    """Logprobs of the policy before this batch; None where a forward of their own is spared.
-
-    In the first update the policy being trained is the proximal one, so its own detached
-    logprobs serve, exactly: the ratio is 1 and only its gradient matters. With one
-    minibatch they also serve the epochs after it.
-    """
-    if len(parts) == 1 or not losses.needs_proximal(cfg.loss):
-        return None
-    return policy.trained_logprobs(prepared.rows)
-
-
 class _Update:
-    """One optimizer step's worth of rows."""
+    """The rows of one optimizer step.
+
+    ``proximal_R_T`` None means the policy's own logprobs: in the first update of a batch the
+    policy being trained is the proximal one, so its detached logprobs serve exactly and a
+    forward is spared. With one minibatch they (``own_R_T``) serve the epochs after it, too.
+
+    Args:
+        version: of the weights that ``policy`` holds.
+        tokens_per_row: length that loss_aggregation ``constant`` divides by.
+        tolerance: nats that fresh tokens may differ from the sampler; None: not compared.
+        keep_own: fill ``own_R_T``, for later epochs.
+    """
 
     def __init__(
         self,
-        cfg: TrainingConfig,
+        settings: LossSettings,
         policy: Policy,
         prepared: Prepared,
-        state: TrainerState,
+        version: int,
         stop: StopSignal,
-        first: bool,
+        *,
+        tokens_per_row: int,
+        tolerance: float | None,
+        keep_own: bool,
     ) -> None:
-        self.cfg, self.policy, self.prepared = cfg, policy, prepared
-        self.state, self.stop, self.first = state, stop, first
-        self.proximal_R_T: list[list[float]] | None = None  # None: the policy's own
+        self.settings, self.policy, self.prepared = settings, policy, prepared
+        self.version, self.stop = version, stop
+        self.tolerance, self.keep_own = tolerance, keep_own
+        self.proximal_R_T: list[list[float]] | None = None
         # Of rows that this rank scored, before the step; other ranks' rows stay empty.
         self.own_R_T: list[list[float]] = [[] for _ in prepared.rows]
-        self.loss_of = losses.get(cfg.loss)
+        self.loss_of = losses.formula(settings.loss)
         self.behaviour_R_T = [at_trained(r, r.behaviour_logprobs) for r in prepared.rows]
-        self.weights_R, self.divisor = data.loss_weights(
-            prepared.rows, cfg.loss_aggregation, cfg.aggregation_length or cfg.seq_len
+        self.weights_R, self.divisor = loss_weights(
+            prepared.rows, settings.loss_aggregation, tokens_per_row
         )
-        self.teacher = cfg.distill_coef > 0 or cfg.loss == "distillation"
+        self.teacher = settings.distill_coef > 0 or settings.loss == "distillation"
 
-    def accumulate(self, sums: Sums) -> None:
-        """Backward of every pass of this rank; the gradients are left in the parameters."""
+    def accumulate(self, sums: StepMetrics) -> None:
+        """Backward of every micro-batch of this rank; the gradients are left in the parameters."""
         policy, rows, world = self.policy, self.prepared.rows, self.policy.world
         weights_R_T = [[w] * len(r.trained) for w, r in zip(self.weights_R, rows)]
         kept_R_T = self._kept()
         sampled = Mismatch()
         loss = torch.zeros((), dtype=torch.float64, device=policy.device)
-        for plan in policy.plan(rows, divisor=world.size)[world.rank :: world.size]:
+        for microbatch in policy.plan(rows, divisor=world.size)[world.rank :: world.size]:
             if world.size == 1:  # several ranks stop together, between batches
                 self.stop.check()
-            found, loss_of_pass = self._backward(plan, weights_R_T, kept_R_T, sums)
+            found, loss_of_microbatch = self._backward(microbatch, weights_R_T, kept_R_T, sums)
             sampled += found
-            loss += loss_of_pass
-            sums.add({"packed_tokens": float(plan.length)}, 0.0)
-            sums.add({"padding_share": plan.computed - plan.length}, plan.computed)
-        # Each pass is divided by the size of the whole: the parts of a step add up to one.
-        sums.add({"loss": loss}, float(world.first))
-        if self.first:
+            loss += loss_of_microbatch
+            sums.add({"packed_tokens": float(microbatch.length)}, 0.0)
+            sums.add(
+                {"padding_share": microbatch.computed - microbatch.length}, microbatch.computed
+            )
+        # Each micro-batch is divided by the size of the whole: the parts of a step add up to one.
+        sums.add({"loss": loss}, float(world.is_rank0))
+        if self.tolerance is not None:
             sums.add({"logprob_mismatch_mean": sampled.total}, float(sampled.tokens))
             sums.maximum({"logprob_mismatch_max": sampled.max})
             verify.require_same_policy(
-                over_ranks(sampled, world), self.state.version, self.cfg.logprob_tolerance
+                reduce_mismatch(sampled, world), self.version, self.tolerance
             )
 
     def _kept(self) -> list[list[bool]] | None:
-        """Which trained tokens a loss that judges the minibatch as a whole keeps, (R, T)."""
-        if (mask_of := losses.batch_mask(self.cfg.loss)) is None:
+        """Trained tokens that the loss keeps, (R, T); None if it has no batch mask."""
+        if (mask_of := losses.batch_mask(self.settings.loss)) is None:
             return None
         proximal_R_T = self.proximal_R_T or self.policy.trained_logprobs(self.prepared.rows)
-        return mask_of(proximal_R_T, self.behaviour_R_T, self.cfg)
+        return mask_of(proximal_R_T, self.behaviour_R_T, self.settings)
 
     def _backward(
         self,
-        plan: Pass,
+        microbatch: MicroBatch,
         weights_R_T: Sequence[Sequence[float]],
         kept_R_T: Sequence[Sequence[bool]] | None,
-        sums: Sums,
+        sums: StepMetrics,
     ) -> tuple[Mismatch, Tensor]:
-        """Loss and gradient of one pass; how far its fresh tokens are from the sampler."""
-        cfg, policy, device = self.cfg, self.policy, self.policy.device
-        scores = policy.score(plan, entropy_grad=cfg.entropy_coef > 0, teacher=self.teacher)
-        weights = spread(plan, weights_R_T, device)
-        behaviour = spread(plan, self.behaviour_R_T, device)
-        advantages = spread(plan, self.prepared.advantages_R_T, device)
-        proximal = scores.logprobs.detach()
-        if self.proximal_R_T is not None:
-            proximal = spread(plan, self.proximal_R_T, device)
-        elif cfg.epochs_per_batch > 1:
-            self._keep(plan, proximal)
-        extras: dict[str, Any] = {}
-        if kept_R_T is not None:
-            extras["keep"] = spread(plan, kept_R_T, device) > 0
-        if self.teacher:
-            teacher_logprobs, teacher_mask = spread_teacher(plan, self.prepared.rows, device)
-            if cfg.loss == "distillation":
-                extras["teacher_logprobs"] = teacher_logprobs
-                extras["teacher_mask"] = teacher_mask
-                extras["student_logprobs"] = scores.teacher
-        loss_sum, metrics = self.loss_of(
-            scores.logprobs, proximal, behaviour, advantages, weights, cfg, **extras
+        """Loss and gradient of one micro-batch; distance of its fresh tokens to the sampler."""
+        policy, device = self.policy, self.policy.device
+        scores = policy.score(
+            microbatch,
+            entropy_grad=self.settings.entropy_coef > 0,
+            teacher_temperature=self.settings.distill_temperature if self.teacher else None,
         )
-        loss_sum = loss_sum + self._beside(plan, scores, weights)
-        if cfg.distill_coef > 0 and cfg.loss != "distillation":
-            assert scores.teacher is not None  # asked for above
-            teach = (scores.teacher, teacher_logprobs)
-            distilled = distillation.distill_sum(*teach, weights, teacher_mask, cfg)
-            loss_sum = loss_sum + cfg.distill_coef * distilled
-            with torch.no_grad():  # every token once, whatever the aggregation
-                once = distillation.distill_sum(*teach, scores.mask, teacher_mask, cfg)
+        batch = self._inputs(microbatch, scores, weights_R_T, kept_R_T)
+        loss_sum, metrics = self.loss_of(batch, self.settings)
+        loss_sum = loss_sum + self._regularisers(microbatch, scores, batch.loss_mask)
+        if self.settings.distill_coef > 0 and self.settings.loss != "distillation":
+            distilled, once = self._distilled(batch, scores.mask)
+            loss_sum = loss_sum + self.settings.distill_coef * distilled
             metrics = {**metrics, "distill_loss": once}
         torch.autograd.backward(loss_sum / self.divisor)
-        tokens = scores.mask.sum()
-        sums.add({**metrics, "entropy": scores.entropy.sum()}, tokens)
-        add_logprobs(sums, scores.logprobs, behaviour, advantages, scores.mask)
+        sums.add({**metrics, "entropy": scores.entropy.sum()}, scores.mask.sum())
+        behaviour = batch.behaviour_logprobs
+        add_logprobs(sums, scores.logprobs, behaviour, batch.advantages, scores.mask)
         sampled = Mismatch()
-        if self.first:
+        if self.tolerance is not None:
+            versions_R_T = [at_trained(row, row.versions) for row in self.prepared.rows]
             sampled = sampled_mismatch(
                 scores,
                 behaviour,
-                spread(plan, _versions(self.prepared), device, fill=MASKED_VERSION),
-                self.state.version,
-                cfg.logprob_tolerance,
+                pad_to_tensor(microbatch, versions_R_T, device, fill=MASKED_VERSION),
+                self.version,
+                self.tolerance,
             )
         return sampled, loss_sum.detach().double() / self.divisor
 
-    def _beside(self, plan: Pass, scores: Scores, weights: Tensor) -> Tensor:
+    def _inputs(
+        self,
+        microbatch: MicroBatch,
+        scores: Scores,
+        weights_R_T: Sequence[Sequence[float]],
+        kept_R_T: Sequence[Sequence[bool]] | None,
+    ) -> LossInputs:
+        device = self.policy.device
+
+        def padded(values_R_T: Sequence[Sequence[float]]) -> Tensor:
+            return pad_to_tensor(microbatch, values_R_T, device)
+
+        proximal = scores.logprobs.detach()
+        if self.proximal_R_T is not None:
+            proximal = padded(self.proximal_R_T)
+        elif self.keep_own:
+            for i, values in zip(microbatch.row_ids, proximal.tolist()):
+                self.own_R_T[i] = values[: len(self.prepared.rows[i].trained)]
+        teacher_logprobs = teacher_mask = None
+        if self.teacher:
+            teacher_logprobs, teacher_mask = pad_teacher(
+                microbatch, self.prepared.rows, device
+            )
+        return LossInputs(
+            logprobs=scores.logprobs,
+            proximal_logprobs=proximal,
+            behaviour_logprobs=padded(self.behaviour_R_T),
+            advantages=padded(self.prepared.advantages_R_T),
+            loss_mask=padded(weights_R_T),
+            keep=None if kept_R_T is None else padded(kept_R_T) > 0,
+            student_logprobs=scores.teacher,
+            teacher_logprobs=teacher_logprobs,
+            teacher_mask=teacher_mask,
+        )
+
+    def _distilled(self, batch: LossInputs, scored: Tensor) -> tuple[Tensor, Tensor]:
+        """Distillation beside another loss, and the same with every token counting once."""
+        student, teacher = batch.student_logprobs, batch.teacher_logprobs
+        assert student is not None and teacher is not None  # asked for by self.teacher
+        candidates, tau = batch.teacher_mask, self.settings.distill_temperature
+        loss_sum = distill_sum(student, teacher, batch.loss_mask, candidates, tau)
+        with torch.no_grad():
+            return loss_sum, distill_sum(student, teacher, scored, candidates, tau)
+
+    def _regularisers(self, microbatch: MicroBatch, scores: Scores, weights: Tensor) -> Tensor:
         """Entropy bonus and KL to the reference, summed like the loss."""
-        cfg = self.cfg
-        beside = weights.new_zeros(())
-        if cfg.entropy_coef > 0:
-            beside = beside - cfg.entropy_coef * (weights * scores.entropy).sum()
-        if self.prepared.reference_R_T is not None and cfg.kl_in == "loss":
-            reference = spread(plan, self.prepared.reference_R_T, self.policy.device)
-            penalty = kl.penalty(scores.logprobs, reference, cfg.kl_estimator, weights)
-            beside = beside + cfg.kl_coef * (weights * penalty).sum()
-        return beside
-
-    def _keep(self, plan: Pass, logprobs: Tensor) -> None:
-        for i, values in zip(plan.row_ids, logprobs.tolist()):
-            self.own_R_T[i] = values[: len(self.prepared.rows[i].trained)]
+        settings = self.settings
+        total = weights.new_zeros(())
+        if settings.entropy_coef > 0:
+            total = total - settings.entropy_coef * (weights * scores.entropy).sum()
+        if self.prepared.reference_R_T is not None and settings.kl_in == "loss":
+            reference = pad_to_tensor(
+                microbatch, self.prepared.reference_R_T, self.policy.device
+            )
+            penalty = kl.penalty(scores.logprobs, reference, settings.kl_estimator, weights)
+            total = total + settings.kl_coef * (weights * penalty).sum()
+        return total
 
 
-def _versions(prepared: Prepared) -> list[list[int]]:
-    return [at_trained(row, row.versions) for row in prepared.rows]
-
-
-def _step_critic(
-    cfg: TrainingConfig, critic: Critic, prepared: Prepared, step: int, sums: Sums
+def _critic_backward(
+    model: ValueModel, prepared: Prepared, clip_eps: float, sums: StepMetrics
 ) -> None:
-    """One step of the value model on the rows of a policy step."""
-    model, world = critic.model, critic.model.world
+    """Gradient of the value model on the rows of a policy step."""
+    world = model.world
     assert prepared.values_R_T is not None and prepared.returns_R_T is not None
     tokens = max(1, prepared.tokens)
-    for plan in model.plan(prepared.rows, divisor=world.size)[world.rank :: world.size]:
-        values, mask = model.score(plan)
-        old = spread(plan, prepared.values_R_T, model.device)
-        returns = spread(plan, prepared.returns_R_T, model.device)
-        loss_sum, metrics = value.value_loss(values, old, returns, mask, cfg)
+    for microbatch in model.plan(prepared.rows, divisor=world.size)[world.rank :: world.size]:
+        values, mask = model.score(microbatch)
+        old = pad_to_tensor(microbatch, prepared.values_R_T, model.device)
+        returns = pad_to_tensor(microbatch, prepared.returns_R_T, model.device)
+        loss_sum, metrics = value_loss(values, old, returns, mask, clip_eps)
         torch.autograd.backward(loss_sum / tokens)
         sums.add(metrics, mask.sum())
-    optim.step(critic.optimizer, model, cfg, step)

@@ -1,8 +1,8 @@
-"""Means with true denominators: sums and counts over passes, minibatches and ranks, divided once.
+"""Means with true denominators: sums and counts over micro-batches, minibatches and ranks, divided once.
 
-    pass --add--> sums, counts, maxima --share (all ranks)--> means
+    micro-batch --add--> sums, counts, maxima --share (all ranks)--> means
 
-A mean of means would weigh a pass of three tokens like one of three thousand.
+A mean of means would weigh a micro-batch of three tokens like one of three thousand.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from example_trainer.distributed.ranks import World
+    from example_trainer.distributed.ranks import Ranks
 
 GIGABYTE = 10**9
 
 
-class Sums:
+class StepMetrics:
     """Collects without waiting for the device; :meth:`means` is the one place that waits.
 
-    Example: two passes of 3 and 1 tokens with summed entropies of 6.0 and 1.0 give
+    Example: two micro-batches of 3 and 1 tokens with summed entropies of 6.0 and 1.0 give
     ``{"entropy": 1.75}``.
     """
 
@@ -49,7 +49,7 @@ class Sums:
         """The sum itself, 0.0 if nothing was added."""
         return float(self._sums[name]) if name in self._sums else 0.0
 
-    def share(self, world: World) -> None:
+    def share(self, world: Ranks) -> None:
         """Add up over all ranks; a collective operation, so every rank calls it.
 
         Every rank has added the same names: one with nothing to train adds zeros.
@@ -64,7 +64,7 @@ class Sums:
             for i, name in enumerate(names):
                 self._sums[name], self._counts[name] = total[i], total[len(names) + i]
         if largest:
-            # A sum is the one operation that a World has: each rank fills its own column.
+            # A sum is the one operation that a Ranks has: each rank fills its own column.
             own = _stacked([self._maxima[name] for name in largest], world)
             table = own.new_zeros(len(largest), world.size)
             table[:, world.rank] = own
@@ -81,7 +81,7 @@ class Sums:
         return {**found, **{name: float(value) for name, value in self._maxima.items()}}
 
 
-def _stacked(numbers: list[Tensor], world: World) -> Tensor:
+def _stacked(numbers: list[Tensor], world: Ranks) -> Tensor:
     # Counts are born on the CPU; NCCL only sums what lies on its device.
     return torch.stack([number.to(world.device) for number in numbers])
 
@@ -99,9 +99,9 @@ def _into(table: dict[str, Tensor], name: str, value: Tensor | float) -> None:
 
 @torch.no_grad()
 def add_logprobs(
-    sums: Sums, logprobs: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor
+    sums: StepMetrics, logprobs: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor
 ) -> None:
-    """What the policy thinks of the trained tokens of one pass, and the sampler thought.
+    """What the policy thinks of the trained tokens of one micro-batch, and the sampler thought.
 
     Args:
         logprobs, behaviour, advantages: (B, T), nats.

@@ -9,8 +9,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from atroposlib.errors import CheckpointError
-from example_trainer.distributed.collectives import on_first
-from example_trainer.model import lora
+from example_trainer.distributed.collectives import run_on_rank0
+from example_trainer.model import adapter
 from example_trainer.model.model_dir import TrainerState, keep_newest, save_model
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
@@ -37,7 +37,7 @@ class DiskPublisher(FleetPublisher):
         def load() -> None:
             self.fleet.load(lambda engine: engine.load(str(staged), version), retries=1)
 
-        on_first(policy.world, load)
+        run_on_rank0(policy.world, load)
 
     def tidy(self) -> None:
         keep_newest(self.cfg.published.resolve(), "version_*", self.cfg.keep_published)
@@ -64,9 +64,9 @@ class LoraPublisher(FleetPublisher):
         problem: Exception | None = None
         try:
             # A server reads it only once it is named to it: it need not appear whole.
-            if policy.world.first:
+            if policy.world.is_rank0:
                 shutil.rmtree(directory, ignore_errors=True)
-            lora.save(policy, directory)
+            adapter.save(policy, directory)
         except (OSError, SafetensorError) as error:
             problem = error
 
@@ -74,7 +74,7 @@ class LoraPublisher(FleetPublisher):
             if problem is not None:
                 raise CheckpointError(f"{directory} could not be written: {problem}")
 
-        on_first(policy.world, check)
+        run_on_rank0(policy.world, check)
         return directory
 
     def apply(self, policy: Policy, staged: Path, version: int) -> None:
@@ -83,7 +83,7 @@ class LoraPublisher(FleetPublisher):
         def load() -> None:
             self.fleet.load(lambda e: e.load_adapter(str(staged), version, name), retries=1)
 
-        on_first(policy.world, load)
+        run_on_rank0(policy.world, load)
 
     def tidy(self) -> None:
         found = self.cfg.published.resolve().glob(f"{NAME}*")

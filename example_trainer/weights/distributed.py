@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from atroposlib.errors import ConfigError, PublishFailed
-from example_trainer.distributed.collectives import on_first
+from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
@@ -46,7 +46,7 @@ class DistributedPublisher(FleetPublisher):
     def stage(self, policy: Policy, state: TrainerState) -> None:
         """Meet the servers, the first time and after a failure; they generate meanwhile."""
         self._layout = self._layout or layout(policy, untie_head=self.needs_untying(policy))
-        on_first(policy.world, lambda: self._meet(policy.device))
+        run_on_rank0(policy.world, lambda: self._meet(policy.device))
 
     def apply(self, policy: Policy, staged: None, version: int) -> None:
         cuts = buckets(self._layout, self.cfg.publish_bucket_mb * MIB)
@@ -58,7 +58,7 @@ class DistributedPublisher(FleetPublisher):
                 transfer.add(tensor)
                 if name in last:
                     transfer.flush()
-        on_first(policy.world, lambda: self._end(transfer))
+        run_on_rank0(policy.world, lambda: self._end(transfer))
 
     def close(self) -> None:
         spec, group = self._spec, self._group

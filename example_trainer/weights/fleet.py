@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from atroposlib.errors import InferenceError, PublishFailed
-from example_trainer.distributed.collectives import on_first
+from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState, is_tied
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
@@ -170,13 +170,13 @@ class FleetPublisher:
 
     def publish(self, policy: Policy, state: TrainerState) -> None:
         world = policy.world
-        if self.cfg.debug_loading and world.first:
+        if self.cfg.debug_loading and world.is_rank0:
             print(*_listing(policy), sep="\n", flush=True)
         staged = self.stage(policy, state)
-        on_first(world, self.fleet.pause)
+        run_on_rank0(world, self.fleet.pause)
         self.apply(policy, staged, state.version)
-        on_first(world, lambda: self._finish(state.version))
-        if world.first:
+        run_on_rank0(world, lambda: self._finish(state.version))
+        if world.is_rank0:
             self.tidy()
 
     def stage(self, policy: Policy, state: TrainerState) -> Any:

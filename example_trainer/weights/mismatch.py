@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from example_trainer.model import lora
+from example_trainer.model import adapter
 from example_trainer.model.model_dir import is_tied
 from example_trainer.model.policy import Policy
 
@@ -41,7 +41,7 @@ def explain_mismatch(
         version: that the trainer holds; None for initial weights.
     """
     causes = []
-    if lora.adapted_layers(policy.model):
+    if adapter.adapted_layers(policy.model):
         with without_adapter(policy):
             plain = policy.logprobs_of(sequences)
         if _agree(plain, server["theirs"], server["tolerance"]):
@@ -92,7 +92,7 @@ def _agree(
 @contextmanager
 def without_adapter(policy: Policy) -> Iterator[None]:
     """The model as it is without what its adapters add."""
-    layers = lora.adapted_layers(policy.model).values()
+    layers = adapter.adapted_layers(policy.model).values()
     kept = [dict(layer.scaling) for layer in layers]
     try:
         for layer in layers:

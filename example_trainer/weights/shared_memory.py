@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import CheckpointError
-from example_trainer.distributed.collectives import on_first
+from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
@@ -167,7 +167,7 @@ class SharedMemoryPublisher(FleetPublisher):
     def stage(self, policy: Policy, state: TrainerState) -> Path | None:
         if not self._specs:
             self._specs = layout(policy, untie_head=self.needs_untying(policy))
-        on_first(policy.world, lambda: self._make_buffer(policy))
+        run_on_rank0(policy.world, lambda: self._make_buffer(policy))
         tensors = export_weights(policy, untie_head=self.needs_untying(policy))
         if self._buffer is None:
             for _ in tensors:  # this rank only takes part in the gathering
@@ -180,7 +180,7 @@ class SharedMemoryPublisher(FleetPublisher):
         def load() -> None:
             self.fleet.load(lambda engine: engine.load_shared(str(staged), version))
 
-        on_first(policy.world, load)
+        run_on_rank0(policy.world, load)
 
     def close(self) -> None:
         if self._buffer is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from atroposlib.errors import StaleWeights
 from example_trainer.data.rows import Row
-from example_trainer.distributed.collectives import on_first
+from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.policy import Policy, fully_trained_row
 from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.mismatch import LIKELY, explain_mismatch
@@ -107,7 +107,7 @@ def check_servers(
         InferenceUnavailable: a server does not answer.
     """
     ours = policy.logprobs_of(sequences)
-    asked = on_first(policy.world, lambda: _ask_all(engines, sequences, ours, tolerance))
+    asked = run_on_rank0(policy.world, lambda: _ask_all(engines, sequences, ours, tolerance))
     if asked["wrong"] is None:
         return Mismatch(**asked["worst"])
     server = asked["wrong"]
@@ -159,7 +159,7 @@ def check_start(
             logprobs of another distribution than the one it samples from.
     """
     ids: list[int] = policy.tokenizer(PROBE_TEXT)["input_ids"]
-    on_first(policy.world, lambda: _check_tokenizers(engines, ids))
+    run_on_rank0(policy.world, lambda: _check_tokenizers(engines, ids))
     found = check_servers(policy, engines, [ids], None, tolerance)
     check_temperature(policy, engines, ids, tolerance)
     return found
@@ -191,8 +191,8 @@ def check_temperature(
         asked = [e.sample(prompt, PROBE_SAMPLES, PROBE_TEMPERATURE) for e in engines]
         return [[list(tokens), list(logprobs)] for tokens, logprobs in asked]
 
-    sampled = on_first(policy.world, sample)
-    urls = on_first(policy.world, lambda: [engine.url for engine in engines])
+    sampled = run_on_rank0(policy.world, sample)
+    urls = run_on_rank0(policy.world, lambda: [engine.url for engine in engines])
     for url, (tokens, theirs) in zip(urls, sampled):
         if not tokens:
             continue  # it ended at once

@@ -54,7 +54,7 @@ def train(settings: dict[str, Any], output: str) -> None:
 
 
 @dataclass
-class World:
+class Ranks:
     """One run: an API with its queue, a server, and the lives of a trainer."""
 
     folder: Path
@@ -94,7 +94,7 @@ class World:
         self.process.join(LIFE_S)
         assert self.process.exitcode == 0, f"{self.process.exitcode}: {self.output[-4000:]}"
 
-    def kill_when(self, happens: Callable[[World], bool]) -> bool:
+    def kill_when(self, happens: Callable[[Ranks], bool]) -> bool:
         """SIGKILL when it happens; False if the trainer was done before that."""
         process = self.process
         assert process is not None and process.pid is not None
@@ -134,14 +134,14 @@ class World:
 
 
 @contextmanager
-def world(folder: Path, model: Path, steps: int, **settings: Any) -> Iterator[World]:
+def world(folder: Path, model: Path, steps: int, **settings: Any) -> Iterator[Ranks]:
     """An API whose queue holds the batches of ``steps`` steps, and a server of the model."""
     folder.mkdir(parents=True, exist_ok=True)
     engine = Engine(load_model(str(model)), EngineLimits(), seed=0, num_threads=1)
     engine.start()
     try:
         with served(api_app()) as api, served(inference_app(engine)) as server:
-            made = World(folder, model, api, server, steps, settings)
+            made = Ranks(folder, model, api, server, steps, settings)
             try:
                 _fill(made)
                 yield made
@@ -151,7 +151,7 @@ def world(folder: Path, model: Path, steps: int, **settings: Any) -> Iterator[Wo
         engine.close()
 
 
-def _fill(made: World) -> None:
+def _fill(made: Ranks) -> None:
     with RolloutClient(made.api) as client:
         client.register(
             Registration(
@@ -198,31 +198,31 @@ def _draft_in(directory: Path) -> bool:
         return False
 
 
-def training(w: World) -> bool:
+def training(w: Ranks) -> bool:
     return w.phase() == "training"
 
 
-def saving(w: World) -> bool:
+def saving(w: Ranks) -> bool:
     """A recovery checkpoint is half written."""
     return _draft_in(w.save_path / "recover")
 
 
-def saving_a_model(w: World) -> bool:
+def saving_a_model(w: Ranks) -> bool:
     return _draft_in(w.save_path)
 
 
-def staging(w: World) -> bool:
+def staging(w: Ranks) -> bool:
     """New weights are half written."""
     return _draft_in(w.save_path / "published")
 
 
-def publishing(w: World) -> bool:
+def publishing(w: Ranks) -> bool:
     """The server is paused, before or after it took the new weights."""
     paused: bool = httpx.get(f"{w.server}/is_paused").json()["is_paused"]
     return paused
 
 
-MOMENTS: dict[str, Callable[[World], bool]] = {
+MOMENTS: dict[str, Callable[[Ranks], bool]] = {
     "a step": training,
     "a save": saving,
     "saving a model": saving_a_model,
@@ -231,7 +231,7 @@ MOMENTS: dict[str, Callable[[World], bool]] = {
 }
 
 
-def after(step: int, moment: Callable[[World], bool]) -> Callable[[World], bool]:
+def after(step: int, moment: Callable[[Ranks], bool]) -> Callable[[Ranks], bool]:
     """The first such moment once ``step`` steps are done."""
     return lambda w: w.steps_logged() >= step and moment(w)
 
@@ -239,7 +239,7 @@ def after(step: int, moment: Callable[[World], bool]) -> Callable[[World], bool]
 # --- what must hold -------------------------------------------------------------------
 
 
-def every_checkpoint_loads(w: World) -> int:
+def every_checkpoint_loads(w: Ranks) -> int:
     """Read every checkpoint that has its final name; how many there are."""
     from transformers import AutoModelForCausalLM
 
@@ -267,7 +267,7 @@ def every_checkpoint_loads(w: World) -> int:
 COMPARED = ("step", "version", "batch_no", "keys", "lr", "loss", "grad_norm", "reward_mean")
 
 
-def outcome(w: World) -> dict[str, Any]:
+def outcome(w: Ranks) -> dict[str, Any]:
     """What a finished run came to, but for times and names of runs."""
     from example_trainer.checkpoint import snapshots
 

@@ -21,15 +21,15 @@ from atroposlib.errors import AtroposError
 from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.checkpoint.recovery import Recovery
 from example_trainer.distributed import ranks
-from example_trainer.distributed.collectives import from_all, on_first
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.collectives import gather_objects, run_on_rank0
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import fsdp, loading
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.run.evaluator import Evaluator
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state.stop import Stopped
-from example_trainer.update import optimizer as optim
+from example_trainer.state import Stopped
+from example_trainer.update.optimizer import build_optimizer, clipped_step
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], list(range(8, 9 + n)), group=f"{n}") for n in (1, 3, 5, 8)]
@@ -57,12 +57,12 @@ def main(rank: int, directory: Path, api: str) -> None:
     cfg = settings(rank, directory, **place)
     with ExitStack() as stack:
         world = stack.enter_context(ranks.start(cfg, timeout_s=60))
-        client = stack.enter_context(RolloutClient(api)) if world.first else None
+        client = stack.enter_context(RolloutClient(api)) if world.is_rank0 else None
         found = {part.__name__: part(cfg, world, client) for part in PARTS}
     (directory / f"{rank}.json").write_text(json.dumps(found))
 
 
-def lives(cfg: TrainingConfig, world: World, client: RolloutClient | None) -> dict[str, Any]:
+def lives(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> dict[str, Any]:
     """Begin, train, save; then begin again from what was saved."""
     torch.manual_seed(world.rank)
     random.seed(world.rank)
@@ -74,7 +74,7 @@ def lives(cfg: TrainingConfig, world: World, client: RolloutClient | None) -> di
     for _ in range(2):
         for plan in policy.plan(ROWS, divisor=2)[world.rank :: 2]:
             torch.autograd.backward(-policy.score(plan).logprobs.sum() / 10)
-        optim.step(optimizer, policy, cfg, state.step)
+        clipped_step(optimizer, policy, cfg, state.step, cfg.training_steps)
     state = TrainerState(state.run_id, 2, 2, None)
     found["due"] = recovery.due(state, epoch_ended=False)
     recovery.save(client, policy, optimizer, state)
@@ -91,13 +91,13 @@ def lives(cfg: TrainingConfig, world: World, client: RolloutClient | None) -> di
     return found
 
 
-def begun(cfg: TrainingConfig, world: World) -> tuple[Policy, torch.optim.Optimizer]:
+def begun(cfg: TrainingConfig, world: Ranks) -> tuple[Policy, torch.optim.Optimizer]:
     policy = loading.load(cfg)
     fsdp.shard(policy, cfg, world)
-    return policy, optim.build(policy, cfg)
+    return policy, build_optimizer(policy, cfg)
 
 
-def failures(cfg: TrainingConfig, world: World, client: RolloutClient | None) -> list[str]:
+def failures(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> list[str]:
     """What goes wrong on rank 0 ends every rank."""
     nowhere = {"save_path": cfg.save_path + "_absent", "recover_mode": "resume"}
     found = []
@@ -110,14 +110,14 @@ def failures(cfg: TrainingConfig, world: World, client: RolloutClient | None) ->
         raise Stopped("SIGTERM")
 
     try:
-        on_first(world, stop)
+        run_on_rank0(world, stop)
     except Stopped as stopped:
         found.append(str(stopped))
     return found
 
 
-def values(cfg: TrainingConfig, world: World, client: RolloutClient | None) -> list[Any]:
-    return from_all(world, {"rank": world.rank, "text": "x" * (1 + 9 * world.rank)})
+def values(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> list[Any]:
+    return gather_objects(world, {"rank": world.rank, "text": "x" * (1 + 9 * world.rank)})
 
 
 PARTS = (lives, failures, values)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer.model import loading, lora, state_dict
+from example_trainer.model import adapter, loading, state_dict
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
@@ -23,11 +23,11 @@ def adapted(config):
     def make(**settings):
         cfg = config(lora=True, **settings)
         policy = loading.load(cfg)
-        if not lora.adapted_layers(policy.model):
-            lora.wrap(policy.model, cfg)
+        if not adapter.adapted_layers(policy.model):
+            adapter.wrap(policy.model, cfg)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for layer in lora.adapted_layers(policy.model).values():
+            for layer in adapter.adapted_layers(policy.model).values():
                 layer.lora_B["default"].weight.normal_(generator=generator)
         return policy
 
@@ -36,7 +36,7 @@ def adapted(config):
 
 def test_an_untrained_adapter_changes_nothing(config, policy):
     before = policy.logprobs_of(SEQUENCES)
-    lora.wrap(policy.model, config(lora=True))
+    adapter.wrap(policy.model, config(lora=True))
     assert policy.logprobs_of(SEQUENCES) == before
 
 
@@ -53,7 +53,7 @@ def test_only_the_adapter_trains(adapted):
 
 def test_modules_and_layers_are_as_set(adapted):
     policy = adapted(lora_target_modules=["up_proj", "o_proj"], lora_layer_indices=[1])
-    assert list(lora.adapted_layers(policy.model)) == [
+    assert list(adapter.adapted_layers(policy.model)) == [
         "model.layers.1.self_attn.o_proj",
         "model.layers.1.mlp.up_proj",
     ]
@@ -61,7 +61,7 @@ def test_modules_and_layers_are_as_set(adapted):
 
 def test_all_linear_is_every_layer_but_the_head(adapted):
     policy = adapted(lora_target_modules=["all-linear"])
-    assert len(lora.adapted_layers(policy.model)) == 2 * 7
+    assert len(adapter.adapted_layers(policy.model)) == 2 * 7
 
 
 def test_every_rank_starts_with_the_same_adapter(adapted):
@@ -84,7 +84,7 @@ def test_merged_weights_score_as_the_adapter_does(adapted, policy):
 
 def test_the_adapted_weight_is_w_plus_scaled_b_a(adapted):
     policy = adapted(lora_r=4, lora_alpha=12)
-    name, layer = next(iter(lora.adapted_layers(policy.model).items()))
+    name, layer = next(iter(adapter.adapted_layers(policy.model).items()))
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     expected = layer.base_layer.weight + 12 / 4 * b @ a
     merged = state_dict.merged_weights(policy)[f"{name}.weight"]
@@ -97,7 +97,7 @@ def test_peft_loads_what_was_saved(adapted, config, tmp_path):
     from transformers import AutoModelForCausalLM
 
     policy = adapted(lora_target_modules=["q_proj", "up_proj"], lora_layer_indices=[0])
-    lora.save(policy, tmp_path / "adapter")
+    adapter.save(policy, tmp_path / "adapter")
     written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert written["base_model_name_or_path"] == config().model_name
     assert (written["lora_dropout"], written["inference_mode"]) == (0.0, True)
@@ -129,15 +129,15 @@ def test_what_training_changes_is_enough_to_go_on(adapted):
 )
 def test_an_adapter_that_cannot_be_is_refused(policy, config, settings, told):
     with pytest.raises(ConfigError, match=told):
-        lora.wrap(policy.model, config(lora=True, **settings))
+        adapter.wrap(policy.model, config(lora=True, **settings))
 
 
 def test_without_peft_its_extra_is_named(policy, config, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match=r"atroposlib\[lora\]"):
-        lora.wrap(policy.model, config(lora=True))
+        adapter.wrap(policy.model, config(lora=True))
 
 
 def test_a_policy_without_adapter_has_none_to_save(policy, tmp_path):
     with pytest.raises(ConfigError, match="no adapter"):
-        lora.save(policy, tmp_path / "adapter")
+        adapter.save(policy, tmp_path / "adapter")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from atroposlib.errors import StaleWeights
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.model.policy import fully_trained_row
-from example_trainer.update.pad import sampled_mismatch, spread
+from example_trainer.update.pad import pad_to_tensor, sampled_mismatch
 from example_trainer.weights import verify
 from example_trainer.weights.mismatch import without_adapter
 from example_trainer.weights.verify import Mismatch
@@ -85,7 +85,7 @@ def test_one_stale_server_among_good_ones_is_named(policy, server):
 
 
 def test_a_server_without_the_adapter_is_told_so(config):
-    policy = loading.load(config(lora=True), World.single())
+    policy = loading.load(config(lora=True), Ranks.single())
     server = InProcessEngine(copy.deepcopy(policy))
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():
@@ -148,8 +148,8 @@ def test_only_tokens_of_the_version_held_here_are_compared(policy):
         row([6], [7, 8], behaviour_logprobs=[exact[0] + 0.5, -30.0], versions=[4, -1]),
     ]
     (plan,) = policy.plan(rows)
-    sampled = spread(plan, [r.behaviour_logprobs for r in rows], policy.device)
-    versions = spread(plan, [r.versions for r in rows], policy.device)
+    sampled = pad_to_tensor(plan, [r.behaviour_logprobs for r in rows], policy.device)
+    versions = pad_to_tensor(plan, [r.versions for r in rows], policy.device)
     found = sampled_mismatch(policy.score(plan), sampled, versions, 4, tolerance=1e-3)
     assert (found.tokens, found.beyond) == (2, 1)
     assert found.max == pytest.approx(0.5, abs=1e-5)

@@ -7,25 +7,34 @@ import torch
 
 from atroposlib.errors import CheckpointError, ConfigError
 from example_trainer.model import loading
-from example_trainer.model import model_dir as checkpoint
-from example_trainer.model.model_dir import TrainerState
+from example_trainer.model.model_dir import (
+    STATE_FILE,
+    TrainerState,
+    is_tied,
+    keep_newest,
+    read_state,
+    save_model,
+    tidy,
+    untied_copy,
+    whole_directory,
+)
 
 STATE = TrainerState("run", step=4, version=4, batch_no=3)
 
 
 def test_a_checkpoint_loads_back_bit_for_bit(policy, config, tmp_path):
-    directory = checkpoint.save_model(policy, tmp_path / "step_4", STATE)
+    directory = save_model(policy, tmp_path / "step_4", STATE)
     again = loading.load(config(model_name=str(directory)))
     for ours, theirs in zip(policy.parameters(), again.parameters()):
         assert torch.equal(ours, theirs)
     assert again.tokenizer("abc")["input_ids"] == policy.tokenizer("abc")["input_ids"]
-    assert checkpoint.read_state(str(directory)) == STATE
+    assert read_state(str(directory)) == STATE
 
 
 def test_an_untied_copy_scores_the_same(policy, model_dir, config, tmp_path):
-    directory = checkpoint.untied_copy(str(model_dir), tmp_path / "untied")
+    directory = untied_copy(str(model_dir), tmp_path / "untied")
     untied = loading.load(config(model_name=str(directory)))
-    assert checkpoint.is_tied(policy) and not checkpoint.is_tied(untied)
+    assert is_tied(policy) and not is_tied(untied)
     assert untied.logprobs_of([[5, 6, 7]]) == policy.logprobs_of([[5, 6, 7]])
 
 
@@ -33,7 +42,7 @@ def test_weights_are_written_in_the_compute_dtype(policy, tmp_path):
     from safetensors.torch import load_file
 
     policy.compute_dtype = torch.bfloat16
-    directory = checkpoint.save_model(policy, tmp_path / "step_1", STATE)
+    directory = save_model(policy, tmp_path / "step_1", STATE)
     weights = load_file(directory / "model.safetensors")
     assert {w.dtype for w in weights.values()} == {torch.bfloat16}
     assert '"dtype": "bfloat16"' in (directory / "config.json").read_text()
@@ -42,14 +51,14 @@ def test_weights_are_written_in_the_compute_dtype(policy, tmp_path):
 
 def test_a_writer_that_dies_leaves_the_old_directory_whole(tmp_path):
     final = tmp_path / "model"
-    with checkpoint.whole_directory(final, durable=True) as draft:
+    with whole_directory(final, durable=True) as draft:
         (draft / "weights").write_text("old")
     with pytest.raises(KeyboardInterrupt):
-        with checkpoint.whole_directory(final, durable=True) as draft:
+        with whole_directory(final, durable=True) as draft:
             (draft / "weights").write_text("half")
             raise KeyboardInterrupt
     assert (final / "weights").read_text() == "old"
-    with checkpoint.whole_directory(final, durable=False) as draft:
+    with whole_directory(final, durable=False) as draft:
         assert list(draft.iterdir()) == []
         (draft / "weights").write_text("new")
     assert (final / "weights").read_text() == "new"
@@ -62,10 +71,10 @@ def test_only_batches_of_the_same_run_count_as_trained():
 
 
 def test_a_state_file_that_cannot_be_read_is_named(tmp_path):
-    (tmp_path / checkpoint.STATE_FILE).write_text("{")
-    with pytest.raises(ConfigError, match=checkpoint.STATE_FILE):
-        checkpoint.read_state(str(tmp_path))
-    assert checkpoint.read_state(str(tmp_path / "absent")) is None
+    (tmp_path / STATE_FILE).write_text("{")
+    with pytest.raises(ConfigError, match=STATE_FILE):
+        read_state(str(tmp_path))
+    assert read_state(str(tmp_path / "absent")) is None
 
 
 def test_a_writer_that_died_between_its_two_renames_left_the_old_directory(tmp_path):
@@ -74,21 +83,21 @@ def test_a_writer_that_died_between_its_two_renames_left_the_old_directory(tmp_p
     for directory, text in ((replaced, "old"), (draft, "new")):
         directory.mkdir()
         (directory / "weights").write_text(text)
-    checkpoint.tidy(tmp_path)
+    tidy(tmp_path)
     assert (final / "weights").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_full_disk_is_named_and_harms_nothing(policy, tmp_path, monkeypatch):
-    directory = checkpoint.save_model(policy, tmp_path / "step_4", STATE)
+    directory = save_model(policy, tmp_path / "step_4", STATE)
     before = (directory / "model.safetensors").read_bytes()
 
     def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "sync", full)
+    monkeypatch.setattr("example_trainer.model.model_dir.sync", full)
     with pytest.raises(CheckpointError, match="step_4 could not be written.*No space left"):
-        checkpoint.save_model(policy, tmp_path / "step_4", STATE)
+        save_model(policy, tmp_path / "step_4", STATE)
     assert (directory / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["step_4"]
 
@@ -97,7 +106,7 @@ def test_what_was_written_last_is_kept_also_after_going_back(tmp_path):
     for age, name in enumerate(("other_1", "step_10", "step_11", "step_final", "step_2")):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (age, age))
-    checkpoint.keep_newest(tmp_path, "step_*", 2)
+    keep_newest(tmp_path, "step_*", 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("other_1", "step_11", "step_2", "step_final")
     ]

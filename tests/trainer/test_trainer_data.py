@@ -4,12 +4,18 @@ import pytest
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED
-from example_trainer.data import rows as data
+from example_trainer.data.rows import (
+    loss_weights,
+    mean_env_metrics,
+    staleness,
+    to_rows,
+    without_stale_tokens,
+)
 from tests.trainer.rows import masked_row, row, scored
 
 
 def only_row(group, max_tokens=64):
-    (found,) = data.to_rows([group], max_tokens).rows
+    (found,) = to_rows([group], max_tokens).rows
     return found
 
 
@@ -34,33 +40,33 @@ def test_labels_are_tokens_even_if_the_mask_holds_other_numbers():
 def test_failed_rows_are_neither_in_the_loss_nor_in_the_baseline():
     group = scored([[1, 2]] * 4, 1, [1.0, 0.0, 9.0, 9.0])
     group.outcomes = ["ok", "truncated", "env_error", "timeout"]
-    batch = data.to_rows([group], 64)
+    batch = to_rows([group], 64)
     assert [r.reward for r in batch.rows] == [1.0, 0.0]
     assert batch.counts["dropped_env_error"] == batch.counts["dropped_timeout"] == 1
 
 
 def test_a_row_that_is_too_long_counts_in_the_baseline_only():
-    batch = data.to_rows([scored([[1, 2], [1, 2, 3]], 1, [0.0, 1.0])], max_tokens=2)
+    batch = to_rows([scored([[1, 2], [1, 2, 3]], 1, [0.0, 1.0])], max_tokens=2)
     assert [r.in_loss for r in batch.rows] == [True, False]
     assert batch.counts["rows_too_long"] == 1
 
 
 def test_a_group_without_logprobs_is_refused_with_the_setting_that_helps():
     with pytest.raises(InvalidGroup, match="server_type: vllm"):
-        data.to_rows([scored([[1, 2]], 1, [1.0], inference_logprobs=None)], 64)
+        to_rows([scored([[1, 2]], 1, [1.0], inference_logprobs=None)], 64)
 
 
 def test_a_trained_token_without_a_logprob_is_refused():
     group = scored([[1, 2, 3]], 1, [1.0], inference_logprobs=[[1.0, -0.5, 1.0]])
     with pytest.raises(InvalidGroup, match=r"\[0\]\[2\]"):
-        data.to_rows([group], 64)
+        to_rows([group], 64)
 
 
 def test_groups_are_told_apart_by_id_and_else_by_place():
     groups = [
         scored([[1, 2]], 1, [1.0], group_id=name) for name in ("a", "b", "a", None, None)
     ]
-    keys = [r.group for r in data.to_rows(groups, 64).rows]
+    keys = [r.group for r in to_rows(groups, 64).rows]
     assert keys[0] == keys[2] and len(set(keys)) == 4
 
 
@@ -83,7 +89,7 @@ def test_temperature_precedence(override, params, group_overrides, expected):
 def test_advantages_of_the_producer_are_kept_if_they_fit_and_counted_if_not():
     group = scored([[1, 2, 3], [1, 2, 4]], 1, [1.0, 0.0])
     group.advantages = [[0.0, 0.25, 0.75], [0.5]]
-    batch = data.to_rows([group], 64)
+    batch = to_rows([group], 64)
     assert [r.own_advantages for r in batch.rows] == [[0.25, 0.75], None]
     assert batch.counts["advantages_ignored"] == 1
 
@@ -99,26 +105,26 @@ def test_reference_and_teacher_are_shifted_like_labels():
 
 def test_text_that_nobody_sampled_becomes_rows_for_a_loss_that_asks_no_sampler():
     group = scored([[1, 2]], 1, [1.0], inference_logprobs=None)
-    (found,) = data.to_rows([group], 64, needs_sampler=False).rows
+    (found,) = to_rows([group], 64, needs_sampler=False).rows
     assert found.trained == [0]
 
 
 def test_tokens_too_old_leave_the_loss_and_unknown_ones_stay():
     mixed = masked_row([([1, 2], False), ([3, 4, 5], True)], versions=[-1, 2, 5, -1])
-    fresh = data.without_stale_tokens(mixed, version=6, max_staleness=2)
+    fresh = without_stale_tokens(mixed, version=6, max_staleness=2)
     assert fresh.trained == [2, 3] and mixed.trained == [1, 2, 3]
-    assert data.without_stale_tokens(mixed, version=6, max_staleness=4) is mixed
+    assert without_stale_tokens(mixed, version=6, max_staleness=4) is mixed
 
 
 def test_loss_weights_make_tokens_or_sequences_equal():
     rows = [row([1], [2]), row([1], [2, 3, 4])]
-    assert data.loss_weights(rows, "token") == ([1.0, 1.0], 4.0)
-    assert data.loss_weights(rows, "sequence") == ([1.0, 1 / 3], 2.0)
+    assert loss_weights(rows, "token") == ([1.0, 1.0], 4.0)
+    assert loss_weights(rows, "sequence") == ([1.0, 1 / 3], 2.0)
 
 
 def test_staleness_counts_trained_tokens_that_know_their_version():
     mixed = masked_row([([1, 2], False), ([3, 4, 5], True)], versions=[-1, 2, 3, -1])
-    assert data.staleness([mixed], version=4) == [2, 1]
+    assert staleness([mixed], version=4) == [2, 1]
 
 
 def test_metrics_of_environments_are_means_over_groups():
@@ -127,4 +133,4 @@ def test_metrics_of_environments_are_means_over_groups():
         scored([[1, 2]], 1, [1.0], metadata={"metrics": {"exact": 0.5}}),
         scored([[1, 2]], 1, [1.0]),
     ]
-    assert data.mean_env_metrics(groups) == {"env/exact": 0.75, "env/length": 4.0}
+    assert mean_env_metrics(groups) == {"env/exact": 0.75, "env/length": 4.0}

@@ -129,8 +129,8 @@ def test_any_layout_gives_the_loss_and_gradients_of_one_padded_batch(
 ):
     policy = shared_policy
     policy.padded, policy.share_prefixes = how == "padded", how == "shared"
-    policy.max_tokens_per_pass = budget
-    *ours, plans = our_step(policy, rows, min_passes=least)
+    policy.max_tokens_per_microbatch = budget
+    *ours, plans = our_step(policy, rows, min_microbatches=least)
     assert_equal(ours, reference_step(reference, rows))
     assert how == "padded" or padding_share(plans) == 0
 
@@ -250,7 +250,7 @@ def test_attention_that_leaks_between_rows_is_noticed_at_the_start(
     def one_long_row(packs, device):
         length = sum(len(pack.tokens) for pack in packs)
         bounds = torch.tensor([0, length])
-        return attention.Layout([attention.Run(1, length, None)], bounds, length, length)
+        return attention.Layout([attention.Span(1, length, None)], bounds, length, length)
 
     monkeypatch.setattr("example_trainer.model.scoring.layout_of", one_long_row)
     policy = loading.load(config(model_name=str(gqa_dir)))

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import HeartbeatThread, WaitReporter
 from example_trainer.run.evaluator import Evaluator, read_metrics
-from example_trainer.state.stop import Stopped, StopSignal
+from example_trainer.state import Stopped, StopSignal
 
 STATE = TrainerState("run", step=7, version=6, batch_no=7)
 WRITES = """
@@ -33,7 +33,7 @@ def evaluate(config):
     def run(program: str, *arguments: str, **settings: Any) -> dict[str, float]:
         command = [sys.executable, "-c", program, *arguments]
         defaults: dict[str, Any] = {"eval_every_steps": 1, "eval_command": command}
-        evaluator = Evaluator(config(**{**defaults, **settings}), World.single())
+        evaluator = Evaluator(config(**{**defaults, **settings}), Ranks.single())
         return evaluator.maybe(STATE, False, ["http://one", "http://two"])
 
     return run
@@ -95,7 +95,7 @@ def test_a_failed_evaluation_is_counted_and_printed_and_no_number(
 
 def test_a_program_that_is_not_there_is_a_failed_evaluation(config, capsys):
     cfg = config(eval_every_steps=1, eval_command=["/no/such/program"])
-    evaluator = Evaluator(cfg, World.single())
+    evaluator = Evaluator(cfg, Ranks.single())
     for failures in (1.0, 2.0):
         assert evaluator.maybe(STATE, False, []) == {"eval_failures": failures}
     assert "/no/such/program" in capsys.readouterr().out
@@ -148,7 +148,7 @@ def test_a_signal_ends_the_evaluation_and_the_trainer(config):
     )
     stop.request(15)
     evaluator = Evaluator(
-        cfg, World.single(), WaitReporter(stop, HeartbeatThread(lambda beat: None, "test"))
+        cfg, Ranks.single(), WaitReporter(stop, HeartbeatThread(lambda beat: None, "test"))
     )
     with pytest.raises(Stopped, match="SIGTERM"):
         evaluator.maybe(STATE, False, [])
@@ -157,11 +157,11 @@ def test_a_signal_ends_the_evaluation_and_the_trainer(config):
 def test_evaluations_come_by_their_own_frequency_and_at_the_start_if_asked(config):
     calls = [sys.executable, "-c", WRITES, "{version}", "{step}", "", "{out}", "{}"]
     cfg = config(eval_every_steps=2, eval_at_start=True, eval_command=calls)
-    evaluator = Evaluator(cfg, World.single())
+    evaluator = Evaluator(cfg, Ranks.single())
     start = TrainerState("run", 0, 0, None)
     assert evaluator.at_start(start, [])["eval/step"] == 0.0
     assert evaluator.at_start(STATE, []) == {}  # a restarted trainer has begun long ago
     assert [bool(evaluator.maybe(STATE, False, [])) for _ in range(4)] == [
         *(False, True, False, True)
     ]
-    assert Evaluator(config(), World.single()).maybe(STATE, True, []) == {}
+    assert Evaluator(config(), Ranks.single()).maybe(STATE, True, []) == {}

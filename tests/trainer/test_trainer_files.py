@@ -164,7 +164,7 @@ def test_loss_and_gradient_do_not_depend_on_passes(settings, kind):
     cfg = settings("none")
     if kind == "rm":
         shared = reward_model.RewardConfig(**cfg).shared()
-        one = critic.load(shared, shared.model_name)
+        one = critic.load_value_model(shared, shared.model_name)
         torch.nn.init.normal_(one.model.score.weight, std=0.1)
         objective = reward_model.BradleyTerry(reward_model.rewards_of(one))
     else:
@@ -177,7 +177,7 @@ def test_loss_and_gradient_do_not_depend_on_passes(settings, kind):
             objective = sft.CrossEntropy(one)
     assert len(one.plan(dpo.flat(PAIRS))) == 1
     told, whole = gradients(one, lambda: objective.learn(PAIRS))
-    one.max_tokens_per_pass, one.share_prefixes = 12, False
+    one.max_tokens_per_microbatch, one.share_prefixes = 12, False
     assert len(one.plan(dpo.flat(PAIRS))) > 4
     told_apart, apart = gradients(one, lambda: objective.learn(PAIRS))
     assert told_apart == pytest.approx(told, abs=1e-5)
@@ -202,7 +202,7 @@ def test_the_loss_of_a_pair_is_that_of_the_formula(settings):
 
 def test_the_rewards_of_a_pair_are_those_at_its_last_tokens(settings):
     shared = reward_model.RewardConfig(**settings("none")).shared()
-    one = critic.load(shared, shared.model_name)
+    one = critic.load_value_model(shared, shared.model_name)
     torch.nn.init.normal_(one.model.score.weight, std=0.1)
     rows = [critic.scored_row(side.tokens, side.group) for side in PAIRS[0]]
     found = RowSums(one, lambda plan: one.score(plan)[0]).of(rows)
@@ -231,7 +231,7 @@ def test_the_shared_parts_get_the_settings_of_the_same_name(settings, tmp_path):
     shared = cfg.shared(7)
     assert (shared.training_steps, shared.warmup_steps, shared.lora_r) == (7, 3, 4)
     assert shared.trains_adapter and shared.save_path == str(tmp_path / "saved")
-    assert shared.pass_budget == 4 * 64
+    assert shared.microbatch_tokens == 4 * 64
     own = {name: value for name, value in settings("none").items() if name != "lr"}
     assert dpo.DpoConfig(**own).shared().lr == 1e-6
     assert sft.SftConfig(**own).shared().lr == 1e-5
@@ -277,7 +277,7 @@ def test_two_ranks_train_as_one(collected, settings, tmp_path, command):
     path = collected[sft_gen if command == "sft" else dpo_gen]
     # Plain SGD: Adam turns the rounding of a gradient near 0 into a whole step.
     more = {"training_steps": 2, "valid_file": str(path), "optimizer": "sgd", "lr": 0.1}
-    own = settings(path, **more, max_tokens_per_pass=40)
+    own = settings(path, **more, max_tokens_per_microbatch=40)
     module.train(kind(**own))
     (alone,) = [metrics(tmp_path)]
     own |= {"log_dir": str(tmp_path / "two"), "save_path": str(tmp_path / "two")}

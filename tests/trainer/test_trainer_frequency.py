@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import ConfigError
-from example_trainer.state.frequency import Frequency
+from example_trainer.state import Frequency
 
 
 def fired(frequency: Frequency, steps: int, per_epoch: int = 8) -> list[int]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from example_trainer.model import logprobs
-from example_trainer.model.logprobs import Wanted, token_scores
+from example_trainer.model import fused_logprobs
+from example_trainer.model.fused_logprobs import Wanted, token_scores
 
 POSITIONS, HIDDEN, VOCABULARY = 7, 3, 5
 
@@ -47,8 +47,8 @@ def plainly(hidden, weight, bias, asked):
 
 @pytest.fixture(params=[10**6, 10], ids=["one chunk", "chunks of two"])
 def chunks(request, monkeypatch):
-    monkeypatch.setattr(logprobs, "CPU_LOGITS", request.param)
-    monkeypatch.setattr(logprobs, "SMALLEST_CHUNK", 1)
+    monkeypatch.setattr(fused_logprobs, "CPU_LOGITS", request.param)
+    monkeypatch.setattr(fused_logprobs, "SMALLEST_CHUNK", 1)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
@@ -116,7 +116,7 @@ class Largest(TorchDispatchMode):
 
 def test_logits_of_the_whole_pass_exist_neither_forward_nor_backward(monkeypatch):
     vocabulary, positions, at_a_time = 50, 400, 20
-    monkeypatch.setattr(logprobs, "CPU_LOGITS", vocabulary * at_a_time)
+    monkeypatch.setattr(fused_logprobs, "CPU_LOGITS", vocabulary * at_a_time)
     hidden, weight, _ = tensors(False, torch.float32, vocabulary, positions)
     one_each = torch.arange(positions)
     asked = Wanted(torch.ones(positions), one_each, one_each % vocabulary, [1] * positions)

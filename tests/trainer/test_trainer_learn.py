@@ -13,7 +13,7 @@ from example_trainer.advantage.prepare import Prepared
 from example_trainer.data.rows import at_trained
 from example_trainer.model import loading
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.state.stop import StopSignal
+from example_trainer.state import StopSignal
 from example_trainer.update import step as learn
 from tests.trainer.rows import row
 
@@ -54,7 +54,9 @@ def test_the_step_does_not_depend_on_passes_or_packing(config, aggregation):
         "entropy_coef": 0.01,
     }
     told, whole = step(config(**settings))
-    told_apart, apart = step(config(**settings, max_tokens_per_pass=12, share_prefixes=False))
+    told_apart, apart = step(
+        config(**settings, max_tokens_per_microbatch=12, share_prefixes=False)
+    )
     told_padded, padded = step(config(**settings, packing="padded", share_prefixes=False))
     assert told["padding_share"] == 0 < told_padded["padding_share"]
     assert told["packed_tokens"] < told_apart["packed_tokens"]
@@ -156,7 +158,7 @@ def test_what_m2po_leaves_out_does_not_depend_on_passes(config):
 
     settings = {"loss": "m2po", "lr": 1.0, "max_grad_norm": 1e9}
     told, whole = step(config(**settings), also=far_off)
-    cfg = config(**settings, max_tokens_per_pass=12, share_prefixes=False)
+    cfg = config(**settings, max_tokens_per_microbatch=12, share_prefixes=False)
     _, apart = step(cfg, also=far_off)
     assert 0 < told["filtered_ratio"] < 1
     assert difference(whole, apart) < 1e-5

@@ -21,8 +21,8 @@ from atroposlib.inference.http.app import create_app as inference_app
 from atroposlib.testing.tiny import write_tiny_model
 from example_trainer import grpo
 from example_trainer.model import loading
-from example_trainer.model import model_dir as checkpoint
-from example_trainer.state.stop import Stopped, StopSignal
+from example_trainer.model.model_dir import read_state, save_model
+from example_trainer.state import Stopped, StopSignal
 from tests.trainer.environment import running_environment
 
 
@@ -86,7 +86,7 @@ def test_two_steps_reach_the_server_and_leave_a_final_model(run, settings, model
     final = loading.load(config_of(cfg, cfg.save_path + "/final_model"))
     start = loading.load(config_of(cfg, str(model_dir)))
     assert not torch.equal(final.parameters()[0], start.parameters()[0])
-    assert checkpoint.read_state(cfg.save_path + "/final_model").version == 2
+    assert read_state(cfg.save_path + "/final_model").version == 2
 
 
 def config_of(cfg, name):
@@ -103,7 +103,7 @@ def test_servers_of_another_model_are_refused_before_training(run, settings, tmp
 def test_a_server_whose_weights_are_tampered_with_stops_the_run_unacked(
     run, settings, monkeypatch
 ):
-    save = checkpoint.save_model
+    save = save_model
 
     def save_with_an_old_head(policy, directory, state, **how):
         """What an engine that keeps its copy of a tied head does to new weights."""

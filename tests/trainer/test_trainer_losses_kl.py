@@ -9,8 +9,7 @@ import torch
 
 from atroposlib.errors import ConfigError
 from example_trainer.losses import kl
-from example_trainer.losses.value import value_loss
-from tests.trainer.loss_batches import settings
+from example_trainer.model.critic import value_loss
 
 
 @pytest.mark.parametrize(
@@ -119,8 +118,7 @@ def test_an_unknown_estimator_is_refused():
 def test_the_critic_s_loss_by_hand(value, loss, gradient, clipped):
     values = torch.tensor([[value, 1e9]], dtype=torch.double, requires_grad=True)
     old, returns = torch.tensor([[0.0, float("nan")]]), torch.tensor([[1.0, float("inf")]])
-    cfg = settings(critic_clip_eps=0.2)
-    total, metrics = value_loss(values, old, returns, torch.tensor([[1.0, 0.0]]), cfg)
+    total, metrics = value_loss(values, old, returns, torch.tensor([[1.0, 0.0]]), 0.2)
     total.backward()
     assert float(total.detach()) == pytest.approx(loss)
     assert values.grad.tolist() == [[pytest.approx(gradient), 0.0]]
@@ -138,11 +136,11 @@ def test_the_gradient_of_the_critic_s_loss_is_its_derivative_and_a_nan_shows():
     old, returns = torch.randn(3, 4).double(), torch.randn(3, 4).double()
     mask = torch.rand(3, 4)
     assert torch.autograd.gradcheck(
-        lambda v: value_loss(v, old, returns, mask, settings())[0], (values,)
+        lambda v: value_loss(v, old, returns, mask, 0.2)[0], (values,)
     )
     broken = values.detach().clone()
     broken[0, 0] = float("nan")
     broken.requires_grad_()
-    total, _ = value_loss(broken, old, returns, mask, settings())
+    total, _ = value_loss(broken, old, returns, mask, 0.2)
     total.backward()
     assert total.isnan() and broken.grad[0, 0].isnan()

@@ -234,7 +234,7 @@ def test_the_gradient_on_logits_is_student_minus_teacher_times_tau(tau):
         teacher,
         torch.ones(1, 2),
         None,
-        settings(distill_temperature=tau),
+        tau,
     )
     (found,) = torch.autograd.grad(loss, logits)
     expected = tau * ((logits / tau).softmax(-1) - (teacher / tau).softmax(-1))
@@ -261,7 +261,7 @@ def test_a_token_that_the_teacher_rules_out_has_no_part():
 
 def test_a_batch_without_any_entry_of_a_teacher_is_zero():
     student = torch.zeros(2, 3, 0, requires_grad=True)
-    loss = distill_sum(student, torch.zeros(2, 3, 0), torch.ones(2, 3), None, settings())
+    loss = distill_sum(student, torch.zeros(2, 3, 0), torch.ones(2, 3), None, 1.0)
     loss.backward()
     assert float(loss.detach()) == 0.0
 

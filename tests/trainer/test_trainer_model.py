@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from tests.trainer.rows import BRANCHING, flat, row
 
@@ -74,12 +74,12 @@ def test_rows_without_a_trained_token_have_no_logprobs(policy):
 
 
 def test_the_candidates_of_a_teacher_are_scored_at_the_distillation_temperature(config):
-    policy = loading.load(config(distill_temperature=2.0))
+    policy = loading.load(config())
     one = row(
         [5, 6], [7, 8], temperature=0.5, teacher_ids=[[], [7, 9], [4]], teacher_logprobs=None
     )
     (plan,) = policy.plan([one])
-    found = policy.score(plan, teacher=True).teacher
+    found = policy.score(plan, teacher_temperature=2.0).teacher
     logits = policy.model(torch.tensor([one.tokens]), use_cache=False).logits[0, 1:3]
     expected = torch.log_softmax(logits / 2.0, -1)
     assert found.shape == (1, 2, 2)
@@ -92,7 +92,7 @@ def test_ranks_score_their_share_and_know_all_of_it(policy):
     """Two ranks in turn; their sum is what one alone finds."""
     alone = flat(policy.trained_logprobs(BRANCHING))
 
-    class Rank(World):
+    class Rank(Ranks):
         def sum_(self, tensor):
             self.partial.append(tensor.clone())
             return tensor
@@ -138,7 +138,7 @@ def test_another_reference_may_be_named(config, tmp_path, policy):
     from atroposlib.testing.tiny import write_tiny_model
 
     other = write_tiny_model(tmp_path / "other", seed=9)
-    reference = loading.load_reference(config(reference_model=str(other)))
+    reference = loading.load_reference(config(), str(other))
     found, start = (flat(one.trained_logprobs(ROWS)) for one in (reference, policy))
     assert found != pytest.approx(start, abs=1e-3)
 

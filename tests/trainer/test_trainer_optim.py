@@ -10,21 +10,39 @@ from safetensors.torch import load, save
 
 from atroposlib.errors import ConfigError
 from example_trainer.model import loading, state_dict
-from example_trainer.update import optimizer as optim
+from example_trainer.update.optimizer import (
+    build_optimizer,
+    clipped_step,
+    learning_rate,
+    load_optimizer_state,
+    optimizer_state,
+)
 
 
 def test_warm_up_rises_linearly_then_stays(config):
     cfg = config(lr=8.0, warmup_steps=4)
-    assert [optim.learning_rate(cfg, s) for s in range(6)] == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
-    assert optim.learning_rate(config(lr=8.0), 0) == 8.0
+    assert [learning_rate(cfg, s, cfg.training_steps) for s in range(6)] == [
+        2.0,
+        4.0,
+        6.0,
+        8.0,
+        8.0,
+        8.0,
+    ]
+    assert learning_rate(config(lr=8.0), 0, 10) == 8.0
 
 
 def test_the_rate_falls_in_equal_parts_over_the_last_share_of_the_steps(config):
-    cfg = config(lr=8.0, lr_decay_share=0.5, training_steps=8)
-    rates = [optim.learning_rate(cfg, s) for s in range(10)]
+    cfg = config(lr=8.0, lr_decay_ratio=0.5, training_steps=8)
+    rates = [learning_rate(cfg, s, cfg.training_steps) for s in range(10)]
     assert rates == [8.0, 8.0, 8.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0, 0.0]
-    warm = config(lr=8.0, lr_decay_share=1.0, training_steps=4, warmup_steps=2)
-    assert [optim.learning_rate(warm, s) for s in range(4)] == [4.0, 6.0, 4.0, 2.0]
+    warm = config(lr=8.0, lr_decay_ratio=1.0, training_steps=4, warmup_steps=2)
+    assert [learning_rate(warm, s, warm.training_steps) for s in range(4)] == [
+        4.0,
+        6.0,
+        4.0,
+        2.0,
+    ]
 
 
 def test_the_gradient_is_clipped_by_its_global_norm(config, policy):
@@ -32,7 +50,7 @@ def test_the_gradient_is_clipped_by_its_global_norm(config, policy):
     before = [p.detach().clone() for p in policy.parameters()]
     for p in policy.parameters():
         p.grad = torch.ones_like(p)
-    norm, stepped = optim.step(optimizer, policy, config(lr=1.0, max_grad_norm=0.5), 0)
+    norm, stepped = clipped_step(optimizer, policy, config(lr=1.0, max_grad_norm=0.5), 0, 10)
     moved = torch.cat(
         [(a - p.detach()).flatten() for a, p in zip(before, policy.parameters())]
     )
@@ -41,52 +59,58 @@ def test_the_gradient_is_clipped_by_its_global_norm(config, policy):
 
 
 def test_a_gradient_that_is_not_finite_is_thrown_away(config, policy):
-    optimizer = optim.build(policy, config())
+    optimizer = build_optimizer(policy, config())
     before = policy.parameters()[0].detach().clone()
     policy.parameters()[0].grad = torch.full_like(before, float("nan"))
-    _, stepped = optim.step(optimizer, policy, config(), 0)
+    _, stepped = clipped_step(optimizer, policy, config(), 0, 10)
     assert not stepped and torch.equal(policy.parameters()[0], before)
     assert policy.parameters()[0].grad is None
 
 
 def test_eight_bit_adam_without_its_library_is_plain_adam_and_says_so(config, policy, capsys):
-    optimizer = optim.build(policy, config(optimizer="adamw_8bit"))
+    optimizer = build_optimizer(policy, config(optimizer="adamw_8bit"))
     assert type(optimizer) is torch.optim.AdamW
     assert "using adamw" in capsys.readouterr().out
 
 
 def test_adafactor_follows_its_settings(config, policy):
-    optimizer = optim.build(policy, config(optimizer="adafactor", lr=0.25))
+    optimizer = build_optimizer(policy, config(optimizer="adafactor", lr=0.25))
     group = optimizer.param_groups[0]
     assert (group["lr"], group["relative_step"]) == (0.25, False)
 
 
 def test_a_share_of_the_steps_warms_up_and_the_longer_warm_up_counts(config):
-    cfg = config(lr=8.0, warmup_share=0.25, training_steps=16)
-    assert [optim.learning_rate(cfg, s) for s in range(5)] == [2.0, 4.0, 6.0, 8.0, 8.0]
-    both = config(lr=8.0, warmup_share=0.25, training_steps=16, warmup_steps=8)
-    assert optim.learning_rate(both, 0) == 1.0
+    cfg = config(lr=8.0, warmup_ratio=0.25, training_steps=16)
+    assert [learning_rate(cfg, s, cfg.training_steps) for s in range(5)] == [
+        2.0,
+        4.0,
+        6.0,
+        8.0,
+        8.0,
+    ]
+    both = config(lr=8.0, warmup_ratio=0.25, training_steps=16, warmup_steps=8)
+    assert learning_rate(both, 0, both.training_steps) == 1.0
 
 
 def test_linear_and_cosine_schedules_fall_to_their_floor(config):
     fall = {"lr": 8.0, "min_lr_ratio": 0.25, "training_steps": 6, "warmup_steps": 2}
     linear = config(lr_schedule="linear", **fall)
-    rates = [optim.learning_rate(linear, s) for s in range(8)]
+    rates = [learning_rate(linear, s, linear.training_steps) for s in range(8)]
     assert rates == [4.0, 8.0, 8.0, 6.5, 5.0, 3.5, 2.0, 2.0]
     cosine = config(lr_schedule="cosine", **fall)
-    rates = [optim.learning_rate(cosine, s) for s in (2, 4, 6, 7)]
+    rates = [learning_rate(cosine, s, cosine.training_steps) for s in (2, 4, 6, 7)]
     assert rates == pytest.approx([8.0, 5.0, 2.0, 2.0])
     quarter = 2.0 + 6.0 * (1 + 0.5**0.5) / 2  # cos(pi / 4)
-    assert optim.learning_rate(cosine, 3) == pytest.approx(quarter)
+    assert learning_rate(cosine, 3, cosine.training_steps) == pytest.approx(quarter)
 
 
 def test_plain_descent_decays_weights_by_the_rate(config, policy):
     cfg = config(optimizer="sgd", lr=0.5, weight_decay=0.1, max_grad_norm=1e9)
-    optimizer = optim.build(policy, cfg)
+    optimizer = build_optimizer(policy, cfg)
     parameter = policy.parameters()[0]
     before = parameter.detach().clone()
     parameter.grad = torch.full_like(parameter, 2.0)
-    optim.step(optimizer, policy, cfg, 0)
+    clipped_step(optimizer, policy, cfg, 0, cfg.training_steps)
     expected = before - 0.5 * (2.0 + 0.1 * before)
     assert torch.allclose(parameter, expected, atol=1e-6)
 
@@ -97,20 +121,20 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(config, name):
         generator = torch.Generator().manual_seed(index)
         for parameter in policy.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optim.step(optimizer, policy, cfg, index)
+        clipped_step(optimizer, policy, cfg, index, cfg.training_steps)
 
     cfg = config(optimizer=name, lr=1e-2)
     policy = loading.load(cfg)
-    optimizer = optim.build(policy, cfg)
+    optimizer = build_optimizer(policy, cfg)
     step(policy, optimizer, cfg, 0)
     weights = state_dict.full_weights(policy)
-    tensors, numbers = optim.state_tensors(optimizer, policy)
+    tensors, numbers = optimizer_state(optimizer, policy)
     written = save(tensors)
 
     other = loading.load(cfg)
-    restored = optim.build(other, cfg)
+    restored = build_optimizer(other, cfg)
     state_dict.load_full_weights(other, weights)
-    optim.load_state(restored, other, load(written), json.loads(json.dumps(numbers)))
+    load_optimizer_state(restored, other, load(written), json.loads(json.dumps(numbers)))
     for some, its_optimizer in ((policy, optimizer), (other, restored)):
         for index in (1, 2):
             step(some, its_optimizer, cfg, index)
@@ -119,8 +143,8 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(config, name):
 
 
 def test_state_of_other_parameters_is_refused(config, policy):
-    tensors, numbers = optim.state_tensors(optim.build(policy, config()), policy)
+    tensors, numbers = optimizer_state(build_optimizer(policy, config()), policy)
     cfg = config(train_layer_indices=[1])
     fewer = loading.load(cfg)
     with pytest.raises(ConfigError, match="other parameters"):
-        optim.load_state(optim.build(fewer, cfg), fewer, tensors, numbers)
+        load_optimizer_state(build_optimizer(fewer, cfg), fewer, tensors, numbers)

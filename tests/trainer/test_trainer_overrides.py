@@ -6,14 +6,22 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from atroposlib.errors import ConfigError
-from example_trainer import parse_args
+from example_trainer import TrainingConfig, parse_args
 from example_trainer.settings.areal import names as areal_names
-from example_trainer.settings.areal.names import Here
+from example_trainer.settings.areal.names import Renamed
 from example_trainer.settings.args import build_parser, settings_of, with_set
-from example_trainer.settings.files import FIELDS, SECTIONS, parse_override, translate
-from example_trainer.settings.yaml_text import parse_yaml
+from example_trainer.settings.files import (
+    FIELDS,
+    SECTIONS,
+    parse_override,
+    parse_yaml,
+    translate,
+)
+from example_trainer.supervised.loop import parse
+from example_trainer.supervised.sft import SftConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "example_trainer" / "configs"
 
@@ -260,7 +268,7 @@ AREAL = {
     "experiment_name=gsm8k trial_name=1": {"run_name": "gsm8k_1"},
     "cluster.fileroot=/x actor.mb_spec.max_tokens_per_mb=4096 actor.dtype=bfloat16": {
         "save_path": "/x",
-        "max_tokens_per_pass": 4096,
+        "max_tokens_per_microbatch": 4096,
         "dtype": "bfloat16",
     },
     "actor.weight_update_mode=xccl actor.weight_chunked_mem_mb=512": {
@@ -282,7 +290,7 @@ def test_areal_s_names_mean_settings_of_ours(words):
 
 def test_every_name_of_areal_leads_to_a_setting_that_exists():
     for name, meaning in areal_names.NAMES.items():
-        if isinstance(meaning, Here):
+        if isinstance(meaning, Renamed):
             assert meaning.field in FIELDS, name
 
 
@@ -337,3 +345,39 @@ def test_help_lists_the_settings_by_section(capsys):
     said = capsys.readouterr().out
     places = [said.index(f"\n{section}:\n") for section in SECTIONS]
     assert places == sorted(places) and "key=value" in said
+
+
+OLD_NAMES = [
+    ["--warmup-share=0.1", "--lr-decay-share", "0.2"],
+    ["warmup_share=0.1", "optim.lr_decay_share=0.2"],
+]
+
+
+@pytest.mark.parametrize("words", OLD_NAMES)
+def test_option_names_of_release_0_2_0_are_accepted_with_one_note_each(words, capsys):
+    cfg = parse_args(["--model", "m", *words])
+    assert (cfg.warmup_ratio, cfg.lr_decay_ratio) == (0.1, 0.2)
+    notes = capsys.readouterr().err
+    assert notes.count("warmup_share is now named warmup_ratio") == 1
+    assert notes.count("lr_decay_share is now named lr_decay_ratio") == 1
+
+
+def test_the_last_of_an_old_and_a_new_option_name_counts(file):
+    path = file("optim: {warmup_share: 0.1}\nppo_epochs: ${batch.epochs_per_batch}")
+    words = ["--config", path, "--epochs-per-batch", "3", "max_tokens_per_pass=64"]
+    cfg = parse_args(["--model", "m", *words, "--warmup-ratio", "0.5"])
+    assert (cfg.warmup_ratio, cfg.max_tokens_per_microbatch, cfg.ppo_epochs) == (0.5, 64, 3)
+
+
+def test_old_option_names_are_accepted_in_code_and_logged(caplog):
+    cfg = TrainingConfig(model_name="m", epochs_per_batch=2)
+    assert cfg.ppo_epochs == 2
+    assert caplog.messages == ["epochs_per_batch is now named ppo_epochs"]
+    with pytest.raises(ValidationError, match="old name of ppo_epochs"):
+        TrainingConfig(model_name="m", epochs_per_batch=2, ppo_epochs=3)
+
+
+def test_training_on_files_accepts_old_option_names(file):
+    words = ["--model", "m", "--train-file", "t", "--config", file("warmup_share: 0.1")]
+    cfg = parse(SftConfig, "atropos-sft", "", [*words, "--max-tokens-per-pass", "64"])
+    assert (cfg.warmup_ratio, cfg.max_tokens_per_microbatch) == (0.1, 64)

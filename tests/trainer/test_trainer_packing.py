@@ -12,8 +12,8 @@ from example_trainer.data.packing import (
     pack_ffd,
     pack_rows,
     padding_share,
-    plan_pass,
-    plan_passes,
+    plan_microbatch,
+    plan_microbatches,
 )
 from tests.trainer.rows import BRANCHING, row
 
@@ -35,7 +35,7 @@ def test_indices_are_sorted_in_each_group_and_groups_by_their_first():
 
 
 def test_an_item_beyond_the_capacity_is_refused_with_what_to_do():
-    with pytest.raises(ConfigError, match="max_tokens_per_pass"):
+    with pytest.raises(ConfigError, match="max_tokens_per_microbatch"):
         pack_ffd([3, 11], 10)
 
 
@@ -101,7 +101,9 @@ def test_rows_of_other_groups_or_temperatures_never_share():
 
 def test_a_row_longer_than_a_pass_is_let_through():
     rows = [row(list(range(30)), [1, 2]), row([1], [2], group="h")]
-    plan = plan_passes(pack_rows(rows, max_tokens=8, crossover=100.0), rows, max_tokens=8)
+    plan = plan_microbatches(
+        pack_rows(rows, max_tokens=8, crossover=100.0), rows, max_tokens=8
+    )
     assert [one.length for one in plan] == [31, 1]
     assert padding_share(plan) == 0
 
@@ -109,9 +111,9 @@ def test_a_row_longer_than_a_pass_is_let_through():
 def test_packed_lines_have_no_padding_and_padded_ones_say_how_much():
     rows = [row([1], [2] * n, group=str(n)) for n in (1, 4, 8)]
     packs = pack_rows(rows, **EVERYTHING)
-    (packed,) = plan_passes(packs, rows, max_tokens=1000)
+    (packed,) = plan_microbatches(packs, rows, max_tokens=1000)
     assert (packed.lines, packed.width) == (1, 1 + 4 + 8)
-    padded = plan_passes(packs, rows, max_tokens=1000, padded=True)
+    padded = plan_microbatches(packs, rows, max_tokens=1000, padded=True)
     assert (padded[0].lines, padded[0].width) == (3, 8)
     assert padding_share([packed]) == 0
     assert padding_share(padded) == pytest.approx(1 - 13 / 24)
@@ -121,7 +123,7 @@ def test_packed_lines_have_no_padding_and_padded_ones_say_how_much():
 def test_there_is_a_pass_for_every_rank(padded):
     rows = [row([i], [2, 3], group=str(i)) for i in range(3)]
     packs = pack_rows(rows, **EVERYTHING)
-    plan = plan_passes(packs, rows, 1000, min_passes=2, divisor=4, padded=padded)
+    plan = plan_microbatches(packs, rows, 1000, min_microbatches=2, divisor=4, padded=padded)
     assert [len(one.row_ids) for one in plan] == [1, 1, 1, 0]
     # The idle rank computes one token, which nobody scores.
     assert plan[-1].computed == 1 and plan[-1].length == 0 and plan[-1].shape == (1, 1)
@@ -141,7 +143,7 @@ def test_every_trained_token_is_scored_once_after_exactly_its_own_prefix(
     rows = [row(tokens[:1], tokens[1:], group=group) for group, tokens in drawn]
     packs = pack_rows(rows, max_tokens=max_tokens, crossover=20.0, share=share)
     seen, longest = [], max(len(pack.tokens) for pack in packs)
-    for plan in plan_passes(packs, rows, max_tokens, padded=padded):
+    for plan in plan_microbatches(packs, rows, max_tokens, padded=padded):
         assert plan.computed <= max(max_tokens, longest)
         assert plan.head_index == sorted(plan.head_index)
         for head, target, b, column in zip(
@@ -173,6 +175,6 @@ def test_teacher_candidates_follow_their_token():
     one = row(
         [5, 6], [7, 8], teacher_ids=[[], [7, 9], [1]], teacher_logprobs=[[], [0, 0], [0]]
     )
-    plan = plan_pass(pack_rows([one, row([1], [2])], **EVERYTHING), [one, row([1], [2])])
+    plan = plan_microbatch(pack_rows([one, row([1], [2])], **EVERYTHING), [one, row([1], [2])])
     of_target = dict(zip(plan.targets, plan.teacher_ids))
     assert of_target == {7: [7, 9], 8: [1], 2: []}

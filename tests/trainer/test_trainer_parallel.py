@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer.distributed import ranks as parallel
-from example_trainer.distributed.ranks import RankLost, World
+from example_trainer.distributed.ranks import RankLost, Ranks, start
 from example_trainer.model import state_dict
 from tests.trainer import two_ranks
 
@@ -103,7 +102,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_thrown_away_on_all(ranks):
 
 @pytest.mark.slow
 def test_an_adapter_trains_on_two_ranks_as_on_one(ranks, policy):
-    first, second = (found["adapter"] for found in ranks)
+    first, second = (found["adapter_run"] for found in ranks)
     assert first["distance"] < 1e-5 < 1e-2 < first["moved"]
     assert first["trained"] == 2 * 2 * 2  # A and B of two modules in two layers
     assert first["names"] == sorted(policy.model.state_dict()) and second["names"] == []
@@ -124,16 +123,16 @@ def test_a_rank_that_fails_ends_the_wait_of_the_others(ranks):
 
 
 def test_a_rank_that_never_comes_is_named_as_lost(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(parallel, "START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("example_trainer.distributed.ranks.START_TIMEOUT_S", 0.2)
     cfg = config(world_size=2, init_method=f"file://{tmp_path}/meeting")
     with pytest.raises(RankLost, match="rank 0 of 2, waiting for all ranks at file://"):
-        with parallel.start(cfg):
+        with start(cfg):
             pass
 
 
 def test_one_rank_needs_no_process_group(config):
-    with parallel.start(config()) as world:
-        assert (world.rank, world.size, world.first) == (0, 1, True)
+    with start(config()) as world:
+        assert (world.rank, world.size, world.is_rank0) == (0, 1, True)
         assert not torch.distributed.is_initialized()
         assert world.share({"a": (1,)}) == {"a": (1,)}
         assert world.sum_(torch.ones(2)).tolist() == [1.0, 1.0]
@@ -143,8 +142,8 @@ def test_one_rank_needs_no_process_group(config):
 def test_variables_of_torchrun_win_over_settings(config, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with parallel.start(config(trainer_rank=1, world_size=2)) as world:
-        assert world == World.single()
+    with start(config(trainer_rank=1, world_size=2)) as world:
+        assert world == Ranks.single()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_a_world_that_cannot_be_is_refused(config, monkeypatch, settings, told):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=told):
-        with parallel.start(config(**settings)):
+        with start(config(**settings)):
             pass
 
 

@@ -14,7 +14,7 @@ import pytest
 from atroposlib.api.server import create_app
 from atroposlib.client import RolloutClient
 from example_trainer.checkpoint.recovery import Recovery
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.update import optimizer
 from tests.serving import served
@@ -62,7 +62,7 @@ def test_one_rank_takes_over_from_two(ranks, directory, api):
     cfg = recovering_ranks.settings(0, directory)
     policy = loading.load(cfg)
     with RolloutClient(api) as client:
-        state = Recovery(cfg, World.single()).resume(
+        state = Recovery(cfg, Ranks.single()).resume(
             client, policy, optimizer.build(policy, cfg)
         )
     assert state.step == 2

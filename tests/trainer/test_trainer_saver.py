@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from example_trainer.checkpoint.exports import ModelExporter
-from example_trainer.distributed.ranks import World
-from example_trainer.model import loading, lora
-from example_trainer.model import model_dir as checkpoint
-from example_trainer.model.model_dir import TrainerState
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import adapter, loading
+from example_trainer.model.model_dir import TrainerState, read_state, save_model
 
 
 def states(run_id: str, steps: int) -> list[TrainerState]:
@@ -22,7 +21,7 @@ def names(cfg) -> list[str]:
 
 
 def save_all(cfg, policy, run_id: str, steps: int, per_epoch: int = 4) -> None:
-    saver = ModelExporter(cfg, World.single())
+    saver = ModelExporter(cfg, Ranks.single())
     for state in states(run_id, steps):
         saver.maybe(policy, state, epoch_ended=state.step % per_epoch == 0)
 
@@ -36,9 +35,9 @@ def test_models_are_saved_by_steps_and_by_epochs_each_on_its_own(policy, config)
 def test_without_an_interval_only_the_final_model_is_saved(policy, config):
     cfg = config(checkpoint_interval=0)
     save_all(cfg, policy, "run", 9)
-    final = ModelExporter(cfg, World.single()).final(policy, states("run", 9)[-1])
+    final = ModelExporter(cfg, Ranks.single()).final(policy, states("run", 9)[-1])
     assert names(cfg) == ["final_model"]
-    assert checkpoint.read_state(str(final)) == TrainerState("run", 9, 9, 9)
+    assert read_state(str(final)) == TrainerState("run", 9, 9, 9)
     again = loading.load(config(model_name=str(final)))
     assert all(map(torch.equal, policy.parameters(), again.parameters()))
 
@@ -46,7 +45,7 @@ def test_without_an_interval_only_the_final_model_is_saved(policy, config):
 def test_only_the_newest_of_this_run_are_kept(policy, config):
     cfg = config(checkpoint_interval=1)
     save_all(cfg, policy, "earlier", 2)
-    checkpoint.save_model(policy, Path(cfg.save_path) / "step_99", states("run", 1)[0])
+    save_model(policy, Path(cfg.save_path) / "step_99", states("run", 1)[0])
     cfg = config(checkpoint_interval=2, keep_saved=2)
     save_all(cfg, policy, "run", 8)
     # step_2 of the earlier run was written over, its step_1 and a later step are not ours.
@@ -60,14 +59,14 @@ def test_an_adapter_is_saved_alone_and_the_tokenizer_at_the_end(config, model_di
 
     cfg = config(lora=True, lora_r=2, checkpoint_interval=2, save_every_epochs=None)
     policy = loading.load(cfg.model_copy(update={"lora": False}))
-    lora.wrap(policy.model, cfg)
+    adapter.wrap(policy.model, cfg)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.01)
     save_all(cfg, policy, "run", 3)
-    final = ModelExporter(cfg, World.single()).final(policy, states("run", 3)[-1])
+    final = ModelExporter(cfg, Ranks.single()).final(policy, states("run", 3)[-1])
     assert names(cfg) == ["adapter_step_2", "final_adapter", "tokenizer"]
-    assert len(load_file(final / lora.WEIGHTS_FILE)) == len(policy.parameters())
+    assert len(load_file(final / adapter.WEIGHTS_FILE)) == len(policy.parameters())
     base = AutoModelForCausalLM.from_pretrained(model_dir)
     with warnings.catch_warnings():  # peft asks transformers in a way that is going away
         warnings.simplefilter("ignore", FutureWarning)

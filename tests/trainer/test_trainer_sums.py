@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from example_trainer.update.step_metrics import Sums, add_logprobs, with_deviations
+from example_trainer.update.step_metrics import StepMetrics, add_logprobs, with_deviations
 
 
 def test_a_mean_over_passes_weighs_tokens_not_passes():
-    sums = Sums()
+    sums = StepMetrics()
     sums.add({"entropy": torch.tensor(6.0)}, 3)
     sums.add({"entropy": torch.tensor(1.0)}, 1)
     sums.add({"nothing": 0.0}, 0)
@@ -26,7 +26,7 @@ def test_masked_tokens_enter_no_mean_whatever_they_hold():
     behaviour = torch.tensor([[-1.5, -3.0, 1.0], [-2.0, 1.0, float("inf")]])
     advantages = torch.tensor([[1.0, 1.0, nan], [-1.0, nan, nan]])
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    sums = Sums()
+    sums = StepMetrics()
     add_logprobs(sums, logprobs, behaviour, advantages, mask)
     found = with_deviations(sums.means())
     assert found == pytest.approx(
@@ -45,14 +45,14 @@ def test_masked_tokens_enter_no_mean_whatever_they_hold():
 
 
 def test_a_pass_without_trained_tokens_adds_nothing():
-    sums = Sums()
+    sums = StepMetrics()
     nothing = torch.zeros(1, 2)
     add_logprobs(sums, nothing, nothing, nothing, nothing)
     assert sums.means() == {"logprob_diff_max": 0.0}
 
 
 class Ranks:
-    """An all-reduce between threads, as a World does it between processes."""
+    """An all-reduce between threads, as a Ranks does it between processes."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size)
@@ -75,7 +75,7 @@ def test_every_rank_learns_the_mean_over_all_of_them():
     ranks, found = Ranks(2), {}
 
     def run(rank: int) -> None:
-        sums = Sums()
+        sums = StepMetrics()
         # The second rank has nothing to train: it adds zeros under the same names.
         sums.add({"loss": 6.0 if rank == 0 else 0.0}, 4 if rank == 0 else 0)
         sums.add({"clip_ratio": float(rank)}, 1)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from example_trainer.model import critic as values
+from example_trainer.model.critic import load_value_model, scored_row
 from tests.trainer.rows import BRANCHING, MULTI_TURN, flat
 
 
 @pytest.fixture
 def critic(config):
     """Its head is not zero any more, as after some training."""
-    made = values.load(config())
+    made = load_value_model(config())
     with torch.no_grad():
         torch.nn.init.normal_(made.model.score.weight)
     return made
 
 
 def test_first_values_are_zero(config):
-    fresh = values.load(config())
+    fresh = load_value_model(config())
     assert not fresh.padded and fresh.share_prefixes
     assert fresh.trained_values(BRANCHING[:1]) == [[0.0, 0.0, 0.0]]
 
@@ -43,23 +43,23 @@ def test_values_have_gradients_to_head_and_decoder(critic):
 
 def test_the_score_of_a_whole_sequence_is_that_of_its_last_token(critic):
     tokens = [5, 6, 7]
-    ((found,),) = critic.trained_values([values.scored_row(tokens, "g")])
+    ((found,),) = critic.trained_values([scored_row(tokens, "g")])
     every = critic.model(torch.tensor([tokens]), use_cache=False).logits[0, :, 0]
     assert found == pytest.approx(every[-1].item(), abs=1e-5)
-    (plan,) = critic.plan([values.scored_row(tokens, "g")])
+    (plan,) = critic.plan([scored_row(tokens, "g")])
     assert plan.length == len(tokens)
 
 
 def test_what_is_saved_keeps_its_head_when_loaded(critic, config, tmp_path):
     critic.model.save_pretrained(tmp_path / "critic")
     critic.tokenizer.save_pretrained(tmp_path / "critic")
-    again = values.load(config(critic_model=str(tmp_path / "critic")))
+    again = load_value_model(config(), str(tmp_path / "critic"))
     before, after = (flat(one.trained_values(MULTI_TURN)) for one in (critic, again))
     assert after == pytest.approx(before, rel=1e-5)
 
 
 def test_bfloat16_values_come_from_a_float32_head(config):
-    low = values.load(config(dtype="bfloat16"))
+    low = load_value_model(config(dtype="bfloat16"))
     (plan,) = low.plan(MULTI_TURN)
     found, _ = low.score(plan)
     assert found.dtype is torch.float32

@@ -12,7 +12,7 @@ import pytest
 
 from atroposlib.errors import CheckpointError, ConfigError, InferenceError, PublishFailed
 from atroposlib.inference.engine.engine import PauseMode
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.weights import PUBLISHERS, make_publisher
 from example_trainer.weights.distributed import buckets
@@ -69,7 +69,7 @@ def publisher_for(config, lasting):
 def policy_for(config):
     def make(name):
         cfg = config(weight_publisher=name, lora=name == "lora")
-        policy = loading.load(cfg, World.single())
+        policy = loading.load(cfg, Ranks.single())
         change(policy)
         return policy
 

@@ -15,18 +15,23 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer.distributed import ranks, shards
-from example_trainer.distributed.ranks import RankLost, World
-from example_trainer.model import fsdp, loading, lora, state_dict
+from example_trainer.distributed import collectives, ranks
+from example_trainer.distributed.ranks import RankLost, Ranks
+from example_trainer.model import adapter, fsdp, loading, state_dict
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.update import optimizer as optim
+from example_trainer.update.optimizer import (
+    build_optimizer,
+    clipped_step,
+    load_optimizer_state,
+    optimizer_state,
+)
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], list(range(8, 9 + n)), group=f"{n // 4}") for n in (1, 3, 5, 8, 9)]
 OPTIMIZERS = ("adamw", "adafactor", "sgd")
-ONE_PASS = {"max_tokens_per_pass": 1000}
-LONE = World.single()
+ONE_MICROBATCH = {"max_tokens_per_microbatch": 1000}
+LONE = Ranks.single()
 
 
 def main(rank: int, directory: Path) -> None:
@@ -37,7 +42,7 @@ def main(rank: int, directory: Path) -> None:
         optimizer="adamw",
         lr=1e-2,
         seq_len=64,
-        max_tokens_per_pass=24,
+        max_tokens_per_microbatch=24,
         trainer_rank=rank,
         world_size=2,
         init_method=f"file://{directory}/meeting",
@@ -57,25 +62,25 @@ def main(rank: int, directory: Path) -> None:
     (directory / f"{rank}.json").write_text(json.dumps(found))
 
 
-def values(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+def values(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     world.barrier()
-    shared = world.share({"a": [1, 2.5], "b": None} if world.first else None)
+    shared = world.share({"a": [1, 2.5], "b": None} if world.is_rank0 else None)
     total = world.sum_(torch.tensor([1.0, world.rank]))
     return {"shared": shared, "sum": total.tolist()}
 
 
-def gradients(cfg: TrainingConfig, world: World) -> dict[str, float]:
+def gradients(cfg: TrainingConfig, world: Ranks) -> dict[str, float]:
     """Largest distance between gradients of two ranks and of one, by setting."""
     found = {}
     for name, more in (
         ("plain", {}),
-        ("one pass for two ranks", ONE_PASS),
+        ("one pass for two ranks", ONE_MICROBATCH),
         ("recomputed", {"gradient_checkpointing": True}),
         ("some layers", {"train_layer_indices": [1]}),
     ):
         own = cfg.model_copy(update=more)
         # One rank, one pass: another order of every sum.
-        alone = loading.load(own.model_copy(update=ONE_PASS))
+        alone = loading.load(own.model_copy(update=ONE_MICROBATCH))
         expected = {n: p.grad for n, p in _scored(alone, LONE).items()}
         assert all(gradient.abs().max() > 1e-3 for gradient in expected.values())
         policy = _sharded(own, world)
@@ -84,7 +89,7 @@ def gradients(cfg: TrainingConfig, world: World) -> dict[str, float]:
     return found
 
 
-def low_precision(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+def low_precision(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     """The worst relative distance of a bfloat16 gradient from the float32 one."""
     exact = {n: p.grad for n, p in _scored(loading.load(cfg), LONE).items()}
     policy = _sharded(cfg.model_copy(update={"dtype": "bfloat16"}), world)
@@ -94,10 +99,12 @@ def low_precision(cfg: TrainingConfig, world: World) -> dict[str, Any]:
 
 
 def _whole_gradients(parameters: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: shards.whole(parameter.grad) for name, parameter in parameters.items()}
+    return {
+        name: collectives.full_tensor(parameter.grad) for name, parameter in parameters.items()
+    }
 
 
-def _scored(policy: Policy, world: World) -> dict[str, Any]:
+def _scored(policy: Policy, world: Ranks) -> dict[str, Any]:
     """The trained parameters after a backward pass over this rank's share of the rows."""
     tokens = sum(len(one.trained) for one in ROWS)
     for plan in policy.plan(ROWS, divisor=world.size)[world.rank :: world.size]:
@@ -107,12 +114,12 @@ def _scored(policy: Policy, world: World) -> dict[str, Any]:
     return {n: p for n, p in policy.module.named_parameters() if p.requires_grad}
 
 
-def weights(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+def weights(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     """Weights out of two ranks and into one, and back."""
     policy = _sharded(cfg, world)
-    optimizer = optim.build(policy, cfg)
+    optimizer = build_optimizer(policy, cfg)
     _scored(policy, world)
-    norm, stepped = optim.step(optimizer, policy, cfg, 0)
+    norm, stepped = clipped_step(optimizer, policy, cfg, 0, cfg.training_steps)
     before = policy.trained_logprobs(ROWS)
     whole = state_dict.full_weights(policy)
     again = _sharded(cfg, world)
@@ -124,7 +131,7 @@ def weights(cfg: TrainingConfig, world: World) -> dict[str, Any]:
         "stepped": stepped,
         "refused": _refused(lambda: state_dict.load_full_weights(policy, {"other": Tensor()})),
     }
-    if world.first:
+    if world.is_rank0:
         lone = loading.load(cfg)
         state_dict.load_full_weights(lone, whole)
         alone = lone.trained_logprobs(ROWS)
@@ -138,13 +145,13 @@ def weights(cfg: TrainingConfig, world: World) -> dict[str, Any]:
     return found
 
 
-def optimizers(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+def optimizers(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     """Two ranks for step 0, one for step 1, two for step 2, against one for all of them."""
     found = {}
     for name in OPTIMIZERS:
         own = cfg.model_copy(update={"optimizer": name})
         policy = _sharded(own, world)
-        optimizer = optim.build(policy, own)
+        optimizer = build_optimizer(policy, own)
         _step(policy, optimizer, own, 0)
         kept = _taken(policy, optimizer)
         # Uninterrupted, and begun anew from what was kept: the same bits.
@@ -154,7 +161,7 @@ def optimizers(cfg: TrainingConfig, world: World) -> dict[str, Any]:
         found[name] = {"two go on": _same(onward, _taken(*resumed))}
         # One rank takes over from two, then two from one.
         passed: Any = ({}, {}, {})
-        if world.first:
+        if world.is_rank0:
             lone = _resumed(own, LONE, kept)
             found[name]["taken over"] = _same(kept, _taken(*lone))
             _step(*lone, own, 1)
@@ -163,9 +170,9 @@ def optimizers(cfg: TrainingConfig, world: World) -> dict[str, Any]:
         found[name]["handed back"] = _same(passed, _taken(*back))
         _step(*back, own, 2)
         last = _taken(*back)
-        if world.first:
+        if world.is_rank0:
             one = loading.load(own)
-            always = optim.build(one, own)
+            always = build_optimizer(one, own)
             for index in range(3):
                 _step(one, always, own, index)
             expected, _, _ = _taken(one, always)
@@ -173,8 +180,8 @@ def optimizers(cfg: TrainingConfig, world: World) -> dict[str, Any]:
             found[name]["entries"] = sorted({key.split("/")[1] for key in kept[1]})
     wrong = cfg.model_copy(update={"optimizer": "adamw"})
     other = _sharded(wrong, world)
-    built = optim.build(other, wrong)
-    found["refused"] = _refused(lambda: optim.load_state(built, other, {}, kept[2]))
+    built = build_optimizer(other, wrong)
+    found["refused"] = _refused(lambda: load_optimizer_state(built, other, {}, kept[2]))
     return found
 
 
@@ -186,20 +193,20 @@ def _step(
     for parameter in policy.parameters():
         whole = torch.randn(parameter.shape, generator=generator)
         parameter.grad = torch.zeros_like(parameter)
-        shards.set_whole(parameter.grad, whole)
-    assert optim.step(optimizer, policy, cfg, index)[1]
+        collectives.set_full_tensor(parameter.grad, whole)
+    assert clipped_step(optimizer, policy, cfg, index, cfg.training_steps)[1]
 
 
 def _taken(policy: Policy, optimizer: torch.optim.Optimizer) -> Any:
-    tensors, numbers = optim.state_tensors(optimizer, policy)
+    tensors, numbers = optimizer_state(optimizer, policy)
     return state_dict.full_weights(policy), tensors, json.loads(json.dumps(numbers))
 
 
-def _resumed(cfg: TrainingConfig, world: World, kept: Any) -> Any:
+def _resumed(cfg: TrainingConfig, world: Ranks, kept: Any) -> Any:
     policy = loading.load(cfg) if world is LONE else _sharded(cfg, world)
-    optimizer = optim.build(policy, cfg)
+    optimizer = build_optimizer(policy, cfg)
     state_dict.load_full_weights(policy, kept[0])
-    optim.load_state(optimizer, policy, kept[1], kept[2])
+    load_optimizer_state(optimizer, policy, kept[1], kept[2])
     return policy, optimizer
 
 
@@ -211,28 +218,28 @@ def _same(ours: Any, theirs: Any) -> bool:
     )
 
 
-def not_finite(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+def not_finite(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     """A NaN in the loss of rank 1 only."""
     policy = _sharded(cfg, world)
-    optimizer = optim.build(policy, cfg)
+    optimizer = build_optimizer(policy, cfg)
     before = state_dict.full_weights(policy)
     for plan in policy.plan(ROWS, divisor=2)[world.rank :: 2]:
         loss = policy.score(plan).logprobs.sum()
         (loss * float("nan") if world.rank else loss).backward()
-    norm, stepped = optim.step(optimizer, policy, cfg, 0)
+    norm, stepped = clipped_step(optimizer, policy, cfg, 0, cfg.training_steps)
     after = state_dict.full_weights(policy)
     unchanged = all(torch.equal(before[name], after[name]) for name in before)
     return {"stepped": stepped, "nan": norm != norm, "unchanged": unchanged}
 
 
-def adapter(cfg: TrainingConfig, world: World) -> dict[str, Any]:
+def adapter_run(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     """Two LoRA steps on two ranks, and on one."""
     more = {"lora": True, "lora_target_modules": ["q_proj", "down_proj"], "lr": 1.0}
     own = cfg.model_copy(update=more)
     policy = _adapted(own, world)
     _descend(policy, own, world)
     merged = state_dict.merged_weights(policy)
-    lora.save(policy, Path(own.model_name).parent / "adapter")
+    adapter.save(policy, Path(own.model_name).parent / "adapter")
     apart = state_dict.trained_weights(policy)
     again = _adapted(own, world)
     state_dict.load_full_weights(again, apart)
@@ -242,8 +249,8 @@ def adapter(cfg: TrainingConfig, world: World) -> dict[str, Any]:
         "refused": _refused(lambda: state_dict.load_full_weights(policy, merged)),
         "same again": again.trained_logprobs(ROWS) == policy.trained_logprobs(ROWS),
     }
-    if world.first:
-        lone = _adapted(own.model_copy(update=ONE_PASS), LONE)
+    if world.is_rank0:
+        lone = _adapted(own.model_copy(update=ONE_MICROBATCH), LONE)
         before = state_dict.merged_weights(lone)
         _descend(lone, own, LONE)
         expected = state_dict.merged_weights(lone)
@@ -252,24 +259,24 @@ def adapter(cfg: TrainingConfig, world: World) -> dict[str, Any]:
     return found
 
 
-def _adapted(cfg: TrainingConfig, world: World) -> Policy:
+def _adapted(cfg: TrainingConfig, world: Ranks) -> Policy:
     policy = loading.load(cfg)
-    if not lora.adapted_layers(policy.model):
-        lora.wrap(policy.model, cfg)
+    if not adapter.adapted_layers(policy.model):
+        adapter.wrap(policy.model, cfg)
     if world is not LONE:
         fsdp.shard(policy, cfg, world)
     return policy
 
 
-def _descend(policy: Policy, cfg: TrainingConfig, world: World) -> None:
+def _descend(policy: Policy, cfg: TrainingConfig, world: Ranks) -> None:
     """Two steps, because B starts at zero and only the second moves A."""
     optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
     for index in range(2):
         _scored(policy, world)
-        optim.step(optimizer, policy, cfg, index)
+        clipped_step(optimizer, policy, cfg, index, cfg.training_steps)
 
 
-def _sharded(cfg: TrainingConfig, world: World) -> Policy:
+def _sharded(cfg: TrainingConfig, world: Ranks) -> Policy:
     policy = loading.load(cfg)
     fsdp.shard(policy, cfg, world)
     return policy
@@ -288,7 +295,7 @@ def _refused(action: Callable[[], None]) -> str:
     return ""
 
 
-PARTS = (values, gradients, low_precision, weights, optimizers, not_finite, adapter)
+PARTS = (values, gradients, low_precision, weights, optimizers, not_finite, adapter_run)
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))

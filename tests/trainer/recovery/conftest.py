@@ -15,9 +15,9 @@ from atroposlib.client import RolloutClient
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.wire import Registration
 from example_trainer.checkpoint.recovery import Recovery
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
-from example_trainer.update import optimizer as optim
+from example_trainer.update.optimizer import build_optimizer
 from tests.serving import served
 from tests.trainer.recovery.lives import BATCHES, Life, groups
 
@@ -58,9 +58,9 @@ def start(api, connect, config, small_model) -> Callable[..., Life]:
         torch.manual_seed(cfg.seed)
         random.seed(cfg.seed)
         policy = loading.load(cfg)
-        optimizer = optim.build(policy, cfg)
+        optimizer = build_optimizer(policy, cfg)
         client = connect()
-        recovery = Recovery(cfg, World.single())
+        recovery = Recovery(cfg, Ranks.single())
         state = recovery.resume(client, policy, optimizer)
         return Life(client, policy, optimizer, recovery, state)
 

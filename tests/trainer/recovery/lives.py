@@ -14,7 +14,7 @@ from example_trainer.checkpoint.recovery import Recovery
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.update import optimizer as optim
+from example_trainer.update.optimizer import clipped_step, optimizer_state
 from tests.trainer.rows import row, scored
 
 BATCHES = 6
@@ -51,7 +51,7 @@ def learn(policy: Policy, optimizer: torch.optim.Optimizer, step: int) -> None:
     tokens = torch.randint(5, 40, (5,)).tolist() + [random.randrange(5, 40)]
     for plan in policy.plan([row([5, 6], tokens)]):
         torch.autograd.backward(-policy.score(plan).logprobs.sum())
-    optim.step(optimizer, policy, TrainingConfig(model_name="", lr=1e-3), step)
+    clipped_step(optimizer, policy, TrainingConfig(model_name="", lr=1e-3), step, 10)
 
 
 def groups(count: int) -> list[dict[str, Any]]:
@@ -76,6 +76,6 @@ def checkpoints(tmp_path: Path) -> list[str]:
 
 
 def everything(life: Life) -> dict[str, torch.Tensor]:
-    held, numbers = optim.state_tensors(life.optimizer, life.policy)
+    held, numbers = optimizer_state(life.optimizer, life.policy)
     weights = {f"w{i}": p.detach() for i, p in enumerate(life.policy.parameters())}
     return {**held, **weights, "rng": torch.get_rng_state(), "lr": torch.tensor(numbers["lr"])}

@@ -18,10 +18,10 @@ from atroposlib.errors import (
 )
 from example_trainer.checkpoint import snapshots
 from example_trainer.checkpoint.recovery import RETRY_VARIABLE, Recovery
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading, model_dir
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.state.frequency import Frequency
+from example_trainer.state import Frequency
 from example_trainer.update import optimizer
 from example_trainer.update.step import Critic
 from tests.trainer.recovery.lives import (
@@ -225,7 +225,7 @@ def test_a_published_model_of_this_run_is_begun_with_at_its_batch(start, queued,
 def test_counters_of_saver_and_evaluator_go_on(config, queued, start, small_model):
     def recovery_with(saver: Frequency) -> Recovery:
         cfg = config(training_steps=50, model_name=small_model)
-        return Recovery(cfg, World.single(), {"saver": saver})
+        return Recovery(cfg, Ranks.single(), {"saver": saver})
 
     life, counted = start(), Frequency(steps=3)
     life.recovery = recovery_with(counted)
@@ -254,10 +254,10 @@ def test_a_critic_is_part_of_the_checkpoint(start, queued, config):
 
 
 def test_servers_hold_the_models_weights_only_if_nobody_trained_before(api, start, config):
-    assert Recovery(config(), World.single()).begins(api)
+    assert Recovery(config(), Ranks.single()).begins(api)
     assert api.status().state == "EMPTY"
     start()  # killed before its first checkpoint, perhaps after its first publish
-    assert not Recovery(config(), World.single()).begins(api)
+    assert not Recovery(config(), Ranks.single()).begins(api)
 
 
 def test_a_former_trainer_is_fenced(start, queued):

@@ -11,7 +11,7 @@ import torch
 from atroposlib.errors import CheckpointError
 from example_trainer.checkpoint import snapshots
 from example_trainer.checkpoint.recovery import Recovery
-from example_trainer.distributed.ranks import World
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import model_dir
 from example_trainer.model.model_dir import TrainerState
 from tests.trainer.recovery.lives import checkpoints, recover_directory
@@ -121,7 +121,7 @@ def test_a_full_disk_stops_the_trainer_and_harms_no_checkpoint(
 
 def test_a_checkpoint_is_due_by_steps_by_seconds_and_at_the_end(config, monkeypatch):
     def due(steps: int = 6, **settings: Any) -> list[int]:
-        recovery = Recovery(config(training_steps=steps, **settings), World.single())
+        recovery = Recovery(config(training_steps=steps, **settings), Ranks.single())
         states = [TrainerState("r", step, step, step) for step in range(1, steps + 1)]
         return [s.step for s in states if recovery.due(s, s.step % 4 == 0)]
 

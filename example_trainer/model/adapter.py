@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from atroposlib.errors import ConfigError
-from example_trainer.distributed import shards
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.distributed import collectives
+from example_trainer.settings.model import ModelSettings
 
 if TYPE_CHECKING:
     from example_trainer.model.policy import Policy
@@ -32,15 +32,15 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def wrap(model: Model, cfg: TrainingConfig) -> Model:
+def wrap(model: Model, settings: ModelSettings) -> Model:
     """Put an untrained adapter into a transformers model, in place; only it trains.
 
-    Every rank makes the same one: its start is drawn from ``cfg.seed`` alone.
+    Every rank makes the same one: its start is drawn from ``settings.seed`` alone.
 
     Raises:
         ConfigError: peft is missing, or the settings name no linear layer of this model.
     """
-    if cfg.train_layer_indices:
+    if settings.train_layer_indices:
         raise ConfigError(
             "train_layer_indices trains weights of the model, lora trains an adapter only;"
             " choose its layers by lora_layer_indices"
@@ -50,29 +50,29 @@ def wrap(model: Model, cfg: TrainingConfig) -> Model:
     except ImportError as error:
         raise ConfigError("lora needs peft: pip install 'atroposlib[lora]'") from error
     plain: Any = model
-    targets = cfg.lora_target_modules or list(TARGET_MODULES)
-    _refuse_layers(cfg, plain.config.get_text_config().num_hidden_layers)
+    targets = settings.lora_target_modules or list(TARGET_MODULES)
+    _refuse_layers(settings, plain.config.get_text_config().num_hidden_layers)
     _refuse_modules(plain, targets)
-    settings = LoraConfig(
-        r=cfg.lora_r,
-        lora_alpha=cfg.lora_alpha,
+    lora_config = LoraConfig(
+        r=settings.lora_r,
+        lora_alpha=settings.lora_alpha,
         lora_dropout=0.0,
         target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else targets,
-        layers_to_transform=cfg.lora_layer_indices,
-        base_model_name_or_path=cfg.model_name,
+        layers_to_transform=settings.lora_layer_indices,
+        base_model_name_or_path=settings.model_name,
         task_type="CAUSAL_LM",
     )
     try:
         with torch.random.fork_rng():
-            torch.manual_seed(cfg.seed)
-            inject_adapter_in_model(settings, plain, ADAPTER)
+            torch.manual_seed(settings.seed)
+            inject_adapter_in_model(lora_config, plain, ADAPTER)
     except ValueError as error:  # no module of such a name
         raise ConfigError(f"lora_target_modules: {error}") from error
     return model
 
 
-def _refuse_layers(cfg: TrainingConfig, layers: int) -> None:
-    beyond = [i for i in cfg.lora_layer_indices or () if i >= layers]
+def _refuse_layers(settings: ModelSettings, layers: int) -> None:
+    beyond = [i for i in settings.lora_layer_indices or () if i >= layers]
     if beyond:
         raise ConfigError(f"lora_layer_indices {beyond}: the model has layers 0-{layers - 1}")
 
@@ -104,8 +104,8 @@ def is_adapter_weight(name: str, adapted: Mapping[str, Any]) -> bool:
 
 def delta(layer: Any) -> Tensor:
     """(out, in) what the adapter adds to its weight: scale x B A. Collective."""
-    a = shards.whole(layer.lora_A[ADAPTER].weight)  # (r, in)
-    b = shards.whole(layer.lora_B[ADAPTER].weight)  # (out, r)
+    a = collectives.full_tensor(layer.lora_A[ADAPTER].weight)  # (r, in)
+    b = collectives.full_tensor(layer.lora_B[ADAPTER].weight)  # (out, r)
     added: Tensor = (b @ a) * layer.scaling[ADAPTER]
     return added.T if layer.fan_in_fan_out else added
 
@@ -126,11 +126,11 @@ def save(policy: Policy, directory: Path) -> None:
     tensors: dict[str, Tensor] = {}
     for name, layer in adapted.items():
         for part in ("lora_A", "lora_B"):
-            weight = shards.whole(getattr(layer, part)[ADAPTER].weight)
-            if policy.world.first:
+            weight = collectives.full_tensor(getattr(layer, part)[ADAPTER].weight)
+            if policy.world.is_rank0:
                 key = f"base_model.model.{name}.{part}.weight"
                 tensors[key] = weight.to("cpu", torch.float32, copy=True)
-    if not policy.world.first:
+    if not policy.world.is_rank0:
         return
     from safetensors.torch import save_file
 

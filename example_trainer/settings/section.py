@@ -1,0 +1,52 @@
+"""Base class of the settings sections; option names of earlier releases."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, model_validator
+
+# Name in release 0.2.0 -> name since.
+RENAMED = {
+    "warmup_share": "warmup_ratio",
+    "lr_decay_share": "lr_decay_ratio",
+    "max_tokens_per_pass": "max_tokens_per_microbatch",
+    "epochs_per_batch": "ppo_epochs",
+}
+
+S = TypeVar("S", bound="Section")
+
+
+class Section(BaseModel):
+    @classmethod
+    def of(cls: type[S], settings: object) -> S:
+        """``settings`` itself if it is such a section, else one with the fields it has.
+
+        So the pure functions take a TrainingConfig, another object with some of its
+        fields, or None. Missing fields have their defaults; given ones are not validated.
+        """
+        if isinstance(settings, cls):
+            return settings
+        fields = [name for name in cls.model_fields if hasattr(settings, name)]
+        return cls.model_construct(**{name: getattr(settings, name) for name in fields})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_old_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        settings = dict(given)
+        for old in RENAMED.keys() & given.keys():
+            new = RENAMED[old]
+            if new not in cls.model_fields:
+                continue
+            if new in given:
+                raise ValueError(f"{old} is the old name of {new}; give one of them")
+            logging.getLogger(__name__).warning("%s", renamed_note(old))
+            settings[new] = settings.pop(old)
+        return settings
+
+
+def renamed_note(old: str) -> str:
+    return f"{old} is now named {RENAMED[old]}"
