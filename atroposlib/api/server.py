@@ -16,20 +16,18 @@ from starlette.responses import Response
 
 from atroposlib import __version__
 from atroposlib.api.common.records import MAX_DELIVERIES
-from atroposlib.api.guards.auth import Access, route_of
+from atroposlib.api.guards.auth import AuthMiddleware, route_of
 from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBody
-from atroposlib.api.guards.tokens import Tokens
+from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import Store, open_store
-from atroposlib.api.web.fast_routes import Refuse, Straight
+from atroposlib.api.web.bodies import STATUS_OF, of_json, on_error, on_invalid_request
+from atroposlib.api.web.fast_routes import ErrorHandler, FastPath, RequestTimes
 from atroposlib.api.web.openapi import describe
-from atroposlib.api.web.responses import STATUS_OF, of_json, on_error, on_invalid_request
-from atroposlib.api.web.routes_admission import admission_routes, group_routes
 from atroposlib.api.web.routes_batches import batch_routes
-from atroposlib.api.web.routes_groups import data_routes
+from atroposlib.api.web.routes_groups import admission_routes, data_routes, group_routes
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
-from atroposlib.api.web.timing import RequestTimes
 from atroposlib.utils.http_server import LOOPBACK_HOSTS, HostGuard, SameSiteGuard
 
 STORE_VARIABLE = "ATROPOS_STORE"
@@ -44,7 +42,7 @@ def create_app(
     clock: Callable[[], float] = time.time,
     *,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
-    tokens: Tokens | None = None,
+    tokens: TokenFile | None = None,
     allowed_hosts: Iterable[str] | None = None,
     hold_s: float = HOLD_S,
     max_deliveries: int = MAX_DELIVERIES,
@@ -84,7 +82,7 @@ def create_app(
     for router in routers:
         app.include_router(router)
     often = [route for router in routers for route in router.routes]
-    app.add_middleware(Straight, routes=often, refuse=refuse)  # innermost
+    app.add_middleware(FastPath, routes=often, refuse=refuse)  # innermost
     _add_middlewares(app, service, max_body_bytes, tokens, allowed_hosts)
     describe(app)
     return app
@@ -94,13 +92,13 @@ def _add_middlewares(
     app: FastAPI,
     service: RolloutService,
     max_body_bytes: int,
-    tokens: Tokens | None,
+    tokens: TokenFile | None,
     allowed_hosts: Iterable[str] | None,
 ) -> None:
     """The last one added sees a request first: times, then host, token, site, body."""
     app.add_middleware(RequestBody, max_bytes=max_body_bytes)
     app.add_middleware(SameSiteGuard, refuse=_refuse_page)
-    app.add_middleware(Access, tokens=tokens)
+    app.add_middleware(AuthMiddleware, tokens=tokens)
     names = None if allowed_hosts is None else (*LOOPBACK_HOSTS, *allowed_hosts)
     app.add_middleware(HostGuard, allowed=names, refuse=_refuse_page)
     app.add_middleware(RequestTimes, metrics=service.metrics)
@@ -114,7 +112,7 @@ def _refuse_page(status: int, detail: str) -> Response:
     return response
 
 
-def _add_error_handlers(app: FastAPI, service: RolloutService) -> Refuse:
+def _add_error_handlers(app: FastAPI, service: RolloutService) -> ErrorHandler:
     async def refuse(request: Request, error: Exception) -> Response:
         kind = next(kind for kind in type(error).__mro__ if kind in STATUS_OF)
         service.metrics.refused(STATUS_OF[kind][1])
@@ -151,7 +149,7 @@ def create_app_from_environment() -> FastAPI:
     names = [name.strip() for name in os.environ.get(HOSTS_VARIABLE, "").split(",")]
     return create_app(
         store,
-        tokens=Tokens(Path(tokens)) if tokens else None,
+        tokens=TokenFile(Path(tokens)) if tokens else None,
         allowed_hosts=[name for name in names if name],
     )
 

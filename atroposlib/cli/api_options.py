@@ -196,10 +196,10 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return checked
 
 
-def _within(least: int, most: int) -> Callable[[str], int]:
+def _within(least: int, max_per_group: int) -> Callable[[str], int]:
     def checked(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"a whole number from {least} to {most}")
+        if not text.isdecimal() or not least <= int(text) <= max_per_group:
+            raise argparse.ArgumentTypeError(f"a whole number from {least} to {max_per_group}")
         return int(text)
 
     return checked

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.cli.line_file import LineFile
-from atroposlib.cli.selection import Rules, usable_rows
+from atroposlib.cli.selection import SelectionRules, usable_rows
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.wire import Heartbeat, Registration, RunStatus, ScoredData
@@ -32,7 +32,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Job:
+class CollectCommand:
     """One command; ``lines_of(group, rows, rules, tokenizer or None, rng)`` are the lines."""
 
     name: str
@@ -40,24 +40,26 @@ class Job:
     lines_of: Callable[..., list[Line]]
 
 
-def main(job: Job, parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+def main(
+    command: CollectCommand, parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> int:
     """Collect as the flags say: 0 when done, 1 with a sentence if it could not be."""
     options = parser.parse_args(argv)
     try:
-        collect(job, options)
+        collect(command, options)
     except (AtroposError, OSError) as error:
-        print(f"{job.name}: {error}", file=sys.stderr)
+        print(f"{command.name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"{job.name}: stopped; --append-to-previous goes on", file=sys.stderr)
+        print(f"{command.name}: stopped; --append-to-previous goes on", file=sys.stderr)
         return 130
     return 0
 
 
 def build_parser(
-    name: str, description: str, *, most: str, min_difference: float, tasks: int
+    name: str, description: str, *, limit_flag: str, min_difference: float, tasks: int
 ) -> argparse.ArgumentParser:
-    """The flags of both commands; ``most`` is the flag that bounds the lines of a group."""
+    """The flags of both commands; ``limit_flag`` bounds the lines of a group."""
     parser = argparse.ArgumentParser(
         prog=name, description=description, epilog="How to use it: docs/other-training.md"
     )
@@ -68,7 +70,7 @@ def build_parser(
     _value(add, "--max-token-len", 2048, "tokens of a sequence, told to environments", _count)
     _value(add, "--tokenizer", DEFAULT_TOKENIZER, "of the model that was sampled", str)
     add("--save-messages", action="store_true", help="lines of messages instead of text")
-    _value(add, most, 3, "lines of one group, at most", _count, dest="most")
+    _value(add, limit_flag, 3, "lines of one group, at most", _count, dest="max_per_group")
     _value(add, "--num-seqs-to-save", 100, "lines to write, exactly", _count)
     add("--allow-negative-scores", action="store_true", help="keep scores of 0 and below too")
     _value(
@@ -105,7 +107,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def collect(job: Job, options: argparse.Namespace) -> None:
+def collect(command: CollectCommand, options: argparse.Namespace) -> None:
     """Write ``num_seqs_to_save`` lines.
 
     Nothing is asked of the API before the file and the tokenizer are known to be usable.
@@ -117,12 +119,14 @@ def collect(job: Job, options: argparse.Namespace) -> None:
     """
     out = LineFile(options.filepath, append=options.append_to_previous)
     tokenizer = None if options.save_messages else _load(options.tokenizer)
-    rules = Rules(
-        options.most, options.allow_negative_scores, options.minimum_score_diff_max_min
+    rules = SelectionRules(
+        options.max_per_group,
+        options.allow_negative_scores,
+        options.minimum_score_diff_max_min,
     )
 
     def say(text: str) -> None:
-        print(f"{job.name}: {text}", file=sys.stderr, flush=True)
+        print(f"{command.name}: {text}", file=sys.stderr, flush=True)
 
     with closing(RolloutClient(options.api_url, on_wait=say)) as client:
         if options.reset:
@@ -143,16 +147,16 @@ def collect(job: Job, options: argparse.Namespace) -> None:
                 elif rows:
                     # Its own for each group: a batch delivered again gives the same lines.
                     rng = random.Random(f"{options.seed}/{batch_no}/{number}")
-                    lines += job.lines_of(group, rows, rules, tokenizer, rng)
+                    lines += command.lines_of(group, rows, rules, tokenizer, rng)
             return lines, ", ".join(f"{n} {what}" for what, n in counts.items() if n)
 
-        _fill(job, client, out, options.num_seqs_to_save, lines_of, say)
+        _fill(command, client, out, options.num_seqs_to_save, lines_of, say)
     out.finish()
-    say(f"done: {out.progress.lines} {job.unit} in {out.path}")
+    say(f"done: {out.progress.lines} {command.unit} in {out.path}")
 
 
 def _fill(
-    job: Job,
+    command: CollectCommand,
     client: RolloutClient,
     out: LineFile,
     wanted: int,
@@ -179,10 +183,10 @@ def _fill(
             kept = min(left, len(lines))
             say(
                 f"{out.progress.lines} of {wanted}:"
-                f" {kept} {job.unit} from batch {claimed.batch_no} ({told})"
+                f" {kept} {command.unit} from batch {claimed.batch_no} ({told})"
             )
             reason = None
-        _beat(client, job, out.progress.lines, wanted, reason)
+        _beat(client, command, out.progress.lines, wanted, reason)
         if out.progress.lines >= wanted:
             return
         wait_s = CLAIM_WAIT_S
@@ -224,13 +228,15 @@ def _registration(options: argparse.Namespace) -> Registration:
     )
 
 
-def _beat(client: RolloutClient, job: Job, lines: int, wanted: int, why: str | None) -> None:
+def _beat(
+    client: RolloutClient, command: CollectCommand, lines: int, wanted: int, why: str | None
+) -> None:
     details: dict[str, float | int | str] = {"lines": lines, "wanted": wanted}
     phase = "done" if lines >= wanted else "collecting"
     client.heartbeat(
         Heartbeat(
             role="tool",
-            name=job.name,
+            name=command.name,
             phase=phase,
             waiting_on=why[:400] if why else None,
             details=details,

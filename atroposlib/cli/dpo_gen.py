@@ -14,24 +14,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from atroposlib.cli import collecting
-from atroposlib.cli.selection import Rules, pairs, prompt_length, split_texts
+from atroposlib.cli.selection import SelectionRules, pairs, prompt_length, split_texts
 from atroposlib.wire import ScoredData
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Console command."""
     parser = collecting.build_parser(
-        JOB.name,
+        COMMAND.name,
         "Save pairs of a better and a worse sequence of each group that environments send.",
-        most="--save-n-pairs-per-group",
+        limit_flag="--save-n-pairs-per-group",
         min_difference=0.5,
         tasks=8,
     )
-    return collecting.main(JOB, parser, argv)
+    return collecting.main(COMMAND, parser, argv)
 
 
 def lines_of(
-    group: ScoredData, rows: Sequence[int], rules: Rules, tokenizer: Any, rng: random.Random
+    group: ScoredData,
+    rows: Sequence[int],
+    rules: SelectionRules,
+    tokenizer: Any,
+    rng: random.Random,
 ) -> list[collecting.Line]:
     """Lines of one group, best positive first; of ``rows`` only, those that did not fail."""
     chosen = pairs([group.scores[g] for g in rows], rules, rng)
@@ -51,7 +55,7 @@ def lines_of(
     ]
 
 
-JOB = collecting.Job("atropos-dpo-gen", "pairs", lines_of)
+COMMAND = collecting.CollectCommand("atropos-dpo-gen", "pairs", lines_of)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,14 +14,14 @@ from typing import Any
 from atroposlib.wire import MASKED, TRAINABLE_OUTCOMES, ScoredData
 
 # A character of several tokens may straddle the boundary; no tokenizer needs more of them.
-MOST_TOKENS_OF_A_CHARACTER = 8
+MAX_TOKENS_PER_CHARACTER = 8
 
 
 @dataclass(frozen=True)
-class Rules:
+class SelectionRules:
     """What a sequence must fulfil."""
 
-    most: int  # sequences, or pairs, of a group
+    max_per_group: int  # sequences, or pairs, of a group
     allow_negative: bool  # scores <= 0 as well
     min_difference: float
 
@@ -32,11 +32,11 @@ def usable_rows(group: ScoredData) -> list[int]:
     return [g for g, outcome in enumerate(outcomes) if outcome in TRAINABLE_OUTCOMES]
 
 
-def best_rows(scores_G: Sequence[float], rules: Rules) -> list[int]:
+def best_rows(scores_G: Sequence[float], rules: SelectionRules) -> list[int]:
     """Indices of the sequences to keep, best first; ties in their order.
 
     Kept are scores above 0 (any, if allowed), which also exceed the lowest of the group by
-    more than ``min_difference`` if that is positive; of those the first ``most``.
+    more than ``min_difference`` if that is positive; of those the first ``max_per_group``.
     """
     lowest = min(scores_G, default=0.0)
     ranked = sorted(range(len(scores_G)), key=lambda g: -scores_G[g])
@@ -45,21 +45,23 @@ def best_rows(scores_G: Sequence[float], rules: Rules) -> list[int]:
         for g in ranked
         if (rules.allow_negative or scores_G[g] > 0)
         and (rules.min_difference <= 0 or scores_G[g] - lowest > rules.min_difference)
-    ][: rules.most]
+    ][: rules.max_per_group]
 
 
 def pairs(
-    scores_G: Sequence[float], rules: Rules, rng: random.Random
+    scores_G: Sequence[float], rules: SelectionRules, rng: random.Random
 ) -> list[tuple[int, int]]:
     """(positive, negative) indices, best positive first.
 
-    Negatives are the ``most`` lowest sequences. Each of the ``most`` best positives (scores
+    Negatives are the ``max_per_group`` lowest sequences. Each of the ``max_per_group`` best positives (scores
     above 0, any if allowed) gets a random one of those that score less than it by more than
     ``min_difference``; none is used twice, and a positive for which none is left is left out.
     """
     ranked = sorted(range(len(scores_G)), key=lambda g: -scores_G[g])
-    left = sorted(range(len(scores_G)), key=lambda g: scores_G[g])[: rules.most]
-    positives = [g for g in ranked if rules.allow_negative or scores_G[g] > 0][: rules.most]
+    left = sorted(range(len(scores_G)), key=lambda g: scores_G[g])[: rules.max_per_group]
+    positives = [g for g in ranked if rules.allow_negative or scores_G[g] > 0][
+        : rules.max_per_group
+    ]
     chosen = []
     for positive in positives:
         # Below 0 the difference would let a "negative" score more than its positive.
@@ -104,7 +106,7 @@ def split_texts(
     included: where a character straddles the boundary it belongs to the completion.
     """
     wholes = [_text(tokenizer, tokens) for tokens in tokens_G_T]
-    for end in range(length, max(-1, length - MOST_TOKENS_OF_A_CHARACTER), -1):
+    for end in range(length, max(-1, length - MAX_TOKENS_PER_CHARACTER), -1):
         prefix = _text(tokenizer, tokens_G_T[0][:end])
         if all(whole.startswith(prefix) for whole in wholes):
             return prefix, [whole[len(prefix) :] for whole in wholes]

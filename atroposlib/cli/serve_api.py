@@ -19,8 +19,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from atroposlib.api.guards import logs
-from atroposlib.api.guards.slow_clients import ImpatientProtocol
-from atroposlib.api.guards.tokens import Tokens
+from atroposlib.api.guards.slow_clients import SlowClientProtocol
+from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.cli.api_options import parse, variable_of
@@ -52,7 +52,7 @@ def serve(options: argparse.Namespace) -> None:
             return
         app = build_app(options)
         config = uvicorn.Config(logs.RequestLog(app), **_settings(options))
-        server = Server(config, app)
+        server = ApiServer(config, app)
         with server.signals():
             listener.listen(
                 config.backlog
@@ -113,7 +113,7 @@ def allowed_hosts(options: argparse.Namespace) -> list[str] | None:
 
 def build_app(options: argparse.Namespace) -> FastAPI:
     """The application over its store, as the options say."""
-    tokens = None if options.tokens is None else Tokens(Path(options.tokens))
+    tokens = None if options.tokens is None else TokenFile(Path(options.tokens))
     store = open_store(
         options.store, Path(options.data_dir), max_bytes=int(options.max_store_gb * 2**30)
     )
@@ -139,7 +139,7 @@ def app_from_environment() -> ASGIApp:
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "loop": options.loop,
-        "http": ImpatientProtocol,
+        "http": SlowClientProtocol,
         "ws": "none",
         "lifespan": "on",
         "log_config": None,
@@ -147,7 +147,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         "proxy_headers": False,  # nothing here depends on the address of a caller
         "server_header": False,
         "limit_concurrency": _connections(options.max_connections),
-        "timeout_keep_alive": ImpatientProtocol.limits.idle_s,
+        "timeout_keep_alive": SlowClientProtocol.limits.idle_s,
         "timeout_graceful_shutdown": _GRACE_S,
         "ssl_certfile": options.ssl_certfile,
         "ssl_keyfile": options.ssl_keyfile,
@@ -180,7 +180,7 @@ def _serve_reloading(options: argparse.Namespace, port: int) -> None:
     )
 
 
-class Server(uvicorn.Server):
+class ApiServer(uvicorn.Server):
     """A first signal ends all waiting and lets replies finish; a second one kills.
 
     Signals count from :meth:`signals` on: one that comes while the server still starts

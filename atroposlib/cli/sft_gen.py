@@ -12,24 +12,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from atroposlib.cli import collecting
-from atroposlib.cli.selection import Rules, best_rows, prompt_length, split_texts
+from atroposlib.cli.selection import SelectionRules, best_rows, prompt_length, split_texts
 from atroposlib.wire import ScoredData
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Console command."""
     parser = collecting.build_parser(
-        JOB.name,
+        COMMAND.name,
         "Save the best sequences of each group that environments send.",
-        most="--save-top-n-per-group",
+        limit_flag="--save-top-n-per-group",
         min_difference=0.0,
         tasks=64,
     )
-    return collecting.main(JOB, parser, argv)
+    return collecting.main(COMMAND, parser, argv)
 
 
 def lines_of(
-    group: ScoredData, rows: Sequence[int], rules: Rules, tokenizer: Any, rng: random.Random
+    group: ScoredData,
+    rows: Sequence[int],
+    rules: SelectionRules,
+    tokenizer: Any,
+    rng: random.Random,
 ) -> list[collecting.Line]:
     """Lines of one group, best sequence first; of ``rows`` only, those that did not fail."""
     kept = [rows[g] for g in best_rows([group.scores[g] for g in rows], rules)]
@@ -43,7 +47,7 @@ def lines_of(
     return [{"prefix": prefix, "completion": texts[g], "score": group.scores[g]} for g in kept]
 
 
-JOB = collecting.Job("atropos-sft-gen", "sequences", lines_of)
+COMMAND = collecting.CollectCommand("atropos-sft-gen", "sequences", lines_of)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from atroposlib.client.environment import AsyncRolloutClient
 from atroposlib.client.groups import Sent
-from atroposlib.client.lease import LeaseKeeper
-from atroposlib.client.trainer import RolloutClient
+from atroposlib.client.trainer import LeaseKeeper, RolloutClient
 
 __all__ = ["AsyncRolloutClient", "LeaseKeeper", "RolloutClient", "Sent"]

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.client import api_calls
-from atroposlib.client.api_calls import Call
 from atroposlib.client.groups import (
     RUN_ID_HEADER,
     Group,
@@ -20,7 +19,13 @@ from atroposlib.client.groups import (
     read_processed,
     read_received,
 )
-from atroposlib.client.retry import Postponed, Settings, problem_of
+from atroposlib.client.retry import (
+    ApiCall,
+    ConnectionSettings,
+    RetryLater,
+    interpret,
+    problem_of,
+)
 from atroposlib.errors import RolloutApiRefused
 from atroposlib.wire import (
     AdmissionReply,
@@ -67,7 +72,9 @@ class AsyncRolloutClient:
     ) -> None:
         import httpx
 
-        self._settings = Settings(base_url, timeout_s, give_up_after_s, on_wait, token)
+        self._settings = ConnectionSettings(
+            base_url, timeout_s, give_up_after_s, on_wait, token
+        )
         self._http = httpx.AsyncClient(
             trust_env=False, transport=transport, verify=self._settings.verify()
         )
@@ -138,7 +145,9 @@ class AsyncRolloutClient:
         if self._takes_groups:
             pack = as_frames if self._binary else as_json
             body = await asyncio.to_thread(partial(pack, groups, keys, compress=compress))
-            call = Call("POST", "/groups", read_received, body.content, headers | body.headers)
+            call = ApiCall(
+                "POST", "/groups", read_received, body.content, headers | body.headers
+            )
             try:
                 return await self._send(call)
             except RolloutApiRefused as refusal:
@@ -148,7 +157,7 @@ class AsyncRolloutClient:
                 self._takes_groups = False
         body = await asyncio.to_thread(partial(as_json, groups, keys, compress=compress))
         more = headers | body.headers
-        old = Call("POST", "/scored_data_list", read_processed, body.content, more)
+        old = ApiCall("POST", "/scored_data_list", read_processed, body.content, more)
         return await self._send(old)
 
     async def request_admission(
@@ -193,7 +202,7 @@ class AsyncRolloutClient:
 
     # --- sending --------------------------------------------------------------------
 
-    async def _try(self, call: Call[None]) -> bool:
+    async def _try(self, call: ApiCall[None]) -> bool:
         import httpx
 
         try:
@@ -202,21 +211,21 @@ class AsyncRolloutClient:
             log.debug("%s not delivered: %s", call.path, problem_of(error))
             return False
 
-    async def _send(self, call: Call[T]) -> T:
+    async def _send(self, call: ApiCall[T]) -> T:
         import httpx
 
-        patience = self._settings.patience()
+        policy = self._settings.retry_policy()
         while True:
-            settled: T | Postponed
+            answer: T | RetryLater
             try:
-                settled = api_calls.settle(call, await self._request(call))
+                answer = interpret(call, await self._request(call))
             except httpx.RequestError as error:
-                settled = Postponed(problem_of(error))
-            if not isinstance(settled, Postponed):
-                return settled
-            await asyncio.sleep(patience.pause_after(settled))
+                answer = RetryLater(problem_of(error))
+            if not isinstance(answer, RetryLater):
+                return answer
+            await asyncio.sleep(policy.pause_after(answer))
 
-    async def _request(self, call: Call[T]) -> httpx.Response:
+    async def _request(self, call: ApiCall[T]) -> httpx.Response:
         return await self._http.request(
             **self._settings.arguments(
                 call.method, call.path, call.body, call.headers, call.timeout_s

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FRAMES = "application/x-atropos-groups"  # frames: u64 little-endian length | one group
 ACCEPT_FRAMES = {"accept": FRAMES}
 RUN_ID_HEADER = "x-atropos-run-id"
-_WORTH_GZIP_BYTES = 1024
+_MIN_GZIP_BYTES = 1024
 
 Group: TypeAlias = "ScoredData | dict[str, Any] | Columns"  # Columns: checked already
 
@@ -49,7 +49,7 @@ def as_json(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -> 
     items = [_with_key(_as_rows(group), key) for group, key in zip(groups, keys)]
     content = msgspec.json.encode(items, enc_hook=_plain)
     headers = {"content-type": "application/json"}
-    if compress and len(content) >= _WORTH_GZIP_BYTES:
+    if compress and len(content) >= _MIN_GZIP_BYTES:
         packer = zlib.compressobj(level=1, wbits=31)
         packed = packer.compress(content) + packer.flush()
         if len(packed) < len(content):

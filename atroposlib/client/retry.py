@@ -6,11 +6,23 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from atroposlib.errors import ConfigError, RolloutApiUnavailable
+import msgspec
+
+from atroposlib.errors import (
+    ConfigError,
+    Forbidden,
+    KeyConflict,
+    NotRegistered,
+    RolloutApiRefused,
+    RolloutApiUnavailable,
+    StaleGeneration,
+    Unauthorized,
+    UnknownEnv,
+)
 from atroposlib.utils.backoff import Backoff, Retrier
 from atroposlib.utils.http_server import is_loopback
 
@@ -18,31 +30,33 @@ if TYPE_CHECKING:
     import httpx
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 TOKEN_VARIABLE = "ATROPOS_API_TOKEN"
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 5.0  # an API that came back waits no longer than this for its clients
-LONGEST_ASKED_S = 60.0  # longer pauses are not taken, whatever Retry-After says
+_MAX_DETAIL_CHARACTERS = 500
+INITIAL_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 5.0  # an API that came back waits no longer than this for its clients
+MAX_RETRY_AFTER_S = 60.0  # longer pauses are not taken, whatever Retry-After says
 
 
 @dataclass(frozen=True, slots=True)
-class Postponed:
+class RetryLater:
     """No usable answer yet: send the same again, ``at_least_s`` from now."""
 
     problem: str
     at_least_s: float = 0.0
 
 
-class Patience:
+class RetryPolicy:
     """The pauses of one call: growing, jittered, bounded, announced."""
 
     def __init__(self, url: str, give_up_after_s: float, on_wait: Callable[[str], None]):
         self._url = url
         self._limit_s = give_up_after_s
         self._on_wait = on_wait
-        self._retrier = Retrier(Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), give_up_after_s)
+        self._retrier = Retrier(Backoff(INITIAL_BACKOFF_S, MAX_BACKOFF_S), give_up_after_s)
 
-    def pause_after(self, postponed: Postponed) -> float:
+    def pause_after(self, later: RetryLater) -> float:
         """Seconds to wait before the next try.
 
         Raises:
@@ -51,14 +65,14 @@ class Patience:
         waited = self._retrier.elapsed_s
         if self._retrier.expired:
             raise RolloutApiUnavailable(
-                f"rollout API at {self._url}: {postponed.problem}; "
+                f"rollout API at {self._url}: {later.problem}; "
                 f"gave up after {waited:.0f} s"
             )
         self._on_wait(
-            f"waiting for rollout API at {self._url}: {postponed.problem}, "
+            f"waiting for rollout API at {self._url}: {later.problem}, "
             f"{waited:.0f} s of at most {self._limit_s:.0f} s"
         )
-        return self._retrier.pause_s(min(postponed.at_least_s, LONGEST_ASKED_S))
+        return self._retrier.pause_s(min(later.at_least_s, MAX_RETRY_AFTER_S))
 
 
 def problem_of(error: httpx.RequestError) -> str:
@@ -71,7 +85,7 @@ def problem_of(error: httpx.RequestError) -> str:
     return str(error) or type(error).__name__
 
 
-class Settings:
+class ConnectionSettings:
     """What both clients keep. Proxies of the environment are not used: with one set, a
     call to localhost would leave the machine."""
 
@@ -95,8 +109,8 @@ class Settings:
         self.on_wait = on_wait or log.warning
         self.token = _checked(os.environ.get(TOKEN_VARIABLE) if token is None else token)
 
-    def patience(self) -> Patience:
-        return Patience(self.url, self.give_up_after_s, self.on_wait)
+    def retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(self.url, self.give_up_after_s, self.on_wait)
 
     def arguments(
         self,
@@ -133,3 +147,67 @@ def _checked(token: str | None) -> str | None:
     if not all("!" <= character <= "~" for character in token):
         raise ConfigError(f"the token ({TOKEN_VARIABLE}) has characters that no token has")
     return token or None
+
+
+@dataclass(frozen=True)
+class ApiCall(Generic[T]):
+    """One request, ready to be sent any number of times, and what its answer means."""
+
+    method: str
+    path: str
+    read: Callable[[httpx.Response], T]  # ValueError: the body is not what was promised
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None  # None: the client's own
+
+
+def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
+    """What an answer means for the caller.
+
+    Raises:
+        UnknownEnv, StaleGeneration, NotRegistered, KeyConflict, Unauthorized, Forbidden: says the API.
+        RolloutApiRefused: any other answer that sending again cannot change.
+    """
+    code = response.status_code
+    if code in (408, 429) or code >= 500:  # 408: the network was slow, not the group bad
+        _, detail = status_and_detail(response)
+        asked = response.headers.get("retry-after", "") if code == 429 else ""
+        at_least_s = float(asked) if asked.isascii() and asked.isdecimal() else 0.0
+        return RetryLater(f"HTTP {code} {detail}".rstrip(), at_least_s)
+    if not response.is_success:
+        raise refusal_of(response)
+    try:
+        return call.read(response)
+    except ValueError as error:
+        problem = f"its answer to {call.path} is not one of a rollout API"
+        raise RolloutApiRefused(code, problem) from error
+
+
+def refusal_of(response: httpx.Response) -> Exception:
+    """The error that an answer of 3xx or 4xx stands for."""
+    code = response.status_code
+    status, detail = status_and_detail(response)
+    if code == 401:
+        return Unauthorized(f"{detail}: set ATROPOS_API_TOKEN, or pass a token")
+    if code == 403:
+        return Forbidden(detail)
+    if code == 404 and status == "unknown_env":
+        return UnknownEnv(detail)
+    if code == 409:
+        if status == "key_conflict":
+            return KeyConflict(detail)
+        if status == "not_registered":
+            return NotRegistered(f"{detail} (the run was reset, or never began)")
+        return StaleGeneration(f"{detail}: stop, or register again to take the run over")
+    if response.is_redirect:
+        detail = "it answers with a redirect, which is not followed: use the final URL"
+    return RolloutApiRefused(code, detail)
+
+
+def status_and_detail(response: httpx.Response) -> tuple[str, str]:
+    try:
+        body = msgspec.json.decode(response.content, type=dict[str, Any])
+    except ValueError:
+        return "", response.text[:_MAX_DETAIL_CHARACTERS]
+    detail = str(body.get("detail", ""))[:_MAX_DETAIL_CHARACTERS]
+    return str(body.get("status", "")), detail

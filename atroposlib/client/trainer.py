@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from atroposlib.client import api_calls
-from atroposlib.client.api_calls import Call
-from atroposlib.client.lease import LeaseKeeper
-from atroposlib.client.retry import Postponed, Settings, problem_of
-from atroposlib.errors import NotRegistered
+from atroposlib.client.retry import (
+    ApiCall,
+    ConnectionSettings,
+    RetryLater,
+    interpret,
+    problem_of,
+)
+from atroposlib.errors import AtroposError, NotRegistered, RolloutApiUnavailable
 from atroposlib.wire import (
     AckRequest,
     CheckpointRequest,
@@ -32,6 +37,68 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class Extends(Protocol):
+    """What is needed of a client."""
+
+    def extend(self, batch: ClaimedBatch, *, lease_s: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LeaseKeeper:
+    """A thread that extends a lease at once and then every third of it, on entering a
+    ``with`` block. It owns ``client``.
+
+    Losing the lease does not interrupt the step: :meth:`check` says so when asked, and so
+    does the ack. An API that is away for a while is no loss as long as it comes back.
+    """
+
+    def __init__(self, client: Extends, batch: ClaimedBatch, lease_s: float) -> None:
+        self._client = client
+        self._batch = batch
+        self._lease_s = lease_s
+        self._lost: AtroposError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def check(self) -> None:
+        """Raise what took the lease away, if anything did.
+
+        Raises:
+            StaleGeneration, NotRegistered: the batch is somebody else's now.
+        """
+        if self._lost is not None:
+            raise self._lost
+
+    def __enter__(self) -> LeaseKeeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Stop extending. A call under way is not waited for longer than a lease lasts."""
+        self._stop.set()
+        self._thread.join(timeout=self._lease_s)
+
+    def _run(self) -> None:
+        try:
+            self._extend()
+            while self._lost is None and not self._stop.wait(self._lease_s / 3):
+                self._extend()
+        finally:
+            self._client.close()
+
+    def _extend(self) -> None:
+        try:
+            self._client.extend(self._batch, lease_s=self._lease_s)
+        except RolloutApiUnavailable as error:
+            log.warning(
+                "the lease of batch %s was not extended: %s", self._batch.batch_no, error
+            )
+        except AtroposError as error:
+            self._lost = error
+            log.error("the lease of batch %s is lost: %s", self._batch.batch_no, error)
 
 
 class RolloutClient:
@@ -59,25 +126,27 @@ class RolloutClient:
     ) -> None:
         import httpx
 
-        self._settings = Settings(base_url, timeout_s, give_up_after_s, on_wait, token)
+        self._settings = ConnectionSettings(
+            base_url, timeout_s, give_up_after_s, on_wait, token
+        )
         self._http = httpx.Client(
             trust_env=False, transport=transport, verify=self._settings.verify()
         )
         self._generation: int | None = None
-        self._claiming: str | None = None  # id of a claim whose answer has not come
+        self._claim_id: str | None = None  # id of a claim whose answer has not come
 
     # --- the run ------------------------------------------------------------------
 
     def register(self, registration: Registration) -> Registered:
         """Open the run, or take it over from a trainer that is no more."""
         registered = self._send(api_calls.register(registration))
-        self.speak_for(registered.generation)
+        self.adopt_generation(registered.generation)
         return registered
 
-    def speak_for(self, generation: int) -> None:
+    def adopt_generation(self, generation: int) -> None:
         """Take part in what another rank registered, as ``Registered.generation`` says."""
         self._generation = generation
-        self._claiming = None
+        self._claim_id = None
 
     @property
     def generation(self) -> int:
@@ -127,18 +196,18 @@ class RolloutClient:
             binary: transfer arrays instead of JSON; the batch is the same.
             claim_id: name the claim, to repeat it after a restart of this process.
         """
-        self._claiming = claim_id or self._claiming or uuid.uuid4().hex
+        self._claim_id = claim_id or self._claim_id or uuid.uuid4().hex
         request = ClaimRequest(
             generation=self.generation,
             lease_s=lease_s,
             wait_s=wait_s,
-            claim_id=self._claiming,
+            claim_id=self._claim_id,
             world_size=world_size,
             rank=rank,
         )
         timeout_s = self._settings.timeout_s
         claimed = self._send(api_calls.claim(request, binary=binary, timeout_s=timeout_s))
-        self._claiming = None
+        self._claim_id = None
         return claimed
 
     def shard(
@@ -156,27 +225,29 @@ class RolloutClient:
 
         With a ``rank`` it is acked once every rank of the claim's world has said so.
         """
-        no, epoch = number_of(batch)
+        no, epoch = number_and_epoch(batch)
         request = AckRequest(generation=self.generation, epoch=epoch, rank=rank)
         return self._send(api_calls.ack(no, request))
 
     def extend(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> None:
         """The step takes longer: the lease ends ``lease_s`` from now."""
-        no, epoch = number_of(batch)
+        no, epoch = number_and_epoch(batch)
         request = ExtendRequest(generation=self.generation, epoch=epoch, lease_s=lease_s)
         self._send(api_calls.extend(no, request))
 
-    def holding(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> LeaseKeeper:
+    def keep_lease(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> LeaseKeeper:
         """Keep the lease alive from another thread while a ``with`` block runs."""
-        number_of(batch)
+        number_and_epoch(batch)
         client = RolloutClient(
             self._settings.url,
             timeout_s=min(self._settings.timeout_s, lease_s),
             give_up_after_s=lease_s,
             token=self._settings.token or "",
         )
-        client.speak_for(self.generation)
+        client.adopt_generation(self.generation)
         return LeaseKeeper(client, batch, lease_s)
+
+    holding = keep_lease  # former name
 
     def commit(self, batch_no: int) -> Committed:
         """A durable checkpoint holds the effect of all batches up to ``batch_no``."""
@@ -187,7 +258,7 @@ class RolloutClient:
     def rewind(self, batch_no: int) -> Rewound:
         """Training starts from the checkpoint that holds batches up to ``batch_no``, 0 for
         none: what was acked after it is delivered again, first and in its order."""
-        self._claiming = None
+        self._claim_id = None
         return self._send(
             api_calls.rewind(batch_no, CheckpointRequest(generation=self.generation))
         )
@@ -217,7 +288,7 @@ class RolloutClient:
 
     # --- sending --------------------------------------------------------------------
 
-    def _try(self, call: Call[None]) -> bool:
+    def _try(self, call: ApiCall[None]) -> bool:
         import httpx
 
         try:
@@ -226,21 +297,21 @@ class RolloutClient:
             log.debug("%s not delivered: %s", call.path, problem_of(error))
             return False
 
-    def _send(self, call: Call[T]) -> T:
+    def _send(self, call: ApiCall[T]) -> T:
         import httpx
 
-        patience = self._settings.patience()
+        policy = self._settings.retry_policy()
         while True:
-            settled: T | Postponed
+            answer: T | RetryLater
             try:
-                settled = api_calls.settle(call, self._request(call))
+                answer = interpret(call, self._request(call))
             except httpx.RequestError as error:
-                settled = Postponed(problem_of(error))
-            if not isinstance(settled, Postponed):
-                return settled
-            time.sleep(patience.pause_after(settled))
+                answer = RetryLater(problem_of(error))
+            if not isinstance(answer, RetryLater):
+                return answer
+            time.sleep(policy.pause_after(answer))
 
-    def _request(self, call: Call[T]) -> httpx.Response:
+    def _request(self, call: ApiCall[T]) -> httpx.Response:
         return self._http.request(
             **self._settings.arguments(
                 call.method, call.path, call.body, call.headers, call.timeout_s
@@ -248,7 +319,7 @@ class RolloutClient:
         )
 
 
-def number_of(batch: ClaimedBatch) -> tuple[int, int]:
+def number_and_epoch(batch: ClaimedBatch) -> tuple[int, int]:
     """Number and epoch of a batch that is there."""
     if batch.batch_no is None or batch.epoch is None:
         raise ValueError("there is no batch in an empty claim")

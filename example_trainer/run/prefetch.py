@@ -118,7 +118,7 @@ class BatchPrefetcher:
                 print(f"batch {claimed.batch_no} is in the weights already: acked", flush=True)
                 self._client.ack(claimed)
                 continue
-            keeper = self._client.holding(claimed, lease_s=self._cfg.lease_s)
+            keeper = self._client.keep_lease(claimed, lease_s=self._cfg.lease_s)
             keeper.__enter__()
             self._keepers[claimed.batch_no] = keeper
             return claimed

@@ -14,11 +14,11 @@ from atroposlib.api.guards.auth import (
     ANYONE,
     ENV,
     SCOPES_OF,
-    Access,
+    AuthMiddleware,
     route_of,
     scopes_for,
 )
-from atroposlib.api.guards.tokens import Scope, Tokens, add_token
+from atroposlib.api.guards.tokens import Scope, TokenFile, add_token
 from atroposlib.api.server import create_app
 from tests.api.harness import ENV as ENV_BODY
 from tests.api.harness import TRAINER, group
@@ -50,7 +50,7 @@ def issued(tmp_path):
 
 @pytest.fixture
 async def app(issued):
-    app = create_app(tokens=Tokens(issued[0]))
+    app = create_app(tokens=TokenFile(issued[0]))
     # /events would be read for ever: this ends every stream before its first event.
     app.state.service.events.close()
     yield app
@@ -183,7 +183,7 @@ async def test_a_refusal_reads_no_body(issued):
     async def receive():
         raise AssertionError("the body must not be read")
 
-    access = Access(app, Tokens(issued[0]))
+    access = AuthMiddleware(app, TokenFile(issued[0]))
     for (method, path), name in itertools.product(SCOPES_OF, ("", "read")):
         if path == "/health" or name and scopes_for(method, path) == {Scope.READ}:
             continue
@@ -204,7 +204,7 @@ async def test_a_websocket_is_closed_before_anything_else(issued):
     async def send(message):
         sent.append(message["type"])
 
-    await Access(None, Tokens(issued[0]))({"type": "websocket"}, None, send)
+    await AuthMiddleware(None, TokenFile(issued[0]))({"type": "websocket"}, None, send)
     assert sent == ["websocket.close"]
 
 

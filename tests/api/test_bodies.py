@@ -10,8 +10,12 @@ import pytest
 import zstandard
 from starlette.responses import PlainTextResponse
 
-from atroposlib.api.guards.body_limits import SMALL_BYTES, RequestBody
-from atroposlib.api.guards.memory_budget import NoRoom, Room
+from atroposlib.api.guards.body_limits import (
+    SMALL_BYTES,
+    BodyMemoryBudget,
+    BudgetExceeded,
+    RequestBody,
+)
 from atroposlib.utils.http_server import SameSiteGuard
 from atroposlib.wire.binary import ZSTD_MAGIC
 
@@ -162,7 +166,7 @@ async def test_large_bodies_wait_for_room_and_small_ones_do_not(app):
 
 
 async def test_who_finds_no_room_in_time_is_told_to_come_back(app):
-    middleware = RequestBody(app, max_bytes=BIG, in_flight_bytes=BIG, room_wait_s=0.01)
+    middleware = RequestBody(app, max_bytes=BIG, in_flight_bytes=BIG, budget_timeout_s=0.01)
     app.may_end.clear()
     large = [Exchange(middleware, [b"x" * BIG], content_length=BIG) for _ in range(3)]
     running = [asyncio.create_task(one.run()) for one in large]
@@ -175,7 +179,9 @@ async def test_who_finds_no_room_in_time_is_told_to_come_back(app):
 
 @pytest.mark.parametrize("streams", [True, False])
 async def test_undeclared_and_dense_bodies_count_as_well(app, streams):
-    middleware = RequestBody(app, max_bytes=3 * BIG, in_flight_bytes=6 * BIG, room_wait_s=0.01)
+    middleware = RequestBody(
+        app, max_bytes=3 * BIG, in_flight_bytes=6 * BIG, budget_timeout_s=0.01
+    )
     app.may_end.clear()
 
     def one():
@@ -193,11 +199,11 @@ async def test_undeclared_and_dense_bodies_count_as_well(app, streams):
 
 
 async def test_room_is_given_first_come_first_served_and_survives_who_leaves():
-    room = Room(10, wait_s=60.0)
+    room = BodyMemoryBudget(10, wait_s=60.0)
     order = []
 
     async def hold(name, size, until):
-        with room.claim() as claim:
+        with room.reserve() as claim:
             await claim.grow_to(size)
             order.append(name)
             await until.wait()
@@ -218,7 +224,7 @@ async def test_room_is_given_first_come_first_served_and_survives_who_leaves():
     rest.set()
     await asyncio.gather(holder, *waiting, return_exceptions=True)
     assert order == ["a", "c", "d"]
-    with room.claim() as claim:
+    with room.reserve() as claim:
         await claim.grow_to(10)
-        with pytest.raises(NoRoom):
-            await Room(0, wait_s=0.01).take(1)
+        with pytest.raises(BudgetExceeded):
+            await BodyMemoryBudget(0, wait_s=0.01).take(1)

@@ -12,8 +12,8 @@ from atroposlib.api.codec.json_columns import count_byte
 from atroposlib.api.common.records import EnvEntry
 from atroposlib.api.common.threads import Pool
 from atroposlib.api.decisions.run_state import RunRecord, announce, find_env, join, register
-from atroposlib.api.run.liveness import Presence
-from atroposlib.api.run.run_cache import RunKeeper
+from atroposlib.api.run.liveness import Liveness
+from atroposlib.api.run.run_cache import RunCache
 from atroposlib.api.store import open_store
 from atroposlib.errors import UnknownEnv
 from atroposlib.wire import RegisterEnv, Registration
@@ -32,9 +32,9 @@ ENV = RegisterEnv(max_token_length=64, desired_name="env", weight=1.0, group_siz
 
 
 @pytest.fixture
-def keeper():
+def run_cache():
     store = open_store("memory")
-    yield RunKeeper(store, Pool(2), lambda old, new: None)
+    yield RunCache(store, Pool(2), lambda old, new: None)
     store.close()
 
 
@@ -50,16 +50,16 @@ def joining(ids: list[int]):
     return event
 
 
-async def test_environments_that_join_at_once_share_a_save_and_no_id(keeper):
+async def test_environments_that_join_at_once_share_a_save_and_no_id(run_cache):
     ids: list[int] = []
-    views = await asyncio.gather(*(keeper.change(joining(ids)) for _ in range(50)))
+    views = await asyncio.gather(*(run_cache.update(joining(ids)) for _ in range(50)))
     assert ids == list(range(50))
-    assert len(keeper.view.run.envs) == 50
-    assert keeper.view.revision <= 3  # the first alone, those that came meanwhile together
+    assert len(run_cache.view.run.envs) == 50
+    assert run_cache.view.revision <= 3  # the first alone, those that came meanwhile together
     assert all(len(view.run.envs) > env for view, env in zip(views, ids))
 
 
-async def test_a_refused_change_leaves_those_beside_it_alone(keeper):
+async def test_a_refused_change_leaves_those_beside_it_alone(run_cache):
     ids: list[int] = []
 
     def refused(run: RunRecord) -> RunRecord:
@@ -68,39 +68,39 @@ async def test_a_refused_change_leaves_those_beside_it_alone(keeper):
 
     changes = [joining(ids), refused, joining(ids)]
     answers = await asyncio.gather(
-        *(keeper.change(change) for change in changes), return_exceptions=True
+        *(run_cache.update(change) for change in changes), return_exceptions=True
     )
     assert isinstance(answers[1], UnknownEnv)
     assert ids == [0, 1]
-    assert len(keeper.view.run.envs) == 2
+    assert len(run_cache.view.run.envs) == 2
 
 
-async def test_each_trainer_gets_a_generation_of_its_own_among_other_changes(keeper):
+async def test_each_trainer_gets_a_generation_of_its_own_among_other_changes(run_cache):
     def enter(run: RunRecord) -> RunRecord:
         return register(run, TRAINER, "run", 0)
 
-    await keeper.change(enter, fence=True)
+    await run_cache.update(enter, fence=True)
     views = await asyncio.gather(
-        keeper.change(lambda run: announce(run, 1)),
-        keeper.change(enter, fence=True),
-        keeper.change(lambda run: announce(run, 2)),
-        keeper.change(enter, fence=True),
+        run_cache.update(lambda run: announce(run, 1)),
+        run_cache.update(enter, fence=True),
+        run_cache.update(lambda run: announce(run, 2)),
+        run_cache.update(enter, fence=True),
     )
     assert (views[1].generation, views[3].generation) == (2, 3)
     assert views[3].run.policy_version == 0
 
 
-async def test_a_change_whose_caller_left_in_line_does_not_happen(keeper):
+async def test_a_change_whose_caller_left_in_line_does_not_happen(run_cache):
     ids: list[int] = []
-    first = asyncio.ensure_future(keeper.change(joining(ids)))
+    first = asyncio.ensure_future(run_cache.update(joining(ids)))
     await asyncio.sleep(0)
-    second = asyncio.ensure_future(keeper.change(joining(ids)))
+    second = asyncio.ensure_future(run_cache.update(joining(ids)))
     await asyncio.sleep(0)
     second.cancel()
     await first
     with pytest.raises(asyncio.CancelledError):
         await second
-    assert len(keeper.view.run.envs) == 1
+    assert len(run_cache.view.run.envs) == 1
 
 
 def entry(env_id: int) -> EnvEntry:
@@ -109,18 +109,18 @@ def entry(env_id: int) -> EnvEntry:
 
 def test_who_is_live_is_one_object_until_somebody_falls_silent_or_calls_again():
     now = [0.0]
-    presence = Presence(lambda: now[0], 300.0)
+    liveness = Liveness(lambda: now[0], 300.0)
     envs = (entry(0), entry(1))
-    both = presence.live(envs)
+    both = liveness.live(envs)
     assert [env.env_id for env in both] == [0, 1]
     now[0] = 200.0
-    presence.called(0)
-    assert presence.live(envs) is both
+    liveness.record_request(0)
+    assert liveness.live(envs) is both
     now[0] = 300.5
-    assert [env.env_id for env in presence.live(envs)] == [0]
-    presence.called(1)
-    assert [env.env_id for env in presence.live(envs)] == [0, 1]
-    assert [env.env_id for env in presence.live((entry(0),))] == [0]
+    assert [env.env_id for env in liveness.live(envs)] == [0]
+    liveness.record_request(1)
+    assert [env.env_id for env in liveness.live(envs)] == [0, 1]
+    assert [env.env_id for env in liveness.live((entry(0),))] == [0]
 
 
 @given(st.lists(st.sampled_from([b"[", b"a", b"[[", b"x" * 700, b"[" * 1500])))

@@ -91,7 +91,7 @@ async def test_a_shutdown_ends_readers_after_what_they_had_not_read():
 
 
 async def test_the_number_of_readers_is_bounded_and_a_closed_one_frees_its_place():
-    events = made(most_subscribers=1)
+    events = made(max_subscribers=1)
     reader = events.subscribe()
     assert events.full
     reader.close()

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from atroposlib.api.run.repost_dedupe import UNHEARD_S
+from atroposlib.api.run.posts import LOST_REPLY_WINDOW_S
 from tests.api.harness import ENV, Api, group, marks
 
 
@@ -126,7 +126,7 @@ async def test_a_keyless_group_whose_client_hung_up_is_absorbed_once(api):
 
 async def test_a_repeat_that_comes_much_later_is_a_new_group(api):
     await api.hang_up_after("POST", "/scored_data", group())
-    api.now += UNHEARD_S + 1
+    api.now += LOST_REPLY_WINDOW_S + 1
     assert await api.post("/scored_data", group()) == {"status": "received"}
 
 
@@ -139,7 +139,7 @@ async def test_a_list_whose_client_hung_up_is_absorbed_group_by_group(api):
 
 async def test_groups_that_came_shortly_before_a_restart_are_absorbed_once(durable):
     await durable.post("/scored_data", group(mark=1))
-    durable.now += UNHEARD_S + 1
+    durable.now += LOST_REPLY_WINDOW_S + 1
     await durable.post("/scored_data", group(mark=2))
     await durable.restart()
     assert "duplicate" not in await durable.post("/scored_data", group(mark=1))
@@ -150,15 +150,15 @@ async def test_groups_that_came_shortly_before_a_restart_are_absorbed_once(durab
 async def test_a_repeat_waits_for_the_post_whose_client_hung_up(tmp_path):
     api = Api(tmp_path)
     release = asyncio.Event()
-    put = api.service.core.threads.puts.run
+    put = api.service.context.threads.puts.run
 
     async def slow(call):
         await release.wait()
         return await put(call)
 
-    api.service.core.threads.puts.run = slow
+    api.service.context.threads.puts.run = slow
     first = asyncio.create_task(api.hang_up_after("POST", "/scored_data", group()))
-    while not api.service.posts._unheard._under_way:
+    while not api.service.posts._dedupe._in_flight:
         await asyncio.sleep(0)
     second = asyncio.create_task(api.post("/scored_data", group()))
     for _ in range(50):

@@ -19,7 +19,7 @@ async def replicas(tmp_path, monkeypatch):
     store.shared = True
     monkeypatch.setattr(harness, "open_store", lambda *_: store)
     monkeypatch.setattr("atroposlib.api.run.run_cache.SHARED_STORE_LAG_S", 0.0)
-    monkeypatch.setattr("atroposlib.api.run.queue_stats.SHARED_STORE_LAG_S", 0.0)
+    monkeypatch.setattr("atroposlib.api.run.context.SHARED_STORE_LAG_S", 0.0)
     pair = Api(tmp_path), Api(tmp_path)
     yield pair
     for api in pair:

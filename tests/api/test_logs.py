@@ -11,8 +11,8 @@ import pytest
 from starlette.responses import PlainTextResponse, Response
 
 from atroposlib.api.guards import logs
-from atroposlib.api.guards.auth import Access
-from atroposlib.api.guards.tokens import Tokens, add_token
+from atroposlib.api.guards.auth import AuthMiddleware
+from atroposlib.api.guards.tokens import TokenFile, add_token
 
 MARKER = "marker-7c1f"
 
@@ -54,7 +54,7 @@ async def test_a_request_leaves_one_line_without_anything_the_client_sent(
 ):
     text = logged(style)
     token = add_token(tmp_path / "tokens", "env")
-    app = logs.RequestLog(Access(reads_all, Tokens(tmp_path / "tokens")))
+    app = logs.RequestLog(AuthMiddleware(reads_all, TokenFile(tmp_path / "tokens")))
     reply = await call(
         app,
         "POST",
@@ -72,7 +72,7 @@ async def test_a_request_leaves_one_line_without_anything_the_client_sent(
         assert event["bytes_in"] == event["bytes_out"] == len(MARKER)
     else:
         assert (
-            "request logger=atroposlib.api.web.requests method=POST route=/scored_data" in line
+            "request logger=atroposlib.api.web.bodies method=POST route=/scored_data" in line
         )
         assert f"bytes_in={len(MARKER)}" in line
 

@@ -8,7 +8,7 @@ import threading
 import httpx
 import pytest
 
-from atroposlib.api.run.events import MOST_SUBSCRIBERS
+from atroposlib.api.run.events import MAX_SUBSCRIBERS
 from atroposlib.api.web import routes_ops
 from atroposlib.errors import StoreError
 from tests.api.harness import group
@@ -26,7 +26,7 @@ async def test_health_asks_the_store_once_a_moment(api, monkeypatch):
 
 async def test_a_store_that_does_not_answer_is_no_health(api, monkeypatch):
     stuck = threading.Event()
-    monkeypatch.setattr(routes_ops, "STORE_ANSWERS_WITHIN_S", 0.01)
+    monkeypatch.setattr(routes_ops, "STORE_TIMEOUT_S", 0.01)
     monkeypatch.setattr(api.app.state.service.store, "load", stuck.wait)
     reply = await api.http.get("/health")
     stuck.set()
@@ -82,7 +82,7 @@ def test_events_reach_a_reader_over_a_real_socket_while_they_happen():
 
 async def test_readers_of_events_are_bounded(api):
     events = api.app.state.service.events
-    readers = [events.subscribe() for _ in range(MOST_SUBSCRIBERS)]
+    readers = [events.subscribe() for _ in range(MAX_SUBSCRIBERS)]
     reply = await api.http.get("/events")
     assert (reply.status_code, reply.json()["status"]) == (503, "too_many_readers")
     readers[0].close()
@@ -94,7 +94,7 @@ async def test_readers_of_events_are_bounded(api):
 )
 async def test_a_reader_that_went_away_frees_its_place(api, messages):
     events = api.app.state.service.events
-    others = [events.subscribe() for _ in range(MOST_SUBSCRIBERS - 1)]
+    others = [events.subscribe() for _ in range(MAX_SUBSCRIBERS - 1)]
     pending = list(messages)
 
     async def receive():
@@ -117,4 +117,4 @@ async def test_a_reader_that_went_away_frees_its_place(api, messages):
     }
     await api.app(scope, receive, send)
     assert not events.full
-    assert len(others) == MOST_SUBSCRIBERS - 1
+    assert len(others) == MAX_SUBSCRIBERS - 1

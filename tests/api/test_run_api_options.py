@@ -10,7 +10,7 @@ import pytest
 from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES
 from atroposlib.api.guards.logs import FORMATS, LEVELS
-from atroposlib.api.guards.tokens import Scope, Tokens
+from atroposlib.api.guards.tokens import Scope, TokenFile
 from atroposlib.api.server import HOLD_S
 from atroposlib.api.store import DEFAULT_MAX_BYTES
 from atroposlib.cli import api_options, run_api, serve_api
@@ -176,7 +176,7 @@ def test_a_new_token_is_printed_once_and_kept_as_a_digest(capsys, tmp_path, gran
     assert run_api.main(["--tokens", str(path), "--new-token", grant]) == 0
     out, err = capsys.readouterr()
     token = out.strip()
-    assert Scope(grant.partition(":")[0]) in Tokens(path).identify(token).scopes
+    assert Scope(grant.partition(":")[0]) in TokenFile(path).identify(token).scopes
     assert token not in err and token not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

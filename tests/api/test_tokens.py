@@ -9,7 +9,7 @@ from hashlib import sha256
 
 import pytest
 
-from atroposlib.api.guards.tokens import Caller, Scope, Tokens, add_token, parse_grant
+from atroposlib.api.guards.tokens import Caller, Scope, TokenFile, add_token, parse_grant
 from atroposlib.errors import ConfigError, TokensUnreadable, Unauthorized
 
 ENV_SCOPES = frozenset({Scope.ENV, Scope.READ})
@@ -55,7 +55,7 @@ def test_every_token_is_another_one(path):
 )
 def test_a_token_covers_its_scope_and_what_that_implies(path, grant, caller):
     token = add_token(path, grant)
-    assert Tokens(path).identify(token) == caller
+    assert TokenFile(path).identify(token) == caller
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,19 @@ def test_a_token_covers_its_scope_and_what_that_implies(path, grant, caller):
 def test_what_nobody_issued_is_refused(path, token):
     add_token(path, "admin")
     with pytest.raises(Unauthorized):
-        Tokens(path).identify(token)
+        TokenFile(path).identify(token)
 
 
 def test_a_digest_is_not_a_token(path):
     add_token(path, "admin")
     with pytest.raises(Unauthorized, match="nobody issued"):
-        Tokens(path).identify(path.read_text().split()[1])
+        TokenFile(path).identify(path.read_text().split()[1])
 
 
 def test_a_token_ends_at_its_second(path):
     now = 1000.0
     write(path, line("t" * 20, "read", 1001))
-    tokens = Tokens(path, lambda: now)
+    tokens = TokenFile(path, lambda: now)
     tokens.identify("t" * 20)
     now = 1001.0
     with pytest.raises(Unauthorized, match="ended"):
@@ -85,7 +85,7 @@ def test_a_token_ends_at_its_second(path):
 
 def test_rotation_needs_no_restart_and_both_tokens_hold_meanwhile(path):
     old = add_token(path, "trainer")
-    tokens = Tokens(path)
+    tokens = TokenFile(path)
     new = add_token(path, "trainer")
     assert tokens.identify(old) == tokens.identify(new)
     write(path, line(new, "trainer"))
@@ -96,7 +96,7 @@ def test_rotation_needs_no_restart_and_both_tokens_hold_meanwhile(path):
 
 def test_a_file_replaced_within_one_tick_of_its_clock_is_read_again(path):
     write(path, line("a" * 20))
-    tokens = Tokens(path)
+    tokens = TokenFile(path)
     tokens.identify("a" * 20)
     before = path.stat()
     path.write_text(line("b" * 20) + "\n")
@@ -107,7 +107,7 @@ def test_a_file_replaced_within_one_tick_of_its_clock_is_read_again(path):
 def test_an_old_file_is_read_once(path, monkeypatch):
     write(path, line("a" * 20))
     os.utime(path, (1000, 1000))
-    tokens = Tokens(path)
+    tokens = TokenFile(path)
     monkeypatch.setattr("builtins.open", None)  # whoever opens a file fails
     for _ in range(3):
         tokens.identify("a" * 20)
@@ -115,7 +115,7 @@ def test_an_old_file_is_read_once(path, monkeypatch):
 
 def test_comments_and_empty_lines_are_allowed(path):
     write(path, "# ours", "", "   ", line("a" * 20) + "  # the laptop")
-    Tokens(path).identify("a" * 20)
+    TokenFile(path).identify("a" * 20)
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_comments_and_empty_lines_are_allowed(path):
 def test_a_line_that_is_no_token_stops_the_start_and_is_not_quoted(path, bad):
     write(path, line("a" * 20), bad)
     with pytest.raises(ConfigError, match="line 2") as refused:
-        Tokens(path)
+        TokenFile(path)
     assert "0" * 64 not in str(refused.value)
 
 
 def test_later_a_bad_line_is_left_out_and_said(path, caplog):
     write(path, line("a" * 20))
-    tokens = Tokens(path)
+    tokens = TokenFile(path)
     write(path, "oops", line("b" * 20))
     with caplog.at_level(logging.ERROR):
         tokens.identify("b" * 20)
@@ -152,21 +152,21 @@ def test_later_a_bad_line_is_left_out_and_said(path, caplog):
 
 def test_a_missing_file_says_how_to_begin(path):
     with pytest.raises(ConfigError, match="--new-token admin"):
-        Tokens(path)
+        TokenFile(path)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
 def test_a_file_that_others_read_or_write_is_not_trusted(path, mode):
     write(path, line("a" * 20)).chmod(mode)
     with pytest.raises(ConfigError, match="chmod 600"):
-        Tokens(path)
+        TokenFile(path)
     with pytest.raises(ConfigError, match="chmod 600"):
         add_token(path, "admin")
 
 
 def test_while_the_file_is_gone_or_open_to_others_nobody_gets_in_and_then_again(path):
     write(path, line("a" * 20))
-    tokens = Tokens(path)
+    tokens = TokenFile(path)
     path.chmod(0o644)
     with pytest.raises(TokensUnreadable):
         tokens.identify("a" * 20)
@@ -181,7 +181,7 @@ def test_a_token_goes_on_a_line_of_its_own_after_a_file_without_a_last_newline(p
     path.write_text(line("a" * 20))
     path.chmod(0o600)
     token = add_token(path, "read", ends=2**40)
-    tokens = Tokens(path)
+    tokens = TokenFile(path)
     tokens.identify("a" * 20)
     tokens.identify(token)
 

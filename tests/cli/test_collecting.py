@@ -225,7 +225,7 @@ def test_a_file_that_became_shorter_is_not_cut_further(api, tmp_path, tokenizer_
 
 
 def test_the_flags_have_the_defaults_of_the_original(capsys):
-    for main, most, difference, tasks in (
+    for main, max_per_group, difference, tasks in (
         (sft_gen.main, "--save-top-n-per-group", 0.0, 64),
         (dpo_gen.main, "--save-n-pairs-per-group", 0.5, 8),
     ):
@@ -237,7 +237,7 @@ def test_the_flags_have_the_defaults_of_the_original(capsys):
             "--group-size": 2,
             "--max-token-len": 2048,
             "--tokenizer": "NousResearch/DeepHermes-3-Llama-3-8B-Preview",
-            most: 3,
+            max_per_group: 3,
             "--num-seqs-to-save": 100,
             "--minimum-score-diff-max-min": difference,
             "--tasks-per-step": tasks,

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from atroposlib.cli.selection import (
-    Rules,
+    SelectionRules,
     best_rows,
     pairs,
     prompt_length,
@@ -21,7 +21,7 @@ M = -100
 
 
 @pytest.mark.parametrize(
-    ("scores", "most", "allow", "difference", "kept"),
+    ("scores", "max_per_group", "allow", "difference", "kept"),
     [
         ([0.2, 1.0, 0.5], 3, False, 0.0, [1, 2, 0]),
         ([0.2, 1.0, 0.5], 2, False, 0.0, [1, 2]),
@@ -35,12 +35,14 @@ M = -100
         ([], 3, True, 0.0, []),
     ],
 )
-def test_the_best_sequences_of_a_group_are_kept(scores, most, allow, difference, kept):
-    assert best_rows(scores, Rules(most, allow, difference)) == kept
+def test_the_best_sequences_of_a_group_are_kept(
+    scores, max_per_group, allow, difference, kept
+):
+    assert best_rows(scores, SelectionRules(max_per_group, allow, difference)) == kept
 
 
 @pytest.mark.parametrize(
-    ("scores", "most", "allow", "difference", "kept"),
+    ("scores", "max_per_group", "allow", "difference", "kept"),
     [
         ([1.0, 0.0], 3, False, 0.5, [(0, 1)]),
         ([1.0, 0.5], 3, False, 0.5, []),  # 0.5 is not below 1.0 - 0.5
@@ -54,13 +56,16 @@ def test_the_best_sequences_of_a_group_are_kept(scores, most, allow, difference,
         ([1.0], 3, False, 0.0, []),
     ],
 )
-def test_pairs_of_a_group(scores, most, allow, difference, kept):
-    assert pairs(scores, Rules(most, allow, difference), random.Random(0)) == kept
+def test_pairs_of_a_group(scores, max_per_group, allow, difference, kept):
+    assert (
+        pairs(scores, SelectionRules(max_per_group, allow, difference), random.Random(0))
+        == kept
+    )
 
 
 def test_negatives_are_of_the_lowest_and_follow_the_seed():
     scores = [1.0, 0.9, 0.8, 0.3, 0.2, 0.1, 0.0]
-    rules = Rules(2, False, 0.1)
+    rules = SelectionRules(2, False, 0.1)
     drawn = [pairs(scores, rules, random.Random(seed)) for seed in range(20)]
     assert drawn == [pairs(scores, rules, random.Random(seed)) for seed in range(20)]
     assert {tuple(found) for found in drawn} == {((0, 5), (1, 6)), ((0, 6), (1, 5))}

@@ -10,7 +10,7 @@ import pytest
 
 from atroposlib.client import RolloutClient, api_calls
 from atroposlib.client.groups import as_frames, as_json, read_claimed
-from atroposlib.client.retry import Patience, Postponed, Settings
+from atroposlib.client.retry import ConnectionSettings, RetryLater, RetryPolicy, interpret
 from atroposlib.errors import (
     ConfigError,
     Forbidden,
@@ -29,8 +29,8 @@ BEAT = Heartbeat(role="env", name="e_0", phase="rollout")
 TOKEN = "s3cret-of-the-trainer"
 
 
-def settled(code, **answer):
-    return api_calls.settle(api_calls.status(), httpx.Response(code, **answer))
+def answer(code, **answer):
+    return interpret(api_calls.status(), httpx.Response(code, **answer))
 
 
 @pytest.mark.parametrize(
@@ -47,36 +47,36 @@ def settled(code, **answer):
 )
 def test_a_refusal_is_raised_as_what_it_is_with_the_words_of_the_api(code, status, error):
     with pytest.raises(error, match="because"):
-        settled(code, json={"status": status, "detail": "because"})
+        answer(code, json={"status": status, "detail": "because"})
 
 
 def test_a_404_that_names_no_env_is_a_refusal_and_not_a_reason_to_register_again():
     with pytest.raises(RolloutApiRefused, match="404.*Not Found"):
-        settled(404, json={"detail": "Not Found"})
+        answer(404, json={"detail": "Not Found"})
 
 
 def test_what_is_no_json_is_quoted():
     with pytest.raises(RolloutApiRefused, match="418.*teapot"):
-        settled(418, text="teapot")
+        answer(418, text="teapot")
 
 
 def test_a_success_that_no_rollout_api_gives_is_refused():
     with pytest.raises(RolloutApiRefused, match="not one of a rollout API"):
-        settled(200, text="<html>welcome</html>")
+        answer(200, text="<html>welcome</html>")
 
 
 def test_a_redirect_is_named_and_not_followed():
     with pytest.raises(RolloutApiRefused, match="use the final URL"):
-        settled(307, headers={"location": "http://elsewhere/status"})
+        answer(307, headers={"location": "http://elsewhere/status"})
 
 
 def test_what_the_api_cannot_do_now_is_postponed():
-    assert settled(503, json={"detail": "no room"}) == Postponed("HTTP 503 no room")
-    assert settled(408, json={"detail": "slow"}) == Postponed("HTTP 408 slow")
-    full = settled(429, json={"detail": "full"}, headers={"retry-after": "7"})
-    assert full == Postponed("HTTP 429 full", 7.0)
-    odd = settled(429, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"})
-    assert odd == Postponed("HTTP 429")
+    assert answer(503, json={"detail": "no room"}) == RetryLater("HTTP 503 no room")
+    assert answer(408, json={"detail": "slow"}) == RetryLater("HTTP 408 slow")
+    full = answer(429, json={"detail": "full"}, headers={"retry-after": "7"})
+    assert full == RetryLater("HTTP 429 full", 7.0)
+    odd = answer(429, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"})
+    assert odd == RetryLater("HTTP 429")
 
 
 def test_a_large_body_is_compressed_only_for_another_machine():
@@ -115,11 +115,11 @@ def test_a_group_that_breaks_the_record_is_refused_before_it_is_sent_as_frames()
 def test_an_absent_api_is_waited_for_within_the_bound_and_visibly(monkeypatch):
     now, waits = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    waiting = Patience(URL, 60.0, waits.append)
+    waiting = RetryPolicy(URL, 60.0, waits.append)
     pauses = []
     with pytest.raises(RolloutApiUnavailable, match="gave up after 60 s"):
         while True:
-            pauses.append(waiting.pause_after(Postponed("connection refused")))
+            pauses.append(waiting.pause_after(RetryLater("connection refused")))
             now[0] += pauses[-1]
     assert max(pauses) <= 5.0 and abs(sum(pauses) - 60.0) < 1e-6
     assert waits[0] == (
@@ -130,11 +130,11 @@ def test_an_absent_api_is_waited_for_within_the_bound_and_visibly(monkeypatch):
 def test_a_named_pause_is_kept_as_far_as_the_bound_goes(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    waiting = Patience(URL, 60.0, lambda _: None)
-    assert waiting.pause_after(Postponed("full", 7.0)) == 7.0
+    waiting = RetryPolicy(URL, 60.0, lambda _: None)
+    assert waiting.pause_after(RetryLater("full", 7.0)) == 7.0
     now[0] = 57.0
-    assert waiting.pause_after(Postponed("full", 7.0)) == 3.0
-    assert Patience(URL, 1e6, lambda _: None).pause_after(Postponed("full", 1e5)) == 60.0
+    assert waiting.pause_after(RetryLater("full", 7.0)) == 3.0
+    assert RetryPolicy(URL, 1e6, lambda _: None).pause_after(RetryLater("full", 1e5)) == 60.0
 
 
 def test_without_an_api_best_effort_calls_return_and_the_others_give_up():
@@ -216,7 +216,7 @@ def test_a_token_with_characters_that_no_token_has_is_refused_without_showing_it
 
 def test_a_private_authority_is_used_for_https_only(monkeypatch):
     def settings(url):
-        return Settings(url, 1.0, 1.0, None, None)
+        return ConnectionSettings(url, 1.0, 1.0, None, None)
 
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     assert settings("https://api").verify() is True

@@ -124,7 +124,7 @@ async def test_a_post_whose_reply_was_lost_is_kept_once(app, binary):
 
 
 async def test_a_full_queue_is_waited_for_visibly_until_the_trainer_makes_room(monkeypatch):
-    monkeypatch.setattr(retry, "LONGEST_ASKED_S", 0.01)
+    monkeypatch.setattr(retry, "MAX_RETRY_AFTER_S", 0.01)
     app = create_app(open_store("memory", max_bytes=ROOM))
     generation, waits = await start(app), []
 

@@ -16,7 +16,7 @@ def claimed_by(transport):
     generation = trainer.register(registration()).generation
     post(transport, group())
     helper = RolloutClient(URL, transport=transport)
-    helper.speak_for(generation)
+    helper.adopt_generation(generation)
     return trainer, helper, trainer.claim(wait_s=0, lease_s=10)
 
 
@@ -41,7 +41,7 @@ def test_a_lost_lease_is_told_when_asked_and_does_not_interrupt_the_step(transpo
 
 def test_an_api_that_is_away_does_not_take_the_lease():
     away = RolloutClient(URL, give_up_after_s=0)
-    away.speak_for(1)
+    away.adopt_generation(1)
     with LeaseKeeper(away, ClaimedBatch(batch_no=1, epoch=1), lease_s=100) as held:
         pass
     held.check()
@@ -53,8 +53,8 @@ def test_holding_speaks_through_a_connection_of_its_own():
         body = {"tokens": [[1, 7]] * 2, "masks": [[-100, 7]] * 2, "scores": [0.5, 1.0]}
         assert httpx.post(f"{url}/scored_data", json=body).status_code == 200
         claimed = trainer.claim(wait_s=0, lease_s=10)
-        with trainer.holding(claimed, lease_s=60) as held:
+        with trainer.keep_lease(claimed, lease_s=60) as held:
             held.check()
         assert trainer.ack(claimed) is True
         with pytest.raises(ValueError, match="no batch"):
-            trainer.holding(ClaimedBatch())
+            trainer.keep_lease(ClaimedBatch())

@@ -71,7 +71,7 @@ def test_a_named_claim_survives_the_process_that_made_it(transport, trainer):
     post(transport, group(1), group(2))
     first = trainer.claim(wait_s=0, claim_id="step-1")
     reborn = RolloutClient(URL, transport=transport)
-    reborn.speak_for(registered.generation)
+    reborn.adopt_generation(registered.generation)
     again = reborn.claim(wait_s=0, claim_id="step-1")
     assert (again.batch_no, tokens_of(again)) == (first.batch_no, tokens_of(first))
 
@@ -110,7 +110,7 @@ def test_ranks_share_a_batch_and_the_last_one_acks_it(transport, trainer):
     first = trainer.claim(wait_s=0, world_size=2, rank=0)
     assert first.batch_no is not None and first.epoch is not None
     other = RolloutClient(URL, transport=transport)
-    other.speak_for(registered.generation)
+    other.adopt_generation(registered.generation)
     for binary in (False, True):
         second = other.shard(first.batch_no, first.epoch, 1, binary=binary)
         shards = [*tokens_of(first), *tokens_of(second)]

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive
 from starlette.types import Scope as AsgiScope
 from starlette.types import Send
 
-from atroposlib.api.guards.tokens import Caller, Scope, Tokens
+from atroposlib.api.guards.tokens import Caller, Scope, TokenFile
 from atroposlib.errors import AccessError, Forbidden, TokensUnreadable, Unauthorized
 
 log = logging.getLogger(__name__)
@@ -100,10 +100,10 @@ def scopes_for(method: str, path: str) -> frozenset[Scope]:
     return ADMIN if route is None else SCOPES_OF[method, route]
 
 
-class Access:
+class AuthMiddleware:
     """Lets through whose token has the scope; without ``tokens`` everybody."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens | None) -> None:
+    def __init__(self, app: ASGIApp, tokens: TokenFile | None) -> None:
         self.app = app
         self._tokens = tokens
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from functools import partial
 
 import anyio
@@ -22,16 +23,97 @@ from atroposlib.api.guards.inflate import (
     BodyTooLarge,
     DamagedBody,
     gunzip,
-    gzip_tells,
+    gzip_size,
     unzstd,
-    zstd_tells,
+    zstd_size,
 )
-from atroposlib.api.guards.memory_budget import Claim, NoRoom, Room
+
+
+class BudgetExceeded(Exception):
+    """Other requests hold too many bytes, and did not let go of them in time."""
+
+
+class BodyMemoryBudget:
+    """``size`` bytes, shared first come first served. For one event loop."""
+
+    def __init__(self, size: int, wait_s: float) -> None:
+        self._left = size
+        self._wait_s = wait_s
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def reserve(self) -> Reservation:
+        """A claim of nothing yet; what it grows to is given back at its end."""
+        return Reservation(self)
+
+    async def take(self, size: int) -> None:
+        """Raises:
+        NoRoom: after ``wait_s`` seconds.
+        """
+        if not self._waiting and size <= self._left:
+            self._left -= size
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await asyncio.wait_for(turn, self._wait_s)
+        except (asyncio.TimeoutError, asyncio.CancelledError) as end:
+            if turn.done() and not turn.cancelled():  # it came in the same instant
+                self._left += size
+            else:
+                self._waiting = deque(one for one in self._waiting if one[1] is not turn)
+            self._serve()
+            if isinstance(end, asyncio.CancelledError):
+                raise
+            raise BudgetExceeded(
+                "too many bytes are on their way in; try again later"
+            ) from end
+
+    def give(self, size: int) -> None:
+        """Give back what was taken."""
+        self._left += size
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._left:
+            size, turn = self._waiting.popleft()
+            if not turn.done():
+                self._left -= size
+                turn.set_result(None)
+
+
+class Reservation:
+    """What one request holds of a :class:`Room`; a context manager."""
+
+    def __init__(self, budget: BodyMemoryBudget) -> None:
+        self._budget = budget
+        self._held = 0
+
+    @property
+    def held(self) -> int:
+        return self._held
+
+    async def grow_to(self, size: int) -> None:
+        """Hold ``size`` bytes, or more if it held more already.
+
+        Raises:
+            NoRoom: others did not let go of theirs in time.
+        """
+        if size > self._held:
+            await self._budget.take(size - self._held)
+            self._held = size
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._budget.give(self._held)
+        self._held = 0
+
 
 DEFAULT_MAX_BODY_BYTES = 128 * 2**20  # a list of 64 groups of 16 x 4096 tokens as JSON
 IN_FLIGHT_BYTES = 256 * 2**20  # of all bodies that are being read, parsed or stored
 SMALL_BYTES = 64 * 2**10  # control messages never queue behind groups
-ROOM_WAIT_S = 30.0
+BUDGET_TIMEOUT_S = 30.0
 RETRY_AFTER_S = 5
 # A body has this long, and a second more for so many bytes that came.
 GRACE_S = 30.0
@@ -51,12 +133,12 @@ class RequestBody:
         max_bytes: int = DEFAULT_MAX_BODY_BYTES,
         *,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
-        room_wait_s: float = ROOM_WAIT_S,
+        budget_timeout_s: float = BUDGET_TIMEOUT_S,
         grace_s: float = GRACE_S,
     ) -> None:
         self.app = app
         self.max_bytes = max_bytes
-        self._room = Room(max(in_flight_bytes, 2 * max_bytes), room_wait_s)
+        self._budget = BodyMemoryBudget(max(in_flight_bytes, 2 * max_bytes), budget_timeout_s)
         self._grace_s = grace_s
         self._inflating = Pool(2)
 
@@ -65,16 +147,16 @@ class RequestBody:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        with self._room.claim() as claim:
+        with self._budget.reserve() as reservation:
             try:
-                body = await self._read(headers, receive, claim)
+                body = await self._read(headers, receive, reservation)
             except DamagedBody as error:
                 await PlainTextResponse(str(error), 400)(scope, receive, send)
             except TooSlow as error:
                 await _refuse(408, str(error))(scope, receive, send)
             except BodyTooLarge as error:
                 await _refuse(413, str(error))(scope, receive, send)
-            except NoRoom as error:
+            except BudgetExceeded as error:
                 await _refuse(503, str(error))(scope, receive, send)
             except ClientDisconnect:
                 return
@@ -82,29 +164,31 @@ class RequestBody:
                 plain = _plain(scope, len(body), kept=_stored_compressed(headers))
                 await self.app(plain, _replay(body, receive), send)
 
-    async def _read(self, headers: Headers, receive: Receive, claim: Claim) -> bytes:
+    async def _read(
+        self, headers: Headers, receive: Receive, reservation: Reservation
+    ) -> bytes:
         declared = _declared(headers)
         if declared > self.max_bytes:
             raise BodyTooLarge(f"a body has at most {self.max_bytes} bytes")
         if declared > SMALL_BYTES:  # all of it, so that what was begun can be finished
-            await claim.grow_to(declared)
-        pieces = await self._pieces(receive, claim)
+            await reservation.grow_to(declared)
+        pieces = await self._pieces(receive, reservation)
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if not body or _stored_compressed(headers):
             return body
         encoding = headers.get("content-encoding", "").lower()
         if "gzip" in encoding:
-            inflate, told = gunzip, gzip_tells(body)
+            inflate, size = gunzip, gzip_size(body)
         elif "zstd" in encoding:
-            inflate, told = unzstd, zstd_tells(body)
+            inflate, size = unzstd, zstd_size(body)
         else:
             return body
-        if told > SMALL_BYTES:  # before it lies in memory, not after
-            await claim.grow_to(min(told, self.max_bytes))
+        if size > SMALL_BYTES:  # before it lies in memory, not after
+            await reservation.grow_to(min(size, self.max_bytes))
         return await self._inflating.run(partial(inflate, body, self.max_bytes))
 
-    async def _pieces(self, receive: Receive, claim: Claim) -> list[bytes]:
+    async def _pieces(self, receive: Receive, reservation: Reservation) -> list[bytes]:
         pieces: list[bytes] = []
         size = 0
         now = asyncio.get_running_loop().time
@@ -119,10 +203,10 @@ class RequestBody:
                 size += len(pieces[-1])
                 if size > self.max_bytes:
                     raise BodyTooLarge(f"a body has at most {self.max_bytes} bytes")
-                if size > max(SMALL_BYTES, claim.held):
+                if size > max(SMALL_BYTES, reservation.held):
                     scope.deadline = math.inf  # what follows is our delay, not the client's
                     waiting_since = now()
-                    await claim.grow_to(size)
+                    await reservation.grow_to(size)
                     begun += now() - waiting_since
                 if not message.get("more_body", False):
                     return pieces

@@ -27,18 +27,18 @@ class BodyTooLarge(ValueError):
     """The body, or what it inflates to, is over the limit."""
 
 
-def gzip_tells(body: bytes) -> int:
+def gzip_size(body: bytes) -> int:
     """The size that the end of a gzip member tells; zlib holds a good one to it."""
     return int.from_bytes(body[-4:], "little")
 
 
-def zstd_tells(body: bytes) -> int:
+def zstd_size(body: bytes) -> int:
     """The size that the head of a zstd frame tells, or what to expect if it tells none."""
     try:
-        told = int(zstandard.frame_content_size(body))
+        declared = int(zstandard.frame_content_size(body))
     except zstandard.ZstdError:
         return 0
-    return told if told >= 0 else PLAIN_RATIO * len(body)
+    return declared if declared >= 0 else PLAIN_RATIO * len(body)
 
 
 def gunzip(body: bytes, max_bytes: int) -> bytes:
@@ -50,9 +50,9 @@ def gunzip(body: bytes, max_bytes: int) -> bytes:
     """
     if not body:
         return b""
-    told = gzip_tells(body)
-    if told <= max(PLAIN_BYTES, PLAIN_RATIO * len(body)):
-        return _gunzipped(body, min(told, max_bytes), max_bytes)
+    declared = gzip_size(body)
+    if declared <= max(PLAIN_BYTES, PLAIN_RATIO * len(body)):
+        return _gunzipped(body, min(declared, max_bytes), max_bytes)
     size = _total_within(_gunzipped_sizes(body), max_bytes)
     return zlib.decompress(body, wbits=31, bufsize=size)  # into one buffer, not two
 
@@ -89,10 +89,10 @@ def _total_within(sizes: Iterator[int], max_bytes: int) -> int:
     return total
 
 
-def _gunzipped(body: bytes, told: int, max_bytes: int) -> bytes:
+def _gunzipped(body: bytes, declared: int, max_bytes: int) -> bytes:
     inflater = zlib.decompressobj(wbits=31)
     try:
-        inflated = inflater.decompress(body, told + 1)
+        inflated = inflater.decompress(body, declared + 1)
     except zlib.error as cause:
         raise DamagedBody("Invalid gzip payload") from cause
     if len(inflated) > max_bytes:

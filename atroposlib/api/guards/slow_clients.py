@@ -42,7 +42,7 @@ class ReceiveLimits:
     headers: int = 100
 
 
-class Phase(Enum):
+class ReceivePhase(Enum):
     """What the connection waits for; the value is what a late client is told."""
 
     IDLE = "a request"
@@ -53,7 +53,7 @@ class Phase(Enum):
     OVER = "the end"  # nothing more is read
 
 
-class ImpatientProtocol(HttpToolsProtocol):
+class SlowClientProtocol(HttpToolsProtocol):
     """HTTP/1.1 with deadlines on receiving. Other limits: :func:`impatient`."""
 
     limits = ReceiveLimits()
@@ -66,7 +66,7 @@ class ImpatientProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._phase = Phase.HEAD
+        self._phase = ReceivePhase.HEAD
         self._entered = 0.0  # time of the loop at which the phase began
         self._deadline: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -80,10 +80,10 @@ class ImpatientProtocol(HttpToolsProtocol):
         limit = self.limit_concurrency
         if limit is not None and len(self.connections) > limit + limit // 4:
             # Up to here a request is answered 503; beyond, not even its head is read.
-            self._phase = Phase.OVER
+            self._phase = ReceivePhase.OVER
             transport.abort()
         else:
-            self._enter(Phase.HEAD)
+            self._enter(ReceivePhase.HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -117,8 +117,8 @@ class ImpatientProtocol(HttpToolsProtocol):
             # The usual way to ask this costs more than all else that a small post does.
             "atropos.gone": {"now": self.transport.is_closing},
         }
-        if self._phase is Phase.IDLE:
-            self._enter(Phase.HEAD)
+        if self._phase is ReceivePhase.IDLE:
+            self._enter(ReceivePhase.HEAD)
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -127,7 +127,7 @@ class ImpatientProtocol(HttpToolsProtocol):
         if self._over():
             return
         self._head_bytes = self._body_bytes = self._framing_bytes = 0
-        self._enter(Phase.BODY)
+        self._enter(ReceivePhase.BODY)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -138,14 +138,14 @@ class ImpatientProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._over():
             super().on_message_complete()
-            self._enter(Phase.IDLE if self._answered() else Phase.REPLY)
+            self._enter(ReceivePhase.IDLE if self._answered() else ReceivePhase.REPLY)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
             self._end()
         elif self._answered():  # else a pipelined request came in meanwhile
-            self._enter(Phase.REST if self._in_body() else Phase.IDLE)
+            self._enter(ReceivePhase.REST if self._in_body() else ReceivePhase.IDLE)
 
     # --- deadlines ----------------------------------------------------------------
 
@@ -153,20 +153,20 @@ class ImpatientProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _over(self) -> bool:
-        return self._phase is Phase.OVER
+        return self._phase is ReceivePhase.OVER
 
     def _in_body(self) -> bool:
-        return self._phase in (Phase.BODY, Phase.REST)
+        return self._phase in (ReceivePhase.BODY, ReceivePhase.REST)
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: ReceivePhase) -> None:
         self._disarm()
         self._phase = phase
         self._entered = self.loop.time()
         seconds = {
-            Phase.IDLE: self.limits.idle_s,
-            Phase.HEAD: self.limits.head_s,
-            Phase.BODY: self.limits.body_s,
-            Phase.REST: self.limits.rest_s,
+            ReceivePhase.IDLE: self.limits.idle_s,
+            ReceivePhase.HEAD: self.limits.head_s,
+            ReceivePhase.BODY: self.limits.body_s,
+            ReceivePhase.REST: self.limits.rest_s,
         }.get(phase)
         if seconds is not None and not self.transport.is_closing():
             self._deadline = self.loop.call_later(seconds, self._late)
@@ -181,12 +181,14 @@ class ImpatientProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _late(self) -> None:
-        more_s = self._body_until() - self.loop.time() if self._phase is Phase.BODY else 0.0
-        if self._phase is Phase.BODY and self.flow.read_paused:
-            self._enter(Phase.BODY)  # the application is slow, or an earlier request is
+        more_s = (
+            self._body_until() - self.loop.time() if self._phase is ReceivePhase.BODY else 0.0
+        )
+        if self._phase is ReceivePhase.BODY and self.flow.read_paused:
+            self._enter(ReceivePhase.BODY)  # the application is slow, or an earlier request is
         elif more_s > 0:
             self._deadline = self.loop.call_later(more_s, self._late)
-        elif self._phase in (Phase.IDLE, Phase.REST):
+        elif self._phase in (ReceivePhase.IDLE, ReceivePhase.REST):
             self._end()
         else:
             self._refuse(408)
@@ -211,7 +213,7 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def _end(self) -> None:
         self._disarm()
-        self._phase = Phase.OVER
+        self._phase = ReceivePhase.OVER
         self.transport.close()  # waits until everything is sent, which may be never
         self._deadline = self.loop.call_later(_FLUSH_S, self.transport.abort)
 
@@ -219,7 +221,7 @@ class ImpatientProtocol(HttpToolsProtocol):
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
-def impatient(limits: ReceiveLimits) -> type[asyncio.Protocol]:
+def with_limits(limits: ReceiveLimits) -> type[asyncio.Protocol]:
     """The protocol class with these limits, for ``uvicorn.Config(http=...)``."""
-    kind = type("ImpatientProtocol", (ImpatientProtocol,), {"limits": limits})
+    kind = type("ImpatientProtocol", (SlowClientProtocol,), {"limits": limits})
     return cast("type[asyncio.Protocol]", kind)

@@ -74,7 +74,7 @@ class Entry:
         return Caller(_COVERS[self.scope], self.env_name)
 
 
-class Tokens:
+class TokenFile:
     """The tokens of a file, as the file says now: a look at its state precedes each use."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:

@@ -7,8 +7,7 @@ from functools import partial
 
 from atroposlib.api.common.records import AdmissionGrant, EnvEntry
 from atroposlib.api.decisions.allocation import budget
-from atroposlib.api.run.context import Core
-from atroposlib.api.run.queue_stats import sequences_in, trained_sequences
+from atroposlib.api.run.context import ServiceContext, sequences_in, trained_sequences
 from atroposlib.errors import ConfigError
 from atroposlib.wire import AdmissionRequest
 
@@ -16,8 +15,8 @@ from atroposlib.wire import AdmissionRequest
 class AdmissionControl:
     """Requests of the environments to begin rollouts."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
 
     async def admit(
         self, asked: AdmissionRequest, entry: EnvEntry
@@ -27,11 +26,11 @@ class AdmissionControl:
         Raises:
             NotRegistered: no trainer has registered.
         """
-        core = self._core
-        trainer, run = core.run.registration, core.run
+        context = self._context
+        trainer, run = context.run.registration, context.run
         admission_id = asked.admission_id or uuid.uuid4().hex
         _require_id(admission_id)
-        now = core.clock()
+        now = context.clock()
         wanted = AdmissionGrant(admission_id, entry.env_id, asked.sequences, now + asked.ttl_s)
         allowed = budget(
             trainer.batch_size,
@@ -44,28 +43,31 @@ class AdmissionControl:
         if not granted and (relief := await self._relief()) is not None:
             granted = await self._admit(wanted, relief, now)
         if granted:
-            core.events.publish("admission", env=entry.env_id, sequences=granted)
+            context.events.publish("admission", env=entry.env_id, sequences=granted)
             return admission_id, granted, None
         return admission_id, 0, self._refusal()
 
     async def _admit(self, wanted: AdmissionGrant, allowed: int, now: float) -> int:
-        admit = partial(self._core.store.admit, wanted, allowed, now)
-        return await self._core.threads.reads.run(admit)
+        admit = partial(self._context.store.admit, wanted, allowed, now)
+        return await self._context.threads.reads.run(admit)
 
     async def _relief(self) -> int | None:
         """A budget for one more batch where everything would wait for everything: what is
         held makes no batch, nothing is in training, and nobody may begin a rollout."""
-        core = self._core
-        size = core.run.registration.batch_size
-        stats = await core.holdings.look()
-        if stats.batches_open or await core.holdings.blocked_reason(size, core.live()) is None:
+        context = self._context
+        size = context.run.registration.batch_size
+        stats = await context.queue_stats.read()
+        if (
+            stats.batches_open
+            or await context.queue_stats.blocked_reason(size, context.live()) is None
+        ):
             return None
-        if await core.threads.reads.run(lambda: core.store.admitted(core.clock())):
+        if await context.threads.reads.run(lambda: context.store.admitted(context.clock())):
             return None
         return sum(sequences_in(stats).values()) + trained_sequences(stats) + size
 
     def _refusal(self) -> str:
-        trainer = self._core.run.registration
+        trainer = self._context.run.registration
         return (
             f"rollouts that begin now would be trained on more than {trainer.max_staleness} "
             "policy versions later: waiting for the trainer"
@@ -74,8 +76,8 @@ class AdmissionControl:
     async def release(self, admission_id: str) -> bool:
         """Give an admission back. False if it is unknown or over."""
         _require_id(admission_id)
-        return await self._core.threads.reads.run(
-            lambda: self._core.store.release(admission_id)
+        return await self._context.threads.reads.run(
+            lambda: self._context.store.release(admission_id)
         )
 
 

@@ -23,16 +23,23 @@ from atroposlib.api.common.records import (
 from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wait_at_most
 from atroposlib.api.decisions.allocation import minima_of, minimum_sequences, shard
 from atroposlib.api.decisions.batching import StalenessRule, choose
-from atroposlib.api.decisions.run_state import RunRecord, RunState, rebase, start
-from atroposlib.api.run.context import Core
-from atroposlib.api.run.queue_stats import trained_sequences
+from atroposlib.api.decisions.run_state import (
+    RunRecord,
+    RunState,
+    SentBatch,
+    rebase,
+    sent,
+    start,
+)
+from atroposlib.api.run.context import ServiceContext, trained_sequences
+from atroposlib.api.run.run_cache import RunView
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
 from atroposlib.wire import ClaimRequest
 
 RECHECK_S = 0.05  # a waiting claim looks at most so often, however fast groups arrive
 OPEN_RECHECK_S = 1.0  # and at least so often where the lease of an open batch may end
 SHARED_RECHECK_S = 0.25  # or where another replica may take groups in
-_LARGEST = 2**63 - 1  # what stores can count to
+_MAX_COUNT = 2**63 - 1  # what stores can count to
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,8 +48,8 @@ T = TypeVar("T")
 class Claims:
     """Verbs of the trainer."""
 
-    def __init__(self, core: Core, max_deliveries: int = MAX_DELIVERIES) -> None:
-        self._core = core
+    def __init__(self, context: ServiceContext, max_deliveries: int = MAX_DELIVERIES) -> None:
+        self._context = context
         self._max_deliveries = max_deliveries
 
     async def claim(
@@ -64,66 +71,66 @@ class Claims:
         now = asyncio.get_running_loop().time
         end = now() + asked.wait_s
         while True:
-            changed = self._core.groups_changed.subscribe()
+            changed = self._context.groups_changed.subscribe()
             got = await self._claim_once(asked)
             if isinstance(got, LeasedBatch):
                 return self._delivery(got, asked.rank)
-            if now() >= end or self._core.stopping or await is_disconnected():
+            if now() >= end or self._context.stopping or await is_disconnected():
                 return got
             pause = min(await self._longest_pause(), end - now())
             if await wait_at_most(changed, max(0.0, pause)):
                 await asyncio.sleep(min(RECHECK_S, max(0.0, end - now())))
-            await self._core.keeper.refresh_if_old()
+            await self._context.run_cache.refresh_if_old()
 
     async def _begin(self, generation: int) -> None:
-        core = self._core
-        await core.keeper.refresh_if_old()
-        core.run.registration
-        if generation != core.view.generation and core.store.shared:
-            await core.keeper.refresh()
-        if generation != core.view.generation:
+        context = self._context
+        await context.run_cache.refresh_if_old()
+        context.run.registration
+        if generation != context.view.generation and context.store.shared:
+            await context.run_cache.refresh()
+        if generation != context.view.generation:
             raise StaleGeneration(
-                f"trainer generation {generation} is not {core.view.generation}"
+                f"trainer generation {generation} is not {context.view.generation}"
             )
-        if core.run.state is RunState.REGISTERED:
-            await core.keeper.change(start)
-            core.events.publish("started")
+        if context.run.state is RunState.REGISTERED:
+            await context.run_cache.update(start)
+            context.events.publish("started")
 
     async def _longest_pause(self) -> float:
-        if self._core.store.shared:
+        if self._context.store.shared:
             return SHARED_RECHECK_S
-        open_batches = (await self._core.holdings.look()).batches_open
+        open_batches = (await self._context.queue_stats.read()).batches_open
         return OPEN_RECHECK_S if open_batches else 30.0
 
     async def _claim_once(self, asked: ClaimRequest) -> LeasedBatch | str:
-        core = self._core
-        run, size = core.run, core.run.registration.batch_size
-        if not (await core.holdings.look()).batches_open:
-            reason = await core.holdings.blocked_reason(size, core.live())
+        context = self._context
+        run, size = context.run, context.run.registration.batch_size
+        if not (await context.queue_stats.read()).batches_open:
+            reason = await context.queue_stats.blocked_reason(size, context.live())
             if reason is not None:
                 return reason  # the usual answer to a poll; the store was not asked
         claim = Claim(
             generation=asked.generation,
             size=size,
-            now=core.clock(),
+            now=context.clock(),
             lease_s=asked.lease_s,
             claim_id=asked.claim_id,
             world_size=asked.world_size,
             max_deliveries=self._max_deliveries,
         )
-        got = await self._blocking(core.store.claim, claim, self._chooser(run))
-        core.holdings.outdated()
+        got = await self._blocking(context.store.claim, claim, self._chooser(run))
+        context.queue_stats.invalidate()
         if isinstance(got, LeasedBatch):
-            core.metrics.delivered(got, run.policy_version)
-            core.events.publish("batch", no=got.no, epoch=got.epoch, sequences=got.n_seq)
+            context.metrics.delivered(got, run.policy_version)
+            context.events.publish("batch", no=got.no, epoch=got.epoch, sequences=got.n_seq)
             if got.dropped:
-                core.events.publish("dropped", groups=got.dropped)
-                core.room_made.notify()
+                context.events.publish("dropped", groups=got.dropped)
+                context.space_freed.notify()
         return got
 
     def _chooser(self, run: RunRecord) -> Chooser:
         """What decides about the queue, fixed to the run as it is now."""
-        trainer, live = run.registration, self._core.live()
+        trainer, live = run.registration, self._context.live()
         return partial(
             choose,
             batch_size=trainer.batch_size,
@@ -148,7 +155,7 @@ class Claims:
             ConfigError: there is no such rank.
         """
         _require_counts(no, generation, epoch)
-        batch = await self._blocking(self._core.store.lookup, no, generation, epoch)
+        batch = await self._blocking(self._context.store.lookup, no, generation, epoch)
         return self._delivery(batch, rank)
 
     async def ack(self, no: int, generation: int, epoch: int, rank: int | None = None) -> bool:
@@ -159,17 +166,17 @@ class Claims:
             ConfigError: there is no such rank.
         """
         _require_counts(no, generation, epoch, rank or 0)
-        core = self._core
-        await core.keeper.refresh_if_old()
-        trainer = core.run.trainer
+        context = self._context
+        await context.run_cache.refresh_if_old()
+        trainer = context.run.trainer
         commit = trainer is None or not trainer.commits
         first = await self._blocking(
-            core.store.ack, no, generation, epoch, rank=rank, commit=commit
+            context.store.ack, no, generation, epoch, rank=rank, commit=commit
         )
         if first:
-            core.groups_went()
-            core.metrics.acked(no)
-            core.events.publish("acked", no=no)
+            context.on_groups_removed()
+            context.metrics.acked(no)
+            context.events.publish("acked", no=no)
         return first
 
     async def extend(self, no: int, generation: int, epoch: int, lease_s: float) -> None:
@@ -179,8 +186,8 @@ class Claims:
             StaleGeneration: a later delivery or a newer trainer owns the batch.
         """
         _require_counts(no, generation, epoch)
-        until = self._core.clock() + lease_s
-        await self._blocking(self._core.store.extend, no, generation, epoch, until)
+        until = self._context.clock() + lease_s
+        await self._blocking(self._context.store.extend, no, generation, epoch, until)
 
     async def commit(self, no: int, generation: int) -> int:
         """A durable checkpoint holds all batches up to ``no``; how many that freed.
@@ -189,11 +196,11 @@ class Claims:
             StaleGeneration: another trainer registered, or there is no such batch.
         """
         _require_counts(no, generation)
-        core = self._core
-        freed = await self._blocking(core.store.commit, no, generation)
-        core.groups_went()
-        core.metrics.committed(freed)
-        core.events.publish("committed", no=no, batches=freed)
+        context = self._context
+        freed = await self._blocking(context.store.commit, no, generation)
+        context.on_groups_removed()
+        context.metrics.committed(freed)
+        context.events.publish("committed", no=no, batches=freed)
         return freed
 
     async def rewind(self, no: int, generation: int) -> RewindResult:
@@ -203,33 +210,103 @@ class Claims:
             StaleGeneration: another trainer registered, or there is no such batch.
         """
         _require_counts(no, generation)
-        core = self._core
-        rewound = await self._blocking(core.store.rewind, no, generation)
-        core.groups_went()
-        trained = trained_sequences(await core.holdings.look())
-        await core.keeper.change(lambda run: rebase(run, trained))
-        core.events.publish("rewound", no=no, replayed=rewound.replayed, gone=rewound.gone)
+        context = self._context
+        rewound = await self._blocking(context.store.rewind, no, generation)
+        context.on_groups_removed()
+        trained = trained_sequences(await context.queue_stats.read())
+        await context.run_cache.update(lambda run: rebase(run, trained))
+        context.events.publish("rewound", no=no, replayed=rewound.replayed, gone=rewound.gone)
         return rewound
 
     async def discard(self, batch: LeasedBatch, error: CorruptPayload) -> None:
         """Groups of ``batch`` are damaged: the others are delivered in another one."""
-        core = self._core
-        await self._blocking(core.store.discard, batch.no, error.gids)
-        core.groups_went()
-        core.events.publish("corrupt", no=batch.no, groups=len(error.gids))
+        context = self._context
+        await self._blocking(context.store.discard, batch.no, error.gids)
+        context.on_groups_removed()
+        context.events.publish("corrupt", no=batch.no, groups=len(error.gids))
 
     async def give_up(self, batch: LeasedBatch) -> None:
         """The reply with ``batch`` did not get through: it need not wait for its lease."""
         with suppress(StaleGeneration):  # claimed again meanwhile
             await self.extend(batch.no, batch.generation, batch.epoch, lease_s=-1.0)
-            self._core.groups_changed.notify()
+            self._context.groups_changed.notify()
 
     async def _blocking(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-        timed = self._core.metrics.timed
-        return await self._core.threads.batches.run(lambda: timed(call, *args, **more))
+        timed = self._context.metrics.timed
+        return await self._context.threads.batches.run(lambda: timed(call, *args, **more))
 
 
 def _require_counts(*counts: int) -> None:
     """No generation, batch or epoch is outside of what a store counts to."""
-    if not all(0 <= count <= _LARGEST for count in counts):
+    if not all(0 <= count <= _MAX_COUNT for count in counts):
         raise StaleGeneration("there is no such batch or trainer generation")
+
+
+LEASE_S = 600.0  # GET /batch names no lease
+REPLY_TIMEOUT_S = 2.0  # how long a GET waits to learn whether the one before got through
+
+
+class LegacyBatchEndpoint:
+    """Serves GET /batch. One call at a time: these trainers are sequential."""
+
+    def __init__(self, context: ServiceContext, claims: Claims) -> None:
+        self._context = context
+        self._claims = claims
+        self._turn = asyncio.Lock()
+        self._settled: asyncio.Event | None = None  # of the last reply
+        self._acked: SentBatch | None = None  # so that an empty poll asks the store nothing
+
+    async def next_batch(
+        self, is_disconnected: IsDisconnected
+    ) -> tuple[Delivery, asyncio.Event] | None:
+        """Ack the batch before if it got through, and claim the next.
+
+        A GET that comes before the fate of the last reply is known waits for it: a client
+        with a new connection per call can be faster than our note that all went out.
+        Whoever sends the delivery sets its event when that is known.
+
+        Raises:
+            NotRegistered: no trainer has registered.
+        """
+        async with self._turn:
+            if self._settled is not None:
+                await wait_at_most(self._settled, REPLY_TIMEOUT_S)
+            await self._context.run_cache.refresh_if_old()
+            view = self._context.view
+            view.run.registration
+            last = await self._ack_sent(view)
+            asked = ClaimRequest(
+                generation=view.generation,
+                lease_s=LEASE_S,
+                wait_s=0.0,
+                claim_id=f"get-batch-after-{last}",
+                world_size=1,
+                rank=None,
+            )
+            got = await self._claims.claim(asked, is_disconnected)
+            if isinstance(got, str):
+                self._settled = None
+                return None
+            self._settled = asyncio.Event()
+            return got, self._settled
+
+    async def _ack_sent(self, view: RunView) -> int:
+        """Number of the last batch that this trainer got whole; 0 if there is none."""
+        last = view.run.sent
+        if last is None or last.generation != view.generation:
+            return 0
+        if last != self._acked:
+            with suppress(StaleGeneration):  # delivered again since then: the claim brings it
+                await self._claims.ack(last.no, last.generation, last.epoch)
+            self._acked = last
+        return last.no
+
+    async def note_sent(self, batch: LeasedBatch) -> None:
+        """The reply with ``batch`` went out whole."""
+        got = SentBatch(no=batch.no, epoch=batch.epoch, generation=batch.generation)
+
+        def noted(run: RunRecord) -> RunRecord:
+            # A trainer that registered since has its own last batch, and fences this one.
+            return sent(run, got) if self._context.view.generation == got.generation else run
+
+        await self._context.run_cache.update(noted)

@@ -5,68 +5,172 @@ posts, claims, leases, status  -->  Core  -->  store, run_keeper, presence, hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 
 import msgspec
 
-from atroposlib.api.common.records import EnvEntry
-from atroposlib.api.common.threads import BroadcastEvent, Threads
+from atroposlib.api.common.records import EnvEntry, GroupState, StateTotals, StoreStats
+from atroposlib.api.common.threads import BroadcastEvent, Pool, Threads
+from atroposlib.api.decisions.allocation import (
+    Supply,
+    minima_of,
+    minimum_sequences,
+    supply_of,
+)
+from atroposlib.api.decisions.blocked import blocked_reason
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, RunRecord, find_env
 from atroposlib.api.run.events import Events
-from atroposlib.api.run.liveness import Presence
+from atroposlib.api.run.liveness import Liveness
 from atroposlib.api.run.metrics import Metrics
-from atroposlib.api.run.queue_stats import Holdings
-from atroposlib.api.run.run_cache import RunKeeper, RunView
+from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S, RunCache, RunView
 from atroposlib.api.store import Store
 from atroposlib.errors import UnknownEnv
 
+_NOTHING = StateTotals()
 
-class Core:
+
+class QueueStats:
+    """The latest :class:`StoreStats`, read by one caller at a time for all who wait."""
+
+    def __init__(self, store: Store, pool: Pool, metrics: Metrics) -> None:
+        self._store = store
+        self._pool = pool
+        self._metrics = metrics
+        self._turn = asyncio.Lock()
+        self._changes = 0  # made by this process
+        self._seen_changes = -1  # of them are in _stats
+        self._stats: StoreStats | None = None
+        self._read_at = 0.0
+        self._bytes_since = 0
+        self._reason: tuple[StoreStats, object, str | None] | None = None
+        self._supply: tuple[StoreStats, Sequence[EnvEntry], int, Supply] | None = None
+
+    def invalidate(self) -> None:
+        """Something changed: what was read before is not good for later calls."""
+        self._changes += 1
+
+    def added(self, n_bytes: int) -> None:
+        """So many payload bytes were added since the last look."""
+        self._bytes_since += n_bytes
+
+    async def read(self) -> StoreStats:
+        """What is held, as of this call or later."""
+        wanted = self._changes
+        if (stats := self._known(wanted)) is not None:
+            return stats
+        async with self._turn:
+            if (stats := self._known(wanted)) is not None:
+                return stats
+            seen, looked_at, added = self._changes, monotonic(), self._bytes_since
+            stats = await self._pool.run(lambda: self._metrics.timed(self._store.stats))
+            self._stats, self._seen_changes, self._read_at = stats, seen, looked_at
+            self._bytes_since -= added
+            return stats
+
+    def _known(self, wanted: int) -> StoreStats | None:
+        if self._stats is None or self._seen_changes < wanted:
+            return None
+        if self._store.shared and monotonic() - self._read_at > SHARED_STORE_LAG_S:
+            return None
+        return self._stats
+
+    async def retained_bytes(self, wanted_bytes: int) -> int:
+        """Payload bytes on hand: exact where ``wanted_bytes`` more might not fit, an upper
+        bound where there is plenty of room, because posts should not pay for a look."""
+        if self._stats is not None:
+            estimate = self._stats.retained_bytes + self._bytes_since
+            if estimate + wanted_bytes <= self._store.max_bytes // 2:
+                return estimate
+        return (await self.read()).retained_bytes
+
+    def supply(self, stats: StoreStats, live: Sequence[EnvEntry], batch_size: int) -> Supply:
+        """``stats`` added up for /status-env; ``live`` is one object until it changes."""
+        known = self._supply
+        if known and known[0] is stats and known[1] is live and known[2] == batch_size:
+            return known[3]
+        supply = supply_of(live, stats.group_counts, batch_size)
+        self._supply = (stats, live, batch_size, supply)
+        return supply
+
+    async def blocked_reason(self, batch_size: int, live: Sequence[EnvEntry]) -> str | None:
+        """Why the queued groups hold no batch; None if a claim is worth it."""
+        stats = await self.read()
+        about = (batch_size, tuple(env.env_id for env in live))
+        known = self._reason
+        if known is not None and known[0] is stats and known[1] == about:
+            return known[2]
+        needs = minimum_sequences(minima_of(live), batch_size)
+        names = {env.env_id: env.wandb_name for env in live}
+        reason = await self._pool.run(
+            lambda: blocked_reason(stats.group_counts, batch_size, needs, names)
+        )
+        self._reason = (stats, about, reason)
+        return reason
+
+
+def sequences_in(stats: StoreStats) -> Mapping[GroupState, int]:
+    """Sequences held, by state."""
+    sequences = {state: 0 for state in GroupState}
+    for group_count in stats.group_counts:
+        sequences[group_count.state] += group_count.sequences
+    return sequences
+
+
+def trained_sequences(stats: StoreStats) -> int:
+    """Sequences of all batches acked so far in this run."""
+    ends = stats.totals
+    states = (GroupState.ACKED, GroupState.COMMITTED)
+    return sum(ends.get(state, _NOTHING).sequences for state in states)
+
+
+class ServiceContext:
     """One per process. All of it belongs to the event loop; blocking calls go to threads."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self.store = store
         self.clock = clock
         self.threads = Threads()
-        self.presence = Presence(clock, ENV_TIMEOUT_S)
+        self.liveness = Liveness(clock, ENV_TIMEOUT_S)
         self.metrics = Metrics(self._name_of)
         self.events = Events(clock)
         self.groups_changed = (
             BroadcastEvent()
         )  # something that a waiting claim may want to see
-        self.room_made = BroadcastEvent()  # payloads were freed: a held post may fit now
-        self.holdings = Holdings(store, self.threads.reads, self.metrics)
+        self.space_freed = BroadcastEvent()  # payloads were freed: a held post may fit now
+        self.queue_stats = QueueStats(store, self.threads.reads, self.metrics)
         self.stopping = False  # the process is about to end: nobody waits any more
-        self.keeper = RunKeeper(store, self.threads.reads, self._on_run_change)
+        self.run_cache = RunCache(store, self.threads.reads, self._on_run_change)
 
     @property
     def view(self) -> RunView:
-        return self.keeper.view
+        return self.run_cache.view
 
     @property
     def run(self) -> RunRecord:
-        return self.keeper.view.run
+        return self.run_cache.view.run
 
     def live(self) -> Sequence[EnvEntry]:
         """Environments that hold a share now."""
-        return self.presence.live(self.run.envs, self.run.seen)
+        return self.liveness.live(self.run.envs, self.run.seen)
 
     def stop_waiting(self) -> None:
         """Answer now whoever waits, and end the streams of events."""
         self.stopping = True
         self.groups_changed.notify()
-        self.room_made.notify()
+        self.space_freed.notify()
         self.events.close()
 
-    def groups_came(self) -> None:
-        self.holdings.outdated()
+    def on_groups_added(self) -> None:
+        self.queue_stats.invalidate()
         self.groups_changed.notify()
 
-    def groups_went(self) -> None:
+    def on_groups_removed(self) -> None:
         """Batches moved on; payloads may have been freed, groups may be queued again."""
-        self.holdings.outdated()
+        self.queue_stats.invalidate()
         self.groups_changed.notify()
-        self.room_made.notify()
+        self.space_freed.notify()
 
     async def find_env(self, env_id: int, run_id: str | None = None) -> EnvEntry:
         """The environment that calls; looks twice where others may have registered it.
@@ -77,25 +181,25 @@ class Core:
         try:
             return find_env(self.run, env_id, run_id)
         except UnknownEnv:
-            if not self.store.shared or not await self.keeper.refresh():
+            if not self.store.shared or not await self.run_cache.refresh():
                 raise
             return find_env(self.run, env_id, run_id)
 
-    async def heard_of(self, *env_ids: int | None) -> None:
+    async def touch(self, *env_ids: int | None) -> None:
         """These environments called; other replicas learn of it in time."""
         for env_id in env_ids:
-            self.presence.called(env_id)
-        if self.store.shared and self.presence.news(self.run.seen):
-            await self.keeper.change(
+            self.liveness.record_request(env_id)
+        if self.store.shared and self.liveness.pending_sync(self.run.seen):
+            await self.run_cache.update(
                 lambda run: msgspec.structs.replace(
-                    run, seen=self.presence.news(run.seen) or run.seen
+                    run, seen=self.liveness.pending_sync(run.seen) or run.seen
                 )
             )
 
     def _on_run_change(self, old: RunView, new: RunView) -> None:
         if old.run.run_id and old.run.run_id != new.run.run_id:
-            self.presence.forget_envs()
-        self.groups_went()
+            self.liveness.forget_envs()
+        self.on_groups_removed()
 
     def _name_of(self, env_id: int) -> str | None:
         envs = self.run.envs

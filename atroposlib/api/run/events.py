@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 RING_EVENTS = 1000
-MOST_SUBSCRIBERS = 64
+MAX_SUBSCRIBERS = 64
 HEARTBEAT_S = 15.0  # proxies close what is silent for longer
 _RECONNECT_MS = 2000
 MISSED = "missed"  # the kind that tells a reader how many events it lost
@@ -49,11 +49,11 @@ class Events:
         self,
         clock: Callable[[], float] = time.time,
         instance: str | None = None,
-        most_subscribers: int = MOST_SUBSCRIBERS,
+        max_subscribers: int = MAX_SUBSCRIBERS,
     ) -> None:
         self._clock = clock
         self._instance = instance if instance is not None else f"{time.time_ns():x}"
-        self._most_subscribers = most_subscribers
+        self._most_subscribers = max_subscribers
         self._ring: deque[Event] = deque(maxlen=RING_EVENTS)
         self._next_no = 1
         self._subscribers = 0

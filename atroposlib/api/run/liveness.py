@@ -16,9 +16,9 @@ from atroposlib.errors import ConfigError
 from atroposlib.wire import Heartbeat, Participant
 
 FORGET_AFTER_S = 3600.0
-MOST_PARTICIPANTS = 1024  # the oldest go first; names come from callers and cost memory
-MOST_DETAILS = 64
-MOST_DETAIL_CHARACTERS = 200
+MAX_PARTICIPANTS = 1024  # the oldest go first; names come from callers and cost memory
+MAX_DETAILS = 64
+MAX_DETAIL_CHARACTERS = 200
 _NOBODY: Mapping[int, float] = {}
 
 
@@ -35,7 +35,7 @@ class _Live:
     ids: frozenset[int]
 
 
-class Presence:
+class Liveness:
     """Ages are measured with the clock of the API."""
 
     def __init__(self, clock: Callable[[], float], silent_after_s: float) -> None:
@@ -46,7 +46,7 @@ class Presence:
         self._calls: dict[int, float] = {}
         self._live: _Live | None = None
 
-    def beat(self, heartbeat: Heartbeat) -> None:
+    def record_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Remember what a process says about itself.
 
         Raises:
@@ -58,11 +58,11 @@ class Presence:
         self._beats.pop(who, None)  # re-inserted at the end, so the first is the oldest
         self._beats[who] = (heartbeat, now)
         for name, (_, seen) in list(self._beats.items()):
-            if now - seen <= FORGET_AFTER_S and len(self._beats) <= MOST_PARTICIPANTS:
+            if now - seen <= FORGET_AFTER_S and len(self._beats) <= MAX_PARTICIPANTS:
                 break
             del self._beats[name]
 
-    def called(self, env_id: int | None) -> None:
+    def record_request(self, env_id: int | None) -> None:
         if env_id is not None:
             self._calls[env_id] = self._clock()
             if self._live is not None and env_id not in self._live.ids:
@@ -101,7 +101,7 @@ class Presence:
         self._live = _Live(envs, seen, now, ends, live, ids)
         return live
 
-    def news(self, seen: Mapping[int, float]) -> dict[int, float]:
+    def pending_sync(self, seen: Mapping[int, float]) -> dict[int, float]:
         """``seen`` with all calls heard here, if that is due; otherwise empty.
 
         Due is what the others would soon take for silence: few writes, whatever the load.
@@ -125,7 +125,7 @@ class Presence:
 
 def _require_short(details: Mapping[str, float | int | str]) -> None:
     longest = max((len(str(part)) for item in details.items() for part in item), default=0)
-    if len(details) > MOST_DETAILS or longest > MOST_DETAIL_CHARACTERS:
+    if len(details) > MAX_DETAILS or longest > MAX_DETAIL_CHARACTERS:
         raise ConfigError(
-            f"details: at most {MOST_DETAILS}, of {MOST_DETAIL_CHARACTERS} characters each"
+            f"details: at most {MAX_DETAILS}, of {MAX_DETAIL_CHARACTERS} characters each"
         )

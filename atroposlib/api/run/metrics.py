@@ -2,7 +2,7 @@
 
 Counters belong to this process and add up over replicas; gauges are read from the store at
 each scrape and are the same on every replica. An environment is labelled by its name, the
-first ``MOST_ENVS`` of them: a label value costs memory for as long as the process lives.
+first ``MAX_ENVS`` of them: a label value costs memory for as long as the process lives.
 """
 
 from __future__ import annotations

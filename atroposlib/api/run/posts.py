@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 from atroposlib.api.codec.formats import ParsedGroup
-from atroposlib.api.common.records import Accepted, GroupState, NewGroup, Payload, Stored
+from atroposlib.api.common.records import (
+    Accepted,
+    GroupState,
+    NewGroup,
+    Payload,
+    Stored,
+    UnconfirmedPost,
+)
 from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wait_at_most
 from atroposlib.api.decisions.batching import complete_buffer
 from atroposlib.api.decisions.run_state import (
@@ -25,12 +33,11 @@ from atroposlib.api.decisions.run_state import (
 )
 from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.tokens import Caller
-from atroposlib.api.run.context import Core
-from atroposlib.api.run.repost_dedupe import UNHEARD_S, Mark, Unheard
-from atroposlib.api.run.run_cache import MOST_ATTEMPTS
+from atroposlib.api.run.context import ServiceContext
+from atroposlib.api.run.run_cache import MAX_ATTEMPTS
 from atroposlib.errors import CorruptPayload, InvalidGroup, RunChanged, StoreFull, UnknownEnv
 
-RELOOK_S = 1.0  # a held post tries again at least so often: disks get room unasked
+SPACE_RECHECK_S = 1.0  # a held post tries again at least so often: disks get room unasked
 LATEST_BYTES = 256 * 1024  # larger examples are read from the store while they are there
 
 
@@ -48,10 +55,10 @@ class Post:
 class Posts:
     """Verb of the environments."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        restored = core.store.unconfirmed_posts(core.clock() - UNHEARD_S)
-        self._unheard = Unheard(core.clock, restored)
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        restored = context.store.unconfirmed_posts(context.clock() - LOST_REPLY_WINDOW_S)
+        self._dedupe = RepostDedupe(context.clock, restored)
         self._latest: tuple[int, Payload | None] | None = None
 
     async def accept(self, post: Post) -> list[Accepted]:
@@ -64,13 +71,13 @@ class Posts:
             KeyConflict, StoreFull: as the store says.
             RunChanged: the run kept changing.
         """
-        core = self._core
-        await core.keeper.refresh_if_old()
-        marks = _marks(post.groups)
+        context = self._context
+        await context.run_cache.refresh_if_old()
+        marks = _fingerprints(post.groups)
         known = [mark for mark in marks if mark is not None]
-        await self._unheard.settle(known)
-        with self._unheard.under_way(known, post.is_disconnected):
-            absorbed = [mark is not None and self._unheard.take(mark) for mark in marks]
+        await self._dedupe.wait_for_orphans(known)
+        with self._dedupe.in_flight(known, post.is_disconnected):
+            absorbed = [mark is not None and self._dedupe.absorb(mark) for mark in marks]
             taken = [mark for mark, again in zip(marks, absorbed) if again and mark]
             fresh = [g for g, again in zip(post.groups, absorbed) if not again]
             accepted: list[Accepted] | None = None
@@ -78,10 +85,10 @@ class Posts:
                 accepted = await self._keep(post, fresh)
             finally:
                 if accepted is None:  # nothing came of this repeat: the next one may be it
-                    self._unheard.remember(taken)
+                    self._dedupe.remember(taken)
             if known and await post.is_disconnected():
-                self._unheard.remember(known)
-        await core.heard_of(*{group.env_id for group in post.groups})
+                self._dedupe.remember(known)
+        await context.touch(*{group.env_id for group in post.groups})
         answers = iter(accepted)
         return [_ABSORBED if again else next(answers) for again in absorbed]
 
@@ -90,34 +97,38 @@ class Posts:
         now = asyncio.get_running_loop().time
         end = now() + post.hold_s
         while True:
-            room = self._core.room_made.subscribe()
+            room = self._context.space_freed.subscribe()
             try:
                 return await self._put(post, groups)
             except StoreFull:
                 # Nothing is kept yet, so a post that nobody waits for any more may end.
-                if now() >= end or self._core.stopping or await post.is_disconnected():
+                if now() >= end or self._context.stopping or await post.is_disconnected():
                     raise
-            await wait_at_most(room, min(RELOOK_S, max(0.0, end - now())))
+            await wait_at_most(room, min(SPACE_RECHECK_S, max(0.0, end - now())))
 
     async def _put(self, post: Post, groups: Sequence[ParsedGroup]) -> list[Accepted]:
-        core = self._core
-        for _ in range(MOST_ATTEMPTS):
-            view = core.view
+        context = self._context
+        for _ in range(MAX_ATTEMPTS):
+            view = context.view
             try:
-                new = _checked(post, groups, view.run, core.clock())
+                new = _checked(post, groups, view.run, context.clock())
             except UnknownEnv:  # it may have registered with another replica
-                if not core.store.shared or not await core.keeper.refresh():
+                if not context.store.shared or not await context.run_cache.refresh():
                     raise
                 continue
             await self._require_room(new)
             try:
-                stored = await core.threads.puts.run(
+                stored = await context.threads.puts.run(
                     partial(
-                        core.metrics.timed, core.store.put, new, view.revision, complete_buffer
+                        context.metrics.timed,
+                        context.store.put,
+                        new,
+                        view.revision,
+                        complete_buffer,
                     )
                 )
             except RunChanged:
-                await core.keeper.refresh()
+                await context.run_cache.refresh()
                 continue
             self._note(groups, new, stored)
             return [_accepted(group, answer) for group, answer in zip(new, stored)]
@@ -128,19 +139,19 @@ class Posts:
 
         Soft: what comes at the same time is not counted. The store keeps the bound itself.
         """
-        holdings, bound = self._core.holdings, self._core.store.max_bytes
+        queue_stats, bound = self._context.queue_stats, self._context.store.max_bytes
         size = sum(len(group.payload) for group in new)
         if size > bound:
             raise InvalidGroup("body", "", f"its groups hold more than {bound} bytes")
-        if await holdings.retained_bytes(size) + size <= bound // 2:
+        if await queue_stats.retained_bytes(size) + size <= bound // 2:
             return
-        if len(self._core.live()) < 2:
+        if len(self._context.live()) < 2:
             return
         coming: Counter[int | None] = Counter()
         for group in new:
             coming[group.env] += len(group.payload)
         held: Counter[int | None] = Counter()
-        for group_count in (await holdings.look()).group_counts:
+        for group_count in (await queue_stats.read()).group_counts:
             held[group_count.env] += group_count.n_bytes
         for env, n_bytes in coming.items():
             if env is not None and held[env] and held[env] + n_bytes > bound // 2:
@@ -150,25 +161,25 @@ class Posts:
         self, groups: Sequence[ParsedGroup], new: Sequence[NewGroup], stored: Sequence[Stored]
     ) -> None:
         """What is kept is durable: tell the counters and the waiting."""
-        core = self._core
-        core.metrics.accepted(new, stored)
+        context = self._context
+        context.metrics.accepted(new, stored)
         fresh = [(g, n, s) for g, n, s in zip(groups, new, stored) if not s.duplicate]
         if not fresh:
             return
         for incoming, _, _ in fresh:
             for mark in incoming.marks:
-                core.metrics.marked(mark)
+                context.metrics.marked(mark)
         _, last, answer = fresh[-1]
         small = len(last.payload) <= LATEST_BYTES
         self._latest = answer.gid, Payload(last.payload, last.media) if small else None
-        core.holdings.stored(sum(len(n.payload) for _, n, _ in fresh))
-        core.groups_came()
-        core.events.publish("groups", groups=len(fresh), gid=answer.gid)
+        context.queue_stats.added(sum(len(n.payload) for _, n, _ in fresh))
+        context.on_groups_added()
+        context.events.publish("groups", groups=len(fresh), gid=answer.gid)
 
     async def credit_bytes(self) -> int:
         """Payload bytes that would still be taken, about."""
-        bound = self._core.store.max_bytes
-        return max(0, bound - await self._core.holdings.retained_bytes(0))
+        bound = self._context.store.max_bytes
+        return max(0, bound - await self._context.queue_stats.retained_bytes(0))
 
     async def latest(self) -> Payload | None:
         """The newest group, or None if there is none or it is gone."""
@@ -178,7 +189,9 @@ class Posts:
         if payload is not None:
             return payload
         try:
-            [stored] = await self._core.threads.reads.run(lambda: self._core.store.read([gid]))
+            [stored] = await self._context.threads.reads.run(
+                lambda: self._context.store.read([gid])
+            )
         except CorruptPayload:  # trained on and freed since
             return None
         return stored
@@ -186,13 +199,13 @@ class Posts:
     def forget(self) -> None:
         """The run was reset."""
         self._latest = None
-        self._unheard.clear()
+        self._dedupe.clear()
 
 
 _ABSORBED = Accepted(duplicate=True, buffered=False, buffer_size=0)
 
 
-def _marks(groups: Iterable[ParsedGroup]) -> list[Mark | None]:
+def _fingerprints(groups: Iterable[ParsedGroup]) -> list[Fingerprint | None]:
     return [None if g.key is not None else (g.env_id, g.digest) for g in groups]
 
 
@@ -231,3 +244,86 @@ def _accepted(group: NewGroup, stored: Stored) -> Accepted:
         buffered=fresh_in_buffer or stored.state is GroupState.BUFFERED,
         buffer_size=stored.buffered,
     )
+
+
+LOST_REPLY_WINDOW_S = 60.0  # how long after a lost answer a repeat of the post is expected
+MAX_FINGERPRINTS = 20_000
+_ORPHAN_TIMEOUT_S = 60.0  # longer than any put takes
+
+Fingerprint = tuple[int | None, bytes]  # env and digest of the payload
+
+
+@dataclass(eq=False)
+class _Post:
+    is_disconnected: IsDisconnected
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RepostDedupe:
+    """Which keyless groups may come again. Ages are measured with the clock of the API."""
+
+    def __init__(
+        self, clock: Callable[[], float], restored: Iterable[UnconfirmedPost]
+    ) -> None:
+        self._clock = clock
+        self._until: dict[Fingerprint, list[float]] = {}  # one entry for each group kept
+        self._size = 0
+        self._in_flight: dict[Fingerprint, list[_Post]] = {}
+        self.remember((one.env, one.digest) for one in restored)
+
+    def remember(self, fingerprints: Iterable[Fingerprint]) -> None:
+        """The answer about these groups was lost."""
+        until = self._clock() + LOST_REPLY_WINDOW_S
+        for fingerprint in fingerprints:
+            self._until.setdefault(fingerprint, []).append(until)
+            self._size += 1
+        if self._size > MAX_FINGERPRINTS:
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        for fingerprint, ends in list(self._until.items()):
+            if ends[-1] < now or self._size > MAX_FINGERPRINTS:
+                del self._until[fingerprint]  # oldest first: the order is that of insertion
+                self._size -= len(ends)
+
+    def absorb(self, fingerprint: Fingerprint) -> bool:
+        """Whether a group with this mark repeats one whose answer was lost. Counts once."""
+        ends = self._until.get(fingerprint)
+        if ends is None:
+            return False
+        until = ends.pop()
+        self._size -= 1
+        if not ends:
+            del self._until[fingerprint]
+        return until >= self._clock()
+
+    def clear(self) -> None:
+        self._until.clear()
+        self._size = 0
+
+    @contextmanager
+    def in_flight(
+        self, fingerprints: Sequence[Fingerprint], is_disconnected: IsDisconnected
+    ) -> Iterator[None]:
+        """A post with these groups is being handled."""
+        post = _Post(is_disconnected)
+        distinct = set(fingerprints)
+        for fingerprint in distinct:
+            self._in_flight.setdefault(fingerprint, []).append(post)
+        try:
+            yield
+        finally:
+            post.done.set()
+            for fingerprint in distinct:
+                self._in_flight[fingerprint].remove(post)
+                if not self._in_flight[fingerprint]:
+                    del self._in_flight[fingerprint]
+
+    async def wait_for_orphans(self, fingerprints: Sequence[Fingerprint]) -> None:
+        """Wait for earlier posts of these groups whose clients have hung up: only when
+        they are done is it known whether this one repeats something that was kept."""
+        for fingerprint in set(fingerprints):
+            for post in list(self._in_flight.get(fingerprint, ())):
+                if await post.is_disconnected():
+                    await wait_at_most(post.done, _ORPHAN_TIMEOUT_S)

@@ -22,7 +22,7 @@ from atroposlib.api.decisions.run_state import RunRecord
 from atroposlib.api.store import Store
 from atroposlib.errors import AtroposError, RunChanged, StoreError
 
-MOST_ATTEMPTS = 50  # of one transition; each that fails is one that somebody else made
+MAX_ATTEMPTS = 50  # of one transition; each that fails is one that somebody else made
 SHARED_STORE_LAG_S = 0.25  # how old a copy of a store with other writers may be
 
 
@@ -43,7 +43,7 @@ class _Change:
     error: AtroposError | None = None  # once it is refused
 
 
-class RunKeeper:
+class RunCache:
     """Holds the latest known run. ``on_change`` hears of each newer one, (old, new)."""
 
     def __init__(
@@ -55,9 +55,9 @@ class RunKeeper:
         self._turn = asyncio.Lock()  # calls of this process would only disturb each other
         self._waiting: list[_Change] = []  # in the order in which they get their turn
         self.view = _view_of(store.load())
-        self._looked_at = monotonic()
+        self._read_at = monotonic()
 
-    async def change(
+    async def update(
         self, event: Callable[[RunRecord], RunRecord], *, fence: bool = False
     ) -> RunView:
         """Apply ``event`` to the run as it is now; a view of the run that has it.
@@ -100,7 +100,7 @@ class RunKeeper:
             _refuse(lost, StoreError("the run could not be saved; the log has the traceback"))
 
     async def _save(self, group: list[_Change], *, fence: bool) -> None:
-        for _ in range(MOST_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             view = self.view
             run = _after(view.run, group)
             agreed = [change for change in group if change.error is None]
@@ -115,7 +115,7 @@ class RunKeeper:
                 except StoreError as error:
                     _refuse(agreed, error)
                     return
-                view = self.adopt(document)
+                view = self.apply(document)
             for change in agreed:
                 change.view = view
             return
@@ -124,8 +124,8 @@ class RunKeeper:
     async def refresh(self) -> bool:
         """Read the run from the store. Whether it was newer than what was known."""
         known = self.view.revision
-        self.adopt(await self._pool.run(self._store.load))
-        self._looked_at = monotonic()
+        self.apply(await self._pool.run(self._store.load))
+        self._read_at = monotonic()
         return self.view.revision > known
 
     async def refresh_if_old(self) -> None:
@@ -134,11 +134,11 @@ class RunKeeper:
         A run without a trainer is looked at each time: callers would be refused, although
         the trainer has just registered elsewhere.
         """
-        lag = monotonic() - self._looked_at
+        lag = monotonic() - self._read_at
         if self._store.shared and (self.view.run.trainer is None or lag > SHARED_STORE_LAG_S):
             await self.refresh()
 
-    def adopt(self, document: RunDocument) -> RunView:
+    def apply(self, document: RunDocument) -> RunView:
         """Take over what the store said, unless something newer is known already."""
         view = _view_of(document)
         if view.revision > self.view.revision:

@@ -11,30 +11,38 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
-from atroposlib.api.common.records import MAX_DELIVERIES, EnvEntry
-from atroposlib.api.decisions import run_state
+from atroposlib.api.common.records import (
+    MAX_DELIVERIES,
+    EnvEntry,
+    GroupState,
+    StateTotals,
+    StoreStats,
+)
+from atroposlib.api.decisions import fair_share, run_state
+from atroposlib.api.decisions.allocation import env_status
 from atroposlib.api.decisions.run_state import RunRecord, RunState
 from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.tokens import Caller
-from atroposlib.api.run import status
 from atroposlib.api.run.admission import AdmissionControl
-from atroposlib.api.run.claims import Claims
-from atroposlib.api.run.context import Core
-from atroposlib.api.run.legacy_batches import OldTrainers
+from atroposlib.api.run.claims import Claims, LegacyBatchEndpoint
+from atroposlib.api.run.context import ServiceContext, sequences_in, trained_sequences
 from atroposlib.api.run.posts import Posts
-from atroposlib.api.run.queue_stats import trained_sequences
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.api.store import Store
 from atroposlib.wire import (
     AdmissionReply,
     AdmissionRequest,
     EnvIdentifier,
+    EnvShare,
     EnvStatus,
     Heartbeat,
     RegisterEnv,
     Registration,
     RunStatus,
 )
+
+MAX_SHARES = 256  # environments that /status lists: it is read by people and scraped often
+_NOTHING = StateTotals()
 
 
 class RolloutService:
@@ -49,17 +57,17 @@ class RolloutService:
         clock: Callable[[], float],
         max_deliveries: int = MAX_DELIVERIES,
     ) -> None:
-        self.core = Core(store, clock)
+        self.context = ServiceContext(store, clock)
         self.store, self.clock = store, clock
-        self.metrics, self.events = self.core.metrics, self.core.events
-        self.posts = Posts(self.core)
-        self.claims = Claims(self.core, max_deliveries)
-        self.admission = AdmissionControl(self.core)
-        self.old_trainers = OldTrainers(self.core, self.claims)
+        self.metrics, self.events = self.context.metrics, self.context.events
+        self.posts = Posts(self.context)
+        self.claims = Claims(self.context, max_deliveries)
+        self.admission = AdmissionControl(self.context)
+        self.legacy_batches = LegacyBatchEndpoint(self.context, self.claims)
 
     @property
     def run(self) -> RunRecord:
-        return self.core.run
+        return self.context.run
 
     def resumed(self) -> str | None:
         """One line about what the store brought along; None if it brought nothing."""
@@ -74,7 +82,7 @@ class RolloutService:
 
     def stop_waiting(self) -> None:
         """The process is about to end: calls that wait are answered now."""
-        self.core.stop_waiting()
+        self.context.stop_waiting()
 
     def close(self) -> None:
         """End the streams of events and let go of the store."""
@@ -85,10 +93,10 @@ class RolloutService:
 
     async def register(self, body: Registration) -> RunView:
         """A trainer takes the run. Trainers that registered before are fenced."""
-        core, fresh_id = self.core, uuid.uuid4().hex
-        await core.keeper.refresh_if_old()
-        trained = trained_sequences(await core.holdings.look())
-        view = await core.keeper.change(
+        context, fresh_id = self.context, uuid.uuid4().hex
+        await context.run_cache.refresh_if_old()
+        trained = trained_sequences(await context.queue_stats.read())
+        view = await context.run_cache.update(
             lambda run: run_state.register(run, body, fresh_id, trained), fence=True
         )
         self.events.publish(
@@ -102,18 +110,20 @@ class RolloutService:
         Raises:
             NotRegistered: no trainer has registered.
         """
-        await self.core.keeper.refresh_if_old()
-        view = await self.core.keeper.change(lambda run: run_state.announce(run, version))
+        await self.context.run_cache.refresh_if_old()
+        view = await self.context.run_cache.update(
+            lambda run: run_state.announce(run, version)
+        )
         self.events.publish("policy_version", version=view.run.policy_version)
         return view.run.policy_version
 
     async def reset(self) -> None:
         """Forget the run and all groups. Ids of its environments mean nothing any more."""
-        core = self.core
-        document = await core.threads.reads.run(self.store.reset)
-        core.keeper.adopt(document)
+        context = self.context
+        document = await context.threads.reads.run(self.store.reset)
+        context.run_cache.apply(document)
         self.posts.forget()
-        core.groups_went()
+        context.on_groups_removed()
         self.events.publish("reset")
 
     # --- environments ---------------------------------------------------------------
@@ -128,11 +138,11 @@ class RolloutService:
             Forbidden: the token is bound to an environment of another name.
         """
         require_env(caller, body.desired_name)
-        core = self.core
-        await core.keeper.refresh_if_old()
-        if core.run.state is not RunState.STARTED and core.store.shared:
-            await core.keeper.refresh()
-        if core.run.state is not RunState.STARTED:
+        context = self.context
+        await context.run_cache.refresh_if_old()
+        if context.run.state is not RunState.STARTED and context.store.shared:
+            await context.run_cache.refresh()
+        if context.run.state is not RunState.STARTED:
             return None
         joined: list[EnvEntry] = []
 
@@ -144,10 +154,10 @@ class RolloutService:
             joined.append(entry)
             return run
 
-        view = await core.keeper.change(join)
+        view = await context.run_cache.update(join)
         if not joined:
             return None
-        await core.heard_of(joined[0].env_id)
+        await context.touch(joined[0].env_id)
         self.events.publish("env_joined", env=joined[0].env_id, name=joined[0].wandb_name)
         return joined[0], view
 
@@ -158,14 +168,14 @@ class RolloutService:
             UnknownEnv: no such env in this run.
             Forbidden: the token is bound to another environment.
         """
-        entry = await self.core.find_env(who.env_id, who.run_id)
+        entry = await self.context.find_env(who.env_id, who.run_id)
         require_env(caller, entry.desired_name)
 
         def leave(run: RunRecord) -> RunRecord:
             run_state.require_run(run, who.run_id)
             return run_state.leave(run, who.env_id)
 
-        await self.core.keeper.change(leave)
+        await self.context.run_cache.update(leave)
         self.events.publish("env_left", env=who.env_id)
 
     async def env_status(self, who: EnvIdentifier, caller: Caller | None = None) -> EnvStatus:
@@ -176,7 +186,17 @@ class RolloutService:
             Forbidden: the token is bound to another environment.
         """
         entry = await self._calling_env(who, caller)
-        return await status.status_of_env(self.core, entry)
+        trainer = self.context.run.registration
+        stats = await self.context.queue_stats.read()
+        supply = self.context.queue_stats.supply(
+            stats, self.context.live(), trainer.batch_size
+        )
+        step = trainer.starting_step + stats.delivered
+        answer = env_status(entry, supply, step, self.context.run.policy_version)
+        answer.max_staleness = trainer.max_staleness
+        if stats.batches_open > 1:
+            answer.batches_open = stats.batches_open
+        return answer
 
     async def admit(
         self, asked: AdmissionRequest, caller: Caller | None = None
@@ -200,10 +220,10 @@ class RolloutService:
         self, who: EnvIdentifier | AdmissionRequest, caller: Caller | None
     ) -> EnvEntry:
         """The environment that calls, which thereby shows that it is there."""
-        await self.core.keeper.refresh_if_old()
-        entry = await self.core.find_env(who.env_id, who.run_id)
+        await self.context.run_cache.refresh_if_old()
+        entry = await self.context.find_env(who.env_id, who.run_id)
         require_env(caller, entry.desired_name)
-        await self.core.heard_of(entry.env_id)
+        await self.context.touch(entry.env_id)
         return entry
 
     # --- what everybody may know ------------------------------------------------------
@@ -214,12 +234,76 @@ class RolloutService:
         Raises:
             ConfigError: it says too much.
         """
-        self.core.presence.beat(beat)
+        self.context.liveness.record_heartbeat(beat)
 
     async def current_step(self) -> int:
         """Starting step plus the batches that this trainer generation was handed."""
-        return await status.current_step(self.core)
+        trainer = self.context.run.trainer
+        if trainer is None:
+            return 0
+        return trainer.starting_step + (await self.context.queue_stats.read()).delivered
 
     async def status(self) -> RunStatus:
-        await self.core.keeper.refresh_if_old()
-        return await status.status_of_run(self.core)
+        await self.context.run_cache.refresh_if_old()
+        stats = await self.context.queue_stats.read()
+        run = self.run
+        sequences = sequences_in(stats)
+        ends = stats.totals
+        return RunStatus(
+            current_step=await self.current_step(),
+            queue_size=sum(group_count.groups for group_count in stats.group_counts),
+            state=run.state.value,
+            run_id=run.run_id,
+            policy_version=run.policy_version,
+            queued_sequences=sequences[GroupState.PENDING],
+            leased_sequences=sequences[GroupState.LEASED],
+            buffered_sequences=sequences[GroupState.BUFFERED],
+            batches_acked=stats.batches_acked,
+            blocked_reason=await self._blocked_reason(),
+            participants=self.context.liveness.participants(),
+            batches_open=stats.batches_open,
+            batches_dead=stats.batches_dead,
+            dropped_groups=ends.get(GroupState.DROPPED, _NOTHING).groups,
+            dead_groups=ends.get(GroupState.DEAD, _NOTHING).groups,
+            retained_bytes=stats.retained_bytes,
+            max_bytes=self.context.store.max_bytes,
+            staleness=self.context.metrics.staleness(),
+            shares=self._shares(stats),
+        )
+
+    async def _blocked_reason(self) -> str | None:
+        """Why the next claim would get no batch; None if it would get one."""
+        run = self.run
+        if run.trainer is None:
+            return "no trainer has registered: waiting for POST /register"
+        if run.state is not RunState.STARTED:
+            return "waiting for the trainer to ask for its first batch"
+        return await self.context.queue_stats.blocked_reason(
+            run.trainer.batch_size, self.context.live()
+        )
+
+    def _shares(self, stats: StoreStats) -> list[EnvShare]:
+        """Asked and realised shares of the trained tokens, by environment."""
+        run, live = self.run, self.context.live()
+        weights: dict[int | None, float] = {env.env_id: env.weight for env in live}
+        realised = fair_share.realised_shares(fair_share.decode(stats.fair_share))
+        if None in realised or any(
+            group_count.env is None for group_count in stats.group_counts
+        ):
+            weights[None] = fair_share.DEFAULT_WEIGHT
+        asked = fair_share.target_shares(weights) if weights else {}
+        shown = sorted(
+            asked.keys() | realised.keys(), key=lambda env: -1 if env is None else env
+        )
+        return [
+            EnvShare(
+                env_id=env,
+                name="" if env is None else run.envs[env].wandb_name,
+                weight=fair_share.DEFAULT_WEIGHT if env is None else run.envs[env].weight,
+                asked=asked.get(env, 0.0),
+                realised=realised.get(env, 0.0),
+                connected=env in asked,
+            )
+            for env in shown[:MAX_SHARES]
+            if env is None or env < len(run.envs)
+        ]

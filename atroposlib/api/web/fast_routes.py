@@ -7,33 +7,77 @@ answers to errors, so that nobody can tell.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from time import monotonic
+from typing import Any, TypeAlias
 
+import msgspec
 from fastapi import HTTPException
 from fastapi.exception_handlers import http_exception_handler
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atroposlib.api.web.requests import RawRoute
-from atroposlib.api.web.responses import STATUS_OF
+from atroposlib.api.guards.auth import route_of
+from atroposlib.api.guards.logs import NO_REPLY
+from atroposlib.api.run.metrics import Metrics
+from atroposlib.api.web.bodies import STATUS_OF, require_small
 
-Refuse: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
+ErrorHandler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 _REFUSED = tuple(STATUS_OF)
 
 
-class Straight:
+class BytesRoute(APIRoute):
+    """A route that takes the request and nothing else: FastAPI has nothing to solve.
+
+    It stands in the OpenAPI document like any other, and costs a third less.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
+        return endpoint
+
+
+class JsonRoute(APIRoute):
+    """A route whose JSON body is small and really JSON.
+
+    Python's own parser lets NaN, Infinity and lone surrogates through. Such a text cannot
+    be written as UTF-8 again, so it would break whatever shows or saves it later.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await handler(_StrictRequest(request.scope, request.receive))
+
+        return handle
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        body = await self.body()
+        require_small(body)
+        try:
+            return msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise HTTPException(422, "the body is not valid JSON") from error
+
+
+class FastPath:
     """Pure ASGI, the innermost one: all other middlewares have let the request through."""
 
-    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute], refuse: Refuse) -> None:
+    def __init__(
+        self, app: ASGIApp, routes: Iterable[BaseRoute], refuse: ErrorHandler
+    ) -> None:
         self.app = app
         self._refuse = refuse
         self._handlers = {
             (method, route.path): route.get_route_handler()
             for route in routes
-            if isinstance(route, RawRoute) and "{" not in route.path
+            if isinstance(route, BytesRoute) and "{" not in route.path
             for method in route.methods or ()
         }
 
@@ -52,3 +96,48 @@ class Straight:
         except HTTPException as error:
             response = await http_exception_handler(request, error)
         await response(scope, receive, send)
+
+
+UNKNOWN = "unknown"  # no such route: what strangers ask for must not become a label
+
+
+class RequestTimes:
+    """Pure ASGI."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        seen = _Answer(send)
+        begun = monotonic()
+        with self._metrics.requests_in_flight.track_inprogress():
+            try:
+                await self.app(scope, receive, seen)
+            finally:
+                self._metrics.observe_request(
+                    route_of(scope["method"], scope["path"]) or UNKNOWN,
+                    scope["method"],
+                    seen.status,
+                    (seen.endless_since or monotonic()) - begun,
+                )
+
+
+class _Answer:
+    """Passes an answer on and remembers its status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = NO_REPLY
+        self.endless_since: float | None = None  # an event stream answers once, then talks
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            content_type = dict(message.get("headers", ())).get(b"content-type", b"")
+            if content_type.startswith(b"text/event-stream"):
+                self.endless_since = monotonic()
+        await self._send(message)

@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from atroposlib.api.common.records import Delivery
 from atroposlib.api.run.service import RolloutService
+from atroposlib.api.web.bodies import client_gone, of_json
+from atroposlib.api.web.fast_routes import JsonRoute
 from atroposlib.api.web.openapi import delivered, refusals
-from atroposlib.api.web.requests import ControlRoute, client_gone
-from atroposlib.api.web.responses import of_json
 from atroposlib.api.web.streaming import DeliveryReply
 from atroposlib.wire import (
     AckRequest,
@@ -27,7 +27,7 @@ from atroposlib.wire import (
 
 def batch_routes(service: RolloutService) -> APIRouter:
     """Routes of trainers that claim and ack."""
-    router = APIRouter(prefix="/batches", tags=["batches"], route_class=ControlRoute)
+    router = APIRouter(prefix="/batches", tags=["batches"], route_class=JsonRoute)
     _claim_routes(router, service)
     _lease_routes(router, service)
     _checkpoint_routes(router, service)

@@ -22,11 +22,12 @@ from atroposlib.api.common.records import Media, Payload
 from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.run.posts import Post
 from atroposlib.api.run.service import RolloutService
-from atroposlib.api.web.openapi import MANY_GROUPS, ONE_GROUP, delivered, refusals
-from atroposlib.api.web.requests import RawRoute, body_of, client_gone
-from atroposlib.api.web.responses import of_bytes, of_json
+from atroposlib.api.web.bodies import RETRY_AFTER_S, body_of, client_gone, of_bytes, of_json
+from atroposlib.api.web.fast_routes import BytesRoute, JsonRoute
+from atroposlib.api.web.openapi import MANY_GROUPS, ONE_GROUP, Full, delivered, refusals
 from atroposlib.api.web.streaming import DeliveryReply
-from atroposlib.errors import NotRegistered
+from atroposlib.errors import NotRegistered, StoreFull
+from atroposlib.wire import AdmissionRelease, AdmissionReply, AdmissionRequest, GroupsReceived
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ NO_EXAMPLE: dict[str, list[Any]] = {
 
 def data_routes(service: RolloutService, hold_s: float) -> APIRouter:
     """Routes of the queue, as old environments and trainers know it."""
-    router = APIRouter(tags=["data"], route_class=RawRoute)
+    router = APIRouter(tags=["data"], route_class=BytesRoute)
     _routes_in(router, service, hold_s)
     _routes_out(router, service)
     return router
@@ -75,7 +76,7 @@ async def read_where(
     group, however few its bytes, may inflate to anything."""
     binary = media_type(content_type) in (GROUP_MEDIA, GROUPS_MEDIA)
     if binary or len(body) > QUICK_BYTES:
-        return await service.core.threads.parsing.run(read)
+        return await service.context.threads.parsing.run(read)
     return read()
 
 
@@ -118,16 +119,16 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
         latest = await service.posts.latest()
         if latest is None:
             return of_json(NO_EXAMPLE)
-        return await service.core.threads.parsing.run(
+        return await service.context.threads.parsing.run(
             lambda: of_bytes(_as_json(latest), request)
         )
 
     @router.get("/batch", responses=refusals(409) | delivered())
     async def batch(request: Request) -> Response:
-        old_trainers = service.old_trainers
+        legacy_batches = service.legacy_batches
         await request.body()  # what comes after it tells whether the client is still there
         try:
-            got = await old_trainers.next_batch(client_gone(request))
+            got = await legacy_batches.next_batch(client_gone(request))
         except NotRegistered as error:  # old clients read the body, not the code
             return of_json({"status": "error", "message": str(error), "batch": []})
         if got is None:
@@ -137,7 +138,67 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
             service.store,
             delivery,
             accept=request.headers.get("accept", ""),
-            on_sent=partial(old_trainers.note_sent, delivery.batch),
+            on_sent=partial(legacy_batches.note_sent, delivery.batch),
             on_corrupt=partial(service.claims.discard, delivery.batch),
             finished=settled,
         )
+
+
+def group_routes(service: RolloutService) -> APIRouter:
+    """Groups of environments that understand credits."""
+    router = APIRouter(tags=["admission"], route_class=BytesRoute)
+
+    @router.post(
+        "/groups",
+        openapi_extra=MANY_GROUPS,
+        response_model=GroupsReceived,
+        responses=refusals(404, 409) | {429: {"model": Full}},
+    )
+    async def groups(request: Request) -> Response:
+        body, kind = await body_of(request), request.headers.get("content-type", "")
+        incoming = await read_where(service, body, kind, partial(read_groups, body, kind))
+        try:
+            accepted = await service.posts.accept(post_of(request, incoming, hold_s=0.0))
+        except StoreFull as error:
+            return await _full(service, error)
+        return of_json(
+            GroupsReceived(
+                accepted=len(accepted),
+                duplicates=sum(one.duplicate for one in accepted),
+                buffered=sum(one.buffered for one in accepted),
+                credit_bytes=await service.posts.credit_bytes(),
+                policy_version=service.run.policy_version,
+            )
+        )
+
+    return router
+
+
+def admission_routes(service: RolloutService) -> APIRouter:
+    """Routes of environments that pace themselves."""
+    router = APIRouter(tags=["admission"], route_class=JsonRoute)
+
+    @router.post("/admission", response_model=AdmissionReply, responses=refusals(404, 409))
+    async def admit(body: AdmissionRequest, request: Request) -> Response:
+        return of_json(await service.admit(body, caller_of(request)))
+
+    @router.post("/lease", deprecated=True, responses=refusals(404, 409))
+    async def lease(body: AdmissionRequest, request: Request) -> Response:
+        reply = await service.admit(body, caller_of(request))
+        return of_json(reply.model_dump() | {"lease_id": reply.admission_id})
+
+    @router.post("/admission/release", responses=refusals())
+    @router.post("/release", deprecated=True, responses=refusals())
+    async def release(body: AdmissionRelease) -> Response:
+        found = await service.admission.release(body.admission_id)
+        return of_json({"status": "released", "found": found})
+
+    return router
+
+
+async def _full(service: RolloutService, error: StoreFull) -> Response:
+    service.metrics.refused("store_full")
+    credit = await service.posts.credit_bytes()
+    response = of_json(Full(detail=str(error), status="store_full", credit_bytes=credit), 429)
+    response.headers["retry-after"] = str(RETRY_AFTER_S)
+    return response

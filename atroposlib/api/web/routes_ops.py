@@ -14,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 from atroposlib.api.run.events import Subscription, frames
 from atroposlib.api.run.metrics import CONTENT_TYPE
 from atroposlib.api.run.service import RolloutService
+from atroposlib.api.web.bodies import of_json
 from atroposlib.api.web.openapi import refusals
-from atroposlib.api.web.responses import of_json
 
-STORE_ANSWERS_WITHIN_S = 2.0
-HEALTH_REMEMBERED_S = 1.0  # /health is open to all, and must not become a load on the disk
+STORE_TIMEOUT_S = 2.0
+HEALTH_CACHE_S = 1.0  # /health is open to all, and must not become a load on the disk
 
 
 def ops_routes(service: RolloutService) -> APIRouter:
@@ -65,11 +65,11 @@ class Health:
         """
         if monotonic() < self._good_until:
             return None
-        with anyio.move_on_after(STORE_ANSWERS_WITHIN_S):
+        with anyio.move_on_after(STORE_TIMEOUT_S):
             await in_thread(self._service.store.load, abandon_on_cancel=True)
-            self._good_until = monotonic() + HEALTH_REMEMBERED_S
+            self._good_until = monotonic() + HEALTH_CACHE_S
             return None
-        return f"the store did not answer within {STORE_ANSWERS_WITHIN_S:g} s"
+        return f"the store did not answer within {STORE_TIMEOUT_S:g} s"
 
 
 class EventStream(StreamingResponse):

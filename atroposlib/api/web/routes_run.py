@@ -12,9 +12,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.run.service import RolloutService
+from atroposlib.api.web.bodies import of_json, require_small
+from atroposlib.api.web.fast_routes import BytesRoute, JsonRoute
 from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
-from atroposlib.api.web.requests import ControlRoute, RawRoute, require_small
-from atroposlib.api.web.responses import of_json
 from atroposlib.errors import ConfigError, UnknownEnv
 from atroposlib.wire import (
     EnvIdentifier,
@@ -51,7 +51,7 @@ class WandbInfo(BaseModel):
 
 def run_routes(service: RolloutService) -> APIRouter:
     """Routes that trainers, environments and tools use to find each other."""
-    router = APIRouter(tags=["run"], route_class=ControlRoute)
+    router = APIRouter(tags=["run"], route_class=JsonRoute)
     _trainer_routes(router, service)
     _env_routes(router, service)
     _info_routes(router, service)
@@ -112,7 +112,7 @@ def _env_routes(router: APIRouter, service: RolloutService) -> None:
 
 def poll_routes(service: RolloutService) -> APIRouter:
     """What every environment asks many times a minute."""
-    router = APIRouter(tags=["run"], route_class=RawRoute)
+    router = APIRouter(tags=["run"], route_class=BytesRoute)
     # A JSON body on a GET is the original's form; not every client can send one.
     described: dict[str, Any] = {
         "response_model": EnvStatus,
@@ -148,7 +148,7 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
 
     @router.get("/wandb_info", response_model=WandbInfo, responses=refusals())
     async def wandb_info() -> Response:
-        await service.core.keeper.refresh_if_old()
+        await service.context.run_cache.refresh_if_old()
         trainer = service.run.trainer
         return of_json(
             WandbInfo(
@@ -159,7 +159,7 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
 
     @router.get("/info", response_model=Info, responses=refusals())
     async def info() -> Response:
-        await service.core.keeper.refresh_if_old()
+        await service.context.run_cache.refresh_if_old()
         trainer = service.run.trainer
         return of_json(
             Info(

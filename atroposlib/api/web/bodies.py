@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 
 import msgspec
+from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from atroposlib.api.codec.formats import MalformedBody
+from atroposlib.api.common.threads import IsDisconnected
 from atroposlib.errors import (
     ConfigError,
     CorruptPayload,
@@ -43,8 +46,8 @@ STATUS_OF: dict[type[Exception], tuple[int, str]] = {
     StoreError: (503, "store_failed"),
 }
 RETRY_AFTER_S = 5
-_MOST_DETAIL_BYTES = 900  # a refusal stays below 1 kB
-_WORTH_GZIP = range(1000, 2**20)  # below it costs more than it saves, above it costs time
+_MAX_DETAIL_BYTES = 900  # a refusal stays below 1 kB
+_GZIP_SIZES = range(1000, 2**20)  # below it costs more than it saves, above it costs time
 
 
 def of_json(body: object, status_code: int = 200) -> Response:
@@ -60,7 +63,7 @@ def of_json(body: object, status_code: int = 200) -> Response:
 def of_bytes(body: bytes, request: Request) -> Response:
     """JSON that exists already; gzipped where that is cheap. Call it in a thread."""
     headers = {"vary": "accept-encoding"}
-    if len(body) in _WORTH_GZIP and "gzip" in request.headers.get("accept-encoding", ""):
+    if len(body) in _GZIP_SIZES and "gzip" in request.headers.get("accept-encoding", ""):
         packer = zlib.compressobj(level=1, wbits=31)
         body = packer.compress(body) + packer.flush()
         headers["content-encoding"] = "gzip"
@@ -94,6 +97,41 @@ async def on_invalid_request(_: Request, error: Exception) -> Response:
 
 def _cut(text: str) -> str:
     """Counted as it is sent: keys of the sender's choice may be all escapes."""
-    while len(msgspec.json.encode(text)) > _MOST_DETAIL_BYTES:
+    while len(msgspec.json.encode(text)) > _MAX_DETAIL_BYTES:
         text = text[: len(text) * 3 // 4]
     return text
+
+
+GONE_EXTENSION = "atropos.gone"  # of the server, see ImpatientProtocol
+MAX_CONTROL_BYTES = 256 * 1024  # they are parsed on the event loop
+
+
+async def body_of(request: Request) -> bytes:
+    """The body, which RequestBody hands over in one piece. ``Request.body`` copies it."""
+    message = await request.receive()
+    if message["type"] != "http.request":
+        raise ClientDisconnect
+    body: bytes = message.get("body", b"")
+    return body
+
+
+def require_small(body: bytes) -> None:
+    """Refuse a control message that nobody means.
+
+    Raises:
+        HTTPException: 413.
+    """
+    if len(body) > MAX_CONTROL_BYTES:
+        raise HTTPException(413, f"this body has at most {MAX_CONTROL_BYTES} bytes")
+
+
+def client_gone(request: Request) -> IsDisconnected:
+    """Whether the client of ``request`` hung up. Its body must have been read."""
+
+    told = request.scope.get("extensions", {}).get(GONE_EXTENSION)
+
+    async def gone() -> bool:
+        await asyncio.sleep(0)  # let the loop read an end that has come in already
+        return bool(told["now"]()) if told else await request.is_disconnected()
+
+    return gone
