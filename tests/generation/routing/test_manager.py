@@ -6,20 +6,14 @@ from typing import Any, get_args
 
 import pytest
 
-from atroposlib.errors import ConfigError, InferenceRefused
+from atroposlib.errors import ConfigError
 from atroposlib.generation.configs import ServerType
 from atroposlib.generation.engines.api_server import APIServerConfig, ServerBaseline
-from atroposlib.generation.engines.harness import (
-    ServerHarness,
-    create_chat_completion,
-    create_completion,
-)
 from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.trl import TrlVllmServer
 from atroposlib.generation.engines.vllm import VLLMServer
-from atroposlib.generation.routing.calls import chunk_sizes
-from atroposlib.generation.routing.failover import pick_index
+from atroposlib.generation.proxy.in_process import serving_proxy
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.managed import ManagedServer
@@ -29,28 +23,6 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 # --- decisions ---------------------------------------------------------------------------
-
-
-def test_n_is_split_with_full_chunks_first() -> None:
-    assert chunk_sizes(20, 8) == [8, 8, 4]
-    assert chunk_sizes(8, 8) == [8]
-    assert chunk_sizes(1, 8) == [1]
-
-
-@pytest.mark.parametrize(
-    ("headrooms", "healthy", "index"),
-    [
-        ([1, 5, 3], [True, True, True], 1),
-        ([1, 5, 3], [True, False, True], 2),
-        ([4, 4, 4], [True, True, True], 0),
-        ([-2, -1], [True, True], 1),
-        ([1, 5], [False, False], 1),
-    ],
-)
-def test_the_healthy_server_with_most_room_is_picked(
-    headrooms: list[int], healthy: list[bool], index: int
-) -> None:
-    assert pick_index(headrooms, healthy) == index
 
 
 # --- construction ------------------------------------------------------------------------
@@ -103,27 +75,6 @@ def test_every_type_of_the_settings_has_a_client() -> None:
 
 
 # --- calls -------------------------------------------------------------------------------
-
-
-async def test_a_large_n_is_split_over_servers_and_renumbered(manage) -> None:
-    manager, fakes = manage(2, manager={"max_n_completions": 3})
-    completion = await manager.chat_completion(messages=HELLO, n=7)
-    assert [choice.index for choice in completion.choices] == list(range(7))
-    sizes = sorted(body["n"] for fake in fakes for _, body in fake.requests)
-    assert sizes == [1, 3, 3] and all(fake.requests for fake in fakes)
-    assert completion.usage is not None and completion.usage.prompt_tokens == 3 * 8
-
-
-async def test_tokens_of_all_chunks_are_joined_in_order(manage) -> None:
-    manager, fakes = manage(1, "vllm", manager={"max_n_completions": 2})
-    fakes[0].reply = lambda prompt, i: f"{i}"
-    outputs = await manager.generate([1, 9], n=3)
-    expected = [[*encode(text), END] for text in "010"]
-    assert [output.tokens for output in outputs] == expected
-    ids, tokens, _, reasons = await manager.tokens_and_logprobs_completion(
-        input_ids=[1, 9], n=3
-    )
-    assert (ids, tokens, reasons) == ([1, 9], expected, ["stop"] * 3)
 
 
 async def test_a_burst_of_first_calls_is_spread_over_the_servers(manage) -> None:
@@ -245,20 +196,60 @@ async def test_made_up_tokens_have_to_be_allowed(
 # --- the harness -------------------------------------------------------------------------
 
 
-async def test_testing_gives_a_server_that_answers_what_it_was_told() -> None:
-    manager = ServerManager([APIServerConfig(base_url="http://a/v1")], testing=True)
-    (harness,) = manager.servers
-    assert isinstance(harness, ServerHarness)
-    harness.set_desired_response(HELLO, create_chat_completion("hi", n=2))
-    harness.set_desired_completion("2+2=", create_completion("4"))
-    harness.set_tokens_and_logprobs_response("a", [1], [[2]], [[-0.5]], ["stop"])
-    chat = await manager.chat_completion(messages=HELLO, n=2)
-    assert [choice.message.content for choice in chat.choices] == ["hi", "hi"]
-    assert (await manager.completion(prompt="2+2=")).choices[0].text == "4"
-    answer = await manager.tokens_and_logprobs_completion(prompt="a")
-    assert answer == ([1], [[2]], [[-0.5]], ["stop"])
+PROMPT = encode("<|user|>abc<|end|><|assistant|>")
 
 
-async def test_the_harness_fails_on_a_prompt_nobody_prepared() -> None:
-    with pytest.raises(InferenceRefused, match="no answer prepared.*role:user"):
-        await ServerHarness().chat_completion(messages=HELLO)
+async def test_announced_versions_are_those_from_before_the_request(manage) -> None:
+    manager, (fake,) = manage(1, "vllm")
+    fake.weight_version = None
+    fake.reports_spans = fake.reports_header = False
+    (early,) = await manager.generate(PROMPT)
+    manager.announce_version(3)
+    fake.on_request = lambda path, body: manager.announce_version(4)
+    (straddling,) = await manager.generate(PROMPT)
+    (later,) = await manager.generate(PROMPT)
+    found = [set(output.versions) for output in (early, straddling, later)]
+    assert found == [{-1}, {3}, {4}]
+    fake.reports_spans, fake.weight_version = True, 9
+    (reported,) = await manager.generate(PROMPT)
+    assert set(reported.versions) == {9}
+
+
+async def test_a_proxy_without_an_address_is_an_error(manage) -> None:
+    manager, _ = manage(1, "vllm", manager={"use_proxy": True})
+    with pytest.raises(ConfigError, match="use_proxy: there is no proxy_url"):
+        async with manager.managed_server():
+            pass
+
+
+async def test_the_variable_of_the_proxy_is_said_aloud_once(
+    manage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ATROPOS_PROXY_URL", "http://proxy:9100")
+    manager, _ = manage(1, "vllm")
+    assert (manager.proxy_url, manager.use_proxy) == ("http://proxy:9100", True)
+    assert [m for m in caplog.messages if "ATROPOS_PROXY_URL" in m] == [
+        "ATROPOS_PROXY_URL is set: managed sessions go to the proxy at http://proxy:9100"
+    ]
+    named, _ = manage(1, "vllm", manager={"proxy_url": "http://other"})
+    assert named.proxy_url == "http://other"
+
+
+async def test_managed_sessions_go_through_the_proxy_that_is_named(
+    manage, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind, (fake,) = manage(1, "vllm")
+    async with serving_proxy(behind, tokenizer, "m") as proxy:
+        monkeypatch.setenv("ATROPOS_PROXY_TOKEN", proxy.admin_token)
+        manager, (unused,) = manage(1, "vllm", manager={"proxy_url": proxy.url})
+        async with manager.managed_server() as managed:
+            chat = await managed.chat_completion(messages=HELLO)
+            assert chat.choices[0].message.content.startswith("reply ")
+            await managed.fetch_state()
+            (node,) = managed.get_state()["nodes"]
+            assert node.tokens[-1] == END
+        assert (len(fake.requests), unused.requests) == (1, [])
+        manager.use_proxy = False  # read at each call
+        async with manager.managed_server(tokenizer) as managed:
+            await managed.chat_completion(messages=HELLO)
+        assert (len(fake.requests), len(unused.requests)) == (1, 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atroposlib.generation.chat.template import render
 from atroposlib.generation.sessions.managed import ManagedServer, SequenceNode
-from tests.envs.server_handling.template_families import (
+from tests.generation.template_families import (
     FAMILIES,
     FAMILY_NAMED,
     Family,

@@ -6,11 +6,6 @@ import pytest
 
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
 from atroposlib.generation.engines.vllm import VLLMServer, topk_lists
-from atroposlib.generation.sampling.generation import (
-    UNKNOWN_VERSION,
-    sampling_params,
-    token_versions,
-)
 from atroposlib.testing.fake_inference import END, encode, fake_logprob
 
 ROUTES = {
@@ -41,13 +36,6 @@ async def test_versions_come_from_spans_else_the_header_else_weight_info(
     fake.reports_spans, fake.reports_header, fake.weight_version = spans, header, info
     (output,) = await connect("vllm").generate(PROMPT)
     assert output.versions == [version] * len(output.tokens)
-
-
-def test_spans_give_every_token_the_version_that_sampled_it() -> None:
-    spans = [{"version": "3", "start": 0, "end": 2}, {"version": 4, "start": 2, "end": 9}]
-    assert token_versions(4, spans, None) == [3, 3, 4, 4]
-    assert token_versions(2, [{"version": 5, "start": 1, "end": 2}], "base") == [-1, 5]
-    assert UNKNOWN_VERSION == -1
 
 
 async def test_the_four_tuple_encodes_text_and_returns_what_was_sent(
@@ -81,18 +69,6 @@ def test_prompt_logprobs_of_any_nesting_become_parallel_lists(raw: object) -> No
 def test_missing_prompt_logprobs_are_refused() -> None:
     with pytest.raises(TokensMissing, match="no prompt_logprobs"):
         topk_lists(None)
-
-
-def test_a_models_own_sampling_defaults_are_overridden() -> None:
-    params = sampling_params({"input_ids": [1], "model": "m", "stop": None, "seed": 3})
-    assert params == {
-        "n": 1,
-        "max_tokens": 1024,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "seed": 3,
-    }
 
 
 async def test_a_gateway_error_while_finding_the_route_is_tried_again(

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ from atroposlib.generation.chat.tool_call_translator import (
     VLLM_AVAILABLE,
     ToolCallTranslator,
 )
-from atroposlib.generation.chat.tool_parsers import TOOL_PARSERS, vllm_parsers
-from tests.envs.server_handling.template_families import FAMILY_NAMED, tokenizer_of
+from atroposlib.generation.chat.tool_parsers import TOOL_PARSERS
+from tests.generation.template_families import FAMILY_NAMED, tokenizer_of
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -248,40 +246,3 @@ def test_coder_calls_come_back_by_the_types_of_their_schema(note: str, a: int) -
 def test_any_text_is_parsed_without_an_error(parser: str, raw: str) -> None:
     for prefix in ("", "<tool_call>", "[TOOL_CALLS]", "{", "<function=f>"):
         ToolCallTranslator(None, parser).parse_model_output(prefix + raw, "auto", [ADD])
-
-
-def test_vllm_brings_its_parsers_where_it_is_installed(monkeypatch) -> None:
-    """A stand-in for the package: its seam is one class and one method."""
-    function = types.SimpleNamespace(name="add", arguments='{"a": 1}')
-    found = types.SimpleNamespace(
-        tools_called=True,
-        content=None,
-        tool_calls=[types.SimpleNamespace(function=function)],
-    )
-
-    class Parser:
-        def __init__(self, tokenizer: Any) -> None: ...
-
-        def extract_tool_calls(self, raw: str, request: Any) -> Any:
-            if "call" in raw:
-                return found
-            return types.SimpleNamespace(tools_called=False)
-
-    parsers: Any = types.ModuleType("vllm.tool_parsers")
-    parsers.ToolParserManager = types.SimpleNamespace(
-        get_tool_parser={"exotic": Parser}.__getitem__
-    )
-    protocol: Any = types.ModuleType("vllm.entrypoints.openai.protocol")
-    protocol.ChatCompletionRequest = lambda **fields: fields
-    for module in ("vllm", "vllm.entrypoints", "vllm.entrypoints.openai"):
-        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
-    monkeypatch.setitem(sys.modules, "vllm.tool_parsers", parsers)
-    monkeypatch.setitem(sys.modules, "vllm.entrypoints.openai.protocol", protocol)
-    monkeypatch.setattr("atroposlib.generation.chat.tool_parsers.VLLM_AVAILABLE", True)
-    translator = ToolCallTranslator(None, "exotic")
-    assert named(translator.parse_model_output("call!", "auto", [ADD])[1]) == [
-        ("add", {"a": 1})
-    ]
-    assert translator.parse_model_output("text", "auto", [ADD]) == ("text", None, "stop")
-    with pytest.raises(ConfigError, match="vLLM knows no parser"):
-        vllm_parsers.VllmParser("unknown", None)

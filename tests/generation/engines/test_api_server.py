@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from atroposlib.errors import ConfigError
 from atroposlib.generation.engines.api_server import APIServer, APIServerConfig
-from atroposlib.generation.engines.harness import (
-    ServerHarness,
-    create_chat_completion,
-    create_completion,
-)
+from atroposlib.generation.engines.harness import create_chat_completion, create_completion
 from atroposlib.generation.engines.vllm import VLLMServer
 from atroposlib.generation.routing.manager import ServerManager
 
@@ -170,14 +166,32 @@ async def test_a_call_that_a_test_replaced_is_the_one_that_is_made(tokenizer: An
 # --- the harness -------------------------------------------------------------------------
 
 
-async def test_the_harness_answers_tokens_by_prompt_text() -> None:
-    manager = ServerManager([CONFIG], testing=True)
-    (harness,) = manager.servers
-    assert isinstance(harness, ServerHarness)
-    harness.set_tokens_and_logprobs_response("a", *FOUR)
-    (output,) = await manager.generate([1, 2], prompt="a")
-    assert output.tokens == FOUR[1][0]
-    with pytest.raises(ConfigError, match="pass prompt"):
-        await manager.generate([1, 2])
-    metrics = await manager.wandb_metrics({})
-    assert metrics["server/server_0_average_num_attempts"] == 1.0
+async def test_train_and_eval_calls_have_slots_of_their_own(connect, fake) -> None:
+    server = connect(num_max_requests_at_once=2, num_requests_for_eval=1)
+    fake.hold = threading.Event()
+    train = [asyncio.ensure_future(server.chat_completion(messages=HELLO)) for _ in range(4)]
+    evals = [
+        asyncio.ensure_future(server.chat_completion(messages=HELLO, split="eval"))
+        for _ in range(3)
+    ]
+    while fake.running_now < 3:
+        await asyncio.sleep(0.001)
+    assert (server.sem.in_use, server.sem.waiting) == (2, 2)
+    assert (server.eval_sem.in_use, server.eval_sem.waiting) == (1, 2)
+    assert (server.headroom("train"), server.headroom("eval")) == (-2, -2)
+    fake.hold.set()
+    await asyncio.gather(*train, *evals)
+    assert fake.most_at_once == 3
+    assert (len(server.request_timings), len(server.eval_request_timings)) == (4, 3)
+
+
+async def test_timings_are_kept_up_to_the_rolling_length(connect, fake) -> None:
+    server = connect(rolling_buffer_length=2)
+    fake.fail_next.append(500)
+    for _ in range(3):
+        await server.chat_completion(messages=HELLO)
+    assert list(server.attempts_list) == [1, 1]
+    metrics = await server.wandb_metrics({"kept": 1}, "server_0")
+    assert metrics["kept"] == 1 and metrics["server/server_0_average_num_attempts"] == 1
+    assert metrics["server/server_0_request_time_99p"] == max(server.request_timings)
+    assert not any("eval" in name for name in metrics)

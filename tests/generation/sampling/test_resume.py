@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from atroposlib.errors import InferenceUnavailable, TokensMissing
 from atroposlib.generation.sampling import resume
-from atroposlib.generation.sampling.generation import (
-    Generation,
-    derived_seed,
-    stop_strings,
-    with_version,
-)
+from atroposlib.generation.sampling.generation import Generation, derived_seed, stop_strings
 from atroposlib.generation.sampling.resume import (
     generate_with_resume,
     resumed_params,
@@ -173,15 +168,3 @@ def test_only_a_stop_string_across_the_boundary_is_found(
     text: str, boundary: int, stops: list[str], end: int | None
 ) -> None:
     assert spanning_stop_end(text, boundary, stops) == end
-
-
-def test_an_announced_version_fills_what_the_server_left_open() -> None:
-    output = Generation(
-        prompt_ids=[1],
-        tokens=[2, 3, 4],
-        logprobs=[-1.0] * 3,
-        versions=[-1, 7, -1],
-        finish_reason="stop",
-    )
-    assert with_version(output, 5).versions == [5, 7, 5]
-    assert with_version(output, None).versions == [-1, 7, -1]

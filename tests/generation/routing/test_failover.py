@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
+from atroposlib.errors import InferenceRefused, InferenceUnavailable
 from atroposlib.generation.engines.http import ROUTING_HEADER
-from atroposlib.generation.proxy.in_process import serving_proxy
+from atroposlib.generation.routing.failover import pick_index
 from atroposlib.testing.fake_inference import END, encode
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -148,60 +148,20 @@ async def test_a_large_n_in_a_session_is_split(manage, tokenizer: Any) -> None:
     assert sent[0][1] == 11 and len({seed for _, seed in sent}) == 3
 
 
-async def test_announced_versions_are_those_from_before_the_request(manage) -> None:
-    manager, (fake,) = manage(1, "vllm")
-    fake.weight_version = None
-    fake.reports_spans = fake.reports_header = False
-    (early,) = await manager.generate(PROMPT)
-    manager.announce_version(3)
-    fake.on_request = lambda path, body: manager.announce_version(4)
-    (straddling,) = await manager.generate(PROMPT)
-    (later,) = await manager.generate(PROMPT)
-    found = [set(output.versions) for output in (early, straddling, later)]
-    assert found == [{-1}, {3}, {4}]
-    fake.reports_spans, fake.weight_version = True, 9
-    (reported,) = await manager.generate(PROMPT)
-    assert set(reported.versions) == {9}
-
-
 # --- through a proxy ---------------------------------------------------------------------
 
 
-async def test_a_proxy_without_an_address_is_an_error(manage) -> None:
-    manager, _ = manage(1, "vllm", manager={"use_proxy": True})
-    with pytest.raises(ConfigError, match="use_proxy: there is no proxy_url"):
-        async with manager.managed_server():
-            pass
-
-
-async def test_the_variable_of_the_proxy_is_said_aloud_once(
-    manage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("headrooms", "healthy", "index"),
+    [
+        ([1, 5, 3], [True, True, True], 1),
+        ([1, 5, 3], [True, False, True], 2),
+        ([4, 4, 4], [True, True, True], 0),
+        ([-2, -1], [True, True], 1),
+        ([1, 5], [False, False], 1),
+    ],
+)
+def test_the_healthy_server_with_most_room_is_picked(
+    headrooms: list[int], healthy: list[bool], index: int
 ) -> None:
-    monkeypatch.setenv("ATROPOS_PROXY_URL", "http://proxy:9100")
-    manager, _ = manage(1, "vllm")
-    assert (manager.proxy_url, manager.use_proxy) == ("http://proxy:9100", True)
-    assert [m for m in caplog.messages if "ATROPOS_PROXY_URL" in m] == [
-        "ATROPOS_PROXY_URL is set: managed sessions go to the proxy at http://proxy:9100"
-    ]
-    named, _ = manage(1, "vllm", manager={"proxy_url": "http://other"})
-    assert named.proxy_url == "http://other"
-
-
-async def test_managed_sessions_go_through_the_proxy_that_is_named(
-    manage, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    behind, (fake,) = manage(1, "vllm")
-    async with serving_proxy(behind, tokenizer, "m") as proxy:
-        monkeypatch.setenv("ATROPOS_PROXY_TOKEN", proxy.admin_token)
-        manager, (unused,) = manage(1, "vllm", manager={"proxy_url": proxy.url})
-        async with manager.managed_server() as managed:
-            chat = await managed.chat_completion(messages=HELLO)
-            assert chat.choices[0].message.content.startswith("reply ")
-            await managed.fetch_state()
-            (node,) = managed.get_state()["nodes"]
-            assert node.tokens[-1] == END
-        assert (len(fake.requests), unused.requests) == (1, [])
-        manager.use_proxy = False  # read at each call
-        async with manager.managed_server(tokenizer) as managed:
-            await managed.chat_completion(messages=HELLO)
-        assert (len(fake.requests), len(unused.requests)) == (1, 1)
+    assert pick_index(headrooms, healthy) == index

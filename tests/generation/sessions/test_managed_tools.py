@@ -7,7 +7,7 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from atroposlib.generation.sessions.managed import ManagedServer
-from tests.envs.server_handling.template_families import Family, Sampler, tokenizer_of
+from tests.generation.template_families import Family, Sampler, tokenizer_of
 
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

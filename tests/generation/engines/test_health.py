@@ -1,0 +1,76 @@
+"""Health of one server: probes, bounded waits and retries."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from atroposlib.errors import InferenceUnavailable
+from atroposlib.generation.engines import health
+from atroposlib.generation.engines.api_server import APIServerConfig
+from atroposlib.generation.engines.health import HealthState
+from atroposlib.generation.engines.openai import OpenAIServer
+from atroposlib.testing.fake_inference import FakeInference
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_backoff_doubles_up_to_its_cap_and_spreads_callers() -> None:
+    assert [health.backoff_s(n, 1.0) for n in (1, 2, 3, 9)] == [0.5, 1.0, 2.0, 10.0]
+    assert health.backoff_s(1, 0.0) == 0.25
+
+
+async def test_health_is_asked_once_and_costs_no_generation(connect, fake) -> None:
+    server = connect()
+    for _ in range(3):
+        await server.chat_completion(messages=HELLO)
+    assert fake.health_checks == 1 and len(fake.requests) == 3
+
+
+async def test_without_health_checks_nothing_is_asked(connect, fake) -> None:
+    await connect(health_check=False).chat_completion(messages=HELLO)
+    assert fake.health_checks == 0
+
+
+async def test_a_burst_of_first_calls_asks_for_health_once(connect, fake) -> None:
+    server = connect()
+    await asyncio.gather(*(server.chat_completion(messages=HELLO) for _ in range(20)))
+    assert fake.health_checks == 1
+
+
+async def test_a_call_waits_for_a_server_that_is_still_loading(connect, fake) -> None:
+    fake.health_next.extend([False, False])
+    server = connect()
+    await server.chat_completion(messages=HELLO)
+    assert fake.health_checks == 3 and server.health.waiting_on is None
+
+
+async def test_a_dead_server_is_given_up_with_its_name(no_backoff) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        root = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    server = OpenAIServer(APIServerConfig(base_url=f"{root}/v1", timeout=1))
+    with pytest.raises(
+        InferenceUnavailable, match=f"{root} did not answer GET /health for 1 s"
+    ):
+        await server.chat_completion(messages=HELLO)
+    assert not server.server_healthy
+    assert root in (server.health.waiting_on or "")
+    await server.close()
+
+
+async def test_a_server_that_restarts_during_a_call_costs_a_wait_not_the_call(
+    no_backoff, fake
+) -> None:
+    with fake.running() as root:
+        port = int(root.rsplit(":", 1)[1])
+        server = OpenAIServer(APIServerConfig(base_url=f"{root}/v1", timeout=20))
+        await server.chat_completion(messages=HELLO)
+    pending = asyncio.ensure_future(server.chat_completion(messages=HELLO))
+    while server.health.state is not HealthState.DOWN:
+        await asyncio.sleep(0)
+    with FakeInference(reply=lambda prompt, i: "back").running(port):
+        assert (await pending).choices[0].message.content == "back"
+        await server.close()

@@ -1,0 +1,57 @@
+"""Requests and responses of SGLang's ``/generate``."""
+
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.errors import TokensMissing
+from atroposlib.generation.engines.sglang import (
+    generate_body,
+    logprobs_body,
+    read_generations,
+    read_prompt_logprobs,
+)
+
+
+def test_parameters_are_renamed_for_sglang() -> None:
+    body = generate_body([1, 2], {"max_tokens": 5, "min_tokens": 1, "seed": 7, "top_p": 0.9})
+    assert body["input_ids"] == [1, 2]
+    assert body["sampling_params"] == {
+        "max_new_tokens": 5,
+        "min_new_tokens": 1,
+        "sampling_seed": 7,
+        "top_p": 0.9,
+    }
+    assert logprobs_body([1, 2], 3)["top_logprobs_num"] == 3
+
+
+def test_triples_become_tokens_logprobs_and_versions() -> None:
+    meta = {
+        "output_token_logprobs": [[-0.5, 7, None], [-0.25, 8, None]],
+        "completion_tokens": 2,
+        "weight_version": "4",
+        "finish_reason": {"type": "length", "length": 2},
+    }
+    (output,) = read_generations({"meta_info": meta}, [1, 2])
+    assert (output.prompt_ids, output.tokens) == ([1, 2], [7, 8])
+    assert (output.logprobs, output.versions) == ([-0.5, -0.25], [4, 4])
+    assert output.finish_reason == "length"
+
+
+def test_an_output_without_logprobs_is_rejected_unless_it_has_no_tokens() -> None:
+    with pytest.raises(TokensMissing, match="no output_token_logprobs"):
+        read_generations({"meta_info": {"completion_tokens": 2}}, [1])
+    (empty,) = read_generations({"meta_info": {"completion_tokens": 0}}, [1])
+    assert empty.tokens == [] and empty.finish_reason == "stop"
+
+
+def test_prompt_logprobs_start_with_the_token_itself() -> None:
+    meta = {
+        "input_token_logprobs": [[None, 1, None], [-0.5, 2, None]],
+        "input_top_logprobs": [None, [[-0.1, 9, None], [-0.5, 2, None]]],
+    }
+    ids, logprobs = read_prompt_logprobs({"meta_info": meta}, [1, 2])
+    assert ids == [[], [2, 9]]
+    assert logprobs == [[], [-0.5, -0.1]]
+    with pytest.raises(TokensMissing, match="other tokens"):
+        read_prompt_logprobs({"meta_info": meta}, [1, 3])

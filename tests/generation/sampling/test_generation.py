@@ -1,0 +1,42 @@
+"""Sampling parameters of a token request, and versions of its tokens."""
+
+from __future__ import annotations
+
+from atroposlib.generation.sampling.generation import (
+    UNKNOWN_VERSION,
+    Generation,
+    sampling_params,
+    token_versions,
+    with_version,
+)
+
+
+def test_spans_give_every_token_the_version_that_sampled_it() -> None:
+    spans = [{"version": "3", "start": 0, "end": 2}, {"version": 4, "start": 2, "end": 9}]
+    assert token_versions(4, spans, None) == [3, 3, 4, 4]
+    assert token_versions(2, [{"version": 5, "start": 1, "end": 2}], "base") == [-1, 5]
+    assert UNKNOWN_VERSION == -1
+
+
+def test_a_models_own_sampling_defaults_are_overridden() -> None:
+    params = sampling_params({"input_ids": [1], "model": "m", "stop": None, "seed": 3})
+    assert params == {
+        "n": 1,
+        "max_tokens": 1024,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "seed": 3,
+    }
+
+
+def test_an_announced_version_fills_what_the_server_left_open() -> None:
+    output = Generation(
+        prompt_ids=[1],
+        tokens=[2, 3, 4],
+        logprobs=[-1.0] * 3,
+        versions=[-1, 7, -1],
+        finish_reason="stop",
+    )
+    assert with_version(output, 5).versions == [5, 7, 5]
+    assert with_version(output, None).versions == [-1, 7, -1]
