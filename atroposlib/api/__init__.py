@@ -1,15 +1,13 @@
-"""The rollout API: scored groups come in, exact batches go out.
+"""Rollout API: receives scored groups, delivers exact batches.
 
     registry of envs --.
     scored groups ---> queue (store) ---> exact batch (batching) ---> trainer
                           ^                                             |
                           '------------------- ack ---------------------'
 
-``records`` nouns; ``batching``, ``mix``, ``allocation``, ``staleness``, ``admission`` pure
-decisions; ``store`` durability; ``run_state`` the run and its transitions, ``run_keeper``
-how they are saved; ``posts``, ``claims``, ``leases`` the verbs, ``service`` all of them
-without HTTP; ``intake`` and ``deliveries`` bytes in and out; ``access`` and ``hosts`` who
-may call; ``routes_*`` HTTP; ``server`` the app.
+``common`` records and the store protocol; ``decisions`` pure functions; ``store`` durable
+storage; ``codec`` bodies of groups; ``guards`` authentication and limits; ``run`` the service
+without HTTP; ``web`` routes; ``server`` the application.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every type that crosses HTTP, and its two encodings."""
+"""Types of the HTTP API, and the two encodings of a group."""
 
 from atroposlib.wire.messages import (
     MASKED,

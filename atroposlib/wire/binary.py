@@ -1,7 +1,7 @@
-"""A scored group as one safetensors file, and many of them as frames.
+"""Binary encoding of groups: one safetensors file each, many files as frames.
 
-    tokens              I32 [T]   rows one behind the other, T tokens in all
-    seq_lens            I32 [G]   where they end
+    tokens              I32 [T]   concatenated rows, T tokens in total
+    seq_lens            I32 [G]   lengths of the rows
     mask                U8  [T]   1 where trained
     scores              F64 [G]   (read: any float type)
     labels              I32 [T]   optional: the JSON ``masks``, where a trained position
@@ -9,14 +9,14 @@
     versions            I32 [T]   optional
     inference_logprobs, ref_logprobs, advantages   F32 [T]   optional (read: any float type)
     distill_token_ids   I32 [T,K] optional; if positions have unequal numbers of choices,
-    distill_logprobs    F32 [T,K]   both are [N] with distill_counts I32 [T] beside them
-    rest                U8  [n]   UTF-8 JSON object of everything that is not numeric, and
+    distill_logprobs    F32 [T,K]   both are [N] and distill_counts I32 [T] is present
+    rest                U8  [n]   UTF-8 JSON object of all non-numeric fields, and
                                   of advantages whose rows do not fit the tokens
 
 ``__metadata__`` holds ``format`` and, if the group has them, ``env_id``, ``group_id`` and
-``idempotency_key``. Scores keep every bit; other floats are rounded to float32 (those
-beyond its range stay float64). A file may be wrapped in one zstd frame that tells its size.
-Frames are ``u64 little-endian length | file``, one behind the other.
+``idempotency_key``. Scores are exact; other floats are rounded to float32 (those beyond its
+range stay float64). A file may be wrapped in one zstd frame with a declared content size.
+Frames are concatenated ``u64 little-endian length | file``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ZSTD_LEVEL = 3
 MAX_GROUP_BYTES = 128 * 2**20  # of one file, inflated
 MAX_FRAMES = 65_536
-_LOOK_FIRST_BYTES = 2**20  # a frame that holds more is inflated after its header is read
+_LOOK_FIRST_BYTES = 2**20  # the header of a larger frame is checked before it is inflated
 _LENGTH = struct.Struct("<Q")
 
 _ANY_FLOAT = ("F16", "F32", "F64")
@@ -80,7 +80,7 @@ def pack_group(group: ScoredData | dict[str, Any], *, compress: bool = True) -> 
     """The group as bytes; a dict has the keys of :class:`ScoredData`.
 
     Raises:
-        InvalidGroup: it could not be trained on.
+        InvalidGroup: the group cannot be trained on.
     """
     if isinstance(group, dict):
         try:
@@ -91,11 +91,11 @@ def pack_group(group: ScoredData | dict[str, Any], *, compress: bool = True) -> 
 
 
 def unpack_group(data: bytes | memoryview) -> ScoredData:
-    """The group in a file, or in a zstd frame of one.
+    """Decode a file, or a zstd frame of one.
 
     Raises:
-        MalformedBinary: it is neither.
-        InvalidGroup: it could not be trained on.
+        MalformedBinary: the data is neither.
+        InvalidGroup: the group cannot be trained on.
     """
     return to_group(unpack_columns(data))
 
@@ -109,14 +109,14 @@ def pack_columns(columns: Columns, *, compress: bool = True) -> bytes:
 
 
 def unpack_columns(data: bytes | memoryview) -> Columns:
-    """Checked columns; the arrays look into ``data`` if it is not compressed.
+    """Checked columns; the arrays are views of ``data`` if it is not compressed.
 
     Raises:
         MalformedBinary, InvalidGroup: as for :func:`unpack_group`.
     """
     if is_zstd(data):
         size = inflated_size(data)
-        if size > _LOOK_FIRST_BYTES:  # a bomb is found out before it takes memory
+        if size > _LOOK_FIRST_BYTES:  # rejects a decompression bomb early
             safetensors.read_header(_beginning(data), size, _ALLOWED)
         data = _inflated(data, size)
     header = safetensors.read_header(data, len(data), _ALLOWED)
@@ -263,15 +263,15 @@ def _rest(values: Array | None) -> dict[str, bytes]:
 
 
 def is_zstd(data: bytes | memoryview) -> bool:
-    """Whether this is a zstd frame. A safetensors file cannot begin so: too long a header."""
+    """Whether this is a zstd frame. As a safetensors header length it would be too large."""
     return bytes(data[:4]) == ZSTD_MAGIC
 
 
 def inflated_size(data: bytes | memoryview, max_bytes: int = MAX_GROUP_BYTES) -> int:
-    """How many bytes a zstd frame says it holds.
+    """Declared content size of a zstd frame, in bytes.
 
     Raises:
-        MalformedBinary: damaged, or it does not say, or more than ``max_bytes``.
+        MalformedBinary: damaged, without a content size, or larger than ``max_bytes``.
     """
     try:
         frame = zstandard.get_frame_parameters(data)
@@ -304,20 +304,20 @@ def _inflated(data: bytes | memoryview, size: int) -> bytes:
 
 
 def frame_head(size: int) -> bytes:
-    """What stands before a file of ``size`` bytes."""
+    """The length field before a file of ``size`` bytes."""
     return _LENGTH.pack(size)
 
 
 def frames(files: Iterable[bytes]) -> bytes:
-    """Files as frames."""
+    """Concatenate files as frames."""
     return b"".join(piece for one in files for piece in (frame_head(len(one)), one))
 
 
 def split_frames(data: bytes | memoryview, max_frames: int = MAX_FRAMES) -> list[memoryview]:
-    """The files in frames, as views of ``data``.
+    """Split frames into files, as views of ``data``.
 
     Raises:
-        MalformedBinary: cut short, or more than ``max_frames``.
+        MalformedBinary: truncated, or more than ``max_frames``.
     """
     view = memoryview(data)
     files: list[memoryview] = []

@@ -1,9 +1,9 @@
-"""A scored group as flat typed arrays: the form in which it is checked and converted.
+"""A scored group as flat typed arrays (columns): checks and conversions.
 
     ScoredData <-> Columns <-> safetensors        JSON -> Columns
 
-A list of 10^5 Python numbers costs milliseconds to look at, an array microseconds. Rows
-lie one behind the other and ``seq_lens`` tells them apart. What is not numeric stays JSON.
+A check of 10^5 Python numbers takes milliseconds, of an array microseconds. Rows are
+concatenated, with their lengths in ``seq_lens``. Non-numeric fields stay JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from atroposlib.wire.messages import (
 Array = NDArray[Any]
 
 FLOATS = ("inference_logprobs", "ref_logprobs", "advantages")  # one per token
-REST = (  # everything that is not numeric; advantages only if they do not fit the tokens
+REST = (  # non-numeric fields; advantages only if they do not fit the tokens
     "messages",
     "generation_params",
     "overrides",
@@ -53,7 +53,7 @@ _DECODERS = {
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """A teacher's choices; position t of the flat tokens has the next ``counts[t]``."""
+    """Top choices of a teacher; ``counts[t]`` entries belong to position t."""
 
     counts: Array  # (T,)
     token_ids: Array | None = None  # (sum of counts,)
@@ -62,7 +62,7 @@ class Distilled:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One group; G sequences with T tokens in all."""
+    """One group: G sequences with T tokens in total."""
 
     seq_lens: Array  # (G,)
     tokens: Array  # (T,) ints
@@ -83,7 +83,7 @@ class Columns:
 
     @property
     def version(self) -> int | None:
-        """Oldest policy version that sampled one of its tokens."""
+        """Oldest policy version of the sampled tokens; None without versions."""
         if self.versions is None:
             return None
         known = self.versions[self.versions != MASKED_VERSION]
@@ -97,10 +97,10 @@ class Columns:
         return size if type(size) is int else None
 
     def rest_value(self, name: str) -> Any:
-        """A non-numeric field, decoded; None if the group lacks it.
+        """A non-numeric field, decoded; None if absent.
 
         Raises:
-            InvalidGroup: it is not what the record says.
+            InvalidGroup: the value is not of the type of the record.
         """
         try:
             return _DECODERS[name].decode(self.rest[name]) if name in self.rest else None
@@ -111,7 +111,7 @@ class Columns:
 
 
 def without_values(problem: str) -> str:
-    """What msgspec says about an input, less the one message that quotes it."""
+    """The error message of msgspec without quoted input, at most 500 characters."""
     problem = re.sub(
         r"Invalid enum value .*?(?= - at `\$|$)", "Not an allowed value", problem, 1, re.S
     )
@@ -119,9 +119,9 @@ def without_values(problem: str) -> str:
 
 
 def stale_masked(columns: Columns, min_version: int) -> Columns:
-    """The group with tokens of versions before ``min_version`` no longer trained on.
+    """The group with the tokens of versions before ``min_version`` masked.
 
-    A group that names no version at all is masked whole: its caller knows it to be older.
+    A group without versions is masked completely; call this for stale groups only.
     """
     if columns.versions is None or columns.version is None:
         stale = np.ones(len(columns.tokens), np.bool_)
@@ -139,14 +139,14 @@ def stale_masked(columns: Columns, min_version: int) -> Columns:
 
 
 def fits(lengths: Iterable[int], seq_lens: Array) -> bool:
-    """Whether rows of these lengths lie over the tokens one to one."""
+    """Whether rows of these lengths match the rows of tokens."""
     return bool(list(lengths) == seq_lens.tolist())
 
 
 def joined_choices(
     token_ids: tuple[Array, Array] | None, logprobs: tuple[Array, Array] | None
 ) -> Distilled | None:
-    """The two distill fields, each (counts, values), as one."""
+    """Join the two distill fields, each (counts, values)."""
     first = token_ids or logprobs
     if first is None:
         return None
@@ -161,7 +161,7 @@ def joined_choices(
 
 
 def check(columns: Columns) -> None:
-    """Refuse a group that could not be trained on, as ``wire.validate_group`` does.
+    """Reject a group that cannot be trained on, as ``wire.validate_group`` does.
 
     Raises:
         InvalidGroup: names the field and the index, never the value.
@@ -191,7 +191,7 @@ def check(columns: Columns) -> None:
 
 
 class _Place:
-    """Says ``[g][t]`` for a position of the flat arrays."""
+    """The index ``[g][t]`` of a position of the flat arrays."""
 
     def __init__(self, seq_lens: Array) -> None:
         self._ends = np.cumsum(seq_lens)
@@ -250,11 +250,11 @@ def _check_rest(columns: Columns, rows: int) -> None:
             validate_messages(value)
 
 
-# --- records of rows ------------------------------------------------------------------
+# --- conversion of records ------------------------------------------------------------
 
 
 def from_group(group: ScoredData) -> Columns:
-    """The columns of a record, checked.
+    """Checked columns of a record.
 
     Raises:
         InvalidGroup: names the field and the index, never the value.
@@ -314,7 +314,7 @@ def _fits(rows: list[Any], seq_lens: Array) -> bool:
 
 
 def _flat(name: str, rows: list[Any], seq_lens: Array, kind: type[Any]) -> Array:
-    """The rows one behind the other, each a list or an array."""
+    """Concatenated rows, each a list or an array."""
     if len(rows) != len(seq_lens):
         raise InvalidGroup(name, "", f"{len(rows)} entries where {len(seq_lens)} are expected")
     whole = kind is np.int64
@@ -324,8 +324,8 @@ def _flat(name: str, rows: list[Any], seq_lens: Array, kind: type[Any]) -> Array
             problem = f"{len(row)} entries where {length} are expected"
             raise InvalidGroup(name, f"[{g}]", problem)
         try:
-            # Twice as fast as np.array, and as strict: a float where an id belongs, a word
-            # where a number belongs and a number over 2^63 are refused.
+            # Twice as fast as np.array, and as strict: it rejects floats among ids, text
+            # among numbers, and numbers over 2^63.
             packed.fromlist(row if type(row) is list else _as_list(row))
         except (TypeError, ValueError) as error:
             kinds = "ints" if whole else "numbers"
@@ -336,13 +336,13 @@ def _flat(name: str, rows: list[Any], seq_lens: Array, kind: type[Any]) -> Array
 
 
 def _as_list(row: Any) -> list[Any]:
-    """An array's own numbers; other sequences as they are."""
+    """The Python numbers of an array; other sequences as a list."""
     values = row.tolist() if hasattr(row, "tolist") else list(row)
     return values if isinstance(values, list) else [values]
 
 
 def _numbers(name: str, values: list[Any], kind: type[Any]) -> Array:
-    """Never by truncation: a float where an id belongs is refused."""
+    """An array of ``kind`` without truncation: floats among ids are rejected."""
     try:
         array = np.array(values)
     except (ValueError, OverflowError) as error:
@@ -354,7 +354,7 @@ def _numbers(name: str, values: list[Any], kind: type[Any]) -> Array:
         raise InvalidGroup(
             name, "", f"not all are {'ints' if kind is np.int64 else 'numbers'}"
         )
-    if array.dtype == np.uint64 and kind is np.int64:  # one is over 2^63: no id at all
+    if array.dtype == np.uint64 and kind is np.int64:  # a number over 2^63 is no id
         raise InvalidGroup(name, "", "a number over 2^31 - 1")
     return array.astype(kind, copy=False)
 

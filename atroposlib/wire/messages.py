@@ -1,10 +1,10 @@
-"""The record: every type that crosses HTTP, in the order in which data flows.
+"""Messages of the HTTP API, in the order of the data flow.
 
     Registration -> RegisterEnv -> ScoredData -> ClaimedBatch -> PolicyVersion
 
 Control messages are pydantic models: small, validated by FastAPI, shown in /docs.
-Scored groups are msgspec structs: a group holds 10^5 numbers and pydantic would build a
-validator call for each. The original field names stay; what is new is optional, so
+Scored groups are msgspec structs: a group holds 10^5 numbers, and pydantic would call a
+validator for each. The field names of the original are kept and new fields are optional, so
 old producers and old consumers keep working.
 
 Conventions of a row (one sequence of T tokens), checked by :func:`validate_group`:
@@ -27,21 +27,23 @@ from pydantic import AliasChoices, BaseModel, Field
 from atroposlib.errors import InvalidGroup
 
 MASKED = -100  # label of a position that is not trained
-MASKED_LOGPROB = 1.0  # impossible as a logprob, so it cannot be mistaken for one
+MASKED_LOGPROB = 1.0  # above 0, so it cannot be a logprob
 MASKED_VERSION = -1
 
 _INT32_MAX = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 Natural = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 Whole = Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)]
-Label = Annotated[str, Field(max_length=4096)]  # the API saves these whole, again and again
+Label = Annotated[
+    str, Field(max_length=4096)
+]  # bounded, since the API saves them with every change of the run
 
 Outcome = Literal[
     "ok", "truncated", "env_error", "judge_error", "infra_error", "timeout", "cancelled"
 ]
 TRAINABLE_OUTCOMES = frozenset({"ok", "truncated"})
-# What a claim does with tokens older than ``max_staleness``: deliver them as they are,
-# deliver their rows with those tokens masked, or free the whole group and count it.
+# Treatment of tokens older than ``max_staleness`` by a claim: keep (deliver unchanged), mask
+# (deliver with those tokens masked), drop (free and count the whole group).
 StalenessPolicy = Literal["keep", "mask", "drop"]
 
 
@@ -63,10 +65,10 @@ class Registration(BaseModel):
     save_checkpoint_interval: Whole
     starting_step: Natural
     num_steps: Whole
-    # Beyond the original; a trainer that leaves them out gets the original's behaviour.
+    # Beyond the original; the defaults are the behaviour of the original.
     commits: bool = False  # True: keep acked batches until POST /batches/{no}/commit
     max_staleness: Natural | None = None  # policy versions; None: no bound
-    staleness_policy: StalenessPolicy = "keep"  # what happens to what is older
+    staleness_policy: StalenessPolicy = "keep"  # treatment of older groups
 
 
 class Registered(BaseModel):
@@ -91,9 +93,9 @@ class RegisterEnv(BaseModel):
 
 
 class EnvRegistered(BaseModel):
-    """Reply to /register-env once the run has started; ``run_id`` tells runs apart.
+    """Reply to /register-env once the run has started; ``run_id`` identifies the run.
 
-    APIs of the original's kind leave ``run_id`` out.
+    The API of the original has no ``run_id``.
     """
 
     status: str = "success"
@@ -107,7 +109,7 @@ class EnvRegistered(BaseModel):
 
 
 class EnvIdentifier(BaseModel):
-    """Who is calling. A ``run_id`` of an earlier run is answered 404, never aliased."""
+    """Environment of a request. A ``run_id`` of an earlier run gets 404."""
 
     env_id: int
     run_id: str | None = None
@@ -124,14 +126,14 @@ class EnvStatus(BaseModel):
     env_weight: float
     policy_version: int = 0
     max_staleness: int | None = None  # only if the trainer set a bound: then POST /admission
-    batches_open: int | None = None  # only if more than one is delivered and not acked
+    batches_open: int | None = None  # only if more than one is delivered without an ack
 
 
 # --- 3. a scored group --------------------------------------------------------------
 
 
 class ScoredData(msgspec.Struct, kw_only=True):
-    """One group: G sequences that answer the same prompt, with their scores.
+    """One group: G sequences for the same prompt, with their scores.
 
     Example: tokens [[1, 5, 9]], masks [[-100, -100, 9]], scores [1.0],
     inference_logprobs [[1.0, 1.0, -0.2]], versions [[-1, -1, 3]], group_id "gsm8k/17".
@@ -140,7 +142,7 @@ class ScoredData(msgspec.Struct, kw_only=True):
     tokens: list[list[int]]  # (G, T_g)
     masks: list[list[int]]  # (G, T_g)
     scores: list[float]  # (G,)
-    advantages: list[list[float]] | None = None  # (G, T_g); other lengths are marked
+    advantages: list[list[float]] | None = None  # (G, T_g); other lengths get a mark
     ref_logprobs: list[list[float]] | None = None  # (G, T_g)
     messages: list[list[dict[str, Any]]] | None = None  # (G, turns)
     generation_params: dict[str, Any] | None = None
@@ -155,9 +157,11 @@ class ScoredData(msgspec.Struct, kw_only=True):
     finish_reasons: list[str | None] | None = None  # (G,)
     outcomes: list[Outcome] | None = None  # (G,)
     group_id: str | None = None  # prompt identity; normalisation never uses row order
-    idempotency_key: str | None = None  # env instance + counter; retries are absorbed
+    idempotency_key: str | None = None  # env instance + counter; repeats are absorbed
     metadata: dict[str, Any] | None = None  # item id, env, sampling, timings, metrics
-    marks: list[str] | None = None  # set by the API: oddities it let pass, "advantages_length"
+    marks: list[str] | None = (
+        None  # set by the API: accepted irregularities, "advantages_length"
+    )
 
 
 PER_SEQUENCE = ("scores", "messages", "overrides", "finish_reasons", "outcomes")
@@ -171,7 +175,7 @@ PER_TOKEN = (
 
 
 def validate_group(group: ScoredData, max_rows: int = 4096) -> None:
-    """Refuse a group that could not be trained on.
+    """Reject a group that cannot be trained on.
 
     Raises:
         InvalidGroup: names the field and the index, never the value.
@@ -208,7 +212,7 @@ def _validate_per_token(
 
 
 def validate_messages(messages: list[list[dict[str, Any]]] | None) -> None:
-    """Refuse a message without role or content."""
+    """Reject a message without role or content."""
     for g, turns in enumerate(messages or []):
         for i, message in enumerate(turns):
             if "role" not in message or "content" not in message:
@@ -237,7 +241,9 @@ class ClaimRequest(BaseModel):
     generation: int
     lease_s: float = Field(600.0, gt=0, le=86_400)
     wait_s: float = Field(0.0, ge=0, le=30)
-    claim_id: str | None = Field(None, min_length=1, max_length=256)  # the same: same batch
+    claim_id: str | None = Field(
+        None, min_length=1, max_length=256
+    )  # repeated: the same batch
     world_size: int = Field(1, ge=1, le=4096)  # ranks that will ack
     rank: int | None = Field(None, ge=0)  # deliver only this rank's shard; None: all groups
 
@@ -249,15 +255,15 @@ class ClaimedBatch(msgspec.Struct, kw_only=True):
     """
 
     batch_no: int | None = None
-    epoch: int | None = None  # rises with every delivery of the same batch
+    epoch: int | None = None  # +1 with every delivery of the same batch
     batch: list[ScoredData] | None = None
     blocked_reason: str | None = None
 
 
 class AckRequest(BaseModel):
-    """POST /batches/{no}/ack: the batch was trained on; it is never delivered again.
+    """POST /batches/{no}/ack: the batch was trained on and is not delivered again.
 
-    With a ``rank`` the batch is acked when every rank of the claim's world has said so.
+    With a ``rank`` the batch is acked after the requests of all ranks of the claim.
     """
 
     generation: int
@@ -266,7 +272,7 @@ class AckRequest(BaseModel):
 
 
 class ExtendRequest(BaseModel):
-    """POST /batches/{no}/extend: the step takes longer; the lease ends ``lease_s`` from now."""
+    """POST /batches/{no}/extend: the lease ends ``lease_s`` from now."""
 
     generation: int
     epoch: int
@@ -276,21 +282,21 @@ class ExtendRequest(BaseModel):
 class CheckpointRequest(BaseModel):
     """POST /batches/{no}/commit and /rewind; ``no`` is the last batch a checkpoint holds.
 
-    Commit: that checkpoint is durable, so payloads up to ``no`` may go. Rewind: training
-    starts again from it, so what was acked after ``no`` is delivered again, in order.
+    Commit: the checkpoint is durable, so payloads up to ``no`` are freed. Rewind: training
+    restarts from it, so batches acked after ``no`` are delivered again, in order.
     """
 
     generation: int
 
 
 class Committed(BaseModel):
-    """Reply to a commit: how many batches it freed."""
+    """Reply to a commit: the number of freed batches."""
 
     committed: int
 
 
 class Rewound(BaseModel):
-    """Reply to a rewind. ``gone`` batches were committed later than that checkpoint."""
+    """Reply to a rewind. ``gone`` batches after that checkpoint were already committed."""
 
     replayed: int
     gone: int
@@ -335,17 +341,17 @@ class AdmissionRelease(BaseModel):
 class GroupsReceived(BaseModel):
     """Reply to POST /groups, whose 429 carries Retry-After and ``credit_bytes`` as well."""
 
-    accepted: int  # duplicates included: all of the request is durable
+    accepted: int  # duplicates included; all groups of the request are durable
     duplicates: int
     buffered: int
     credit_bytes: int
     policy_version: int
 
 
-# --- 5. new weights; who waits for what is in ``wire_status`` --------------------------
+# --- 5. new weights; /status is in ``wire.status`` --------------------------------------
 
 
 class PolicyVersion(BaseModel):
-    """POST /policy_version: every server now holds this version. Never decreases."""
+    """POST /policy_version: all servers hold this version. It never decreases."""
 
     version: Natural

@@ -1,9 +1,9 @@
-"""The safetensors format, as far as a scored group needs it: typed arrays behind a header.
+"""Reader and writer of the safetensors format for the dtypes of a scored group.
 
     u64 little-endian length of the header | JSON header | the arrays, without gap or overlap
 
-The header alone proves names, types, shapes and lengths, so it is read before anything
-else is inflated. Files are ordinary: the ``safetensors`` libraries open them.
+The header determines names, types, shapes and lengths, so it is checked before the arrays
+are inflated. The ``safetensors`` libraries can open these files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class MalformedBinary(ValueError):
-    """The bytes are not what their type says: no field of them can be named."""
+    """The bytes are not of their declared format, so the error names no field."""
 
 
 class Tensor(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ class Tensor(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header that fits the file it stands in."""
+    """A header that fits its file."""
 
     start: int  # of the arrays, bytes from the beginning of the file
     tensors: dict[str, Tensor]
@@ -55,7 +55,7 @@ _METADATA = msgspec.json.Decoder(dict[str, str])
 
 
 def write(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
-    """The file. Wide types come first, so that each array starts aligned."""
+    """Encode a file. Wide types come first, so that each array is aligned."""
     ordered = sorted(arrays.items(), key=lambda one: -one[1].itemsize)
     header: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
@@ -74,7 +74,7 @@ def write(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
 def read_header(
     beginning: bytes | memoryview, size: int, allowed: Mapping[str, Collection[str]]
 ) -> Header:
-    """The header of a file of ``size`` bytes, of which ``beginning`` holds it whole.
+    """Parse the header of a file of ``size`` bytes; ``beginning`` must contain it.
 
     Args:
         allowed: the types that each tensor may have.
@@ -114,7 +114,7 @@ def read_header(
 
 
 def arrays(data: bytes | memoryview, header: Header) -> dict[str, Array]:
-    """Read-only views of the whole file."""
+    """The arrays as read-only views of the file."""
     return {
         name: np.frombuffer(
             data, DTYPES[one.dtype], prod(one.shape), header.start + one.data_offsets[0]

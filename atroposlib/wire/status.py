@@ -1,4 +1,4 @@
-"""The part of the record that says who waits for what; imported from ``atroposlib.wire``."""
+"""Status messages: heartbeats, staleness, shares, /status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Role = Literal["trainer", "env", "inference", "tool"]
 
 
 class Heartbeat(BaseModel):
-    """POST /heartbeat: what a process does and, if it waits, for what."""
+    """POST /heartbeat: phase of a process and, if it waits, the reason."""
 
     model_config = ConfigDict(extra="forbid")
     role: Role
@@ -21,13 +21,13 @@ class Heartbeat(BaseModel):
 
 
 class Participant(Heartbeat):
-    """A heartbeat as /status shows it."""
+    """The last heartbeat of a process, with its age."""
 
     age_s: float
 
 
 class Lag(BaseModel):
-    """How far groups lagged behind the policy, in policy versions, 0 for on-policy."""
+    """Lag of groups behind the policy, in policy versions; 0 is on-policy."""
 
     mean: float
     p95: float
@@ -37,8 +37,8 @@ class Lag(BaseModel):
 class StalenessReport(BaseModel):
     """Over the last delivered groups that carry versions; see :class:`RunStatus`.
 
-    ``in_flight`` passed between sampling and arrival, ``in_queue`` between arrival and
-    the claim. Their sum is what the trainer sees. None: no such group yet.
+    ``in_flight`` is the lag between sampling and arrival, ``in_queue`` between arrival and
+    the claim. Their sum is the staleness at training. None: no such group yet.
     """
 
     groups: int
@@ -47,23 +47,23 @@ class StalenessReport(BaseModel):
 
 
 class EnvShare(BaseModel):
-    """What share of the trained tokens an environment asked for, and what it got, 0..1.
+    """Target and realised share of an environment in the trained tokens, 0..1.
 
-    ``env_id`` None stands for all groups that name no environment.
+    ``env_id`` None stands for all groups without an environment.
     """
 
     env_id: int | None
     name: str
     weight: float
-    asked: float  # of the live environments' weights; 0 for one that is gone or silent
+    asked: float  # of the weights of live environments; 0 for a disconnected or silent one
     realised: float  # of the tokens delivered for training so far
     connected: bool = True
 
 
 class RunStatus(BaseModel):
-    """Reply to /status. The first two keys are the original's; the rest explains them."""
+    """Reply to /status. The first two keys are those of the original."""
 
-    current_step: int  # starting step plus the batches this trainer was handed
+    current_step: int  # starting step plus the batches delivered to this trainer
     queue_size: int  # groups queued, leased or buffered
     state: str
     run_id: str
@@ -74,11 +74,11 @@ class RunStatus(BaseModel):
     batches_acked: int
     blocked_reason: str | None
     participants: list[Participant]
-    batches_open: int = 0  # handed over and not acked
-    batches_dead: int = 0  # delivered too often; their groups wait for inspection
+    batches_open: int = 0  # delivered and not acked
+    batches_dead: int = 0  # delivered too often; their groups are kept for inspection
     dropped_groups: int = 0  # too stale to train on
     dead_groups: int = 0
-    retained_bytes: int = 0  # of payloads on hand, until they are committed
-    max_bytes: int = 0  # the bound on them
+    retained_bytes: int = 0  # of stored payloads, until they are committed
+    max_bytes: int = 0  # bound on retained_bytes
     staleness: StalenessReport | None = None
     shares: list[EnvShare] = []

@@ -1,7 +1,7 @@
 """Parsers of group bodies: JSON or binary by content type.
 
-A group is kept as it was received, so a batch is served without decoding one. JSON gets
-the keys of the record that it lacks, because trainers index every key.
+The store keeps the received bytes, so a batch is sent without decoding its groups. JSON
+gets the missing keys of the record, because trainers index every key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from atroposlib.api.codec.json import read_json_group, read_json_groups
 __all__ = [
     "GROUP_MEDIA",
     "GROUPS_MEDIA",
-    "Incoming",
+    "ParsedGroup",
     "MalformedBody",
     "media_type",
     "read_group",
@@ -29,13 +29,13 @@ __all__ = [
 
 
 def read_group(body: bytes, content_type: str, key: str | None = None) -> ParsedGroup:
-    """The group of a body; ``key`` is its Idempotency-Key header, if any.
+    """Parse the body of one group; ``key`` is the Idempotency-Key header, if any.
 
-    What is neither of the binary types is read as JSON: old clients name all sorts.
+    Any content type except the binary ones is read as JSON: old clients send many types.
 
     Raises:
-        InvalidGroup: names field and index, never a value.
-        MalformedBody: the body cannot be parsed at all.
+        InvalidGroup: names the field and the index, never a value.
+        MalformedBody: the body cannot be parsed.
     """
     if media_type(content_type) == GROUP_MEDIA:
         return read_binary_group(body, key)
@@ -43,10 +43,10 @@ def read_group(body: bytes, content_type: str, key: str | None = None) -> Parsed
 
 
 def read_groups(body: bytes, content_type: str) -> list[ParsedGroup]:
-    """The groups of a JSON list, or of frames.
+    """Parse the groups of a JSON list, or of frames.
 
     Raises:
-        InvalidGroup: of the first group that is refused; its place in the list leads.
+        InvalidGroup: the first invalid group; the field begins with its place in the list.
         MalformedBody: as for :func:`read_group`.
     """
     if media_type(content_type) == GROUPS_MEDIA:

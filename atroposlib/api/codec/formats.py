@@ -27,17 +27,17 @@ from atroposlib.wire.safetensors import MalformedBinary
 
 GROUP_MEDIA = "application/x-safetensors"  # one group, as safetensors or a zstd frame of it
 GROUPS_MEDIA = "application/x-atropos-groups"  # frames of them
-# What the API lets pass and writes into the group: its ``advantages`` do not fit its tokens.
+# A mark that the API writes into an accepted group whose ``advantages`` do not fit its tokens.
 ADVANTAGES_LENGTH = "advantages_length"
 
 
 class MalformedBody(ValueError):
-    """The body is not of the format it claims to be, so no field of it can be named."""
+    """The body is not of its declared format, so the error names no field."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedGroup:
-    """What the queue must know of one group, and the bytes under which it is kept."""
+    """A checked group: its facts for the queue, and the bytes to store."""
 
     payload: bytes
     media: Media
@@ -48,7 +48,7 @@ class ParsedGroup:
     version: int | None = None  # oldest policy version that sampled one of its tokens
     declared_size: int | None = None  # group_overrides["group_size"], if it is an int
     marks: tuple[str, ...] = ()
-    digest: bytes = field(init=False)  # of the payload; made here, off the event loop
+    digest: bytes = field(init=False)  # of the payload; computed here, off the event loop
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest_of(self.payload))
@@ -57,7 +57,7 @@ class ParsedGroup:
 def parsed_group(
     columns: Columns, payload: bytes, media: Media, key: str | None, marks: tuple[str, ...]
 ) -> ParsedGroup:
-    """A checked group; ``key`` counts if it names none itself."""
+    """A checked group; ``key`` applies if the group has no key."""
     own = columns.idempotency_key
     return ParsedGroup(
         payload=payload,
@@ -73,12 +73,12 @@ def parsed_group(
 
 
 def find_marks(columns: Columns) -> tuple[str, ...]:
-    """The oddities that are let pass: advantages in ``rest`` are those that do not fit."""
+    """Marks of accepted irregularities: advantages in ``rest`` do not fit the tokens."""
     return (ADVANTAGES_LENGTH,) if "advantages" in columns.rest else ()
 
 
 def with_place(error: InvalidGroup, place: str) -> InvalidGroup:
-    """The same refusal, found inside a list of groups at ``place`` such as ``[3].``."""
+    """The same error with ``place``, such as ``[3].``, in front of its field."""
     return InvalidGroup(place + error.field, error.index, error.problem)
 
 
@@ -89,14 +89,15 @@ def media_type(content_type: str) -> str:
 
 # --- binary groups --------------------------------------------------------------------
 
-# A few kilobytes can be a valid group of 128 MB; several at once would be felt.
+# A few kilobytes can inflate to a valid group of 128 MB, so large ones go one at a time.
 _LARGE_BYTES = 16 * 2**20
 _ONE_LARGE = threading.Lock()
 
 
 def read_binary_group(body: bytes, key: str | None = None) -> ParsedGroup:
-    """The group in a safetensors file, or in a zstd frame of one; ``key`` counts if it
-    names none itself, and is then not part of the bytes.
+    """Parse a safetensors file, or a zstd frame of one.
+
+    ``key`` applies if the group has no key; it is not written into the bytes.
 
     Raises:
         InvalidGroup: names field and index, never a value.
@@ -113,11 +114,11 @@ def read_binary_group(body: bytes, key: str | None = None) -> ParsedGroup:
 
 
 def read_frames(body: bytes) -> list[ParsedGroup]:
-    """The groups in frames.
+    """Parse the groups in frames.
 
     Raises:
-        InvalidGroup: of the first group that is refused; its place among them leads.
-        MalformedBody: the frames, or one of the files, cannot be read at all.
+        InvalidGroup: the first invalid group; the field begins with its place.
+        MalformedBody: the frames or a file cannot be read.
     """
     try:
         files = split_frames(body)
@@ -143,7 +144,7 @@ def _read(body: bytes, key: str | None) -> ParsedGroup:
 
 
 def _marked(columns: Columns, marks: tuple[str, ...]) -> Columns:
-    """Marks are the API's to set: whatever the sender wrote there is replaced."""
+    """The columns with the marks of the API in place of those of the sender."""
     rest = {name: one for name, one in columns.rest.items() if name != "marks"}
     if marks:
         rest["marks"] = msgspec.json.encode(marks)
@@ -154,14 +155,14 @@ def _marked(columns: Columns, marks: tuple[str, ...]) -> Columns:
 
 
 class Encoding(Enum):
-    """What a consumer may ask for."""
+    """Encodings of a delivery."""
 
     JSON = "application/json"
     FRAMES = "application/x-atropos-groups"  # each a safetensors file, or a zstd frame of one
 
 
 def accepted_encoding(accept: str) -> Encoding:
-    """The form that an Accept header names; JSON unless it names the other."""
+    """The encoding that an Accept header names; JSON by default."""
     for one in accept.lower().split(","):
         kind, _, parameters = one.partition(";")
         if kind.strip() == Encoding.FRAMES.value and parameters.replace(" ", "") != "q=0":
@@ -170,13 +171,15 @@ def accepted_encoding(accept: str) -> Encoding:
 
 
 def is_stored_as(media: Media, form: Encoding) -> bool:
-    """Whether bytes of this kind go out in this form unchanged."""
+    """Whether stored bytes of ``media`` are sent in this encoding unchanged."""
     return (media is Media.JSON) == (form is Encoding.JSON)
 
 
 def is_stale(member: BatchMember, min_version: int | None) -> bool:
-    """Whether some of its tokens are older than ``min_version``, which masks them. The
-    tokens of a sender that names no versions are at best as new as the run was then."""
+    """Whether some tokens are older than ``min_version`` and must be masked.
+
+    For a group without versions the policy version at its arrival is the upper bound.
+    """
     version = member.version if member.version is not None else member.arrived_version
     return min_version is not None and version is not None and version < min_version
 
@@ -184,10 +187,10 @@ def is_stale(member: BatchMember, min_version: int | None) -> bool:
 def encode_group(
     payload: Payload, member: BatchMember, form: Encoding, min_version: int | None
 ) -> bytes:
-    """The group in ``form``, with what is older than ``min_version`` masked.
+    """The group in ``form``, with tokens older than ``min_version`` masked.
 
     Raises:
-        CorruptPayload: it is no group, although its digest is right.
+        CorruptPayload: the payload is no group, although its digest matches.
     """
     stale = is_stale(member, min_version)
     if is_stored_as(payload.media, form) and not stale:
@@ -205,7 +208,7 @@ def read_columns(payload: Payload) -> Columns:
     """The numbers of a stored group.
 
     Raises:
-        InvalidGroup, MalformedBinary, msgspec.DecodeError: it is none.
+        InvalidGroup, MalformedBinary, msgspec.DecodeError: the payload is no group.
     """
     if payload.media is not Media.JSON:
         return unpack_columns(payload.data)

@@ -1,7 +1,8 @@
-"""JSON groups: the fast path where it can prove, else the full decoder, whose verdict counts.
+"""Parser of JSON groups: a fast path over typed arrays, and the full msgspec decoder.
 
-Softness is deliberate: environments of the original drop a group that is answered 4xx, so
-slips that the original understood are understood.
+The fast path accepts only bodies that it proves valid; the full decoder decides all others.
+The parser is lenient on purpose: environments of the original drop a group after a 4xx, so
+it accepts the type errors that the original accepted.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ _MANY = msgspec.json.Decoder(list[ScoredData])
 _OPTIONAL_LISTS = (*PER_SEQUENCE[1:], *PER_TOKEN)  # scores are never optional
 _BLANKS = b" \t\r\n"
 _INT32 = range(-(2**31), 2**31)
-# Two bytes can be an object, and an object costs a hundred bytes or more to look at.
+# An object may be two bytes long and costs a hundred bytes or more to decode.
 MAX_OBJECTS = 2**17
-MAX_LISTS = 2**18  # of a body that only the full decoder can judge
+MAX_LISTS = 2**18  # of a body for the full decoder
 
 
 def read_json_group(body: bytes, key: str | None = None) -> ParsedGroup:
-    """The group of a JSON object; ``key`` counts if it names none itself.
+    """Parse the group of a JSON object; ``key`` applies if the group has no key.
 
     Raises:
         InvalidGroup: names field and index, never a value.
-        MalformedBody: the body cannot be parsed at all.
+        MalformedBody: the body cannot be parsed.
     """
     _require_few_objects(body)
     return _proven_group(body, key) or _decoded_group(body, key)
@@ -62,10 +63,10 @@ def _require_few_objects(body: bytes) -> None:
 
 
 def read_json_groups(body: bytes) -> list[ParsedGroup]:
-    """The groups of a JSON list.
+    """Parse the groups of a JSON list.
 
     Raises:
-        InvalidGroup: of the first group that is refused; its place in the list leads.
+        InvalidGroup: the first invalid group; the field begins with its place in the list.
         MalformedBody: as for :func:`read_json_group`.
     """
     _require_few_objects(body)
@@ -81,7 +82,7 @@ def read_json_groups(body: bytes) -> list[ParsedGroup]:
     return groups
 
 
-# --- the fast path: proven without a Python object per number -------------------------------
+# --- fast path: no Python object per number --------------------------------------------------
 
 
 def _proven_group(body: bytes, key: str | None) -> ParsedGroup | None:
@@ -95,14 +96,14 @@ def _proven_group(body: bytes, key: str | None) -> ParsedGroup | None:
         added["marks"] = msgspec.json.encode(marks)
     if key is not None and columns.idempotency_key is None:
         added["idempotency_key"] = msgspec.json.encode(key)
-    # Marks of the sender's own, or a key that is there with null: these must be replaced.
+    # Marks from the sender, or a null key, must be replaced: the full decoder does that.
     if "marks" in columns.rest or not keys.isdisjoint(added):
         return None
     return parsed_group(columns, _completed(body, keys, added), Media.JSON, key, marks)
 
 
 def _completed(body: bytes, keys: frozenset[str], added: dict[str, bytes]) -> bytes:
-    """The received bytes with the keys they lack before the last brace."""
+    """The received bytes with the missing keys inserted before the last brace."""
     missing = [name for name in KEYS if name not in keys]
     if not missing:
         return body
@@ -111,7 +112,7 @@ def _completed(body: bytes, keys: frozenset[str], added: dict[str, bytes]) -> by
     return b"".join([memoryview(body)[:end], *members, b"}"])
 
 
-# --- the full decoder: the judge of everything else -----------------------------------------
+# --- full decoder ----------------------------------------------------------------------------
 
 
 def _decoded_group(body: bytes, key: str | None) -> ParsedGroup:
@@ -122,7 +123,7 @@ def _decoded_group(body: bytes, key: str | None) -> ParsedGroup:
 
 
 def _checked(group: ScoredData, place: str) -> ParsedGroup:
-    for name in _OPTIONAL_LISTS:  # the original's collectors write [] for what they lack
+    for name in _OPTIONAL_LISTS:  # the original's collectors write [] for a missing list
         if getattr(group, name) == []:
             setattr(group, name, None)
     try:
@@ -149,7 +150,7 @@ def _checked(group: ScoredData, place: str) -> ParsedGroup:
 
 
 def _check_ranges(group: ScoredData) -> None:
-    """A label or version that no trainer can hold would break it a batch later."""
+    """Reject labels and versions beyond int32: trainers hold int32."""
     for g, row in enumerate(group.masks):
         if min(row) not in _INT32 or max(row) not in _INT32:
             raise InvalidGroup("masks", f"[{g}]", "a mask is -100 or a label in int32")
@@ -199,7 +200,7 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
 
 
 def _first_non_finite(body: bytes) -> str | None:
-    """Where a NaN or Infinity stands: Python writes them, JSON has none."""
+    """The place of the first NaN or Infinity, which Python writes and JSON does not allow."""
     try:
         pending: list[tuple[str, Any]] = [("", json.loads(body))]
     except (ValueError, RecursionError):
@@ -209,7 +210,7 @@ def _first_non_finite(body: bytes) -> str | None:
         if isinstance(value, float) and not math.isfinite(value):
             return place.rstrip(".") or "body"
         named = not place.endswith(".") and place != ""
-        if isinstance(value, dict):  # keys inside a field are the sender's: never echoed
+        if isinstance(value, dict):  # keys inside a field are user data and are not echoed
             pending += [
                 (place + name if name in KEYS and not named else place, one)
                 for name, one in value.items()
@@ -224,8 +225,9 @@ def _first_non_finite(body: bytes) -> str | None:
 
 
 def _decode_softly(body: bytes, kind: Any) -> Any:
-    """The original took bools as scores and whole floats as ids, and old environments
-    drop a group that is answered 4xx: so these slips are understood. None: others are not.
+    """Decode with bools as scores and integral floats as ids, as the original did.
+
+    Old environments drop a group after a 4xx. None: the body has another error.
     """
     try:
         return msgspec.convert(_softened(msgspec.json.decode(body)), kind)
@@ -234,7 +236,7 @@ def _decode_softly(body: bytes, kind: Any) -> Any:
 
 
 def _softened(value: Any) -> Any:
-    """The same group or groups, with numbers of the wanted kind where that loses nothing."""
+    """The same value with bools and integral floats converted where that is lossless."""
     if isinstance(value, list):
         return [_softened(one) for one in value]
     if not isinstance(value, dict):
@@ -260,8 +262,10 @@ def _whole(value: Any) -> Any:
 
 
 def split_list(body: bytes) -> list[slice] | None:
-    """Where the elements of a list of objects are, if every one of them is valid JSON; None if this
-    is not such a list. Looks at quotes, backslashes and braces only, all bytes at once.
+    """Places of the elements of a JSON list of objects; None if the body is no such list.
+
+    It reads quotes, backslashes and braces only, vectorised over all bytes. The elements are
+    valid JSON only if each of them is parsed without error.
     """
     text = np.frombuffer(body, np.uint8)
     quotes = np.flatnonzero(text == ord('"'))
@@ -297,6 +301,6 @@ def _escaped(text: NDArray[np.uint8]) -> NDArray[Any]:
 
 
 def _outside(places: NDArray[Any], quotes: NDArray[Any]) -> NDArray[Any]:
-    """Those that are not inside a string."""
+    """The places outside of strings."""
     outside: NDArray[Any] = places[np.searchsorted(quotes, places) % 2 == 0]
     return outside

@@ -1,10 +1,10 @@
-"""JSON of a group into typed arrays, without a Python object per number.
+"""Fast parser of a JSON group into typed arrays, without a Python object per number.
 
-simdjson parses into its own tape; ``as_buffer`` copies the numbers of a member out of it.
-That is exact only if the shape is proven, because ``as_buffer`` flattens whatever is
-nested: ``[[3,[4]]]`` looks like two tokens. The proof counts brackets: each numeric member
-has as many as its shape needs, and the body has no others than those and the ones inside
-the non-numeric members. What is not proven here is left to the full decoder.
+simdjson parses into an internal tape; ``as_buffer`` copies the numbers of a member out of
+it. ``as_buffer`` flattens any nesting (``[[3,[4]]]`` looks like two tokens), so the copy is
+exact only if the shape is proven. The proof counts brackets: each numeric member has the
+number that its shape needs, and the body has no further brackets except those inside the
+non-numeric members. The full decoder parses bodies that are not proven here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS: Final = tuple(one.name for one in msgspec.structs.fields(ScoredData))
 _KNOWN = frozenset(KEYS)
 _FEW = 1024
 _BEGINNINGS = (b"{", b" ", b"\t", b"\r", b"\n")
-# A parser keeps buffers of the largest document it saw; large ones get one of their own.
+# A parser keeps buffers of its largest document, so a large body gets a separate parser.
 _KEPT_PARSER_BYTES = 4 * 2**20
 
 
@@ -44,14 +44,14 @@ _OF_THREAD = _OfThread()
 
 
 class _Unproven(ValueError):
-    """The body may be good; these shortcuts cannot tell."""
+    """The body may be valid, but the fast path cannot prove it."""
 
 
 def parse_columns(body: bytes) -> tuple[Columns, frozenset[str]] | None:
     """The group in a JSON object, checked, and the keys it has; None if it is not proven.
 
-    Never raises: a refusal is the full decoder's to give, and an exception that left here
-    would keep the tape alive and with it the parser of this thread unusable.
+    It never raises: the full decoder raises the error, and an exception from here would keep
+    the tape alive, which makes the parser of this thread unusable.
     """
     parser = _OF_THREAD.parser if len(body) <= _KEPT_PARSER_BYTES else simdjson.Parser()
     try:
@@ -65,8 +65,8 @@ def _proven(document: Any, body: bytes) -> tuple[Columns, frozenset[str]]:
         raise _Unproven
     names = list(document.keys())
     keys = frozenset(names)
-    # Of two equal keys simdjson takes the first and everybody else the last. A byte order
-    # mark it skips, and everybody else refuses.
+    # Of two equal keys simdjson takes the first and other parsers the last. simdjson skips a
+    # byte order mark, which other parsers reject.
     if len(keys) != len(names) or not keys <= _KNOWN or body[:1] not in _BEGINNINGS:
         raise _Unproven
     members = _Members({name: one for name in names if (one := document[name]) is not None})
@@ -78,8 +78,8 @@ def _proven(document: Any, body: bytes) -> tuple[Columns, frozenset[str]]:
 
 
 def count_byte(byte: bytes, body: bytes) -> int:
-    """How often it occurs. ``find`` crosses a body of numbers 30 times faster than
-    ``count`` does, and stops at each place; so it looks for the first few."""
+    """Occurrences of ``byte``. ``find`` scans a body of numbers 30 times faster than
+    ``count`` but stops at each place, so it serves for the first ``_FEW`` only."""
     found, place = 0, body.find(byte)
     while place >= 0 and found < _FEW:
         found, place = found + 1, body.find(byte, place + 1)
@@ -89,9 +89,9 @@ def count_byte(byte: bytes, body: bytes) -> int:
 
 
 def _hides_bracket(body: bytes) -> bool:
-    """Whether a bracket in a string may be written as an escape, which no count sees.
+    """Whether a string may hold a bracket as an escape, which no count includes.
 
-    ``in`` looks for one byte 50 times faster than for two; so the rest is looked up.
+    ``in`` searches one byte 50 times faster than two, so the ``u`` is checked afterwards.
     """
     if b"\\" not in body:
         return False
@@ -103,7 +103,7 @@ def _hides_bracket(body: bytes) -> bool:
 
 
 class _Members:
-    """Takes the members out of the tape and adds up the brackets their shapes need."""
+    """Copies the members out of the tape and sums the brackets that their shapes need."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -140,7 +140,7 @@ class _Members:
     def _flat(self, value: Any, kind: str, brackets: int) -> Array:
         if not isinstance(value, simdjson.Array):
             raise _Unproven
-        # Its own copy, so it outlives the tape. Anything but numbers raises.
+        # A copy, which outlives the tape. Values other than numbers raise.
         self.brackets += brackets
         dtype = np.int64 if kind == "i" else np.float64
         return np.frombuffer(value.as_buffer(of_type=kind), dtype)
@@ -176,7 +176,7 @@ class _Members:
 
     def _scalar(self, name: str, kind: type[Any]) -> Any:
         value = self._values.get(name)
-        if value is not None and type(value) is not kind:  # a bool is no id
+        if value is not None and type(value) is not kind:  # a bool is not an id
             raise _Unproven
         if kind is str and value is not None:
             self.brackets += value.count("[")

@@ -1,1 +1,1 @@
-"""What every stage of the rollout API shares: records, the store protocol, thread pools."""
+"""Modules shared by every stage of the rollout API."""

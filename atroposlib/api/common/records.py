@@ -1,4 +1,4 @@
-"""What the parts of the API say to each other. No I/O, no decisions."""
+"""Types that the parts of the rollout API exchange. No I/O, no decisions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import xxhash
 
 
 class GroupState(str, Enum):
-    """Where a group is. Only ``rewind`` and ``dissolve`` lead back up this list."""
+    """State of a group. Only ``rewind`` and ``dissolve`` lead back up this list."""
 
     BUFFERED = "buffered"  # waits until groups of its env add up to the expected size
     PENDING = "pending"  # in the queue, may be chosen for a batch
     LEASED = "leased"  # part of a batch that a trainer holds
     ACKED = "acked"  # trained on; the payload stays until a checkpoint holds the result
-    COMMITTED = "committed"  # only the ledger row is left, to absorb late duplicates
-    DROPPED = "dropped"  # too stale to train on; only the ledger row is left
+    COMMITTED = "committed"  # only the row is left, to absorb late duplicates
+    DROPPED = "dropped"  # too stale to train on; only the row is left
     DEAD = "dead"  # delivered too often or damaged; the payload stays for inspection
 
 
@@ -27,7 +27,7 @@ HELD = frozenset({GroupState.BUFFERED, GroupState.PENDING, GroupState.LEASED})
 
 
 class Media(str, Enum):
-    """How the stored bytes of one group are written."""
+    """Format of the stored bytes of one group."""
 
     JSON = "json"
     SAFETENSORS = "safetensors"
@@ -35,14 +35,17 @@ class Media(str, Enum):
 
 
 def digest_of(payload: bytes) -> bytes:
-    """128 bits that tell payloads apart and show bit rot. Not a signature: whoever wants to
-    can make two payloads of one digest, and would lose one of his own groups by it."""
+    """A 128-bit checksum (xxh3) that detects duplicates and bit rot.
+
+    It is no signature: a sender can construct two payloads with one digest, and would lose
+    one of its groups.
+    """
     return xxhash.xxh3_128_digest(payload)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """All that batching may know about a queued group. Smaller ``gid`` means older."""
+    """The facts of a queued group for batching. A smaller ``gid`` means older."""
 
     gid: int
     env: int | None
@@ -54,27 +57,25 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Either the groups of one exact batch, oldest first, or why there is none."""
+    """The groups of one exact batch, oldest first, or the reason why there is none."""
 
     gids: tuple[int, ...] = ()
     blocked_reason: str | None = None
     dropped: tuple[int, ...] = ()  # too stale; freed whether or not a batch was formed
     min_version: int | None = None  # tokens of older versions are masked at delivery
-    fair_share: bytes | None = (
-        None  # the document of the fair mix after this batch, see ``mix``
-    )
+    fair_share: bytes | None = None  # state of ``decisions.fair_share`` after this batch
 
 
-# The queue, oldest first, and the document that the last Selection with a batch left.
+# The queue, oldest first, and ``fair_share`` of the last Selection with a batch.
 Chooser = Callable[[Sequence[GroupSummary], bytes | None], Selection]
 
-# The (gid, n_seq) of a buffer, oldest first, and the size wanted: the gids that are whole.
+# (gid, n_seq) of a buffer, oldest first, and the wanted size -> gids that add up to it.
 BufferPolicy = Callable[[Sequence[tuple[int, int]], int], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A group on its way into the store; ``payload`` is kept byte for byte."""
+    """A group to store; ``payload`` is kept byte for byte."""
 
     payload: bytes
     n_seq: int
@@ -85,16 +86,16 @@ class NewGroup:
     version: int | None = None
     arrived_version: int | None = None
     arrived: float = 0.0  # s, clock of the API
-    # Not None: the group waits until groups of its env add up to exactly so many sequences.
+    # Not None: the group is buffered until groups of its env add up to so many sequences.
     expected: int | None = None
-    digest: bytes | None = None  # of the payload, where it is known already
+    digest: bytes | None = None  # of the payload, where already computed
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Answer to one put. A duplicate reports the group that was there already.
+    """Result for one group of a put. A duplicate reports the stored group.
 
-    ``buffered`` counts the sequences that its env's buffer holds after the put.
+    ``buffered`` counts the sequences in the buffer of its env after the put.
     """
 
     gid: int
@@ -105,7 +106,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class UnconfirmedPost:
-    """A group without key that came in lately: its sender may send it once more."""
+    """A recent group without key, which its sender may repeat after a lost response."""
 
     gid: int
     env: int | None
@@ -122,7 +123,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a trainer asks for. ``claim_id`` makes a repeated call bring the same batch."""
+    """Request of a trainer for a batch. A repeated ``claim_id`` returns the same batch."""
 
     generation: int
     size: int  # sequences per batch
@@ -130,7 +131,7 @@ class Claim:
     lease_s: float
     claim_id: str | None = None
     world_size: int = 1  # ranks that will ack
-    max_deliveries: int = MAX_DELIVERIES  # a batch delivered so often without an ack is dead
+    max_deliveries: int = MAX_DELIVERIES  # after so many without an ack a batch is dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +150,11 @@ class BatchMember:
 
 @dataclass(frozen=True, slots=True)
 class LeasedBatch:
-    """An immutable numbered batch as one delivery sees it."""
+    """An immutable numbered batch, as leased by one delivery."""
 
     no: int
     epoch: int  # 1 at the first delivery, +1 at each further one
-    generation: int  # of the trainer that holds it
+    generation: int  # of the trainer that leases it
     members: tuple[BatchMember, ...]  # oldest first
     world_size: int = 1
     min_version: int | None = None
@@ -170,7 +171,7 @@ class LeasedBatch:
 
 @dataclass(frozen=True, slots=True)
 class RewindResult:
-    """``replayed`` batches will be delivered again; ``gone`` were committed already."""
+    """``replayed`` batches are delivered again; ``gone`` were already committed."""
 
     replayed: int
     gone: int
@@ -178,7 +179,7 @@ class RewindResult:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionGrant:
-    """A promise of ``n_seq`` sequences to come, which counts against the staleness budget."""
+    """``n_seq`` sequences in flight, which count against the staleness budget."""
 
     admission_id: str
     env: int | None
@@ -188,7 +189,7 @@ class AdmissionGrant:
 
 @dataclass(frozen=True, slots=True)
 class GroupCount:
-    """How many groups of one kind are held."""
+    """Number of groups of one kind (state, env, size)."""
 
     state: GroupState
     env: int | None
@@ -203,7 +204,7 @@ class GroupCount:
 
 @dataclass(frozen=True, slots=True)
 class StateTotals:
-    """Groups and sequences that ever came to an end in this run, by the end they came to."""
+    """Groups and sequences of this run that reached one final state."""
 
     groups: int = 0
     sequences: int = 0
@@ -211,7 +212,7 @@ class StateTotals:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What is held and what became of the rest. Costs O(kinds), whatever the queue holds."""
+    """Counts of the store. The cost is O(kinds) and does not depend on the queue length."""
 
     group_counts: tuple[GroupCount, ...]  # BUFFERED, PENDING and LEASED only
     batches_acked: int  # committed ones included
@@ -219,14 +220,14 @@ class StoreStats:
     revision: int = 0  # of the run document
     batches_open: int = 0  # leased, and not acked
     batches_dead: int = 0
-    retained_bytes: int = 0  # payloads on hand: held, or acked and not committed, or dead
+    retained_bytes: int = 0  # payloads kept: held, acked but not committed, or dead
     totals: Mapping[GroupState, StateTotals] = field(default_factory=dict)  # ACKED .. DEAD
     fair_share: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunDocument:
-    """The run as the store keeps it; whoever saves must have read the latest revision."""
+    """The stored run. A save must name the latest revision."""
 
     revision: int
     generation: int
@@ -234,7 +235,7 @@ class RunDocument:
 
 
 class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment of this run. Its id is its place in the list of the run."""
+    """An environment of this run. Its id is its index in the list of the run."""
 
     env_id: int
     desired_name: str
@@ -248,16 +249,16 @@ class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What became of one posted group."""
+    """Outcome of one posted group."""
 
     duplicate: bool
     buffered: bool
-    buffer_size: int  # sequences that its env's buffer holds now
+    buffer_size: int  # sequences in the buffer of its env
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One hand-over: the batch, and which of its members this consumer gets."""
+    """One delivery: the batch, and the members for this consumer."""
 
     batch: LeasedBatch
     members: tuple[BatchMember, ...]

@@ -1,4 +1,4 @@
-"""Who waits for what inside one API process: threads by kind of work, and wake-up calls."""
+"""Thread pools per kind of blocking work, and an asyncio broadcast event."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Whether the client of a request has hung up.
+# Whether the client of a request has disconnected.
 IsDisconnected = Callable[[], Awaitable[bool]]
 
 
 async def never_disconnects() -> bool:
-    """For callers that have no client."""
+    """For calls without a client."""
     return False
 
 
 class Threads:
-    """Threads for blocking calls. Each kind of work has its own, so that a flood of posts
-    leaves some to claims, and a slow disk leaves some to /status."""
+    """Thread pools for blocking calls, one per kind of work: a flood of posts leaves threads
+    for claims, and a slow disk leaves threads for /status."""
 
     def __init__(self) -> None:
-        # Bound by the processor: more only take turns, and its caches from each other.
+        # CPU-bound: more threads would only compete for cores and caches.
         self.parsing = Pool(min(4, max(2, os.cpu_count() or 1)))
-        self.puts = Pool(32)  # bound by the disk: these share an fsync
+        self.puts = Pool(32)  # disk-bound: concurrent puts share an fsync
         self.batches = Pool(8)
         self.reads = Pool(4)
 
 
 class Pool:
-    """At most ``most`` calls at a time; the others wait without a thread."""
+    """At most ``max_calls`` calls at a time; further calls wait without a thread."""
 
-    def __init__(self, most: int) -> None:
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="api")
+    def __init__(self, max_calls: int) -> None:
+        self._threads = ThreadPoolExecutor(max_calls, thread_name_prefix="api")
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The result of ``call``, which runs to its end even if nobody waits any more:
-        who is cancelled meanwhile hears of it after that end."""
+        """The result of ``call``. A cancelled caller waits until ``call`` has ended."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         try:
             return await asyncio.shield(future)
@@ -49,7 +48,7 @@ class Pool:
 
 
 class BroadcastEvent:
-    """Wakes everybody who waits now; nothing is remembered for those who come later."""
+    """Wakes all current subscribers; later subscribers wait for the next notification."""
 
     def __init__(self) -> None:
         self._next: asyncio.Event | None = None
@@ -60,14 +59,14 @@ class BroadcastEvent:
             self._next = None
 
     def subscribe(self) -> asyncio.Event:
-        """The event of the next :meth:`fire`. Take it before looking, then wait on it."""
+        """The event of the next :meth:`notify`. Subscribe before reading the state, then wait."""
         if self._next is None:
             self._next = asyncio.Event()
         return self._next
 
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float) -> bool:
-    """Whether the event came in time."""
+    """Wait for the event; False after ``timeout_s``."""
     try:
         await asyncio.wait_for(event.wait(), timeout_s)
     except asyncio.TimeoutError:

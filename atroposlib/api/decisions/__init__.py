@@ -1,1 +1,1 @@
-"""What to do next, as pure functions: no I/O, no clock, no state of their own."""
+"""Decisions of the queue as pure functions: no I/O, no clock, no state."""

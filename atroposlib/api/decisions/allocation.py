@@ -1,4 +1,4 @@
-"""Shares of environments: minima of a batch, and what /status-env reports. Pure."""
+"""Allocations per environment, the staleness budget, and shards of a batch. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atroposlib.api.common.records import BatchMember, EnvEntry, GroupCount
 from atroposlib.errors import ConfigError
 from atroposlib.wire import EnvStatus
 
-MIN_ENV_WEIGHT = 0.01  # below it an env would get no inference slot at all and never recover
+MIN_ENV_WEIGHT = 0.01  # below it an env would get no inference slot and never recover
 UNBOUNDED = 2**62  # more sequences than any run has; still fits the integers of every store
 _ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004, which must stay 3
 
@@ -19,8 +19,8 @@ _ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004, which must stay 3
 def minimum_sequences(minima: Mapping[int, float], batch_size: int) -> dict[int, int]:
     """Sequences that each batch holds at least, by env.
 
-    A share is rounded up, since rounding down turns a small minimum into none. If the
-    rounded shares pass the batch, all of them shrink in proportion, rounded down.
+    A share is rounded up, since rounding down turns a small minimum into 0. If the rounded
+    shares exceed the batch, all of them shrink in proportion, rounded down.
 
     Example: {0: 0.25, 1: 0.1} of 16 -> {0: 4, 1: 2}; {0: 1.0, 1: 1.0} of 9 -> {0: 4, 1: 4}.
     """
@@ -34,7 +34,7 @@ def minimum_sequences(minima: Mapping[int, float], batch_size: int) -> dict[int,
 
 
 def minima_of(envs: Sequence[EnvEntry]) -> dict[int, float]:
-    """The minimum of each env that asked for one, by env id."""
+    """The minimum shares by env id, of the environments that set one."""
     return {
         env.env_id: env.min_batch_allocation
         for env in envs
@@ -44,21 +44,23 @@ def minima_of(envs: Sequence[EnvEntry]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Supply:
-    """What is held and who takes part, added up once for all who ask."""
+    """Sums over the held groups and the live environments, computed once per change."""
 
     live: int  # environments
-    asked: float  # by all of them: context length times weight
+    asked: float  # sum over them of context length times weight
     reserved: Mapping[int, float]  # least share of a batch, by env
     largest: int  # sequences of the largest group
     own: Mapping[int | None, int]  # sequences, by env
     own_largest: Mapping[int | None, int]
-    beyond: Mapping[int | None, int]  # sequences in whole packs, less what is reserved
+    beyond: Mapping[int | None, int]  # sequences in whole packs, less the reserved ones
     all_beyond: int
 
 
 def supply_of(live: Sequence[EnvEntry], held: Sequence[GroupCount], batch_size: int) -> Supply:
-    """``held`` counts queued, leased and buffered groups alike: an env that saw only the
-    queue would overshoot its off-policy bound by each batch in training."""
+    """Sum up ``held``: queued, leased and buffered groups alike.
+
+    With the queue alone an env would exceed its off-policy bound by each batch in training.
+    """
     minima = minima_of(live)
     largest = max((group_count.n_seq for group_count in held), default=1)
     own: dict[int | None, int] = {}
@@ -86,7 +88,7 @@ def supply_of(live: Sequence[EnvEntry], held: Sequence[GroupCount], batch_size: 
 
 def env_weight(asking: EnvEntry, supply: Supply) -> float:
     """Share of the inference slots, by context length times weight."""
-    if supply.asked <= 0:  # nobody asked for a share, so all get the same
+    if supply.asked <= 0:  # no env has a weight, so all get the same
         return 1.0 / max(1, supply.live)
     return max(MIN_ENV_WEIGHT, asking.max_token_length * asking.weight / supply.asked)
 
@@ -94,10 +96,10 @@ def env_weight(asking: EnvEntry, supply: Supply) -> float:
 def env_status(
     asking: EnvEntry, supply: Supply, current_step: int, policy_version: int
 ) -> EnvStatus:
-    """What one environment needs to pace itself; queue sizes are in its own groups.
+    """Reply to /status-env; queue sizes are in groups of the asking environment.
 
-    What others hold counts in whole packs of the largest group, less what their minimum
-    reserves.
+    Groups of other environments count in whole packs of the largest group, less the
+    sequences that their minimum reserves.
     """
     env = asking.env_id
     own = supply.own.get(env, 0)
@@ -126,13 +128,13 @@ def budget(
 ) -> int:
     """Sequences that may be accepted or admitted over the whole run (see ``Store.admit``).
 
-    A sequence that begins now is trained at the latest after everything accepted or
-    admitted before it; each version trains one batch. So ``max_staleness`` batches may be
-    ahead of the one in training, plus one for each version since ``base_version``.
+    A sequence that starts now is trained at the latest after all sequences accepted or
+    admitted before it, and each version trains one batch. So ``max_staleness`` batches may
+    be ahead of the one in training, plus one for each version since ``base_version``.
 
-    The count begins anew at each registration and rewind: ``base_version`` is the policy
-    version then and ``admission_base`` the sequences trained by then. Otherwise a trainer
-    that restarts at an older version would find the budget spent, for ever.
+    The count restarts at each registration and rewind: ``base_version`` is the policy
+    version at that time and ``admission_base`` the number of sequences trained by then.
+    Otherwise a trainer that restarts at an older version would have no budget left.
 
     Example: batches of 8, staleness 1, two versions after the base: (1 + 2 + 1) * 8 = 32.
     """
@@ -144,13 +146,17 @@ def budget(
 
 # --- shards ---------------------------------------------------------------------------
 
+# Each rank requests its shard at any time and of any replica, so the split is a function of
+# the batch alone. Longest first onto the lightest rank (Graham 1969) keeps the heaviest rank
+# within 4/3 of the best split.
+
 
 def shard(
     members: Sequence[BatchMember], world_size: int, rank: int
 ) -> tuple[BatchMember, ...]:
     """The members of ``rank``, oldest first; every member is in exactly one shard.
 
-    No shard is empty if there are as many groups as ranks.
+    No shard is empty if there are at least as many groups as ranks.
 
     Raises:
         ConfigError: there is no such rank.
@@ -169,5 +175,5 @@ def shard(
 
 
 def _cost(member: BatchMember) -> int:
-    """Trained tokens. At least one a row: groups that train nothing spread out as well."""
+    """Trained tokens, at least one per row, so that untrained groups are spread as well."""
     return max(member.n_tokens, member.n_seq, 1)

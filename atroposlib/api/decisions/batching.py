@@ -1,10 +1,14 @@
-"""Which groups make the next batch. Pure: summaries in, a selection out.
+"""Selection of the groups of the next batch. Pure.
 
-    queue -> staleness (drop) -> mix (order by weights) -> exact fill (minima kept)
+    queue -> staleness (drop) -> fair share (order by weights) -> exact fill (minima kept)
 
-The order of the mix says who comes first; the exact fill takes the first choice in that
-order that has exactly the size of a batch and honours every minimum. So a batch is formed
+The fair share sets the order of preference. The exact fill takes the first choice in that
+order that has exactly the size of a batch and keeps every minimum. So a batch is formed
 whenever one exists, and its groups are trained on oldest first.
+
+Staleness counts policy versions: the current version less the oldest version that sampled a
+token of the group. One part arises in flight (the version at arrival less the version of the
+group), the rest in the queue.
 """
 
 from __future__ import annotations
@@ -22,11 +26,11 @@ from atroposlib.wire import StalenessPolicy
 
 @dataclass(frozen=True, slots=True)
 class StalenessRule:
-    """What a claim does with old groups; ``max_staleness`` None sets no bound."""
+    """Treatment of stale groups by a claim; ``max_staleness`` None sets no bound."""
 
     policy: StalenessPolicy = "keep"
     max_staleness: int | None = None  # policy versions
-    policy_version: int = 0  # now
+    policy_version: int = 0  # current
 
     @property
     def oldest_version(self) -> int | None:
@@ -37,7 +41,7 @@ class StalenessRule:
 
     @property
     def mask_below(self) -> int | None:
-        """Tokens of versions below it are masked at delivery. None: nothing is masked."""
+        """Tokens of versions below it are masked at delivery; None masks nothing."""
         return self.oldest_version if self.policy == "mask" else None
 
     def drops(self, group: GroupSummary) -> bool:
@@ -50,7 +54,7 @@ class StalenessRule:
     def split(
         self, queue: Iterable[GroupSummary]
     ) -> tuple[list[GroupSummary], tuple[int, ...]]:
-        """The groups that may be trained on, and the gids of those to be freed."""
+        """The groups to train on, and the gids of the groups to free."""
         fresh, stale = [], []
         for group in queue:
             if self.drops(group):
@@ -61,8 +65,8 @@ class StalenessRule:
 
 
 def version_of(group: GroupSummary) -> int | None:
-    """Its own version, or for a sender that names none the newest it can have: that of
-    its arrival. None if neither is known."""
+    """The version of the group; without one, the version at arrival as an upper bound.
+    None if neither is known."""
     return group.version if group.version is not None else group.arrived_version
 
 
@@ -83,14 +87,14 @@ def choose(
 
     Args:
         queue: the pending groups, oldest first.
-        mix_bytes: what the last selection with a batch left in ``Selection.mix``.
-        needs: sequences that each batch holds at least, by env (see ``allocation``).
-        weights: share of each env in the trained tokens; 1 for those not named.
-        names: what to call an env in ``blocked_reason``.
-        policy: what happens to groups that are too stale.
+        state_bytes: ``Selection.fair_share`` of the last selection with a batch.
+        needs: minimum sequences per batch, by env (see ``allocation``).
+        weights: relative share of each env in the trained tokens; 1 by default.
+        names: names of environments for ``blocked_reason``.
+        policy: treatment of stale groups.
 
     Raises:
-        StoreError: ``mix_bytes`` is no document of a mix.
+        StoreError: ``state_bytes`` cannot be decoded.
     """
     needs, weights = needs or {}, weights or {}
     fresh, dropped = policy.split(queue)

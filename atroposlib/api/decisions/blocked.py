@@ -1,6 +1,6 @@
-"""Why no batch can be formed, in words a person can act on. Pure.
+"""Blocked reason: an actionable message why no batch can be formed. Pure.
 
-Works on counts by kind, so that /status and an empty claim cost the same whatever the
+It uses counts by kind, so the cost of /status and of an empty claim does not depend on the
 length of the queue.
 """
 
@@ -21,9 +21,9 @@ def blocked_reason(
     needs: Mapping[int, int],
     names: Mapping[int, str] | None = None,
 ) -> str | None:
-    """Why the queued groups hold no batch; None if they do, so that a claim is worth it.
+    """The reason why the queued groups hold no batch; None if they hold one.
 
-    A claim may still find that too many of them are stale.
+    A claim may still fail because too many of them are stale.
     """
     counts: Counter[Key] = Counter()
     for group_count in group_counts:
@@ -37,7 +37,7 @@ def blocked_reason(
 def no_batch(
     counts: Counts, batch_size: int, needs: Mapping[int, int], names: Mapping[int, str]
 ) -> str:
-    """The reason, given that ``counts`` hold no exact batch with every minimum kept."""
+    """The reason, for ``counts`` without an exact batch that keeps every minimum."""
     usable = {key: count for key, count in counts.items() if 0 < key[1] <= batch_size}
     needs = {env: need for env, need in needs.items() if need > 0}
     reason = (
@@ -93,7 +93,7 @@ def _unmet_minimum(
 def _impossible_minima(
     usable: Counts, batch_size: int, needs: Mapping[int, int], names: Mapping[int, str]
 ) -> str | None:
-    """Known as soon as each env with a minimum has queued: more groups would not help."""
+    """A reason that more groups cannot remove, once each env with a minimum has queued."""
     sizes: dict[int, list[int]] = {
         env: sorted({size for other, size in usable if other == env}) for env in needs
     }

@@ -1,8 +1,8 @@
-"""Groups that add up to exactly one batch: the first such choice in a given order. Pure.
+"""Exact fill: the first subset in a given order with exactly the size of a batch. Pure.
 
-One rule decides everything: walk the candidates in their order and take each one, unless
-no exact batch that honours every minimum contains it together with what was taken
-before. So a batch is found whenever one exists, and the order alone says who comes first.
+The algorithm walks the candidates in their order. It takes each candidate, unless no exact
+batch that keeps every minimum contains it together with those taken before. So a batch is
+found whenever one exists, and the order alone decides the preference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import gcd
 
-# An env with a minimum is a class of its own; everybody else shares the class None.
+# Each env with a minimum is one class; all other groups share the class None.
 Key = tuple[int | None, int]  # (class, size): groups with the same key are interchangeable
 
 
@@ -22,12 +22,12 @@ def first_exact(
 ) -> list[int] | None:
     """Indices of the lexicographically first subset that sums to ``target``, or None.
 
-    ``keys`` are (env, size) in order of preference, ``needs`` what the sizes of an env add
-    up to at least.
+    ``keys`` are (env, size) in order of preference; ``needs`` is the least sum of the sizes
+    by env.
 
-    Two facts keep it cheap. Feasibility of a prefix is monotone, so its length is found
-    by search; and once a key is refused, each later group with that key is refused too
-    (it could have stood in for the refused one). So there is one search per key.
+    Two facts bound the cost. Feasibility of a prefix is monotone, so its length is found by
+    binary search. Once a key is refused, each later group with that key is refused too,
+    since it could have replaced the refused one. So there is one search per key.
     """
     needs = _positive(needs)
     keys = _classed(keys, needs)
@@ -58,7 +58,7 @@ def first_exact(
 def is_feasible(
     counts: Mapping[Key, int], target: int, needs: Mapping[int, int] | None = None
 ) -> bool:
-    """Whether so many groups of each (env, size) contain an exact choice."""
+    """Whether these numbers of groups by (env, size) contain an exact choice."""
     needs = _positive(needs)
     merged: defaultdict[int | None, Counter[int]] = defaultdict(Counter)
     for (env, size), count in counts.items():
@@ -68,7 +68,7 @@ def is_feasible(
 
 
 def min_sum(sizes: Iterable[int], need: int, limit: int) -> int | None:
-    """The least sum, ``need`` or more, of any number of these sizes. None: above ``limit``."""
+    """The least sum >= ``need`` of any number of these sizes; None if above ``limit``."""
     sums = _subset_sums({size: limit // size for size in sizes}, limit) >> need << need
     return (sums & -sums).bit_length() - 1 if sums else None
 
@@ -82,7 +82,7 @@ def _classed(keys: Sequence[Key], needs: Mapping[int, int]) -> list[Key]:
 
 
 def _usable(keys: Sequence[Key], target: int) -> list[int]:
-    """The first groups of each key, no more than could fit: the rest cannot matter."""
+    """Indices of the first groups of each key, at most as many as fit into the target."""
     seen: Counter[Key] = Counter()
     usable = []
     for i, key in enumerate(keys):
@@ -93,7 +93,7 @@ def _usable(keys: Sequence[Key], target: int) -> list[int]:
 
 
 class _Problem:
-    """What is still to be filled: a total, and a rest of each minimum."""
+    """The remaining size of the batch, and the remainder of each minimum."""
 
     def __init__(self, room: int, needs: dict[int, int]) -> None:
         self.room = room
@@ -110,7 +110,7 @@ class _Problem:
                 self.needs[env] -= size
 
     def has_room_for(self, key: Key) -> bool:
-        """Whether a group still fits beside the minima of the others."""
+        """Whether a group fits together with the minima of the other classes."""
         env, size = key
         own = max(0, self.needs.get(env, 0)) if env is not None else 0
         return size <= self.room - self._needed() + own
@@ -121,8 +121,8 @@ class _Problem:
     def longest_feasible_prefix(self, row: Sequence[Key], hopeful: bool) -> int:
         """Length of the longest prefix that some exact batch contains whole.
 
-        The empty one is known to be. ``hopeful``: look for a long one first, as groups
-        usually just add up; later on most prefixes are short.
+        The empty prefix is feasible. ``hopeful`` tries the longest prefix first, which fits
+        where all groups just add up; later searches start with short prefixes.
         """
         filled = list(accumulate((size for _, size in row), initial=0))
         high = bisect_right(filled, self.room) - 1
@@ -144,7 +144,7 @@ class _Problem:
         return low
 
     def feasible_after(self, row: Sequence[Key], taken: int) -> bool:
-        """Whether an exact batch contains the first ``taken`` whole, and no group twice."""
+        """Whether some exact batch contains the first ``taken`` groups, each group once."""
         rest = _Problem(self.room, dict(self.needs))
         rest.take(row[:taken])
         if rest.room < rest._needed():
@@ -158,13 +158,13 @@ class _Problem:
 def _reaches(
     counts: Mapping[int | None, Mapping[int, int]], room: int, needs: Mapping[int, int]
 ) -> bool:
-    """Whether groups sum to ``room`` with each need kept; ``counts``: class, size, number."""
+    """Whether groups sum to ``room`` with each need kept; ``counts``: number by class, size."""
     if room < 0:
         return False
     free: Counter[int] = Counter(counts.get(None, {}))
     reach = 1
     for env, need in needs.items():
-        if need <= 0:  # met already: its groups fill like any other
+        if need <= 0:  # already met: its groups fill like all others
             free.update(counts.get(env, {}))
             continue
         sums = _subset_sums(counts.get(env, {}), room) >> need << need

@@ -1,15 +1,15 @@
-"""Weights that mean something: a fair mix of environments by trained tokens. Pure.
+"""Fair shares of environments in the trained tokens: deficit round robin. Pure.
 
 Deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) over the environments that have
-groups queued. Each holds a deficit: the trained tokens that its weight entitled it to and
-that it has not had yet. Rounds add tokens in proportion to the weights, and a group is
-served in the first round in which its env can pay for it. With rounds as small as one
-likes, that round has a closed form, so ordering costs one sort:
+groups queued. Each environment has a deficit: the trained tokens due by its weight and not
+delivered yet. Rounds add tokens in proportion to the weights, and a group is served in the
+first round in which its env has enough tokens. For infinitely small rounds that round has
+a closed form, so ordering costs one sort:
 
     round of a group = (tokens of its env up to and including it - deficit) / weight
 
-The deficits outlive the batch. What an exact fill or a minimum takes out of turn is paid
-back later, so that shares come right over batches even where one batch cannot do it.
+Deficits are kept between batches: an exact fill or a minimum may change the order of one
+batch, and later batches compensate for it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from atroposlib.errors import StoreError
 
 EnvWeights = Mapping[int | None, float]
 DEFAULT_WEIGHT = 1.0  # of groups without env, and of envs that are not listed
-# Deficits stay within so many batches (or largest groups), or a share that the sizes of
-# groups make impossible would be held against the others for the rest of the run.
+# Bound on deficits, in batches (or largest groups). Without it, a share that the group sizes
+# make impossible would grow a deficit for the rest of the run.
 CREDIT_BATCHES = 4
 
 
 class EnvBalance(msgspec.Struct, frozen=True):
-    """How one environment stands: tokens it is behind (or, negative, ahead), and had."""
+    """Balance of one environment: tokens due (negative: ahead), and tokens trained."""
 
     env: int | None
     deficit: float = 0.0
@@ -39,7 +39,7 @@ class EnvBalance(msgspec.Struct, frozen=True):
 
 
 class FairShareState(msgspec.Struct, frozen=True):
-    """The document that goes from one batch to the next."""
+    """State between batches."""
 
     envs: tuple[EnvBalance, ...] = ()
 
@@ -49,10 +49,10 @@ def encode(state: FairShareState) -> bytes:
 
 
 def decode(document: bytes | None) -> FairShareState:
-    """The mix as last saved; None is a run without batches.
+    """The state as last saved; None is a run without batches.
 
     Raises:
-        StoreError: it is not such a document.
+        StoreError: the document cannot be decoded.
     """
     if document is None:
         return FairShareState()
@@ -65,7 +65,7 @@ def decode(document: bytes | None) -> FairShareState:
 def order(
     queue: Sequence[GroupSummary], weights: EnvWeights, state: FairShareState
 ) -> list[GroupSummary]:
-    """``queue`` (oldest first) in the order of service; first come, first served in an env."""
+    """``queue`` (oldest first) in the order of service; first in, first out within an env."""
     deficits = {entry.env: entry.deficit for entry in state.envs}
     spent: defaultdict[int | None, float] = defaultdict(float)
     rounds: list[tuple[float, int]] = []
@@ -83,11 +83,11 @@ def after(
     chosen: Iterable[GroupSummary],
     weights: EnvWeights,
 ) -> FairShareState:
-    """The mix once ``chosen`` of ``queue`` became a batch.
+    """The state after ``chosen`` of ``queue`` became a batch.
 
-    Envs with groups queued shared the tokens of this batch by weight. Whoever has nothing
-    left forgets what it was due, and works off in its absence what it had too much:
-    nobody can save up for later by not being there.
+    Environments with groups queued share the tokens of this batch by weight. An environment
+    without groups left loses a positive deficit and keeps a negative one, so absence never
+    accumulates a claim on later batches.
     """
     picked = list(chosen)
     had: defaultdict[int | None, int] = defaultdict(int)
@@ -121,7 +121,7 @@ def _settled(
     batch: int,
     weights: EnvWeights,
 ) -> dict[int | None, float]:
-    """What each was due of ``batch`` tokens is added, what it had is taken off."""
+    """Deficits plus the share of ``batch`` tokens, less the tokens of this batch."""
     total = sum(_weight(weights, env) for env in present)
     settled = {}
     for env in deficits.keys() | present:
@@ -137,7 +137,7 @@ def _balanced(
     weights: EnvWeights,
     bound: float,
 ) -> dict[int | None, float]:
-    """Deficits of those who wait add up to nothing, so a newcomer with 0 is on a par."""
+    """Deficits shifted to sum 0 over the waiting envs, so that a new env starts even."""
     total = sum(_weight(weights, env) for env in left)
     excess = sum(deficits[env] for env in left) / total if left else 0.0
     balanced = {}
@@ -149,8 +149,8 @@ def _balanced(
 
 
 def cost(group: GroupSummary) -> int:
-    """Trained tokens. At least one a row, or groups that train nothing would be free and
-    fill every batch."""
+    """Trained tokens, at least one per row: untrained groups without a cost would fill
+    every batch."""
     return max(group.n_tokens, group.n_seq, 1)
 
 

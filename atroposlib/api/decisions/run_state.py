@@ -1,13 +1,13 @@
-"""The run as a state machine. Pure: a run and an event in, the next run out.
+"""State machine of the run: functions from run and event to the next run. Pure.
 
     EMPTY --/register--> REGISTERED --first claim--> STARTED
       ^                       |  ^                     |  ^
       |                       '--' /register again:    '--' new sizes and a new generation;
       '----- /reset_data -----'    queue and environments stay
 
-The whole run is one small document, saved whole at each transition, so a restart of the
-API finds either the state before a call or the state after it. Revision and trainer
-generation are not part of it: the store counts them (``RunDocument``).
+The run is one small document, saved whole at each transition, so a restarted API reads
+either the state before a call or the state after it. Revision and trainer generation are
+not part of it: the store counts them (``RunDocument``).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from atroposlib.api.common.records import EnvEntry
 from atroposlib.errors import ConfigError, InvalidGroup, NotRegistered, UnknownEnv
 from atroposlib.wire import RegisterEnv, Registration, StalenessPolicy
 
-ENV_TIMEOUT_S = 300.0  # an env that says nothing for so long no longer holds a share
+ENV_TIMEOUT_S = 300.0  # an env without a request for so long has no share
 MAX_KEY_CHARACTERS = 256
-MAX_ENVS = 10_000  # of one run, the gone ones included: ids are never used twice
+MAX_ENVS = 10_000  # of one run, disconnected ones included: ids are never reused
 
 
 class RunState(str, Enum):
-    """Where the run is."""
+    """State of the run."""
 
     EMPTY = "EMPTY"  # no trainer has registered
-    REGISTERED = "REGISTERED"  # sizes are known; environments still wait
-    STARTED = "STARTED"  # the trainer asked for a batch; environments may join
+    REGISTERED = "REGISTERED"  # sizes are known; environments wait
+    STARTED = "STARTED"  # the trainer claimed a batch; environments may join
 
 
 class TrainerRegistration(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class TrainerRegistration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SentBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The last reply to GET /batch that went out whole; the next GET acks it."""
+    """The last reply to GET /batch that was sent completely; the next GET acks it."""
 
     no: int
     epoch: int
@@ -59,7 +59,7 @@ class SentBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a run that is not a group. ``run_id`` is empty before it begins."""
+    """The run without its groups. ``run_id`` is empty before the run begins."""
 
     state: RunState = RunState.EMPTY
     run_id: str = ""
@@ -67,11 +67,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     trainer: TrainerRegistration | None = None
     envs: tuple[EnvEntry, ...] = ()
     sent: SentBatch | None = None
-    # Where the staleness budget of /admission counts from: the policy version, and the
-    # sequences trained on, when the trainer last began or went back to a checkpoint.
+    # Base of the staleness budget of /admission: policy version and trained sequences at
+    # the last start or rewind of the trainer.
     base_version: int = 0
     admission_base: int = 0
-    # When replicas last heard of an env, in s; empty where one process serves the run.
+    # Last request of each env at any replica, in s; empty where one process serves the run.
     seen: Mapping[int, float] = {}
 
     @property
@@ -94,10 +94,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register(run: RunRecord, body: Registration, fresh_id: str, trained: int) -> RunRecord:
-    """A trainer opens the run, or a restarted one takes it over.
+    """Register a trainer: it opens the run, or takes it over after a restart.
 
     The policy version starts at ``starting_step``: after step k the servers hold version
-    k, and a trainer that went back to a checkpoint went back with its weights.
+    k, and a trainer that restarts from a checkpoint restarts with its weights.
 
     Args:
         trained: sequences of all batches acked so far.
@@ -114,14 +114,14 @@ def register(run: RunRecord, body: Registration, fresh_id: str, trained: int) ->
 
 
 def rebase(run: RunRecord, trained: int) -> RunRecord:
-    """The trainer went back to a checkpoint, after which ``trained`` sequences count."""
+    """Restart the staleness budget after a rewind; ``trained`` sequences count."""
     return msgspec.structs.replace(
         run, base_version=run.policy_version, admission_base=trained
     )
 
 
 def start(run: RunRecord) -> RunRecord:
-    """The trainer asked for its first batch.
+    """Start the run at the first claim of the trainer.
 
     Raises:
         NotRegistered: no trainer has registered.
@@ -131,10 +131,10 @@ def start(run: RunRecord) -> RunRecord:
 
 
 def join(run: RunRecord, body: RegisterEnv) -> tuple[RunRecord, EnvEntry]:
-    """An environment joins a started run; its id is the next index.
+    """Add an environment to a started run; its id is the next index.
 
     Raises:
-        ConfigError: there are too many.
+        ConfigError: the run has had ``MAX_ENVS`` environments.
     """
     if len(run.envs) >= MAX_ENVS:
         raise ConfigError(f"this run has had {MAX_ENVS} environments: reset it to begin anew")
@@ -148,7 +148,7 @@ def join(run: RunRecord, body: RegisterEnv) -> tuple[RunRecord, EnvEntry]:
 
 
 def leave(run: RunRecord, env_id: int) -> RunRecord:
-    """An environment says goodbye: it keeps its id and holds no share any more."""
+    """Disconnect an environment: it keeps its id and has no share."""
     gone = msgspec.structs.replace(find_env(run, env_id), connected=False)
     return msgspec.structs.replace(
         run, envs=tuple(gone if env.env_id == env_id else env for env in run.envs)
@@ -156,13 +156,13 @@ def leave(run: RunRecord, env_id: int) -> RunRecord:
 
 
 def announce(run: RunRecord, version: int) -> RunRecord:
-    """New weights are everywhere. An older version never overwrites a newer one."""
+    """Set the policy version. An older version never overwrites a newer one."""
     run.registration
     return msgspec.structs.replace(run, policy_version=max(run.policy_version, version))
 
 
 def sent(run: RunRecord, got: SentBatch) -> RunRecord:
-    """A reply to GET /batch went out whole; an older one never overwrites a newer one."""
+    """Record a completely sent GET /batch. An older one never overwrites a newer one."""
     last = run.sent
     if last is not None and last.generation == got.generation:
         if (last.no, last.epoch) >= (got.no, got.epoch):
@@ -171,20 +171,20 @@ def sent(run: RunRecord, got: SentBatch) -> RunRecord:
 
 
 def require_run(run: RunRecord, run_id: str | None) -> None:
-    """Refuse a caller of another run, whose env ids would mean somebody else here.
+    """Reject a caller of another run, whose env ids have another meaning in this one.
 
     Raises:
-        UnknownEnv: ``run_id`` is given and is not this run's.
+        UnknownEnv: ``run_id`` is given and is not that of this run.
     """
     if run_id is not None and run_id != run.run_id:
         raise UnknownEnv("that run is over: POST /register-env again")
 
 
 def find_env(run: RunRecord, env_id: int, run_id: str | None = None) -> EnvEntry:
-    """The environment that calls.
+    """The environment of a request.
 
     Raises:
-        UnknownEnv: no such id in this run, or the id is of another run.
+        UnknownEnv: no such id in this run, or the run id is of another run.
     """
     require_run(run, run_id)
     if not 0 <= env_id < len(run.envs):
@@ -198,14 +198,15 @@ def find_env(run: RunRecord, env_id: int, run_id: str | None = None) -> EnvEntry
 def expected_size(
     run: RunRecord, env_id: int | None, rows: int, declared: int | None
 ) -> int | None:
-    """Sequences that a group waits for in the buffer of its env; None: straight to the queue.
+    """Sequences for which a group waits in the buffer of its env; None: it is queued at once.
 
-    Only a group smaller than its env's size can be completed by others, so only such a
-    group waits. ``declared`` is ``group_overrides["group_size"]``, another size for one group.
+    Only a group smaller than the size of its env can be completed by others, so only such
+    a group waits. ``declared`` is ``group_overrides["group_size"]``: another size for one
+    group.
 
     Raises:
         UnknownEnv: the env id is not of this run.
-        InvalidGroup: no batch of this run can ever hold the group.
+        InvalidGroup: the group is larger than a batch of this run.
     """
     if run.batch_size is not None and rows > run.batch_size:
         problem = f"a group of {rows} sequences never fits a batch of {run.batch_size}"
@@ -217,10 +218,10 @@ def expected_size(
 
 
 def require_key(key: str | None) -> None:
-    """Refuse an idempotency key that a store cannot hold.
+    """Reject an idempotency key that a store cannot hold.
 
     Raises:
-        InvalidGroup: it is too long, or holds a character that databases refuse in text.
+        InvalidGroup: the key is too long, or holds a character that databases reject.
     """
     if key is not None and len(key) > MAX_KEY_CHARACTERS:
         raise InvalidGroup("idempotency_key", "", f"at most {MAX_KEY_CHARACTERS} characters")

@@ -1,4 +1,4 @@
-"""Stores by name. A new one is a file here, a line in ``STORES`` and the contract suite."""
+"""Registry of stores by name. A new store is a module and a line in ``STORES``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["DEFAULT_MAX_BYTES", "STORES", "Store", "open_store"]
 Opener = Callable[[str, Path | None, int], Store]
 
 
-# Each loads its database only where it is used.
+# Each opener imports its database on the first use.
 def _open_memory(name: str, data_dir: Path | None, max_bytes: int) -> Store:
     from atroposlib.api.store.memory import MemoryStore
 
@@ -47,7 +47,7 @@ def open_store(
     """Open the store called ``name``: ``memory``, ``sqlite`` or ``postgresql://...``.
 
     Raises:
-        ConfigError: there is no such store, or it lacks what it needs.
+        ConfigError: no such store, or a required setting is missing.
         StoreLocked: another process owns ``data_dir``.
     """
     scheme, colon, _ = name.partition("://")

@@ -1,7 +1,7 @@
-"""A store that ends with the process: for tests, and for runs that need no second life.
+"""In-memory store, for tests and for runs that need no restart.
 
-It is the SQL of the others on a database in memory, so there is one set of rules. Text is
-compressed on its way in: a queued token costs about 13 bytes instead of 33.
+It runs the SQL of the other stores on an in-memory SQLite database. Uncompressed payloads
+are compressed: a queued token takes about 13 bytes instead of 33.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atroposlib.errors import StoreError
 
 T = TypeVar("T")
 
-LEVEL = 1  # higher ones cost twice the time and save nothing on token ids
+LEVEL = 1  # higher levels take twice the time and save nothing on token ids
 PLAIN = frozenset({Media.JSON, Media.SAFETENSORS})
 
 
@@ -43,7 +43,7 @@ class MemoryStore(SqlStore):
         with self._lock:
             if not self._open:
                 raise StoreError("the store is closed")
-            with self._connection:  # all of it, or nothing
+            with self._connection:  # a transaction
                 answer = work(self._verbs)
             return answer
 

@@ -51,7 +51,7 @@ def rewrite(module: Any, name: str, old: str, new: str) -> None:
             self._connection.execute_many(statement.replace(old, new), rows)
 
     def rewritten(original: Callable[..., Any], first: Any, *args: Any) -> Any:
-        if not isinstance(first, schema.Counters):
+        if not isinstance(first, schema.QueueCounters):
             return original(Rewriting(first), *args)
         plain, first.connection = first.connection, Rewriting(first.connection)
         try:

@@ -1,4 +1,4 @@
-"""One PostgreSQL connection as the queries see it. Needs psycopg 3."""
+"""PostgreSQL connection and server: checks, settings, retries. Needs psycopg 3."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ T = TypeVar("T")
 Raw = psycopg.Connection[Row]
 
 MIN_SERVER_VERSION = 150000
-RETRY_S = 0.2  # between two looks for a server that went away
-PROBE_INTERVAL_S = (
-    1.0  # the same once patience is over: a look may take as long as a connection
-)
-# Whoever holds the lock of the run and falls silent (a replica whose machine is lost) is
-# cut off after 30 s, and nobody waits longer for the lock than that would take.
+RETRY_S = 0.2  # between two attempts to reach the server
+PROBE_INTERVAL_S = 1.0  # between attempts after the timeout: each may take a connect timeout
+# The server disconnects a lost replica that holds the lock of the run after 30 s; the lock
+# timeout of the other replicas is longer than that.
 SETTINGS = """
 SET search_path TO "{schema}";
 SET client_min_messages TO error;
@@ -45,7 +43,7 @@ CONNECT_OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
     "application_name": "atropos",
 }
-# What psycopg raises, and what text raises that no database can hold.
+# Exceptions of psycopg, and of text that no database can hold.
 FAULTS = (psycopg.Error, UnicodeEncodeError)
 
 
@@ -53,8 +51,8 @@ def fault(cause: Exception) -> StoreError:
     if isinstance(cause, StoreError):
         return cause
     kind = StoreFull if isinstance(cause, psycopg.errors.DiskFull) else StoreError
-    said = str(cause).strip().split("\n")[0]  # further lines may quote values
-    error = kind(f"PostgreSQL: {said or type(cause).__name__}")
+    message = str(cause).strip().split("\n")[0]  # further lines may quote values
+    error = kind(f"PostgreSQL: {message or type(cause).__name__}")
     error.__cause__ = cause
     return error
 
@@ -83,7 +81,7 @@ def _spelled(sql: str) -> bytes:
 
 
 def _outward(value: Any) -> Any:
-    """PostgreSQL's text holds no NUL, which a key of a client may."""
+    """Escape NUL, which a key of a client may hold and text of PostgreSQL may not."""
     if isinstance(value, str) and ("\0" in value or "\\" in value):
         return value.replace("\\", "\\\\").replace("\0", "\\0")
     return value
@@ -103,7 +101,7 @@ def _unescaped(text: str) -> str:
 
 
 class PostgresServer:
-    """Where the run is kept. Thread-safe."""
+    """Address, schema and run lock of a server, with retries. Thread-safe."""
 
     def __init__(self, address: str, schema: str, reconnect_timeout_s: float) -> None:
         self._address = address
@@ -116,23 +114,23 @@ class PostgresServer:
         self._outage: _Outage | None = None
 
     def stop_retrying(self) -> None:
-        """Wait no more for a server that is away: the store closes."""
+        """End all retries, since the store closes."""
         self._stopped.set()
 
     def connect(self) -> Raw:
         """A new connection.
 
         Raises:
-            ConfigError: this server cannot keep the promises.
-            psycopg.OperationalError: it cannot be reached now.
+            ConfigError: this server is not durable, or too old.
+            psycopg.OperationalError: the server is unreachable.
         """
         try:
             raw = psycopg.connect(self._address, autocommit=True, **CONNECT_OPTIONS)
-        except psycopg.ProgrammingError as cause:  # not a URL: it may hold a password
+        except psycopg.ProgrammingError as cause:  # the error may quote a password
             raise ConfigError("the URL of the PostgreSQL store cannot be read") from cause
         with ExitStack() as undo:
             undo.callback(raw.close)
-            # Numbers go out as bigint: a statement prepared once then fits all values.
+            # Numbers are sent as bigint, so one prepared statement fits all values.
             raw.adapters.register_dumper(int, Int8Dumper)
             raw.adapters.register_dumper(int, Int8BinaryDumper)
             _require_durable(raw)
@@ -141,10 +139,10 @@ class PostgresServer:
         return raw
 
     def retry_while_away(self, attempt: Callable[[], T]) -> T:
-        """``attempt``, again and again while the server is away, for ``patience_s``.
+        """Repeat ``attempt`` while the server is unreachable, for ``reconnect_timeout_s``.
 
-        Only for what may happen twice. Raises what the last one raised; once the patience
-        with an outage is over, further calls learn so at once.
+        ``attempt`` must be safe to repeat. After the timeout the last error is raised, and
+        further calls raise at once until the next probe.
         """
         while True:
             self._raise_if_away()
@@ -162,7 +160,7 @@ class PostgresServer:
     def _timed_out(self, cause: Exception) -> bool:
         now, known = time.monotonic(), self._outage
         same = known is not None and now < known.latest + self._reconnect_timeout_s
-        first = known.first if known and same else now  # nobody called since: another one
+        first = known.first if known and same else now  # no call since: a new outage
         self._outage = _Outage(first, now, cause)
         return now >= first + self._reconnect_timeout_s
 
@@ -175,7 +173,7 @@ class PostgresServer:
 
 @dataclass(frozen=True)
 class _Outage:
-    """When it was seen first and last (s, monotonic), and how."""
+    """First and last failure of an outage (s, monotonic), and its error."""
 
     first: float
     latest: float
@@ -183,10 +181,10 @@ class _Outage:
 
 
 def is_away(cause: Exception) -> bool:
-    """Whether the server is lost or not ready, rather than unwilling."""
+    """Whether the server is unreachable or not ready, rather than rejecting the call."""
     state = getattr(cause, "sqlstate", None)
-    # Without a state the connection broke; 57P is a shutdown or a start, 08 the line,
-    # 25006 a server that just became a standby.
+    # No state: the connection broke. 57P: shutdown or start. 08: connection errors.
+    # 25006: a server that just became a standby.
     return state is None or state.startswith(("57P", "08")) or state == "25006"
 
 
@@ -212,11 +210,11 @@ def _require_durable(raw: Raw) -> None:
 
 
 def make_tables(server: PostgresServer) -> None:
-    """Make schema and tables where they are missing.
+    """Create schema and tables if missing.
 
     Raises:
-        ConfigError: another release made them.
-        StoreError: the server refused.
+        ConfigError: the tables have another layout.
+        StoreError: the server rejected a statement.
     """
     try:
         with server.connect() as raw, raw.transaction():

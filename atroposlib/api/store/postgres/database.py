@@ -1,7 +1,7 @@
-"""PostgreSQL as the writer and the readers of a store see it.
+"""Connections of the PostgreSQL store: writer and readers.
 
-PostgresDatabase  the writer's connection: lock of the run, COMMIT with a known outcome
-Readers           connections that read from one snapshot, beside the writer
+PostgresDatabase  connection of the writer: lock of the run, COMMIT with a known outcome
+PostgresReaders   read-only connections, one snapshot each
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atroposlib.errors import ConfigError, StoreError
 T = TypeVar("T")
 
 MAX_READERS = 4
-READER_WAIT_S = 30.0  # for one of them to be free
+READER_WAIT_S = 30.0  # for a free connection
 
 
 class _Reader(PostgresConnection):
@@ -34,7 +34,7 @@ class _Reader(PostgresConnection):
         try:
             return super().execute(sql, values)
         except psycopg.errors.DataCorrupted as cause:
-            self.end()  # nothing more can be read in a transaction that failed
+            self.end()  # a failed transaction allows no further reads
             self.begin()
             raise DamagedRow(str(fault(cause))) from cause
 
@@ -46,7 +46,7 @@ class _Reader(PostgresConnection):
 
 
 class PostgresReaders:
-    """Connections that read beside the writer, at most ``MOST_READERS``, opened on demand."""
+    """Pool of at most ``MAX_READERS`` read-only connections, opened on demand."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -56,10 +56,10 @@ class PostgresReaders:
         self._open = True
 
     def run(self, work: Callable[[PostgresConnection], T]) -> T:
-        """``work`` on one snapshot.
+        """Run ``work`` on one snapshot.
 
         Raises:
-            StoreError: the server is away for too long, or failed.
+            StoreError: the server is unreachable for too long, or failed.
         """
 
         def attempt() -> T:
@@ -70,7 +70,7 @@ class PostgresReaders:
             return self._server.retry_while_away(attempt)
         except FAULTS as cause:
             raise fault(cause) from cause
-        except ConfigError as cause:  # after a failover; at the start it is said otherwise
+        except ConfigError as cause:  # after a failover; at the start it is a ConfigError
             raise StoreError(str(cause)) from cause
 
     @contextmanager
@@ -96,7 +96,7 @@ class PostgresReaders:
             self._idle.put(raw if usable else None)
 
     def close(self) -> None:
-        """Wait for those that read, and hang up. Idempotent."""
+        """Wait for active readers, and disconnect. Idempotent."""
         if self._open:
             self._open = False
             for _ in range(MAX_READERS):
@@ -133,9 +133,9 @@ class PostgresDatabase:
         PostgresConnection(self._live).execute_many(sql, rows)
 
     def begin(self) -> None:
-        """Wait for the server if it is away, and for the lock of the run.
+        """Wait for the server if it is unreachable, and for the lock of the run.
 
-        Nothing was written yet, so a connection that proves dead is simply replaced.
+        No statement has written yet, so a dead connection is replaced.
         """
         try:
             self._server.retry_while_away(self._begin)
@@ -159,11 +159,11 @@ class PostgresDatabase:
             if not self._was_committed():
                 raise
         else:
-            if done != "COMMIT":  # the server rolls back what failed, without an error
+            if done != "COMMIT":  # after a failure the server rolls back without an error
                 raise StoreError("PostgreSQL rolled the transaction back")
 
     def _was_committed(self) -> bool:
-        """Whether the transaction whose answer got lost is durable; False if unknown."""
+        """Whether a transaction with a lost response is durable; False if unknown."""
         if self._transaction is None:
             return False
         self._hang_up()
@@ -176,7 +176,7 @@ class PostgresDatabase:
     def _look_up(self, timeline: str, number: str) -> bool:
         self._require_connection()
         [(now_on, status)] = self.execute(_OUTCOME, (number,))
-        if status == "in progress":  # its session does not know yet that we are gone
+        if status == "in progress":  # its session has not noticed the lost connection yet
             raise psycopg.OperationalError("the outcome of a transaction is not known yet")
         return bool(now_on == timeline and status == "committed")
 
@@ -203,8 +203,8 @@ class PostgresDatabase:
             self._raw = None
 
 
-# The first eight characters of a log file's name are the timeline, which a failover changes:
-# transaction ids of another timeline mean other transactions.
+# The first eight characters of the name of a log file are the timeline. A failover changes
+# it, and transaction ids of another timeline denote other transactions.
 _TIMELINE = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _LOCK = f"SELECT pg_advisory_xact_lock(?)::text, {_TIMELINE}, pg_current_xact_id()::text"
 _OUTCOME = f"SELECT {_TIMELINE}, pg_xact_status(CAST(? AS text)::xid8)"

@@ -1,11 +1,11 @@
-"""The shared store: a PostgreSQL schema that several API replicas serve one run from.
+"""PostgreSQL store: one schema per run, shared by several API replicas.
 
     put, claim, ack ... -> writer thread -> BEGIN, lock of the run, ..., COMMIT
     read, stats, load   -> up to four connections of one snapshot each, outside the lock
 
-Replicas take the lock of the run in turns, so each sees what the one before committed.
-When the server goes away, operations wait for it within a bound; a COMMIT whose answer got
-lost is looked up before anybody is told anything.
+Replicas take the lock of the run in turns, so each transaction reads the commits before it.
+If the server is unreachable, operations retry until a timeout. If the response to a COMMIT
+is lost, its outcome is read from the server before the caller gets a result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 SCHEMA = "atropos"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-RECONNECT_TIMEOUT_S = 20.0  # that an operation waits for a server that went away
+RECONNECT_TIMEOUT_S = 20.0  # of an operation while the server is unreachable
 
 
 class PostgresStore(SqlStore):
@@ -30,15 +30,14 @@ class PostgresStore(SqlStore):
 
     Args:
         url: ``postgresql://user@host/database``, with ``?schema=name`` for another schema
-            than ``atropos``. One schema is one run; it is made if it is missing.
-        max_bytes: bound on the payloads on hand.
-        patience_s: how long an operation waits for a server that went away.
+            than ``atropos``. One schema is one run; it is created if missing.
+        max_bytes: bound on the bytes of stored payloads.
+        reconnect_timeout_s: retry period of an operation while the server is unreachable.
 
     Raises:
-        ConfigError: psycopg is not installed, or the server cannot keep the promises:
-            older than 15, a standby, read-only, or without fsync; or another release made
-            the tables.
-        StoreError: the server cannot be reached.
+        ConfigError: psycopg is not installed; the server is older than 15, a standby,
+            read-only or without fsync; or the tables have another layout.
+        StoreError: the server is unreachable.
     """
 
     shared = True
@@ -69,7 +68,7 @@ class PostgresStore(SqlStore):
         return self._readers.run(work)
 
     def close(self) -> None:
-        """Finish what was begun and hang up. Idempotent."""
+        """Finish pending operations and disconnect. Idempotent."""
         self._server.stop_retrying()
         self._writer.close()
         self._readers.close()
@@ -81,7 +80,7 @@ def split_schema(url: str) -> tuple[str, str]:
     Example: "postgresql://u@h/d?schema=b&sslmode=require" -> ("...?sslmode=require", "b").
 
     Raises:
-        ConfigError: the schema cannot be named so.
+        ConfigError: the name of the schema is invalid.
     """
     address, _, query = url.partition("?")
     schema, rest = SCHEMA, []

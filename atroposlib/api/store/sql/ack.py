@@ -1,4 +1,4 @@
-"""Ends of a batch: ack, commit, rewind, discard; and the checks of its owner."""
+"""SQL of ack, extend, commit, rewind and discard, with the check of the owner."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from atroposlib.api.store.sql.schema import (
     MAX_INT64,
     BatchState,
     Connection,
-    Counters,
+    QueueCounters,
     counting,
     read_meta,
 )
 from atroposlib.errors import ConfigError, StaleGeneration
 
-NO_GENERATION = -1  # generation of a batch that a rewind reopened: nobody holds it
+NO_GENERATION = -1  # generation of a batch that a rewind reopened
 
 
 def require_owner(
     no: int, owner: tuple[int, int, int] | None, generation: int, epoch: int, current: int
 ) -> None:
-    """Fence whoever does not hold the batch.
+    """Reject a caller that does not hold the batch.
 
     ``owner`` is (generation, first epoch, last epoch) of the claim that holds it.
     """
@@ -52,7 +52,7 @@ def _owned(connection: Connection, no: int, generation: int, epoch: int) -> Batc
 
 def lookup(connection: Connection, no: int, generation: int, epoch: int) -> LeasedBatch:
     row = _owned(connection, no, generation, epoch)
-    if row.state == BatchState.COMMITTED.value:  # a checkpoint holds it: no payload is left
+    if row.state == BatchState.COMMITTED.value:  # its payloads are freed
         raise StaleGeneration(f"batch {no} is committed")
     return as_batch(row, members_of(connection, no))
 
@@ -78,8 +78,8 @@ def ack(
     if row.state != BatchState.OPEN.value:
         return False
     if rank is not None:
-        ranks = {int(said) for said in row.ranks.split(",") if said} | {rank}
-        text = ",".join(str(said) for said in sorted(ranks))
+        ranks = {int(one) for one in row.ranks.split(",") if one} | {rank}
+        text = ",".join(str(one) for one in sorted(ranks))
         connection.execute("UPDATE batch SET ranks = ? WHERE no = ?", (text, no))
         if len(ranks) < row.world_size:
             return False
@@ -105,7 +105,7 @@ def rewind(connection: Connection, no: int, generation: int) -> RewindResult:
     with counting(connection) as counters:
         _count_as_acked(counters, no, generation)
         for row in batches(connection, "state = 'open' AND no > ?", no):
-            _let_go(counters, row)  # fetched ahead: it comes again in its turn
+            _let_go(counters, row)  # prefetched: it is delivered again in its turn
         rows = batches(connection, "state = 'acked' AND no > ?", no)
         for row in rows:
             transfer_batch(counters, row, GroupState.ACKED, GroupState.LEASED)
@@ -119,7 +119,7 @@ def rewind(connection: Connection, no: int, generation: int) -> RewindResult:
         return RewindResult(replayed=len(rows), gone=connection.execute(gone, (no,))[0][0])
 
 
-def _let_go(counters: Counters, row: BatchRow) -> None:
+def _let_go(counters: QueueCounters, row: BatchRow) -> None:
     counters.connection.execute(
         "UPDATE batch SET state = 'open', generation = ?, ranks = '', claim_id = NULL "
         "WHERE no = ?",
@@ -128,8 +128,8 @@ def _let_go(counters: Counters, row: BatchRow) -> None:
     uncount_delivery(counters, row)
 
 
-def _count_as_acked(counters: Counters, no: int, generation: int) -> None:
-    """Whoever has a checkpoint of batch ``no`` trained on all before it."""
+def _count_as_acked(counters: QueueCounters, no: int, generation: int) -> None:
+    """Ack open batches up to ``no``: a checkpoint with ``no`` includes all before it."""
     counters.meta.require_generation(generation)
     if not 0 <= no <= counters.meta.last_batch:
         raise StaleGeneration(
@@ -149,8 +149,8 @@ def discard(connection: Connection, no: int, gids: Sequence[int]) -> None:
             dissolve(counters, rows[0], sorted(damaged))
 
 
-def _commit(counters: Counters, row: BatchRow) -> None:
-    """Free the payloads of an acked batch; the ledger rows stay."""
+def _commit(counters: QueueCounters, row: BatchRow) -> None:
+    """Free the payloads of an acked batch; the rows of its groups stay."""
     counters.connection.execute(
         "DELETE FROM payload WHERE gid IN (SELECT gid FROM groups WHERE batch_no = ?)",
         (row.no,),

@@ -1,4 +1,4 @@
-"""Batches out: which one a claim gets, and what a new one may be made of."""
+"""SQL of claim: redelivery of open batches, and new batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atroposlib.api.store.sql.schema import (
     MEMBER,
     BatchState,
     Connection,
-    Counters,
+    QueueCounters,
     counting,
     document,
     env_of,
@@ -38,15 +38,13 @@ class BatchRow:
     state: str
     n_seq: int
     generation: int
-    first_epoch: (
-        int  # first epoch of the claim that holds it: its repeats do not fence each other
-    )
+    first_epoch: int  # of the claim that holds it: its repeats do not fence each other
     epoch: int
     tries: int  # deliveries since it was last acked
     claim_id: str | None
     lease_until: float
     world_size: int
-    ranks: str  # that acked this delivery, such as "0,2"
+    ranks: str  # that acked this delivery, for example "0,2"
     min_version: int | None
     dropped: int
 
@@ -79,8 +77,10 @@ def as_batch(row: BatchRow, members: tuple[BatchMember, ...]) -> LeasedBatch:
 # --- the end of a batch -------------------------------------------------------------
 
 
-def end_open(counters: Counters, row: BatchRow, state: BatchState, groups: GroupState) -> None:
-    """An open batch becomes ``state``, its groups become ``groups``."""
+def end_open(
+    counters: QueueCounters, row: BatchRow, state: BatchState, groups: GroupState
+) -> None:
+    """Move an open batch to ``state`` and its groups to ``groups``."""
     transfer_batch(counters, row, GroupState.LEASED, groups)
     meta = counters.meta
     counters.set(batches_open=meta.batches_open - 1)
@@ -94,7 +94,7 @@ def end_open(counters: Counters, row: BatchRow, state: BatchState, groups: Group
 
 
 def transfer_batch(
-    counters: Counters, row: BatchRow, before: GroupState, after: GroupState
+    counters: QueueCounters, row: BatchRow, before: GroupState, after: GroupState
 ) -> None:
     members = members_of(counters.connection, row.no)
     counters.transfer(members, before, after)
@@ -103,8 +103,8 @@ def transfer_batch(
     )
 
 
-def dissolve(counters: Counters, row: BatchRow, damaged: Sequence[int] = ()) -> None:
-    """The groups of an open batch return to their place in the queue; it never was."""
+def dissolve(counters: QueueCounters, row: BatchRow, damaged: Sequence[int] = ()) -> None:
+    """Delete an open batch; its groups return to their place in the queue."""
     members = members_of(counters.connection, row.no)
     sound = [member for member in members if member.gid not in damaged]
     broken = [member for member in members if member.gid in damaged]
@@ -126,13 +126,13 @@ def dissolve(counters: Counters, row: BatchRow, damaged: Sequence[int] = ()) -> 
     uncount_delivery(counters, row)
 
 
-def uncount_delivery(counters: Counters, row: BatchRow) -> None:
+def uncount_delivery(counters: QueueCounters, row: BatchRow) -> None:
     if row.generation == counters.meta.generation:
         counters.set(delivered=counters.meta.delivered - 1)
 
 
-def prune(counters: Counters) -> None:
-    """Forget what ended long ago: the file must not grow for ever."""
+def prune(counters: QueueCounters) -> None:
+    """Delete rows of groups and batches that ended long ago, which bounds the file."""
     counters.connection.execute(
         "DELETE FROM groups WHERE state IN ('committed', 'dropped') AND gid <= ?",
         (counters.meta.last_gid - LEDGER_GROUPS,),
@@ -161,7 +161,7 @@ def claim(connection: Connection, claim: Claim, choose: Chooser) -> LeasedBatch 
 
 
 def _due(opened: Sequence[BatchRow], claim: Claim) -> list[BatchRow]:
-    """Open batches that this claim may get, in the order in which it gets them."""
+    """Open batches that this claim may get, in order of preference."""
     same = [row for row in opened if row.claim_id == claim.claim_id is not None]
     free = [
         row
@@ -171,7 +171,7 @@ def _due(opened: Sequence[BatchRow], claim: Claim) -> list[BatchRow]:
     return same + [row for row in free if row not in same]
 
 
-def _deliver_again(counters: Counters, row: BatchRow, claim: Claim) -> LeasedBatch:
+def _deliver_again(counters: QueueCounters, row: BatchRow, claim: Claim) -> LeasedBatch:
     if row.generation != claim.generation:
         counters.set(delivered=counters.meta.delivered + 1)
     repeated = (row.generation, row.claim_id) == (claim.generation, claim.claim_id)
@@ -198,11 +198,11 @@ def _deliver_again(counters: Counters, row: BatchRow, claim: Claim) -> LeasedBat
     return as_batch(held, members_of(counters.connection, row.no))
 
 
-def _form(counters: Counters, claim: Claim, choose: Chooser) -> LeasedBatch | str:
+def _form(counters: QueueCounters, claim: Claim, choose: Chooser) -> LeasedBatch | str:
     connection = counters.connection
     dropped = 0
     while True:
-        counters.write()  # the tallies tell which sizes the queue holds
+        counters.write()  # _queue reads the sizes from the counts
         queue = {group.gid: group for group in _queue(connection, claim.size)}
         selection = choose(list(queue.values()), document(connection, FAIR_SHARE))
         stale = [gid for gid in selection.dropped if gid in queue]
@@ -215,7 +215,7 @@ def _form(counters: Counters, claim: Claim, choose: Chooser) -> LeasedBatch | st
 
 
 def _form_of(
-    counters: Counters, claim: Claim, selection: Selection, dropped: int
+    counters: QueueCounters, claim: Claim, selection: Selection, dropped: int
 ) -> LeasedBatch:
     no = counters.meta.last_batch + 1
     opened = counters.meta.batches_open + 1
@@ -251,8 +251,8 @@ def _form_of(
     return as_batch(made, members)
 
 
-# Of each kind the oldest groups, no more than could be part of one batch. It walks the
-# kinds of the tallies, so a queue of any length costs the same.
+# The oldest groups of each kind, at most as many as fit into one batch. It reads the kinds
+# from the counts, so the cost does not depend on the length of the queue.
 _OLDEST = """
 WITH kind AS MATERIALIZED (
     SELECT t.env AS env, COALESCE(
@@ -266,7 +266,7 @@ AND g.gid <= kind.last
 
 
 def _queue(connection: Connection, size: int) -> list[GroupSummary]:
-    """What ``choose`` sees, oldest first."""
+    """The groups for ``choose``, oldest first."""
     queue: list[GroupSummary] = []
     sizes = connection.execute(
         "SELECT DISTINCT n_seq FROM group_counts WHERE state = 'pending'"
@@ -280,7 +280,7 @@ def _queue(connection: Connection, size: int) -> list[GroupSummary]:
     return sorted(queue, key=lambda group: group.gid)
 
 
-def _drop(counters: Counters, gids: Sequence[int]) -> None:
+def _drop(counters: QueueCounters, gids: Sequence[int]) -> None:
     if not gids:
         return
     connection = counters.connection

@@ -1,4 +1,4 @@
-"""Groups in: keys, the bound, buffers that become whole."""
+"""SQL of put: idempotency keys, the bound on bytes, completed buffers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atroposlib.api.common.records import BufferPolicy, GroupState, NewGroup, St
 from atroposlib.api.store.sql.schema import (
     MEMBER,
     Connection,
-    Counters,
+    QueueCounters,
     QueueMeta,
     counting,
     env_column,
@@ -18,13 +18,13 @@ from atroposlib.api.store.sql.schema import (
 )
 from atroposlib.errors import KeyConflict, RunChanged
 
-# Given the head and the bytes that are new, raises StoreFull if there is no room.
+# Raises StoreFull if the new bytes exceed the capacity.
 CapacityCheck = Callable[[QueueMeta, int], None]
 
 
 @dataclass(frozen=True)
 class NewRow:
-    """A group, its digest, and its payload as it shall lie in the table."""
+    """A group, its digest, and its payload as stored in the table."""
 
     group: NewGroup
     digest: bytes
@@ -48,7 +48,7 @@ def put(
     """See :meth:`atroposlib.api.common.store_protocol.Store.put`."""
     with counting(connection) as counters:
         if revision != counters.meta.revision:
-            raise RunChanged("the run changed meanwhile: look at it again")
+            raise RunChanged("the run changed: read it again")
         known = _known(connection, new_rows)
         fresh = list(_fresh(new_rows, known))
         if fresh:
@@ -83,7 +83,7 @@ def _known(connection: Connection, new_rows: Sequence[NewRow]) -> dict[str, _Kno
 
 
 def _fresh(new_rows: Iterable[NewRow], known: dict[str, _Known]) -> Iterable[NewRow]:
-    """Those that are not in the ledger; of a key that comes twice, the first."""
+    """The rows with unknown keys; of a key that occurs twice, the first."""
     digests = {key: old.digest for key, old in known.items()}
     for new_row in new_rows:
         key = new_row.group.key
@@ -96,7 +96,7 @@ def _fresh(new_rows: Iterable[NewRow], known: dict[str, _Known]) -> Iterable[New
 _INSERT = "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"
 
 
-def _insert(counters: Counters, new_row: NewRow) -> _Known:
+def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
     group = new_row.group
     gid = counters.meta.last_gid + 1
     counters.set(last_gid=gid)
@@ -120,12 +120,12 @@ def _insert(counters: Counters, new_row: NewRow) -> _Known:
 
 
 def _complete(
-    counters: Counters, env: int | None, expected: int, complete: BufferPolicy
+    counters: QueueCounters, env: int | None, expected: int, complete: BufferPolicy
 ) -> set[int]:
-    """Queue what is whole in the buffer of ``env``; the gids that were."""
+    """Queue completed groups of the buffer of ``env``; returns their gids."""
     queued: set[int] = set()
     while True:
-        counters.write()  # the tallies tell which sizes the buffer holds
+        counters.write()  # _buffer reads the sizes from the counts
         buffer = _buffer(counters.connection, env_column(env), expected)
         offered = {gid for gid, _ in buffer}
         whole = [gid for gid in complete(buffer, expected) if gid in offered]
@@ -144,7 +144,7 @@ def _complete(
 
 
 def _buffer(connection: Connection, env: int, expected: int) -> list[tuple[int, int]]:
-    """(gid, n_seq), oldest first: of each size no more than could be part of one group."""
+    """(gid, n_seq), oldest first: of each size at most as many as fit into one group."""
     buffer: list[tuple[int, int]] = []
     sizes = connection.execute(
         "SELECT n_seq FROM group_counts WHERE state = 'buffered' AND env = ?", (env,)
@@ -160,9 +160,12 @@ def _buffer(connection: Connection, env: int, expected: int) -> list[tuple[int, 
 
 
 def _as_it_is_now(
-    counters: Counters, new_rows: Sequence[NewRow], answers: list[Stored], queued: set[int]
+    counters: QueueCounters,
+    new_rows: Sequence[NewRow],
+    answers: list[Stored],
+    queued: set[int],
 ) -> list[Stored]:
-    """The answers after all of the put: a later group may have completed an earlier one."""
+    """The results after the whole put: a later group may have completed an earlier one."""
     counters.write()
     rows = counters.connection.execute(
         "SELECT env, n_seq * groups FROM group_counts WHERE state = 'buffered'"

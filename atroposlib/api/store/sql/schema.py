@@ -1,11 +1,11 @@
-"""What SQLite and PostgreSQL have in common: a connection, the tables, the books.
+"""Connection protocol, tables and counters, common to SQLite and PostgreSQL.
 
-    SqlStore --operation--> put_queries, batch_queries, run_queries --SQL--> Connection
+    SqlStore --operation--> put, claim, ack --SQL--> Connection
 
-An operation is a function of a connection inside a transaction in which nobody else
-writes: SQLite has one writer, PostgreSQL takes a per-run lock. So it may read, decide and
-write in plain steps, and ids come from a row instead of a sequence. Every difference of
-the two is in :class:`Dialect` or behind :class:`Connection`.
+An operation is a function of a connection inside a transaction with an exclusive write
+lock: SQLite has one writer, PostgreSQL takes a lock per run. So an operation reads, decides
+and writes in plain steps, and ids come from a row instead of a sequence. Every difference
+of the two databases is in :class:`Dialect` or behind :class:`Connection`.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from atroposlib.api.common.records import HELD, BatchMember, GroupState, Media
 from atroposlib.errors import StaleGeneration, StoreError
 
 LAYOUT = 3
-NO_ENV = -1  # as column of an index; ids of environments are places in a list
+NO_ENV = -1  # in a column; ids of environments are indices of a list
 IDS_PER_STATEMENT = 256
-RUN = "run"  # the names of the documents
+RUN = "run"  # names of the documents
 FAIR_SHARE = "mix"
-MAX_INT64 = 2**63 - 1  # neither database has larger integers, and callers may send any
+MAX_INT64 = 2**63 - 1  # the largest integer of both databases; callers may send larger ones
 
 Row = tuple[Any, ...]
 
 
 class DamagedRow(StoreError):
-    """The database cannot read what was asked for, and can read on."""
+    """A row cannot be read; other rows can."""
 
 
 class Connection(Protocol):
-    """``?`` marks a value in the SQL, and never stands for anything else."""
+    """A database connection. ``?`` in the SQL always marks a value."""
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        """All rows of one statement; none of one that gives no rows.
+        """All rows of one statement; an empty list for a statement without rows.
 
         Raises:
-            DamagedRow: the bytes asked for cannot be read, but others can.
+            DamagedRow: a row cannot be read, but others can.
         """
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """The statement once for each row of values."""
+        """Run the statement once for each row of values."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one database spells what all need."""
+    """SQL spellings of one database."""
 
-    integer: str  # of 64 bits; as a primary key it is SQLite's row id only if so spelled
+    integer: str  # 64 bits; SQLite uses its row id only for this spelling
     blob: str
-    after_tables: tuple[str, ...] = ()  # statements once the tables are there
+    after_tables: tuple[str, ...] = ()  # statements after the tables are made
 
 
 SQLITE = Dialect(integer="INTEGER", blob="BLOB")
 POSTGRES = Dialect(
     integer="BIGINT",
     blob="BYTEA",
-    # Most payloads are compressed already: the server shall not try once more.
+    # Most payloads are already compressed, so the server stores them uncompressed.
     after_tables=("ALTER TABLE payload ALTER COLUMN body SET STORAGE EXTERNAL",),
 )
 
@@ -110,17 +110,17 @@ INSERT INTO meta VALUES (1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def tables(dialect: Dialect) -> list[str]:
-    """The statements that make an empty store, for one transaction."""
+    """The statements that create an empty store, for one transaction."""
     made = _TABLES.format(integer=dialect.integer, blob=dialect.blob)
     return [statement.strip() for statement in made.split(";")] + list(dialect.after_tables)
 
 
-# --- the books ----------------------------------------------------------------------
+# --- counters -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class QueueMeta:
-    """The one row that every operation looks at first."""
+    """The single row of table ``meta``, which every operation reads first."""
 
     revision: int  # of the run document
     generation: int
@@ -148,10 +148,10 @@ def read_meta(connection: Connection) -> QueueMeta:
     return QueueMeta(*connection.execute(_READ_META)[0])
 
 
-class Counters:
-    """The head and the tallies during one operation; written once, at its end.
+class QueueCounters:
+    """Changes of ``meta`` and of the counts during one operation, written at its end.
 
-    The tallies are what makes ``stats`` independent of the length of the queue.
+    With the counts the cost of ``stats`` does not depend on the length of the queue.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -163,11 +163,11 @@ class Counters:
         self._total_sequences: Counter[str] = Counter()
 
     def set(self, **changed: int) -> None:
-        """Change numbers of the head."""
+        """Change values of ``meta``."""
         self.meta = replace(self.meta, **changed)
 
     def count(self, state: GroupState, env: int, n_seq: int, n_bytes: int, sign: int) -> None:
-        """A group enters (+1) or leaves (-1) a state; ``env`` as in its column."""
+        """Count a group that enters (+1) or leaves (-1) a state; ``env`` as in its column."""
         if state in HELD:
             self._groups[state.value, env, n_seq] += sign
             self._bytes[state.value, env, n_seq] += sign * n_bytes
@@ -180,14 +180,14 @@ class Counters:
     def transfer(
         self, members: Sequence[BatchMember], before: GroupState, after: GroupState
     ) -> None:
-        """Count members over from one state to another."""
+        """Count members from one state to another."""
         for member in members:
             env = env_column(member.env)
             self.count(before, env, member.n_seq, member.n_bytes, -1)
             self.count(after, env, member.n_seq, member.n_bytes, +1)
 
     def write(self) -> None:
-        """Bring the tables up to date; also needed before they are read again."""
+        """Write the changes to the tables; required before the tables are read again."""
         kinds = [
             (*kind, groups, self._bytes[kind])
             for kind, groups in self._groups.items()
@@ -198,7 +198,7 @@ class Counters:
         emptied = [kind[:3] for kind in kinds if kind[3] < 0]
         if emptied:
             self.connection.execute_many(_DROP_EMPTY_COUNTS, emptied)
-        ends = [  # as many groups may have come as went, and yet of other sizes
+        ends = [  # equal numbers may enter and leave with other sizes
             (end, groups, self._total_sequences[end])
             for end, groups in self._totals.items()
             if groups or self._total_sequences[end]
@@ -227,9 +227,9 @@ _ADD_TO_TOTALS = (
 
 
 @contextmanager
-def counting(connection: Connection) -> Iterator[Counters]:
-    """The books of one operation. After an error nothing is written: it is rolled back."""
-    opened = Counters(connection)
+def counting(connection: Connection) -> Iterator[QueueCounters]:
+    """The counters of one operation. After an error they are not written: it rolls back."""
+    opened = QueueCounters(connection)
     yield opened
     opened.write()
 
@@ -254,7 +254,7 @@ def keep_document(connection: Connection, name: str, body: bytes) -> None:
 
 
 class BatchState(str, Enum):
-    """Where a batch is."""
+    """State of a batch."""
 
     OPEN = "open"
     ACKED = "acked"
@@ -263,7 +263,7 @@ class BatchState(str, Enum):
 
 
 def keeps_payload(state: GroupState) -> bool:
-    """Whether the payload of a group in ``state`` is still on hand."""
+    """Whether the payload of a group in ``state`` is kept."""
     return state not in (GroupState.COMMITTED, GroupState.DROPPED)
 
 
@@ -284,7 +284,7 @@ MEDIA = {media.value: media for media in Media}
 def member_of(row: Row) -> BatchMember:
     """A row of the columns ``MEMBER``."""
     gid, n_seq, n_tokens, n_bytes, media, env, version, arrived_version = row
-    # A name that bit rot made up stops nobody here: reading the payload refuses it.
+    # A name damaged by bit rot is rejected when the payload is read, not here.
     known = MEDIA.get(media, Media.JSON)
     return BatchMember(
         gid, n_seq, n_tokens, n_bytes, known, env_of(env), version, arrived_version
@@ -294,7 +294,7 @@ def member_of(row: Row) -> BatchMember:
 def for_all(
     connection: Connection, sql: str, items: Sequence[Any], before: Sequence[Any] = ()
 ) -> list[Row]:
-    """Run ``sql``, whose ``IN {}`` means ``items``, in portions; ``before`` precedes them."""
+    """Run ``sql`` with ``items`` for ``IN {}``, in portions; ``before`` precedes them."""
     found: list[Row] = []
     for start in range(0, len(items), IDS_PER_STATEMENT):
         some = items[start : start + IDS_PER_STATEMENT]

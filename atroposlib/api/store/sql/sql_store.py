@@ -1,4 +1,4 @@
-"""The verbs of the seam, over a database that can write and look."""
+"""Operations of the store protocol, over the reads and writes of a database."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ _EMPTIED = (
 class SqlStore(ABC):
     """See :class:`atroposlib.api.common.store_protocol.Store`.
 
-    A database gives it two ways in: ``_write`` for an operation that nobody may write
-    beside, durable when it returns; ``_look`` for one that only reads, from one state of
-    the tables, and need not wait for a writer.
+    A database implements ``_write`` for an operation with an exclusive write lock, durable
+    when it returns, and ``_read`` for one that reads a single snapshot of the tables without
+    waiting for a writer.
     """
 
     shared = False
@@ -84,7 +84,7 @@ class SqlStore(ABC):
     def close(self) -> None: ...
 
     def _body(self, group: NewGroup) -> bytes:
-        """The payload as it shall lie in the table; called outside of any transaction."""
+        """The payload as stored in the table; called outside of any transaction."""
         return group.payload
 
     def _payload(self, media: Media, body: bytes) -> bytes:
@@ -92,10 +92,7 @@ class SqlStore(ABC):
         return body
 
     def _spare_bytes(self) -> int | None:
-        """What the place of the files can still take, or None if nobody knows.
-
-        Called inside the transaction of a put.
-        """
+        """Free bytes for the files, or None if unknown. Called inside a put."""
         return None
 
     # --- groups in ----------------------------------------------------------------
@@ -119,7 +116,7 @@ class SqlStore(ABC):
                 "kept: train on them, or raise the bound"
             )
         spare = self._spare_bytes()
-        if spare is not None and spare < 2 * new_bytes:  # the log and the file both take it
+        if spare is not None and spare < 2 * new_bytes:  # both the log and the file store it
             raise StoreFull("the disk of the store is full up to its reserve: free some space")
 
     def unconfirmed_posts(self, first_epoch: float) -> list[UnconfirmedPost]:
@@ -137,7 +134,7 @@ class SqlStore(ABC):
         rows = self._read(lambda c: _payloads(c, gids))
         found: list[Payload] = []
         damaged: list[int] = []
-        for gid in gids:  # checked here, where no transaction waits for it
+        for gid in gids:  # checked outside of the transaction
             digest, media, body = rows.get(gid, _GONE)
             data = self._payload(media, body)
             if gid in rows and digest_of(data) == digest:
@@ -202,7 +199,7 @@ def _load(connection: Connection) -> RunDocument:
 def _save(connection: Connection, body: bytes, revision: int, fence: bool) -> RunDocument:
     with counting(connection) as counters:
         if revision != counters.meta.revision:
-            raise RunChanged("the run changed meanwhile: look at it again")
+            raise RunChanged("the run changed: read it again")
         keep_document(connection, RUN, body)
         counters.set(revision=revision + 1)
         if fence:
@@ -250,13 +247,13 @@ def _stats(connection: Connection) -> StoreStats:
     )
 
 
-# --- groups as they lie -------------------------------------------------------------
+# --- stored groups ------------------------------------------------------------------
 
 
 def _payloads(
     connection: Connection, gids: Sequence[int]
 ) -> dict[int, tuple[bytes, Media, bytes]]:
-    """(digest, media, body) by gid; what is gone or cannot be read is not in it."""
+    """(digest, media, body) by gid; missing and unreadable groups are left out."""
     found = {}
     for gid in gids:
         try:
@@ -309,7 +306,7 @@ def _admit(connection: Connection, asked: AdmissionGrant, budget: int, now: floa
 
 
 def _accepted(connection: Connection) -> int:
-    """Sequences held, acked or committed; what was dropped or died is not trained on."""
+    """Sequences held, acked or committed; dropped and dead ones are never trained on."""
     counted = _stats(connection)
     held = sum(
         group_count.sequences

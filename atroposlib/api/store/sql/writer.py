@@ -1,10 +1,10 @@
-"""The writer thread: whatever waits goes into one transaction, and is answered after it.
+"""Writer thread with group commit: waiting operations share one transaction.
 
     caller threads --submit--> [waiting] --writer--> BEGIN, a savepoint each, COMMIT --> replies
 
-Many small writes share one fsync that way. An operation that is refused is rolled back to
-its savepoint and leaves its neighbours alone; one at which the database fails is found by
-running each of its transaction alone.
+Many small writes share one fsync. A rejected operation is rolled back to its savepoint and
+does not affect the others. If the database fails, each operation of the transaction runs
+again in a separate transaction, so only the failing one gets the error.
 """
 
 from __future__ import annotations
@@ -23,36 +23,33 @@ T = TypeVar("T")
 Work = Callable[[Connection], T]
 _Outcome = tuple[Any, "AtroposError | None"]
 
-MAX_OPERATIONS = 64  # per transaction: beyond, the first caller waits longer than an fsync
-MAX_TRANSACTION_BYTES = 16 * 2**20  # per transaction: one checkpoint's worth
-OPERATION_TIMEOUT_S = 120.0  # of a caller: a disk or server that hangs must not hang everybody
+MAX_OPERATIONS = 64  # per transaction: with more, the first caller waits longer than an fsync
+MAX_TRANSACTION_BYTES = 16 * 2**20  # per transaction: the size of one checkpoint
+OPERATION_TIMEOUT_S = 120.0  # of a caller, if the disk or the server hangs
 
 
 class Database(Connection, Protocol):
-    """A connection that the writer has for itself.
+    """The connection of the writer. ``begin`` reopens a lost one."""
 
-    It may come and go: ``begin`` opens it again if it was lost.
-    """
-
-    faults: tuple[type[Exception], ...]  # what it raises
-    # Whether nothing was written if ``commit`` raised. False where the answer can get lost:
-    # then nothing is tried again, for it could happen twice.
+    faults: tuple[type[Exception], ...]  # exceptions of the database
+    # Whether nothing was written if ``commit`` raised. False where the response can be lost:
+    # then no operation is repeated, since it could happen twice.
     commit_is_certain: bool
 
     def begin(self) -> None:
-        """Start a transaction in which nobody else writes."""
+        """Start a transaction with the write lock."""
 
     def commit(self) -> None:
         """Make it durable."""
 
     def rollback(self) -> None:
-        """End what ``begin`` began, if it is not over. Never raises."""
+        """Roll back an open transaction. Never raises."""
 
     def fault(self, cause: Exception) -> StoreError:
-        """One of ``faults`` in words of ours."""
+        """The StoreError of one of ``faults``."""
 
     def close(self) -> None:
-        """Let go. Idempotent."""
+        """Close the connection. Idempotent."""
 
 
 @dataclass
@@ -79,7 +76,7 @@ class Writer:
         return thread
 
     def submit(self, work: Work[T], n_bytes: int = 0) -> Future[T]:
-        """Have ``work`` done in a transaction; the reply comes once it is durable.
+        """Queue ``work`` for a transaction; the future is set once it is durable.
 
         Raises:
             StoreError: the writer is closed.
@@ -93,27 +90,27 @@ class Writer:
         return operation.reply
 
     def do(self, work: Work[T], n_bytes: int = 0) -> T:
-        """Like :meth:`submit`, and wait for the reply.
+        """Like :meth:`submit`, and wait for the result.
 
         Raises:
-            StoreError: the database failed, or did not answer within ``LONGEST_WAIT_S``.
+            StoreError: the database failed, or did not answer within ``OPERATION_TIMEOUT_S``.
         """
         reply = self.submit(work, n_bytes)
         try:
             return reply.result(timeout=OPERATION_TIMEOUT_S)
         except FutureTimeout as cause:
-            reply.cancel()  # if it still waits in line, it shall not happen behind our back
+            reply.cancel()  # if it still waits, it must not run after this error
             raise StoreError(
                 f"the store did not answer within {OPERATION_TIMEOUT_S:.0f} s"
             ) from cause
 
     def close(self) -> None:
-        """Do what waits, then let go of the database. Idempotent."""
+        """Run the waiting operations, then close the database. Idempotent."""
         with self._wake:
             self._open = False
             self._wake.notify()
         thread = None
-        while thread is not self._thread:  # one that died left another in its place
+        while thread is not self._thread:  # a thread that died started its successor
             thread = self._thread
             thread.join()
         self._database.close()
@@ -127,11 +124,11 @@ class Writer:
                 self._commit(operations)
             done = True
         finally:
-            if not done:  # a defect of ours: it is seen in the log, and the queue goes on
+            if not done:  # a bug: log it, and continue in a new thread
                 self._thread = self._started()
 
     def _next_operations(self) -> list[_Operation]:
-        """What goes into the next transaction; empty when the writer is closed and drained."""
+        """Operations of the next transaction; empty when the writer is closed and drained."""
         with self._wake:
             while True:
                 self._wake.wait_for(lambda: self._waiting or not self._open)
@@ -153,7 +150,7 @@ class Writer:
             database.rollback()
             again = database.commit_is_certain or not committing
             if len(operations) > 1 and again:
-                for operation in operations:  # one of them did it; the others shall not suffer
+                for operation in operations:  # one of them failed; run each of them alone
                     self._commit([operation])
             else:
                 _refuse(operations, database.fault(cause))
@@ -163,14 +160,14 @@ class Writer:
                     operation.reply.set_result(value)
                 else:
                     operation.reply.set_exception(error)
-        finally:  # also after an error nobody foresaw: no caller may wait for ever
+        finally:  # also after an unexpected error: every caller gets a result
             database.rollback()
             _refuse(operations, StoreError("the store failed; its log has the traceback"))
 
     def _outcomes(self, operations: list[_Operation]) -> list[_Outcome]:
         if len(operations) > 1:
             return [self._attempt(operation) for operation in operations]
-        try:  # alone it needs no savepoint, which copies every page that is written to
+        try:  # one operation needs no savepoint, which copies every written page
             return [(operations[0].work(self._database), None)]
         except AtroposError as refused:
             self._database.rollback()
@@ -191,7 +188,7 @@ class Writer:
 
 
 def _portion(waiting: Sequence[_Operation]) -> int:
-    """How many of those that wait, from the first one, share the next transaction."""
+    """Number of waiting operations, from the first, for the next transaction."""
     n_bytes = 0
     for taken, operation in enumerate(waiting[:MAX_OPERATIONS]):
         n_bytes += operation.n_bytes

@@ -1,4 +1,4 @@
-"""SQLite as the queries and the writer see it: one connection that writes, some that read."""
+"""SQLite connections: one writer, and a pool of readers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import apsw
 from atroposlib.api.store.sql.schema import LAYOUT, SQLITE, DamagedRow, Row, tables
 from atroposlib.errors import ConfigError, StoreError, StoreFull
 
-PAGE_BYTES = 32768  # a fifth less CPU than 16384 for bodies of 2 MB, the same for tiny ones
-CHECKPOINT_PAGES = 500  # the log is copied into the file whenever it holds so many
-# A log that readers kept from starting over is copied while they wait.
+PAGE_BYTES = 32768  # 20 % less CPU than 16384 for bodies of 2 MB, equal for tiny ones
+CHECKPOINT_PAGES = 500  # a log of so many pages is copied into the file
+# Beyond, readers are paused so that the log can restart.
 MAX_LOG_PAGES = 3 * CHECKPOINT_PAGES
 MAX_READERS = 4
-BUSY_MS = 10_000  # waits of the readers for a checkpoint
-# What SQLite raises, and what its binding raises for values that SQLite cannot hold.
+BUSY_MS = 10_000  # a reader waits so long for a checkpoint
+# Exceptions of SQLite, and of its binding for values that SQLite cannot hold.
 FAULTS = (apsw.Error, OverflowError, UnicodeEncodeError)
 
 
@@ -47,7 +47,7 @@ def fault(cause: Exception) -> StoreError:
 
 
 def connect(path: Path, vfs: str | None, synchronous: str, read_only: bool) -> apsw.Connection:
-    """A connection with the settings that the promises of the store rest on."""
+    """A connection with the settings that durability requires."""
     flags = apsw.SQLITE_OPEN_READONLY if read_only else _READ_WRITE
     connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
     connection.set_busy_timeout(BUSY_MS)
@@ -65,20 +65,20 @@ def _settings(synchronous: str) -> list[str]:
         f"page_size = {PAGE_BYTES}",
         "journal_mode = WAL",
         f"synchronous = {synchronous}",  # NORMAL loses acknowledged groups in a power cut
-        "cache_size = -2000",  # a payload only passes through; 16 MB cost a sixth more time
-        "temp_store = MEMORY",  # what a savepoint keeps would otherwise go through a file
+        "cache_size = -2000",  # payloads are read once; 16 MB take 17 % more time
+        "temp_store = MEMORY",  # otherwise savepoints write to a file
     ]
 
 
 def require_layout(connection: apsw.Connection, path: Path) -> None:
-    """Make the tables of a new file.
+    """Create the tables of a new file.
 
     Raises:
-        ConfigError: another release wrote the file.
+        ConfigError: the file has another layout.
     """
     [(layout,)] = connection.execute("PRAGMA user_version").fetchall()
     if layout == 0:
-        with connection:  # both or neither: a kill in between must leave a new file
+        with connection:  # atomic: a kill in between must leave an empty file
             for statement in tables(SQLITE):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {LAYOUT}")
@@ -93,7 +93,7 @@ def require_layout(connection: apsw.Connection, path: Path) -> None:
 
 
 class SqliteReaders:
-    """Connections that read beside the writer, at most ``MOST_READERS``, opened on demand."""
+    """Pool of at most ``MAX_READERS`` read-only connections, opened on demand."""
 
     def __init__(self, open_one: Callable[[], apsw.Connection]) -> None:
         self._open_one = open_one
@@ -105,10 +105,10 @@ class SqliteReaders:
 
     @contextmanager
     def one(self) -> Iterator[SqliteConnection]:
-        """A connection in a transaction of its own: all it reads is one state.
+        """A connection in a read transaction, which reads one snapshot.
 
         Raises:
-            StoreError: none is free for ``BUSY_MS``, the store is closed, or SQLite failed.
+            StoreError: no connection is free for ``BUSY_MS``, the store is closed, or SQLite failed.
         """
         connection = self._take()
         try:
@@ -120,7 +120,7 @@ class SqliteReaders:
             raise fault(cause) from cause
         finally:
             if connection is not None:
-                with suppress(apsw.Error):  # after a damaged row it reports that row again
+                with suppress(apsw.Error):  # after a damaged row the rollback reports it again
                     connection.execute("ROLLBACK")
             self._idle.put(connection)
 
@@ -134,7 +134,7 @@ class SqliteReaders:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Nobody reads meanwhile."""
+        """Block all readers inside the context."""
         taken = []
         try:
             for _ in range(MAX_READERS):
@@ -145,7 +145,7 @@ class SqliteReaders:
                 self._idle.put(connection)
 
     def close(self) -> None:
-        """Wait for those that read, and close. Idempotent."""
+        """Wait for active readers, and close all. Idempotent."""
         with self._closing:
             if self._open:
                 self._open = False
@@ -178,9 +178,9 @@ class SqliteDatabase(SqliteConnection):
         self.raw.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        self.raw.execute("COMMIT")  # the fsync: nobody has been answered yet
+        self.raw.execute("COMMIT")  # the fsync; the callers are answered after it
         if self._log_pages >= CHECKPOINT_PAGES:
-            with suppress(apsw.Error):  # on a full disk the log stays, and works
+            with suppress(apsw.Error):  # on a full disk the log stays usable
                 self._checkpoint()
 
     def _checkpoint(self) -> None:
@@ -199,10 +199,10 @@ class SqliteDatabase(SqliteConnection):
         return cause if isinstance(cause, StoreError) else fault(cause)
 
     def free_page_bytes(self) -> int:
-        """What puts can fill without a longer file: deleted payloads leave their pages."""
+        """Bytes of free pages inside the file, left by deleted payloads."""
         [(pages,)] = self.execute("PRAGMA freelist_count")
         return int(pages) * PAGE_BYTES
 
     def close(self) -> None:
-        with suppress(apsw.Error):  # a disk that fails is no reason to keep the lock
+        with suppress(apsw.Error):  # a failing disk must not keep the lock
             self.raw.close()

@@ -1,7 +1,9 @@
-"""The embedded store: one SQLite file that survives kill -9 and power cuts.
+"""SQLite store: one file that survives kill -9 and power cuts.
 
-put, claim, ack ... -> writer thread -> the one connection that writes
-read, stats, load   -> up to four read-only connections, beside the writer
+put, claim, ack ... -> writer thread -> one connection that writes
+read, stats, load   -> up to four read-only connections, concurrent to the writer
+
+The data directory is locked by one process, and must be on a local file system.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ T = TypeVar("T")
 # Before 3.51.3 a reset of the write-ahead log can corrupt the file.
 MIN_SQLITE_VERSION = 3_051_003
 DATABASE = "queue.sqlite"
-# Three checkpoints. Claims and acks must write too, and a failed checkpoint keeps its log:
-# a disk filled to the brim by puts could never be drained again.
+# The size of three checkpoints. Claims and acks write too, and a failed checkpoint keeps its
+# log: a disk that puts fill completely could never be drained.
 RESERVE_BYTES = 48 * 2**20
-# f_type of statfs(2). On these a lock or an fsync may not mean what it says, and the
-# shared memory of the log does not reach across machines. 9p and FUSE are not among them:
-# containers (gVisor, fuse-overlayfs) report them for the local disk of their host.
+# f_type of statfs(2). On these, locks and fsync are unreliable, and the shared memory of the
+# log does not work across machines. 9p and FUSE are not listed: containers (gVisor,
+# fuse-overlayfs) report them for the local disk of their host.
 NETWORK_FILE_SYSTEMS = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -62,12 +64,12 @@ LOCAL_DIRECTORIES = ("/var/tmp", "/tmp", "/dev/shm")
 
 
 def network_file_system(magic: int) -> str | None:
-    """The name of a file system that the store cannot trust; None for all others."""
+    """Name of the network file system with this magic number; None for all others."""
     return NETWORK_FILE_SYSTEMS.get(magic & 0xFFFFFFFF)
 
 
 def magic_of(path: Path) -> int:
-    """``f_type`` of the file system that holds ``path``; 0 where the system has no such."""
+    """``f_type`` of the file system of ``path``; 0 where the platform has none."""
     if sys.platform != "linux":
         return 0
     answer = ctypes.create_string_buffer(512)  # longer than any struct statfs
@@ -78,10 +80,10 @@ def magic_of(path: Path) -> int:
 
 
 def require_local(path: Path) -> None:
-    """Refuse a directory on a network file system.
+    """Reject a directory on a network file system.
 
     Raises:
-        ConfigError: with local places to choose instead.
+        ConfigError: the message names local directories.
     """
     found = network_file_system(magic_of(path))
     if found is None:
@@ -103,10 +105,10 @@ def free_bytes_of(path: Path) -> int:
 
 
 def lock_directory(data_dir: Path) -> IO[str]:
-    """Hold a lock that ends with the process, however it ends.
+    """Lock the directory until this process ends.
 
     Raises:
-        StoreLocked: another process holds it.
+        StoreLocked: another process holds the lock.
     """
     lock_file = open(data_dir / "lock", "a+")  # noqa: SIM115 - held until close()
     try:
@@ -131,17 +133,17 @@ class SqliteStore(SqlStore):
     """See :class:`atroposlib.api.common.store_protocol.Store`.
 
     Args:
-        data_dir: made if it is missing; on a local disk.
-        max_bytes: bound on the payloads on hand.
-        free_bytes: free space of the file system of a path.
-        vfs: a registered apsw VFS that the files go through, for tests.
-        synchronous: anything but FULL breaks promises, which tests show.
+        data_dir: created if missing; on a local disk.
+        max_bytes: bound on the bytes of stored payloads.
+        free_bytes: function from a path to the free bytes of its file system.
+        vfs: name of a registered apsw VFS, for tests.
+        synchronous: values other than FULL are not durable; for tests.
 
     Raises:
         StoreLocked: another process owns ``data_dir``.
         StoreError: the file is damaged, or the disk fails.
-        ConfigError: the SQLite library or the file system cannot be trusted, or another
-            release wrote the files.
+        ConfigError: the SQLite library is too old, the file system is a network one, or
+            the files have another layout.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class SqliteStore(SqlStore):
         self._free_bytes = free_bytes
         path = data_dir / DATABASE
         self._log_file = data_dir / (DATABASE + "-wal")
-        with ExitStack() as undo:  # a file that cannot be used must not stay locked
+        with ExitStack() as undo:  # unlock the directory on an error
             self._lock_file = lock_directory(data_dir)
             undo.callback(self._lock_file.close)
             try:
@@ -186,8 +188,8 @@ class SqliteStore(SqlStore):
             return work(connection)
 
     def _spare_bytes(self) -> int:
-        # The log keeps its length when it starts over: that part of the reserve is taken,
-        # and counting it twice would refuse puts for ever once it has grown.
+        # A restarted log keeps its length, which is part of the reserve. Counting it twice
+        # would reject every put once the log has grown.
         log = (
             min(self._log_file.stat().st_size, RESERVE_BYTES) if self._log_file.exists() else 0
         )
@@ -195,7 +197,7 @@ class SqliteStore(SqlStore):
         return on_disk + self._database.free_page_bytes()
 
     def close(self) -> None:
-        """Finish what was begun and let go of the files. Idempotent."""
-        self._readers.close()  # first: who closes last copies the log into the file
+        """Finish pending operations and close the files. Idempotent."""
+        self._readers.close()  # first: the last connection to close copies the log into the file
         self._writer.close()
         self._lock_file.close()
