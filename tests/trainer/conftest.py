@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +19,10 @@ from example_trainer.model import loading
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from tests.serving import served
+from tests.trainer import two_ranks
+
+ROOT = Path(__file__).parents[2]
+BOUND_S = 60
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,3 +66,21 @@ def policy(config: Callable[..., TrainingConfig]) -> Policy:
 def serve() -> Iterator[Callable[[Any], str]]:
     with ExitStack() as running:
         yield lambda app: running.enter_context(served(app))
+
+
+@pytest.fixture(scope="session")
+def ranks(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank of one run of two_ranks.py found; this process is rank 0."""
+    directory = tmp_path_factory.mktemp("ranks")
+    shutil.copytree(model_dir, directory / "model")
+    command = [sys.executable, "-W", "error", "-m", "tests.trainer.two_ranks"]
+    other = subprocess.Popen([*command, "1", str(directory)], cwd=ROOT)
+    try:
+        two_ranks.main(0, directory)
+        assert other.wait(BOUND_S) == 0
+    finally:
+        other.kill()
+        other.wait()
+    found = [json.loads((directory / f"{rank}.json").read_text()) for rank in (0, 1)]
+    found[0]["directory"] = directory
+    return found

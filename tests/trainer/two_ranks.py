@@ -1,4 +1,4 @@
-"""What two ranks do in test_trainer_parallel: ``python -m tests.trainer.two_ranks RANK DIR``.
+"""What two ranks do in the fixture ``ranks``: ``python -m tests.trainer.two_ranks RANK DIR``.
 
 The test is rank 0 and starts rank 1; each writes what it found to ``DIR/RANK.json``.
 """

@@ -15,7 +15,11 @@ from example_trainer import losses
 from tests.trainer.loss_batches import gradient, random_batch, run, settings
 
 EVERY = sorted(losses.LOSSES)
+
+
 CLIPPED = ["decoupled", "grpo", "ppo"]
+
+
 VARIANTS = [
     *((name, {}) for name in EVERY),
     *((name, {"dual_clip": 1.5, "clip_eps_high": 0.5}) for name in CLIPPED),
@@ -186,9 +190,3 @@ def test_extreme_ratios_stay_finite():
 def test_an_unknown_loss_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="there are: cross_entropy, decoupled, distill"):
         losses.get("ppo3")
-
-
-def test_the_default_loss_is_decoupled_with_truncated_weights():
-    cfg = settings()
-    assert (cfg.loss, cfg.importance_weight) == ("decoupled", "truncate")
-    assert losses.get(cfg.loss) is losses.LOSSES["decoupled"]

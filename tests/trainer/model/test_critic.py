@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from example_trainer.model.critic import load_value_model, scored_row
+from example_trainer.model.critic import load_value_model, scored_row, value_loss
 from tests.trainer.rows import BRANCHING, MULTI_TURN, flat
 
 
@@ -63,3 +63,44 @@ def test_bfloat16_values_come_from_a_float32_head(config):
     (plan,) = low.plan(MULTI_TURN)
     found, _ = low.score(plan)
     assert found.dtype is torch.float32
+
+
+# value, loss = max((v - R)^2, (old + clip(v - old) - R)^2) / 2, slope; old 0, R 1, eps 0.2
+@pytest.mark.parametrize(
+    ("value", "loss", "gradient", "clipped"),
+    [
+        (0.1, 0.405, -0.9, 0),
+        (0.5, 0.32, 0.0, 1),  # moved far enough toward R
+        (-0.5, 1.125, -1.5, 0),  # moved away: full gradient back
+        (2.0, 0.5, 1.0, 0),  # overshot
+    ],
+)
+def test_the_critic_s_loss_by_hand(value, loss, gradient, clipped):
+    values = torch.tensor([[value, 1e9]], dtype=torch.double, requires_grad=True)
+    old, returns = torch.tensor([[0.0, float("nan")]]), torch.tensor([[1.0, float("inf")]])
+    total, metrics = value_loss(values, old, returns, torch.tensor([[1.0, 0.0]]), 0.2)
+    total.backward()
+    assert float(total.detach()) == pytest.approx(loss)
+    assert values.grad.tolist() == [[pytest.approx(gradient), 0.0]]
+    assert int(metrics["value_clip_ratio"]) == clipped
+    assert float(metrics["value_error"]) == pytest.approx((value - 1) ** 2)
+    assert (float(metrics["value_mean"]), float(metrics["return_mean"])) == (
+        pytest.approx(value),
+        1.0,
+    )
+
+
+def test_the_gradient_of_the_critic_s_loss_is_its_derivative_and_a_nan_shows():
+    torch.manual_seed(0)
+    values = torch.randn(3, 4, dtype=torch.double, requires_grad=True)
+    old, returns = torch.randn(3, 4).double(), torch.randn(3, 4).double()
+    mask = torch.rand(3, 4)
+    assert torch.autograd.gradcheck(
+        lambda v: value_loss(v, old, returns, mask, 0.2)[0], (values,)
+    )
+    broken = values.detach().clone()
+    broken[0, 0] = float("nan")
+    broken.requires_grad_()
+    total, _ = value_loss(broken, old, returns, mask, 0.2)
+    total.backward()
+    assert total.isnan() and broken.grad[0, 0].isnan()

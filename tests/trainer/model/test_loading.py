@@ -1,15 +1,14 @@
+"""Loading a model: precision, limits, layers, reference."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
-from tests.trainer.rows import BRANCHING, flat, row
+from tests.trainer.rows import flat, row
 
-# peft still reads a name that transformers 5.23 deprecates, and warns of tied heads.
-of_peft = pytest.mark.filterwarnings("ignore:.*(checkpointing|tie_word_embeddings|tied)")
 ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
 
 
@@ -61,51 +60,6 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused(policy, monke
         loading.check_head(policy)
 
 
-def test_trained_tokens_are_scored_at_the_temperature_of_their_row(policy):
-    one = row([5, 6], [7, 8], temperature=0.5)
-    logits = policy.model(torch.tensor([one.tokens]), use_cache=False).logits[0, 1:3]
-    expected = torch.log_softmax(logits / 0.5, -1)[[0, 1], [7, 8]]
-    assert policy.trained_logprobs([one])[0] == pytest.approx(expected.tolist(), abs=1e-5)
-
-
-def test_rows_without_a_trained_token_have_no_logprobs(policy):
-    found = policy.trained_logprobs([row([5, 6], []), ROWS[0]])
-    assert [len(logprobs) for logprobs in found] == [0, 3]
-
-
-def test_the_candidates_of_a_teacher_are_scored_at_the_distillation_temperature(config):
-    policy = loading.load(config())
-    one = row(
-        [5, 6], [7, 8], temperature=0.5, teacher_ids=[[], [7, 9], [4]], teacher_logprobs=None
-    )
-    (plan,) = policy.plan([one])
-    found = policy.score(plan, teacher_temperature=2.0).teacher
-    logits = policy.model(torch.tensor([one.tokens]), use_cache=False).logits[0, 1:3]
-    expected = torch.log_softmax(logits / 2.0, -1)
-    assert found.shape == (1, 2, 2)
-    assert torch.allclose(found[0, 0], expected[0, [7, 9]], atol=1e-5)
-    assert torch.allclose(found[0, 1, 0], expected[1, 4], atol=1e-5)
-    assert policy.score(plan).teacher is None
-
-
-def test_ranks_score_their_share_and_know_all_of_it(policy):
-    """Two ranks in turn; their sum is what one alone finds."""
-    alone = flat(policy.trained_logprobs(BRANCHING))
-
-    class Rank(Ranks):
-        def sum_(self, tensor):
-            self.partial.append(tensor.clone())
-            return tensor
-
-    Rank.partial = []
-    for rank in (0, 1):
-        policy.world = Rank(rank, 2)
-        policy.trained_logprobs(BRANCHING)
-    first, second = Rank.partial
-    assert not (first * second).any() and first.any() and second.any()
-    assert (first + second).tolist() == pytest.approx(alone, abs=1e-6)
-
-
 def test_layers_that_are_not_named_stay_as_they_are(config):
     policy = loading.load(config(train_layer_indices="1"))
     names = [n for n, p in policy.model.named_parameters() if p.requires_grad]
@@ -141,25 +95,3 @@ def test_another_reference_may_be_named(config, tmp_path, policy):
     reference = loading.load_reference(config(), str(other))
     found, start = (flat(one.trained_logprobs(ROWS)) for one in (reference, policy))
     assert found != pytest.approx(start, abs=1e-3)
-
-
-@of_peft
-def test_a_model_in_a_peft_wrapper_is_found_and_only_its_adapter_is_trained(policy):
-    peft = pytest.importorskip("peft")
-    before = flat(policy.trained_logprobs(ROWS))
-    wrapped = peft.get_peft_model(policy.model, peft.LoraConfig(target_modules=["q_proj"]))
-    policy.model = wrapped
-    assert flat(policy.trained_logprobs(ROWS)) == pytest.approx(before, abs=1e-6)
-    names = [n for n, p in policy.module.named_parameters() if p.requires_grad]
-    assert names and all("lora_" in name for name in names)
-    gradient(policy)
-    assert any(p.grad is not None and p.grad.any() for p in policy.parameters())
-
-
-@of_peft
-def test_an_adapter_on_the_output_head_is_refused(policy):
-    peft = pytest.importorskip("peft")
-    settings = peft.LoraConfig(target_modules=["lm_head"])
-    policy.model = peft.get_peft_model(policy.model, settings)
-    with pytest.raises(ConfigError, match="lora_target_modules"):
-        policy.trained_logprobs(ROWS)

@@ -1,0 +1,48 @@
+"""A model with grouped queries, and transformers' own eager attention over it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from example_trainer.model import loading
+
+
+@pytest.fixture(scope="session")
+def gqa_dir(tmp_path_factory):
+    """A Qwen2 with two query heads to a key head, biases, and an output head of its own."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from atroposlib.testing.tiny import char_tokenizer
+
+    directory = tmp_path_factory.mktemp("gqa")
+    tokenizer = char_tokenizer()
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        initializer_range=0.2,  # attention that is far from uniform
+    )
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def reference(gqa_dir):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(gqa_dir, attn_implementation="eager")
+
+
+@pytest.fixture
+def gqa_policy(config, gqa_dir):
+    made = loading.load(config(model_name=str(gqa_dir)))
+    made.attention_crossover = float("inf")
+    return made

@@ -1,0 +1,76 @@
+"""Whole weights: merged, trained only, and copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from example_trainer.model import adapter, loading, state_dict
+from tests.trainer.rows import row
+
+ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
+
+
+SEQUENCES = [one.tokens for one in ROWS]
+
+
+@pytest.fixture
+def adapted(config):
+    """A policy with an adapter that changes something: B is no longer zero."""
+
+    def make(**settings):
+        cfg = config(lora=True, **settings)
+        policy = loading.load(cfg)
+        if not adapter.adapted_layers(policy.model):
+            adapter.wrap(policy.model, cfg)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for layer in adapter.adapted_layers(policy.model).values():
+                layer.lora_B["default"].weight.normal_(generator=generator)
+        return policy
+
+    return make
+
+
+def test_merged_weights_score_as_the_adapter_does(adapted, policy):
+    with_adapter = adapted(lora_r=4, lora_alpha=12)
+    before = with_adapter.logprobs_of(SEQUENCES)
+    merged = state_dict.merged_weights(with_adapter)
+    assert merged.keys() == policy.model.state_dict().keys()
+    assert with_adapter.logprobs_of(SEQUENCES) == before
+    plain = policy.logprobs_of(SEQUENCES)
+    state_dict.load_full_weights(policy, merged)
+    for ours, theirs, untrained in zip(policy.logprobs_of(SEQUENCES), before, plain):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+        assert ours != pytest.approx(untrained, abs=1e-2)
+
+
+def test_what_training_changes_is_enough_to_go_on(adapted):
+    policy, fresh = adapted(seed=1), adapted(seed=2)
+    kept = state_dict.trained_weights(policy)
+    assert len(kept) == len(policy.parameters())
+    state_dict.load_full_weights(fresh, kept)
+    assert fresh.logprobs_of(SEQUENCES) == policy.logprobs_of(SEQUENCES)
+
+
+@pytest.mark.slow
+def test_whole_weights_come_out_of_shards_and_go_back(ranks, policy):
+    first, second = (found["weights"] for found in ranks)
+    assert first["names"] == sorted(policy.model.state_dict()) and second["names"] == []
+    assert first["tied"] and first["float32"] and first["stepped"] and second["stepped"]
+    assert first["norm"] == second["norm"] > 0
+    assert first["same on two"] and second["same on two"]
+    assert first["on one"] < 1e-5
+    assert 2 * first["shard"][0] - policy.parameters()[0].shape[0] in (0, 1)
+    for found in (first, second):
+        assert "not those of the model" in found["refused"]
+
+
+def test_whole_weights_of_one_rank_are_copies(policy):
+    whole = state_dict.full_weights(policy)
+    before = policy.logprobs_of([[5, 6, 7]])
+    for tensor in whole.values():
+        tensor.zero_()
+    assert policy.logprobs_of([[5, 6, 7]]) == before
+    state_dict.load_full_weights(policy, whole)
+    assert not any(parameter.any() for parameter in policy.parameters())

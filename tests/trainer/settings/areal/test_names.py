@@ -1,0 +1,27 @@
+"""AReaL's option names: where each leads."""
+
+from __future__ import annotations
+
+from example_trainer.settings.areal import names as areal_names
+from example_trainer.settings.areal.names import Renamed
+from example_trainer.settings.files import FIELDS, parse_override, translate
+
+
+def test_every_name_of_areal_leads_to_a_setting_that_exists():
+    for name, meaning in areal_names.NAMES.items():
+        if isinstance(meaning, Renamed):
+            assert meaning.field in FIELDS, name
+
+
+def test_what_belongs_elsewhere_is_said_once_for_all_of_its_kind():
+    words = [
+        "sglang.tp_size=2",
+        "sglang.dtype=x",
+        "gconfig.temperature=1",
+        "gconfig.top_p=null",
+    ]
+    notes = translate([parse_override(word) for word in words]).notes
+    assert [note.split(":")[0] for note in notes] == [
+        "sglang.tp_size, sglang.dtype",
+        "gconfig.temperature",
+    ]

@@ -1,0 +1,111 @@
+"""Flags of the trainer and their order."""
+
+from __future__ import annotations
+
+import pytest
+
+from example_trainer import TrainingConfig, parse_args
+from example_trainer.settings.args import ALIASES, build_parser, flag, settings_of, with_set
+from example_trainer.settings.files import SECTIONS
+
+
+def test_every_setting_has_a_kebab_case_flag_and_a_sentence():
+    actions = {a.dest: a for a in build_parser()._actions}
+    for name, field in TrainingConfig.model_fields.items():
+        assert flag(name) in actions[name].option_strings
+        assert field.description
+
+
+def test_flags_are_typed_by_the_model():
+    argv = ["--model", "m", "--lr", "1e-3", "--use-wandb", "--checkpoint-interval", "0"]
+    argv += ["--inference-urls", "http://a:1/v1", "http://b:2/", "--clip-eps-high", "0.28"]
+    cfg = parse_args(argv)
+    assert (cfg.lr, cfg.use_wandb, cfg.checkpoint_interval) == (1e-3, True, 0)
+    assert cfg.servers == ["http://a:1", "http://b:2"]
+    assert cfg.clip_eps_high == 0.28 and len(cfg.wandb_group or "") == 8
+
+
+def test_aliases_of_the_original_are_kept():
+    assert parse_args(["--model-name", "m"]) == parse_args(["--model", "m"])
+    assert set(ALIASES.values()) == {"--model", "--gpu-memory-utilization"}
+
+
+def test_an_unusable_flag_ends_with_a_sentence_and_status_2(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_args(["--model", "m", "--lr", "fast"])
+    assert ended.value.code == 2
+    assert "--lr: Input should be a valid number" in capsys.readouterr().err
+
+
+def test_a_misspelt_setting_is_refused():
+    with pytest.raises(ValueError, match="learning_rate"):
+        TrainingConfig(model_name="m", learning_rate=1.0)
+
+
+def given(*words: str) -> dict:
+    """Fields that these words of a command line set."""
+    args = build_parser().parse_args(with_set(words))
+    return settings_of(args).values
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str, name: str = "x.yaml") -> str:
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_the_last_of_flags_and_overrides_counts_and_both_beat_files(file):
+    first = file("lr: 1e-3\nseq_len: 64\noptim:\n  adam_eps: 1e-6\n", "a.yaml")
+    second = file("actor: {optimizer: {lr: 2e-3}}\nbatch.minibatches: 2\n", "b.yaml")
+    words = ("--config", first, "--config", second)
+    assert given(*words)["lr"] == 2e-3
+    assert given(*words) | {"lr": 0} == {
+        "lr": 0,
+        "seq_len": 64,
+        "adam_eps": 1e-6,
+        "minibatches": 2,
+    }
+    assert given("lr=3e-3", *words)["lr"] == 3e-3
+    assert given(*words, "lr=3e-3", "--lr", "4e-3")["lr"] == "4e-3"
+    assert given(*words, "--lr", "4e-3", "actor.optimizer.lr=5e-3")["lr"] == 5e-3
+
+
+def test_an_override_may_stand_between_flags_and_after_a_list():
+    words = (
+        "--model",
+        "m",
+        "lr=1",
+        "--inference-urls",
+        "http://a?x=1",
+        "seq_len=8",
+        "--use-wandb",
+    )
+    assert given(*words, "seed=3") == {
+        "model_name": "m",
+        "lr": 1,
+        "inference_urls": ["http://a?x=1"],
+        "seq_len": 8,
+        "use_wandb": True,
+        "seed": 3,
+    }
+    assert given("--run-name", "a=b") == {"run_name": "a=b"}
+
+
+def test_a_wrong_value_is_reported_under_the_name_it_was_given(file, capsys):
+    path = file("actor.optimizer.lr: fast\nactor.dtype: float16\n")
+    with pytest.raises(SystemExit):
+        parse_args(["--config", path])
+    said = capsys.readouterr().err
+    assert f"actor.optimizer.lr ({path}): Input should be a valid number" in said
+    assert "actor.dtype" in said and "--model-name (or model_name=...) is required" in said
+
+
+def test_help_lists_the_settings_by_section(capsys):
+    with pytest.raises(SystemExit):
+        parse_args(["--help"])
+    said = capsys.readouterr().out
+    places = [said.index(f"\n{section}:\n") for section in SECTIONS]
+    assert places == sorted(places) and "key=value" in said

@@ -1,0 +1,158 @@
+"""YAML files, key=value and AReaL's names: what they mean and which of them counts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from atroposlib.errors import ConfigError
+from example_trainer import parse_args
+from example_trainer.settings.args import build_parser, settings_of, with_set
+from example_trainer.settings.files import (
+    FIELDS,
+    SECTIONS,
+    parse_override,
+    parse_yaml,
+    translate,
+)
+
+CONFIGS = Path(__file__).resolve().parents[3] / "example_trainer" / "configs"
+
+
+def given(*words: str) -> dict:
+    """Fields that these words of a command line set."""
+    args = build_parser().parse_args(with_set(words))
+    return settings_of(args).values
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        translate([parse_override(word) for word in words])
+    return str(refused.value)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str, name: str = "x.yaml") -> str:
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("word", "settings"),
+    [
+        ("lr=1e-5", {"lr": 1e-5}),
+        ("optim.lr=1e-5", {"lr": 1e-5}),
+        ("+actor.optimizer.lr=1e-5", {"lr": 1e-5}),
+        ("loss=gspo", {"loss": "gspo"}),
+        ("loss.clip_eps=0.3", {"clip_eps": 0.3}),
+        ("run_name=007", {"run_name": "007"}),
+        ("run_name=12", {"run_name": "12"}),
+        ("run_name=no", {"run_name": "no"}),
+        ("run_name='a=b'", {"run_name": "a=b"}),
+        ("max_staleness=null", {"max_staleness": None}),
+        ("max_staleness=", {"max_staleness": None}),
+        ("use_wandb=true", {"use_wandb": True}),
+        ("trackers=tensorboard", {"trackers": ["tensorboard"]}),
+        (
+            "inference_urls=[http://a:1, http://b:2]",
+            {"inference_urls": ["http://a:1", "http://b:2"]},
+        ),
+        ("train_layer_indices=0-3", {"train_layer_indices": "0-3"}),
+        (
+            'eval_command=[python, e.py, --out, "{out}"]',
+            {"eval_command": ["python", "e.py", "--out", "{out}"]},
+        ),
+    ],
+)
+def test_an_override_sets_what_a_flag_would(word, settings):
+    assert given(word) == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("5", 5),
+        ("010", "010"),
+        ("0", 0),
+        ("-3", -3),
+        ("1:30", "1:30"),
+        ("on", "on"),
+        ("~", None),
+    ]
+    + [("True", True), (".5", 0.5), ("2024-01-01", "2024-01-01"), ("[1, a]", [1, "a"])],
+)
+def test_plain_words_are_read_as_yaml_1_2_says(text, value):
+    assert parse_yaml(text, "here") == value
+
+
+def test_references_take_the_value_that_counts_in_the_end(file):
+    path = file(
+        "actor.path: old\nref.path: ${actor.path}\nrun_name: ${actor.path}-${seed}-${lr}\n"
+    )
+    found = given("--config", path, "model_name=new", "lr=2")
+    assert (found["reference_model"], found["run_name"]) == ("new", "new-0-2")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["lr=${nowhere}"], "not given anywhere"),
+        (["lr=${actor.pth}", "actor.path=m"], "did you mean actor.path"),
+        (["lr=${adam_eps}", "adam_eps=${lr}"], "refers to itself"),
+        (["learning_rate=1"], "is not a setting"),
+        (["optim.batch_size=1"], "did you mean .*batch.batch_size"),
+        (["actor.optimiser.lr=1"], "did you mean .*actor.optimizer.lr"),
+        (["actor.ppo_n_minibatch=1"], "did you mean actor.ppo_n_minibatches"),
+        (["total_train_n_seqs=5"], "nothing reads it"),
+        (["scheduler.endpoint=x"], "atropos-launch"),
+        (["actor.optimizer.offload=true"], "fsdp.offload_params"),
+        (["actor.optimizer.type=lion"], "not an optimizer"),
+        (["actor.disable_dropout=false"], "never uses dropout"),
+        (["actor.reward_norm.mean_level=batch"], "no estimator"),
+        (["actor.adv_norm.mean_level=group"], "over the batch"),
+        (["actor.rejection_sampling=null"], "importance_weight=none"),
+        (["actor.rejection_sampling.metric=kl_k1"], "only the metric ratio"),
+        (["actor.overlong_reward_penalty=true"], "needs overlong_tokens"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_a_sentence(words, why):
+    assert re.search(why, refusal(*words)), refusal(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("a: b: c", "not YAML"), ("- 1", "no settings"), ("lr: 1\nlr: 2", "stands twice")],
+)
+def test_a_file_that_is_no_settings_is_refused_by_name(file, text, why):
+    with pytest.raises(ConfigError, match=why):
+        given("--config", file(text))
+    with pytest.raises(ConfigError, match="cannot read"):
+        given("--config", "absent.yaml")
+
+
+def test_every_setting_stands_in_one_section():
+    names = [name for model in SECTIONS.values() for name in model.model_fields]
+    assert sorted(names) == sorted(FIELDS)
+
+
+def test_the_example_files_load(capsys):
+    lora = parse_args(["--config", str(CONFIGS / "gsm8k_lora.yaml")])
+    assert (lora.publisher, lora.lora_r) == ("lora", 32)
+    areal = parse_args(["--config", str(CONFIGS / "gsm8k_areal.yaml"), "actor.eps_clip=0.2"])
+    assert (areal.loss, areal.advantage, areal.advantage_norm) == (
+        "decoupled",
+        "grpo",
+        "batch",
+    )
+    assert (areal.sequences_per_step, areal.max_new_tokens, areal.clip_eps) == (
+        1024,
+        1024,
+        0.2,
+    )
+    assert "note: sglang.context_length" in capsys.readouterr().err

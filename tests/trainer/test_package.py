@@ -1,0 +1,35 @@
+"""The package: light import, functions of the original."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import example_trainer
+from example_trainer import TrainingConfig
+
+
+def test_importing_the_package_loads_no_torch():
+    code = "import sys, example_trainer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "publisher"),
+    [
+        ("train_legacy", "none", "disk"),
+        ("train_shared_vllm", "shared_vllm", "shared_memory"),
+        ("train_lora", "lora_only", "lora"),
+        ("train_lora_restart", "lora_restart", "lora"),
+    ],
+)
+def test_the_originals_ways_to_train_are_modes_of_the_one_loop(
+    name, mode, publisher, monkeypatch
+):
+    seen = []
+    monkeypatch.setattr("example_trainer.grpo.train", seen.append)
+    getattr(example_trainer, name)(TrainingConfig(model_name="m", lr=0.5))
+    (cfg,) = seen
+    assert (cfg.weight_bridge_mode, cfg.publisher, cfg.lr) == (mode, publisher, 0.5)
