@@ -1,8 +1,8 @@
-"""Scored groups as a page: ``python -m atroposlib.frontend.jsonl2html groups.jsonl``.
+"""HTML page of scored groups: ``python -m atroposlib.frontend.jsonl2html groups.jsonl``.
 
-What a model wrote is shown, never run: Markdown is rendered (paragraphs, code, tables,
-emphasis), HTML in it is shown as text, links and images stay what was typed, and the page's
-own policy forbids it to load or execute anything but the few lines of this template.
+Text of a model is shown and never executed. Markdown is rendered (paragraphs, code, tables,
+emphasis); HTML, links and images are shown as text. The page's content security policy forbids
+all scripts and resources except those of this template.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def create_html_for_group(group: Mapping[str, Any], index: int) -> str:
 
 
 def _number(score: Any) -> float | None:
-    """A file may hold scores of any kind; what is no number is shown as none."""
+    """Score as a number; other values of a file are shown as none."""
     known = isinstance(score, (int, float)) and not math.isnan(score)
     return float(score) if known else None
 
@@ -110,12 +110,12 @@ def _text(content: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _markdown() -> MarkdownIt:
-    """Markdown without HTML, links and images: nothing of it leads out of the page."""
+    """Markdown renderer without HTML, links and images."""
     from markdown_it import MarkdownIt
 
     known = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table")
     known.disable(["html_block", "html_inline", "link", "image", "autolink", "reference"])
-    return known.disable(["escape", "entity"])  # a backslash is LaTeX here, and stays
+    return known.disable(["escape", "entity"])  # backslashes belong to LaTeX and stay
 
 
 def _hash(source: str) -> str:
@@ -138,7 +138,7 @@ def page(title: str, body: str) -> str:
 
 
 def generate_html(input_path: str, output_path: str | None = None) -> str:
-    """Write the page of a jsonl file of groups beside it, and return the page's path.
+    """Write the page of a jsonl file of groups next to it and return its path.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -1,1 +1,1 @@
-"""What tests need and users may want: shipped fakes and a model made on the spot."""
+"""Fakes for tests of environments and trainers, and a tiny model with random weights."""

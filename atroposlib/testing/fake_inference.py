@@ -1,11 +1,11 @@
-"""An inference server without a model: deterministic, scriptable, speaking vLLM's shapes.
+"""Fake inference server: deterministic, scriptable, with the routes of vLLM and others.
 
     fake = FakeInference(reply=lambda prompt, i: "4")
     with fake.running() as root_url:
         config = APIServerConfig(base_url=f"{root_url}/v1", server_type="vllm")
 
 Its vocabulary is that of :mod:`atroposlib.testing.tiny`, so ``char_tokenizer()`` encodes and
-decodes what it says. The logprob of token ``t`` is always ``fake_logprob(t)``.
+decodes its texts. The logprob of token ``t`` is always ``fake_logprob(t)``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Reply = Callable[[str, int], str]
 
 
 def spelled_out(prompt: str, index: int) -> str:
-    """The default reply: a word that depends on the prompt and the choice."""
+    """Default reply: a text that depends on the prompt and the choice."""
     number = sum(encode(prompt)) + index
     return f"reply {number}"
 
@@ -77,9 +77,11 @@ class FakeInference:
         self.returns_logprobs = True
         self.ignores_n = False
         self.healthy = True
-        self.fail_next: deque[int] = deque()  # statuses to answer the next generations with
-        self.abort_next: deque[int] = deque()  # after so many tokens the next ones are aborted
-        self.health_next: deque[bool] = deque()  # answers of the next /health calls
+        self.fail_next: deque[int] = deque()  # statuses of the next generations
+        self.abort_next: deque[int] = (
+            deque()
+        )  # token counts after which the next generations abort
+        self.health_next: deque[bool] = deque()  # results of the next /health calls
         self.on_request: Callable[[str, Json], None] = lambda path, body: None
         self.hold: threading.Event | None = None  # generations wait until it is set
         self.requests: list[tuple[str, Json]] = []  # (path, body) of every generation
@@ -99,7 +101,7 @@ class FakeInference:
 
     @property
     def paths(self) -> list[str]:
-        """Paths of the generations that were asked for, in order."""
+        """Paths of the requested generations, in order."""
         return [path for path, _ in self.requests]
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""The wire shapes of inference servers, filled from what a fake sampled. No I/O, no state.
+"""Response bodies of inference servers, filled with the samples of a fake. Pure.
 
 Ids and text are those of :mod:`atroposlib.testing.tiny`, ``ASCII_ALPHABET`` included: a test
-whose texts need more than ``ALPHABET`` takes ``char_tokenizer(ASCII_ALPHABET)``. The logprob
+whose texts need more than ``ALPHABET`` uses ``char_tokenizer(ASCII_ALPHABET)``. The logprob
 of token ``t`` is always ``fake_logprob(t)``.
 """
 
@@ -46,7 +46,7 @@ def visible(tokens: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Sampled:
-    """One choice: its ids, why it ended, and the text before a stop string."""
+    """One choice: ids, finish reason, and the text before a stop string."""
 
     tokens: list[int]
     reason: str
@@ -56,7 +56,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class FakeResponse:
-    """What every shape is made of: the prompt and what was sampled after it."""
+    """Prompt and sampled choices, the source of every response body."""
 
     prompt: list[int]
     choices: list[Sampled]
@@ -91,7 +91,7 @@ def prompt_logprobs(ids: Sequence[int], k: int | None) -> list[Any] | None:
 
 
 def demo(answer: FakeResponse, body: Json) -> Json:
-    """POST /generate of vLLM's demo server and of ours."""
+    """POST /generate of vLLM's demo server and of this repository's server."""
     choices = answer.choices
     reply: Json = {
         "text": [one.text for one in choices],
@@ -164,7 +164,7 @@ def trl(answer: FakeResponse, body: Json, since_logprobs: bool) -> Json:
 
 
 def completions(answer: FakeResponse, body: Json) -> Json:
-    """POST /v1/completions, with vLLM's additions where they are asked for."""
+    """POST /v1/completions, with vLLM's additions on request."""
     choices = []
     for i, one in enumerate(answer.choices):
         choice: Json = {"index": i, "text": one.text, "finish_reason": one.reason}

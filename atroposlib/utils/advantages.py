@@ -1,6 +1,6 @@
-"""Numbers on nested rewards: statistics, discounted returns, process-supervised advantages.
+"""Statistics, discounted returns and process-supervised advantages of nested rewards.
 
-Inputs are lists, tuples or arrays of numbers, nested as deep as they come.
+Inputs are lists, tuples or arrays of numbers, nested to any depth.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def allclose_to_first(
 ) -> bool | NDArray[np.bool_]:
     """Whether every entry of ``values`` (N, ...) is close to the first.
 
-    ``return_vector`` gives the verdict on each entry, (N,), instead of one on all.
+    ``return_vector`` returns one result per entry, (N,), instead of one for all.
 
     Raises:
         ValueError: ``values`` is empty or not rectangular.
@@ -39,7 +39,7 @@ def compute_stats(data: Any) -> dict[str, float]:
     """``mean`` and population ``var`` of all numbers in ``data``, which may be jagged.
 
     Raises:
-        ValueError: there is no number, or something that is not a finite one.
+        ValueError: there is no number, or an entry that is not a finite number.
     """
     numbers = list(_numbers(data))
     if not numbers:
@@ -80,13 +80,13 @@ def compute_discounted_returns(rewards: ArrayLike, gamma: float) -> NDArray[np.f
 def compute_grpo_process_supervision_advantages(
     rewards: Sequence[ArrayLike], gamma: float | None = None, std_tol: float = 1e-8
 ) -> list[NDArray[np.floating[Any]]]:
-    """Per-step advantages of a group: each step's normalised reward plus all that follow.
+    """Per-step advantages of a group: each step's normalised reward plus all later ones.
 
-    Steps are normalised by the mean and the deviation of all steps of all trajectories; with
-    ``gamma`` what follows is discounted. One array (T,) per trajectory.
+    Steps are normalised by the mean and the standard deviation of all steps of all
+    trajectories; ``gamma`` discounts the later ones. One array (T,) per trajectory.
 
     Raises:
-        ValueError: no steps, or deviations below ``std_tol``: nothing tells steps apart.
+        ValueError: no steps, or a standard deviation below ``std_tol``: all steps are equal.
     """
     stats = compute_stats(rewards)
     std = math.sqrt(stats["var"])

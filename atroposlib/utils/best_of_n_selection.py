@@ -1,4 +1,4 @@
-"""The best of several alternatives by two criteria."""
+"""Selection of the best of several alternatives by two criteria."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ def select_best_index(
     first = 1 if primary_higher_is_better else -1
     second = -1 if secondary_lower_is_better else 1
     ranks = [(first * a, second * b) for a, b in zip(primary, secondary)]
-    return max(range(len(ranks)), key=ranks.__getitem__)  # max keeps the earliest
+    return max(range(len(ranks)), key=ranks.__getitem__)  # max returns the earliest

@@ -1,9 +1,9 @@
-"""Rows of a data set, from a file or from the Hugging Face hub; never from anywhere else.
+"""Rows of a data set, from a local file or from the Hugging Face hub.
 
     load_rows("openai/gsm8k", "train", path="data/gsm8k", subset="main")
 
-Rows that cannot be had are an error that says which option points to a file. Nothing here
-makes rows up: a run that trains on toy data by accident looks like a run that works.
+Unavailable rows are an error whose message contains the option that points to a file. There is
+no fallback to toy data, because a run on toy data looks like a working run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def load_rows(
     limit: int | None = None,
     columns: Collection[str] | None = None,
 ) -> list[Row]:
-    """The rows of ``split``: of ``path`` where that is given, else of ``source`` on the hub.
+    """Rows of ``split``, from ``path`` if given, else from ``source`` on the hub.
 
     ``path`` is a .jsonl, .json or .parquet file, which serves as every split, or a folder with
     files named after their split (``train.jsonl``, ``gsm8k_test.jsonl``,
@@ -40,9 +40,8 @@ def load_rows(
         source: the name on the hub, also used to name the data in errors.
         subset: the configuration of the data set on the hub, where it has several.
         option: the flag that sets ``path``, for the errors.
-        limit: the first rows only; from the hub no more than these are fetched.
-        columns: kept of each row, as far as it has them; None keeps all. Solutions nobody
-            reads can be the gigabytes of a set.
+        limit: number of first rows to read; no others are fetched from the hub.
+        columns: columns to keep; None keeps all. Unused solutions can be gigabytes of a set.
 
     Raises:
         DatasetUnavailable: names the data, what is missing and the option to set.
@@ -152,7 +151,7 @@ READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
 def _hub_rows(
     source: str, split: str, subset: str | None, option: str, *, streaming: bool
 ) -> Iterator[Row]:
-    """``streaming``: the first thousand rows of a huge set then need no disk."""
+    """Rows from the hub. ``streaming`` reads the first rows of a large set without a download."""
     advice = f"set {option} to a .jsonl, .json or .parquet file of it, or a folder of them"
     try:
         from datasets import load_dataset

@@ -11,7 +11,7 @@ HIGHER_IS_BETTER = ("correct", "acc")
 def metrics_table(task_name: str, metrics: Mapping[str, Any]) -> str:
     """A markdown table of ``metrics``, one row each, in the columns lm-eval uses.
 
-    What is not a number is shown as it prints.
+    Other values are shown as text.
     """
     header = "|Groups|Version|Filter|n-shot|Metric| |Value| |Stderr|"
     rows = [header, "|" + "---|" * 9]

@@ -1,4 +1,4 @@
-"""A group whose answers cannot all begin alike: distinct first tokens, then continuations.
+"""Diverse groups: distinct first tokens, then one continuation of each.
 
 prompt + prefill -> 20 likeliest first tokens -> n of them, drawn without replacement
                  -> one continuation each, all at once
@@ -17,8 +17,8 @@ from atroposlib.utils.gathering import gather_or_cancel
 
 logger = logging.getLogger(__name__)
 
-TOP_LOGPROBS = 20  # what servers give out at most, unless configured otherwise
-# The beginning is forced; what follows it stays close to what the model is sure of.
+TOP_LOGPROBS = 20  # default maximum of inference servers
+# The first token is forced; the continuation stays among likely tokens.
 CONTINUATION_TOP_P = 0.3
 CONTINUATION_ONLY_LOCAL = {
     "min_p": 0.5,
@@ -39,12 +39,12 @@ async def generate_with_diverse_first_tokens(
     Args:
         self: an environment; its ``server`` gives completions, its ``tokenizer`` has the
             chat template.
-        prefill: what every answer begins with; it is not part of the returned texts.
+        prefill: beginning of every answer; not part of the returned texts.
         max_tokens: of one answer, its first token included.
 
     Raises:
         ConfigError: n, max_tokens or temperature is not above 0.
-        TokensMissing: the server gives no logprobs of likely first tokens.
+        TokensMissing: the server returns no logprobs of likely first tokens.
     """
     for name, value in {"n": n, "max_tokens": max_tokens, "temperature": temperature}.items():
         if value <= 0:
@@ -104,7 +104,7 @@ def draw_distinct(
     """
 
     def noisy(token: str) -> float:
-        # The draw may be 0.0, whose logarithm is none; the least float is as good.
+        # The draw may be 0.0, which has no logarithm; the smallest float replaces it.
         return logprobs[token] / temperature - math.log(rng.expovariate(1.0) or 5e-324)
 
     keys = {token: noisy(token) for token in logprobs}

@@ -1,4 +1,4 @@
-"""Several awaitables at once, none of which is left running when one fails."""
+"""Concurrent awaitables: when one fails, the others are cancelled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 async def gather_or_cancel(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """Results in order; when one call fails the others are cancelled, not left running."""
+    """Results in order; when one call fails, the others are cancelled and awaited."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
@@ -25,7 +25,7 @@ async def gather_or_cancel(calls: Iterable[Awaitable[T]]) -> list[T]:
 async def gather_bounded(
     items: Iterable[T], work: Callable[[T], Awaitable[R]], at_once: int
 ) -> list[R]:
-    """``work`` of every item, at most ``at_once`` at a time; as :func:`gather_or_cancel`."""
+    """Results of ``work`` in order, at most ``at_once`` concurrently; cancels on failure."""
     room = asyncio.Semaphore(at_once)
 
     async def one(item: T) -> R:

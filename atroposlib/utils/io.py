@@ -1,4 +1,4 @@
-"""HTTP replies of libraries in the manner of aiohttp."""
+"""JSON bodies of aiohttp-style HTTP responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -
 
 
 async def _body(resp: Any) -> str:
-    """For the log only: a body that cannot be read must not hide why it is looked at."""
+    """Body for the log; a failure to read it must not hide the original error."""
     try:
         with boundary("http reply", resp.status, "reading the body"):
             return str(await resp.text())

@@ -1,4 +1,4 @@
-"""Long histories made to fit: reasoning shortened, middle turns left out."""
+"""Shortening of long histories: reasoning is cut, middle turns are removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP_FIELDS = ("messages", "tokens", "masks", "seed", "parsed_actions")
 KEPT_AT_THE_END = 2  # the last observation and the answer to it
 # One value per token, of the sequence as it was sampled.
 REALIGNED = ("advantages", "versions")
-# True only of the whole history: the policy never saw the shortened one.
+# Valid for the whole history only: the policy never sampled from the shortened one.
 OF_THE_WHOLE_HISTORY = (
     "inference_logprobs",
     "ref_logprobs",
@@ -63,7 +63,7 @@ def _last_part(thinking: str, tokenizer: Any, max_tokens: int) -> str:
     paragraph = thinking.rpartition("\n\n")[2].strip()
     if len(_encode(tokenizer, paragraph)) <= max_tokens:
         return f"... {paragraph}"
-    end = tokens[-max_tokens:] if max_tokens > 0 else []  # [-0:] would be all of them
+    end = tokens[-max_tokens:] if max_tokens > 0 else []  # [-0:] would be all tokens
     kept = str(tokenizer.decode(end)).strip()
     return f"... {kept}" if kept else ""
 
@@ -128,7 +128,7 @@ def _shortened(
     for name in REALIGNED:
         if step.get(name) is not None:
             result[name] = _without(step[name], spans)
-    # What the step trained on stays so, whatever the template alone would suggest.
+    # The masks of the step take precedence over those of the template.
     result["masks"] = _without(step["masks"], spans) or masks
     result.update({name: None for name in OF_THE_WHOLE_HISTORY if name in step})
     return result

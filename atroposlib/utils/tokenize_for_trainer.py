@@ -1,11 +1,11 @@
-"""A chat as token ids and training labels, from the tokenizer's chat template.
+"""Token ids and training labels of a chat, from the tokenizer's chat template.
 
-For text whose tokens were not kept. Where the sampler returns them, a managed server is
-exact and this is not: a template may render what the model wrote differently.
+For text without recorded tokens. Where the sampler returns tokens, use a managed server: a
+template may render the model's text differently.
 
-A turn is found by rendering the messages before it. Two liberties that templates take are
-understood: a generation prompt that opens a reasoning block which the finished turn lacks,
-and reasoning that only the last turn keeps. Any other rewriting of earlier turns is refused.
+A turn is located by rendering the messages before it. Two deviations of templates are handled:
+a generation prompt that opens a reasoning block which the finished turn lacks, and reasoning
+that only the last turn keeps. Any other rewriting of earlier turns is rejected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNMASKED_ROLES = ["assistant", "agent"]
 
 
 class TemplateNotPrefixStable(AtroposError, ValueError):
-    """The chat template rewrites earlier turns, so no position says where a turn begins."""
+    """The chat template rewrites earlier turns, so the start of a turn is unknown."""
 
 
 def tokenize_for_trainer(
@@ -33,8 +33,8 @@ def tokenize_for_trainer(
     """Tokens and masks of ``chat``, both (T,); masks are -100 where not trained.
 
     Trained is the last message, or with ``train_on_all_assistant_turns`` every message
-    whose role is in ``UNMASKED_ROLES``. ``finish_reason`` "length": the model never wrote
-    the end token that the template adds, so it is cut, with the white space that follows.
+    whose role is in ``UNMASKED_ROLES``. ``finish_reason`` "length": the model did not
+    write the end token of the template, so it is cut, with the white space after it.
 
     Raises:
         TemplateNotPrefixStable: the template does not render earlier turns as a prefix.
@@ -66,9 +66,9 @@ def _render(
 ) -> list[int]:
     options = {"tokenize": True, "add_generation_prompt": add_generation_prompt}
     try:
-        # transformers 5 answers with a mapping of two entries unless told otherwise.
+        # By default transformers 5 returns a mapping of two entries.
         rendered = tokenizer.apply_chat_template(messages, return_dict=False, **options)
-    except TypeError as error:  # what only looks like a tokenizer need not know the word
+    except TypeError as error:  # a tokenizer of another library may lack the argument
         if "return_dict" not in str(error):
             raise
         rendered = tokenizer.apply_chat_template(messages, **options)
@@ -77,12 +77,12 @@ def _render(
 
 
 def _start_of_turn(tokenizer: Any, before: list[dict[str, Any]], tokens: list[int]) -> int:
-    """How many tokens the model was given, not asked for, before its turn."""
+    """Number of tokens before the model's turn."""
     given = _render_prompt(tokenizer, before)
     shared = shared_length(given, tokens)
     if shared == len(given):
         return shared
-    # The prompt may end in more than the turn begins with, but the turns before it stand.
+    # The prompt may end with text that the turn lacks, but earlier turns must be unchanged.
     earlier = _render(tokenizer, before) if before else []
     if shared_length(earlier, tokens) < len(earlier):
         raise _rewritten(len(before), shared)
@@ -96,20 +96,20 @@ def _render_prompt(tokenizer: Any, before: list[dict[str, Any]]) -> list[int]:
 
     try:
         return _render(tokenizer, [], add_generation_prompt=True)
-    except (IndexError, ValueError, TemplateError):  # most take no empty chat
+    except (IndexError, ValueError, TemplateError):  # most templates reject an empty chat
         return []
 
 
 def _end_of_turn(
     tokenizer: Any, messages: list[dict[str, Any]], tokens: list[int], start: int
 ) -> int:
-    """Where the last of ``messages`` ends in ``tokens``, in which others follow it."""
+    """End of the last of ``messages`` within ``tokens``, which contain later messages."""
     alone = _render(tokenizer, messages)
     shared = shared_length(alone, tokens)
     if shared == len(alone):
         return shared
-    # As the last turn it may have kept the reasoning that it loses when others follow: then
-    # what is left of it stands at ``start``.
+    # A last turn may keep reasoning that it loses when others follow. The rest of the turn is
+    # then at ``start``.
     for i in range(start, len(alone)):
         left = alone[i:]
         if tokens[start : start + len(left)] == left and _text(
@@ -120,7 +120,7 @@ def _end_of_turn(
 
 
 def shared_length(given: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Length of the common prefix."""
     pairs = enumerate(zip(given, tokens))
     return next((i for i, (a, b) in pairs if a != b), min(len(given), len(tokens)))
 
@@ -143,6 +143,6 @@ def _length_without_end(tokenizer: Any, tokens: list[int]) -> int:
 
 
 def _text(tokenizer: Any, ids: list[int]) -> str:
-    """The text of ``ids``; of a tokenizer that cannot tell, something that is never blank."""
+    """Text of ``ids``; "?" for a tokenizer without ``decode``."""
     decode = getattr(tokenizer, "decode", None)
     return "?" if decode is None else str(decode(ids))

@@ -1,7 +1,7 @@
-"""A tool call in what a model wrote: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+"""Parser of tool calls: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
-The text between the tags has to be JSON as it stands; nothing is repaired, so what earns a
-reward here is also what a strict parser accepts.
+The text between the tags must be valid JSON. Nothing is repaired, so that every rewarded call
+is also accepted by a strict parser.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEFAULT_TAGS = ("tool_call",)
 
 
 def extract_tool_call(text: str, preferred_tags: Sequence[str] | None = None) -> str | None:
-    """What the first of ``preferred_tags`` that occurs encloses, stripped; else None."""
+    """Stripped content of the first of ``preferred_tags`` that occurs; else None."""
     for tag in preferred_tags or DEFAULT_TAGS:
         name = re.escape(tag)
         match = re.search(f"<{name}>(.*?)</{name}>", text, re.DOTALL)
@@ -30,7 +30,7 @@ def parse_tool_call(
     available_tools: Iterable[Mapping[str, Any]] | None = None,
     preferred_tags: Sequence[str] | None = None,
 ) -> tuple[str, dict[str, Any], bool]:
-    """Name, arguments and whether the call is wrong.
+    """Name, arguments and whether the call is invalid.
 
     A missing or unreadable call is ``("-ERROR-", {}, True)``, a call of a tool that is not
     among ``available_tools`` (``{"name"}`` or ``{"function": {"name"}}``) is
@@ -53,7 +53,7 @@ def parse_tool_call(
 def _json_object(text: str) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):  # a model may well nest brackets without end
+    except (ValueError, RecursionError):  # a model may nest brackets very deep
         return None
     return value if isinstance(value, dict) else None
 

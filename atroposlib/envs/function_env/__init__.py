@@ -1,4 +1,4 @@
-"""A function is an environment: an async function, a data set, and nothing else.
+"""Function environments: an async function and a data set.
 
     from atroposlib.envs import environment
 
@@ -8,14 +8,13 @@
 
     sums.cli()    # serve, process, evaluate
 
-    env          the decorator and the class behind it      config    settings
-    data         tasks in order, resumable                  model     what the function asks
-    rewards      names, weights, a score or none            tools     Python functions as tools
-    rollouts     one call of the function                   rows      its tokens, as groups
-    evaluating   the same function over held-out tasks
+    env            the decorator and its class          config    settings
+    data           tasks in order, resumable            tools     Python functions as tools
+    rollout_model  the model of one rollout             recorder  sampled tokens as rows
+    rewards        names, weights, score                rollouts  training and evaluation
 
-``sums`` is a subclass of ``BaseEnv`` like any other; ``sums.rollout`` is the function itself.
-docs/environments.md is the guide.
+``sums`` is a subclass of ``BaseEnv``; ``sums.rollout`` is the function itself. Guide:
+docs/environments.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of an environment that is a function: its config class, made from keyword arguments.
+"""Settings of function environments: config class made from keyword arguments.
 
 keywords of @environment -> new defaults      settings={...} -> new fields and flags
 """
@@ -17,7 +17,7 @@ from atroposlib.errors import ConfigError
 
 
 class FunctionEnvConfig(BaseEnvConfig):
-    """What every function environment has beside the settings of all environments."""
+    """Settings of every function environment, in addition to those of all environments."""
 
     temperature: float = Field(default=1.0, ge=0, description="of training rollouts")
     max_tokens: int = Field(default=512, ge=1, description="most tokens of one reply")
@@ -51,7 +51,7 @@ def config_class(
     ``settings`` maps a name to a default, to a ``Field(...)`` or to ``(type, Field(...))``.
 
     Raises:
-        ConfigError: a default is of no field, or not accepted by it.
+        ConfigError: a default has no field, or the field does not accept it.
     """
     bases: tuple[type[BaseEnvConfig], ...] = (base, FunctionEnvConfig)
     if issubclass(base, FunctionEnvConfig):
@@ -90,7 +90,7 @@ def _new_field(name: str, key: str, value: Any, known: Mapping[str, FieldInfo]) 
 
 
 def _with_default(field: FieldInfo, value: Any) -> Any:
-    """The same field, constraints and all, with another default."""
+    """The same field and constraints with another default."""
     kind: Any = field.annotation
     if field.metadata:
         kind = Annotated[(kind, *field.metadata)]

@@ -1,4 +1,4 @@
-"""Where the tasks of a function environment come from: order, passes, held-out part, place.
+"""Tasks of a function environment: loading, held-out split, order, resumable position.
 
 list | iterable | callable | "file.jsonl" | "hub:name/split" --load--> rows
 rows --split--> (trained on, held out) --Cursor--> one task after another, resumable
@@ -24,33 +24,33 @@ from atroposlib.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
 HUB = "hub:"
-MAX_EVAL_ITEMS = 100_000  # an endless eval data set is a mistake, not a wait
+MAX_EVAL_ITEMS = 100_000  # an endless eval data set is an error, not a wait
 
 
 class TaskItem(TypedDict):
-    """A task on its way through the runtime.
+    """Task with its id and position.
 
     Example: {"id": "3+4", "task": {"id": "3+4", "a": 3, "b": 4}, "place": 17, "epoch": 0}
     """
 
     id: str
     task: Any
-    place: int  # how many tasks were handed out before it
+    place: int  # number of tasks handed out before it
     epoch: int
 
 
 class Source(Protocol):
-    """Tasks by their place. A place is asked for once, and later ones come later."""
+    """Tasks by place. Each place is read once, in ascending order."""
 
     def at(self, place: int) -> TaskItem | None:
-        """The task at ``place``; None: the data end before it."""
+        """The task at ``place``; None after the end of the data."""
 
 
-MAX_NAME_CHARS = 40  # characters of a task that still names itself in logs and files
+MAX_NAME_CHARS = 40  # a longer text is identified by its hash in logs and files
 
 
 def task_id(task: Any) -> str:
-    """The task's own ``id``, a short text itself, else a hash: the same in every run."""
+    """The task's ``id``, the task itself if it is a short text, else a hash. Stable across runs."""
     if isinstance(task, Mapping) and task.get("id") is not None:
         return str(task["id"])
     if isinstance(task, str) and 0 < len(task) <= MAX_NAME_CHARS:
@@ -62,10 +62,10 @@ def task_id(task: Any) -> str:
 async def prepare(
     dataset: Any, eval_dataset: Any, config: FunctionEnvConfig, *, env: str
 ) -> tuple[Source, list[TaskItem]]:
-    """Where training tasks come from, and the tasks to evaluate on.
+    """Source of the training tasks, and the list of evaluation tasks.
 
     Raises:
-        ConfigError: the data set is empty, or is none.
+        ConfigError: the data set is empty, or not a data set.
         DatasetUnavailable: a file or a hub data set cannot be read.
         RolloutError: a callable failed.
     """
@@ -96,10 +96,10 @@ async def prepare(
 
 
 async def load(spec: Any, config: Any, *, env: str, split: str) -> Iterable[Any]:
-    """The rows that ``spec`` stands for; ``split`` names the part of a folder or of the hub.
+    """Rows of ``spec``. ``split`` selects a part of a folder or of a hub data set.
 
     Raises:
-        ConfigError: it stands for nothing that can be iterated.
+        ConfigError: the result cannot be iterated.
         DatasetUnavailable: a file or a hub data set cannot be read.
         RolloutError: a callable failed.
     """
@@ -146,7 +146,7 @@ def _is_data(spec: Any) -> bool:
 
 
 def is_indexed(rows: Any) -> bool:
-    """Whether the number of rows is known and each can be asked for: a list, an HF data set."""
+    """Whether rows have a length and an index: a list, a Hugging Face data set."""
     return hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
 
 
@@ -154,10 +154,10 @@ def is_indexed(rows: Any) -> bool:
 
 
 def split_held_out(rows: Sequence[Any], fraction: float) -> tuple[list[int], list[int]]:
-    """Indices that are trained on, and indices that are held out.
+    """Indices of the training rows, and of the held-out rows.
 
-    By a hash of each task's id, so a row stays on its side when others come or go, whatever
-    the seed. At least one of each side while there are two rows and ``fraction`` is over 0.
+    The split uses a hash of each task's id, so it depends neither on the seed nor on the other
+    rows. With two rows or more and ``fraction`` above 0 each side has at least one.
     """
     if fraction <= 0 or len(rows) < 2:
         return list(range(len(rows))), []
@@ -172,7 +172,7 @@ def split_held_out(rows: Sequence[Any], fraction: float) -> tuple[list[int], lis
 
 
 def _uniform(identity: str) -> float:
-    """A number in [0, 1) that only the text decides."""
+    """A number in [0, 1) derived from the text alone."""
     digest = hashlib.sha256(f"held out/{identity}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -181,7 +181,7 @@ def eval_rows(rows: Iterable[Any], most: int) -> list[Any]:
     """The first ``most`` rows; -1 means all.
 
     Raises:
-        ConfigError: all were asked for and there is no end of them.
+        ConfigError: all rows are wanted and there are over MAX_EVAL_ITEMS.
     """
     if most >= 0:
         return list(itertools.islice(rows, most))
@@ -195,7 +195,7 @@ def eval_rows(rows: Iterable[Any], most: int) -> list[Any]:
 
 
 class Indexed:
-    """Rows in another order in every pass, which ``seed`` and the pass decide."""
+    """Rows in an order drawn anew for every pass from ``seed`` and the pass."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class Indexed:
 
 
 class Stream:
-    """Rows of unknown number in their own order; an iterable that restarts has more passes."""
+    """Rows of unknown number in their given order; a restartable iterable has several passes."""
 
     def __init__(self, rows: Iterable[Any], *, epochs: int) -> None:
         self._rows = rows
@@ -261,9 +261,9 @@ class Stream:
 
 
 class Cursor:
-    """Hands out tasks and remembers which of them have not come to an end.
+    """Hands out tasks and tracks the unfinished ones.
 
-    Its state is small enough for a checkpoint, and a restart repeats what was under way.
+    The state is small enough for a checkpoint. A restart repeats the unfinished tasks.
     """
 
     def __init__(self, source: Source) -> None:
@@ -274,7 +274,7 @@ class Cursor:
         self._ended = False
 
     def next(self) -> TaskItem | None:
-        """The next task; None: there is none any more."""
+        """The next task; None at the end of the data."""
         fresh = not self._again
         place = self._place if fresh else self._again.popleft()
         item = self._source.at(place)
@@ -288,15 +288,15 @@ class Cursor:
         return item
 
     def done(self, item: TaskItem) -> None:
-        """``item`` gave a group, or never will."""
+        """Record that ``item`` is finished, with or without a group."""
         self._open.discard(item["place"])
 
     def state(self) -> dict[str, Any]:
-        """Such as {"place": 12, "open": [9, 11]}: twelve handed out, two of them under way."""
+        """Position, such as {"place": 12, "open": [9, 11]}: 12 handed out, 2 of them unfinished."""
         return {"place": self._place, "open": sorted({*self._open, *self._again})}
 
     def seek(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state``."""
+        """Continue from a ``state``."""
         self._place = int(state["place"])
         self._again = deque(sorted(int(place) for place in state["open"]))
         self._open = set()

@@ -1,4 +1,4 @@
-"""The decorator, and the environment it makes of an async function and its data set."""
+"""Decorator that makes an environment from an async function and a data set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOCAL_SERVER = APIServerConfig(base_url="http://localhost:9001/v1", server_type=
 
 @dataclass(frozen=True)
 class Definition:
-    """What ``@environment`` was given."""
+    """Arguments of ``@environment``."""
 
     function: Callable[..., Any]
     dataset: Any
@@ -49,25 +49,25 @@ def environment(
 ) -> Callable[[Callable[..., Any]], type[FunctionEnv]]:
     """Make an async function ``(task, model)`` an environment, a subclass of ``BaseEnv``.
 
-    The function asks the model whatever it likes and returns how good that was: a number, a
-    dict of named rewards, a :class:`Reward`, or None for no score. It may also ask for
-    ``config``, the settings.
+    The function calls the model any number of times and returns the reward: a number, a dict
+    of named rewards, a :class:`Reward`, or None for no score. An optional parameter ``config``
+    receives the settings.
 
     Args:
-        dataset: a list or another iterable of tasks (without an end, if you like), a sync or
+        dataset: a list or another, possibly endless, iterable of tasks, a sync or
             async callable that returns one and may take the config, a .jsonl, .json or .parquet
             file, or ``"hub:owner/name:subset/split"``. Callables and files are read in setup.
         eval_dataset: the same, for evaluation; without it ``eval_fraction`` is held out.
         rewards: weights of the named rewards, ``{"exact": 1.0, "short": 0.1}``, or reward
             functions ``(task, answer)`` with weights, ``{exact: 1.0, short: 0.1}``; then the
             function returns the answer. A weight of 0 only logs.
-        settings: settings of its own, each a flag ``--env.<name>``: a default or a ``Field``.
+        settings: additional settings, each a flag ``--env.<name>``: a default or a ``Field``.
         config: a config class to extend instead.
-        servers: inference servers where neither YAML nor flags name any.
-        defaults: other defaults of settings there are, such as ``group_size=8``.
+        servers: inference servers, if neither YAML nor flags name any.
+        defaults: new defaults of existing settings, such as ``group_size=8``.
 
     Raises:
-        ConfigError: something of it cannot be used.
+        ConfigError: an argument cannot be used.
 
     Example: environment(dataset="problems.jsonl", group_size=16, max_tokens=64)
     """
@@ -108,7 +108,7 @@ def _check_signature(label: str, function: Callable[..., Any]) -> None:
 
 
 class FunctionEnv(BaseEnv):
-    """The environment around a function. Subclasses are made by :func:`environment`."""
+    """Environment of a function. :func:`environment` makes the subclasses."""
 
     definition: Definition
     rollout: Callable[..., Any]
@@ -130,9 +130,9 @@ class FunctionEnv(BaseEnv):
     # --- data -------------------------------------------------------------------------
 
     async def setup(self) -> None:
-        """Load the tokenizer and the data, and hold a part of it out for evaluation."""
+        """Load the tokenizer and the data, and hold out a part for evaluation."""
         if any(server.returns_tokens for server in self.server.servers):
-            # Seconds of imports and reading: not on the loop that also answers signals.
+            # Takes seconds of imports and reading: not on the event loop, which handles signals.
             await asyncio.to_thread(lambda: self.tokenizer)
         given = self.definition
         source, self.held_out = await prepare(
@@ -144,7 +144,7 @@ class FunctionEnv(BaseEnv):
 
     @property
     def cursor(self) -> Cursor:
-        """The place in the data set.
+        """Position in the data set.
 
         Raises:
             ConfigError: ``setup`` has not run.
@@ -169,14 +169,14 @@ class FunctionEnv(BaseEnv):
     async def collect_trajectory(
         self, item: TaskItem
     ) -> tuple[ScoredDataItem | None, list[TaskItem]]:
-        """One rollout as one row: the first, where it has several."""
+        """One rollout as one row; of several rows the first."""
         rollout = await self.rollouts.train(item)
         return (None if rollout is None else scored_row(rollout)), []
 
     async def collect_trajectories(
         self, item: TaskItem
     ) -> tuple[list[ScoredDataGroup], list[TaskItem]]:
-        """``group_size`` rollouts of ``item``; one that failed or got no score is drawn again."""
+        """``group_size`` rollouts of ``item``; failed and unscored ones are drawn again."""
         drawn: list[Rollout] = []
 
         async def draw(item: TaskItem) -> tuple[ScoredDataItem | None, list[TaskItem]]:
@@ -204,7 +204,7 @@ class FunctionEnv(BaseEnv):
     # --- evaluation -------------------------------------------------------------------
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Run the function over what is held out, with ``model.split`` "eval"."""
+        """Run the function on the held-out tasks, with ``model.split`` "eval"."""
         config, started = self.config, time.time()
         if not self.held_out:
             self._say_that_nothing_is_held_out()
@@ -232,4 +232,4 @@ class FunctionEnv(BaseEnv):
         advice = f"{self.label()}: nothing to evaluate: give @environment an eval_dataset"
         if self.serving is None:
             raise ConfigError(advice)
-        logger.warning("%s", advice)  # the training run goes on
+        logger.warning("%s", advice)  # the training run continues

@@ -1,12 +1,12 @@
-"""From what one rollout sampled to rows, and from rollouts to groups. Pure.
+"""Sampled tokens of one rollout as rows, and rollouts as groups. Pure.
 
     rollout a   row a1  row a2        group 1:  a1  b1      group 2:  a2  (b)
     rollout b   row b1                every group holds one row of every rollout
 
-A conversation that only grows is one row. One that forks, or that the agent rewrote, is
-several, and all of them carry the rollout's score. Groups keep the configured size whatever
-happened, so a batch can always be filled exactly, and each rollout counts once in every
-baseline: where it has no row left, ``(b)`` stands for it, its prompt with nothing trained.
+A conversation that only grows is one row. A forked or rewritten conversation is several rows,
+and each has the rollout's score. Groups always have the configured size, so a batch can be
+filled exactly and each rollout counts once in every baseline. A rollout without a further row
+is represented by ``(b)``: its prompt, with no trained token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
 @dataclass(frozen=True)
 class ModelCall:
-    """What is known of one call to the model beside its tokens."""
+    """Temperature and messages of one call to the model."""
 
     temperature: float
     messages: list[dict[str, Any]]  # the reply included; [] of a completion
@@ -39,29 +39,29 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One run of the function: its unscored rows, and what it earned (score is not None)."""
+    """One run of the function: unscored rows, and the reward (score is not None)."""
 
     rows: list[ScoredDataItem]
     reward: Reward
 
 
 class Recorder:
-    """Keeps what one rollout samples, in whatever order its calls end."""
+    """Records the samples of one rollout. Its calls may end in any order."""
 
     def __init__(self) -> None:
         self.calls: list[ModelCall] = []
         self._samples = SampleTree()
 
     def add(self, call: ModelCall, node: Node, sampled: int | None) -> None:
-        """``node`` as it was when the call ended; its last ``sampled`` tokens are new.
+        """Record ``node`` at the end of a call; its last ``sampled`` tokens are new.
 
-        None: the server does not say how many, so all that are trained up to the end are.
+        None: the server returned no count, so all trained tokens at the end are new.
         """
         end = len(node.tokens)
         trained = next(
             (n for n in range(end) if node.masked_tokens[end - 1 - n] == MASKED), end
         )
-        # Made-up tokens have a length of their own, whatever the server counted.
+        # Placeholder tokens differ in number from those that the server counted.
         sampled = trained if sampled is None else min(sampled, trained)
         start = end - sampled
         output = Generation(
@@ -75,7 +75,7 @@ class Recorder:
         self.calls.append(call)
 
     def rows(self) -> list[ScoredDataItem]:
-        """A row, not scored yet, for each history; every sample is trained in one of them."""
+        """An unscored row for each history; every sample is trained in one of them."""
         rows = []
         for found in self._samples.rows():
             last = self.calls[int(found.turns[-1].completion_id)]
@@ -89,10 +89,10 @@ class Recorder:
 def groups_of(
     rollouts: Sequence[Rollout], group_id: str, *, with_messages: bool = False
 ) -> list[ScoredDataGroup]:
-    """The groups of one item: one, and one more for each further row that a rollout has.
+    """Groups of one item: one per row of the rollout with the most rows.
 
-    The named rewards and ``reward``, the score itself, go into the first group's metrics as
-    means over the rollouts, so that a rollout of many rows counts once there too.
+    The first group's metrics hold the means over the rollouts of the named rewards and of
+    ``reward``, the score, so that a rollout of many rows counts once.
     """
     groups = []
     for turn in range(max(len(rollout.rows) for rollout in rollouts)):
@@ -104,7 +104,7 @@ def groups_of(
             cast(ScoredDataItem, {**row, "scores": rollout.reward.score})
             for row, rollout in zip(rows, rollouts)
         ]
-        # The text of a row is sent with every row of a group, or with none.
+        # Messages are sent with every row of a group, or with none.
         if not (with_messages and all(row.get("messages") for row in scored)):
             for row in scored:
                 row["messages"] = None
@@ -116,7 +116,7 @@ def groups_of(
 
 
 def scored_row(rollout: Rollout) -> ScoredDataItem:
-    """The first row of ``rollout``, as ``collect_trajectory`` returns it."""
+    """The first row of ``rollout``, with its score and metrics."""
     return cast(
         ScoredDataItem,
         {
@@ -128,13 +128,13 @@ def scored_row(rollout: Rollout) -> ScoredDataItem:
 
 
 def metrics_of(reward: Reward) -> dict[str, float]:
-    """The named numbers of a reward with its score, if it has one, as ``reward``."""
+    """The named numbers of a reward, and its score, if any, as ``reward``."""
     score = {} if reward.score is None else {"reward": reward.score}
     return {**reward.metrics, **score}
 
 
 def _untrained(row: ScoredDataItem) -> ScoredDataItem:
-    """The prompt of ``row``: short, valid, and nothing of it enters a loss."""
+    """The prompt of ``row``, without trained tokens: a valid row that enters no loss."""
     labels = row["masks"]
     first = next((j for j, label in enumerate(labels) if label != MASKED), len(labels))
     length = max(1, first)

@@ -1,4 +1,4 @@
-"""What a rollout earned: one score out of named, weighted rewards. Pure but for reward functions.
+"""Reward of a rollout: one score from named, weighted rewards.
 
 float | bool | None          the score itself; None: no score, the sample is drawn again
 {"exact": 1, "short": 0.3}   named rewards, summed with their weights
@@ -30,7 +30,7 @@ Rewards = Union[
 
 @dataclass(frozen=True)
 class Reward:
-    """The score of one rollout, and named numbers beside it that are logged.
+    """Score of one rollout, and named numbers that are logged.
 
     Example: Reward(1.0, {"exact": 1.0, "tool_calls": 3})
     """
@@ -41,9 +41,9 @@ class Reward:
 
 @dataclass(frozen=True)
 class RewardPlan:
-    """How rewards are made: their weights by name, and the functions that give them, if any.
+    """Weights of the named rewards, and the functions that compute them, if any.
 
-    Without ``weights`` every name that the rollout returns counts once.
+    Without ``weights`` every returned name has weight 1.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class RewardPlan:
 
     @classmethod
     def of(cls, rewards: Rewards) -> RewardPlan:
-        """The plan that ``@environment(rewards=...)`` stands for.
+        """Plan of ``@environment(rewards=...)``.
 
         Raises:
             ConfigError: names and functions are mixed, or two functions share a name.
@@ -77,7 +77,7 @@ class RewardPlan:
         """The same rewards with some other ``weights``.
 
         Raises:
-            ConfigError: a weight is of no reward.
+            ConfigError: a weight has no reward.
         """
         for name in weights:
             if name not in self.weights:
@@ -90,10 +90,10 @@ class RewardPlan:
     async def score(
         self, env: str, item: str, task: Any, returned: Any, config: Any
     ) -> Reward:
-        """The reward of what the rollout ``returned``.
+        """Reward from the value that the rollout ``returned``.
 
         Raises:
-            RolloutError: a reward function failed, or what came back is no reward.
+            RolloutError: a reward function failed, or its result is not a reward.
         """
         if not self.functions:
             with boundary(env, item, "reward"):
@@ -109,12 +109,13 @@ class RewardPlan:
 
 
 def combined(returned: Any, weights: Mapping[str, float]) -> Reward:
-    """One reward out of what a rollout returned, or out of what its reward functions did.
+    """One reward from the value of a rollout, or from those of its reward functions.
 
-    A reward of weight 0 is logged and counts nothing, so it may also be None.
+    A reward of weight 0 is only logged, so it may be None.
 
     Raises:
-        ValueError: a name without a weight, a weight without a value, or not a number.
+        ValueError: a name without a weight, a weight without a value, or a value that is not
+            a number.
     """
     if isinstance(returned, Reward):
         score = None if returned.score is None else number(returned.score, "the score")
@@ -141,7 +142,7 @@ def combined(returned: Any, weights: Mapping[str, float]) -> Reward:
 
 
 def number(value: Any, what: str) -> float:
-    """``value`` as a finite float; a string is no number, an array of one element is."""
+    """``value`` as a finite float. Arrays of one element are numbers, strings are not."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise ValueError(
             f"{what} is a number or None, not {type(value).__name__} {value!r:.80}"
@@ -153,9 +154,9 @@ def number(value: Any, what: str) -> float:
 
 
 async def call_user(function: Callable[..., Any], *args: Any, **offered: Any) -> Any:
-    """Call what a user wrote, with those of the ``offered`` keywords that it asks for.
+    """Call a user's function with those of the ``offered`` keywords that it accepts.
 
-    A sync function runs in a thread: a slow reward must not stop every other rollout.
+    A sync function runs in a thread, so that a slow reward does not stop other rollouts.
     """
     wanted = inspect.signature(function).parameters
     given = {name: value for name, value in offered.items() if name in wanted}

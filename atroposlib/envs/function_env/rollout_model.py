@@ -1,11 +1,11 @@
-"""``model``: what a function environment calls, and what remembers every token for training.
+"""Model of one rollout: chat, tools, completions; records every token for training.
 
     reply = await model.chat("What is 3 + 4?")            # a str
     reply = await model.chat([*reply.messages, {"role": "user", "content": "Sure?"}])
     reply = await model.use_tools("What is 17 * 23?", tools=[multiply])
     agent = SomeAgent(base_url=(await model.endpoint()).base_url)
 
-One ``model`` is one rollout: one session on one server, from the first call to the last.
+All calls of one ``model`` belong to one rollout: one session on one server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Messages = Union[str, Sequence[Message]]  # text stands for one user message
 
 
 class SamplingSession(Protocol):
-    """A managed session, or servers that return text only: both have OpenAI's two calls."""
+    """OpenAI's two calls, as managed sessions and servers that return text only have them."""
 
     async def chat_completion(self, **kwargs: Any) -> Any: ...
 
@@ -35,7 +35,7 @@ class SamplingSession(Protocol):
 
 
 class Endpoint(Protocol):
-    """An address that speaks to the model as OpenAI's does, for this rollout alone."""
+    """Address of OpenAI's API for the calls of one rollout."""
 
     @property
     def base_url(self) -> str: ...
@@ -45,7 +45,7 @@ class Endpoint(Protocol):
 
 
 class Reply(str):
-    """What the model wrote; a string that also knows the rest of the answer.
+    """Text of the model, a string with the other fields of the response.
 
     Example: Reply("7") == "7", .finish_reason "stop", .tool_calls [],
     .message {"role": "assistant", "content": "7"}, .messages [the question, .message]
@@ -53,12 +53,14 @@ class Reply(str):
 
     finish_reason: str | None  # stop, length or tool_calls
     tool_calls: list[dict[str, Any]]  # as OpenAI's: id, type, function {name, arguments}
-    message: dict[str, Any]  # this answer, ready to stand in a history
-    messages: list[dict[str, Any]]  # the whole history with it; of a completion only itself
+    message: dict[str, Any]  # this reply as a message of a history
+    messages: list[
+        dict[str, Any]
+    ]  # the history and this reply; of a completion only the reply
 
     @classmethod
     def of(cls, history: Sequence[Message], choice: Any) -> Reply:
-        """The reply that ``choice`` of a chat completion is."""
+        """Reply from a ``choice`` of a chat completion."""
         reply = cls(choice.message.content or "")
         calls = choice.message.tool_calls or []
         reply.tool_calls = [
@@ -73,7 +75,7 @@ class Reply(str):
 
     @classmethod
     def of_text(cls, choice: Any) -> Reply:
-        """The reply that ``choice`` of a text completion is."""
+        """Reply from a ``choice`` of a text completion."""
         reply = cls(choice.text)
         reply.tool_calls = []
         reply.finish_reason = choice.finish_reason
@@ -83,12 +85,12 @@ class Reply(str):
 
 
 class Model:
-    """The model of one rollout.
+    """Samples the model for one rollout.
 
     Args:
-        split: "train" or "eval"; decides which slots of a server the calls take.
-        temperature, max_tokens: of every call that does not say otherwise.
-        open_endpoint: opens an address for agents that bring their own client.
+        split: "train" or "eval": the slots of a server that the calls take.
+        temperature, max_tokens: defaults of every call.
+        open_endpoint: opens an address for agents with their own client.
     """
 
     def __init__(
@@ -116,8 +118,8 @@ class Model:
 
         Args:
             messages: OpenAI messages, or a text for one user message.
-            tools: typed functions or OpenAI's descriptions; the reply's ``tool_calls`` says
-                which to call, and :meth:`use_tools` does it.
+            tools: typed functions or OpenAI's descriptions. The reply's ``tool_calls`` lists
+                the calls; :meth:`use_tools` also runs them.
             sampling: temperature, max_tokens, stop, top_p ...
 
         Raises:
@@ -133,15 +135,15 @@ class Model:
         choice = self._only_choice(completion)
         reply = Reply.of(history, choice)
         self.replies.append(reply)
-        self._remember(completion, params, reply.messages)
+        self._record(completion, params, reply.messages)
         return reply
 
     async def use_tools(
         self, messages: Messages, *, tools: Sequence[Tool], max_turns: int = 8, **sampling: Any
     ) -> Reply:
-        """Chat, run the tools that the model calls, and go on until it calls none.
+        """Chat and run the tools that the model calls, until it calls none.
 
-        After ``max_turns`` replies the last one comes back, its calls not run.
+        The reply number ``max_turns`` is returned without running its calls.
 
         Example: reply = await model.use_tools("What is 17 * 23?", tools=[multiply])
         """
@@ -154,7 +156,7 @@ class Model:
         return reply
 
     async def complete(self, prompt: str | Sequence[int], **sampling: Any) -> Reply:
-        """What the model writes after ``prompt``, text or token ids; no chat template.
+        """Continue ``prompt``, text or token ids, without a chat template.
 
         Example: await model.complete("3 + 4 =", max_tokens=2, stop=["\\n"])
         """
@@ -163,13 +165,13 @@ class Model:
         choice = self._only_choice(completion)
         reply = Reply.of_text(choice)
         self.replies.append(reply)
-        self._remember(completion, params, [])
+        self._record(completion, params, [])
         return reply
 
     async def endpoint(self) -> Endpoint:
-        """An address for an agent that brings its own client: ``base_url`` and ``api_key``.
+        """Address for an agent with its own client: ``base_url`` and ``api_key``.
 
-        Every call to it belongs to this rollout and is trained like one of ``chat``.
+        Every call to it belongs to this rollout and is trained like a call of ``chat``.
 
         Example: OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
         """
@@ -178,11 +180,11 @@ class Model:
         return self._endpoint
 
     async def openai(self) -> AsyncOpenAI:
-        """A client of the package ``openai`` for :meth:`endpoint`; any model name will do."""
+        """Client of the package ``openai`` for :meth:`endpoint`; the model name is ignored."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         endpoint = await self.endpoint()
-        # Made anew for every client, the TLS settings alone would take 20 ms of a rollout.
+        # The TLS settings are shared: making them takes 20 ms per client.
         http = DefaultAsyncHttpxClient(verify=_tls())
         return AsyncOpenAI(
             base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http
@@ -206,12 +208,12 @@ class Model:
             raise InferenceError("the server answered without a choice")
         return completion.choices[0]
 
-    def _remember(
+    def _record(
         self, completion: Any, params: Mapping[str, Any], messages: list[dict[str, Any]]
     ) -> None:
         nodes_for = getattr(self._session, "nodes_for", None)
         if nodes_for is None:
-            return  # a server that returns text only, or a session that another process keeps
+            return  # a server that returns text only, or a session of another process
         (node,) = nodes_for(completion)
         call = ModelCall(float(params["temperature"]), messages)
         sampled = completion.usage.completion_tokens if completion.usage else None

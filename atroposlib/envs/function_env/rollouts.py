@@ -34,7 +34,7 @@ TOOL_PARSER = "hermes"  # where neither flags nor YAML name one
 
 
 class Result(str, Enum):
-    """How one sample of an evaluation ended."""
+    """Outcome of one sample of an evaluation."""
 
     SCORED = "scored"
     UNSCORED = "unscored"  # the function returned None
@@ -63,7 +63,7 @@ class EvalSample:
 
 
 class RolloutRunner:
-    """Runs the function of one environment, any number of times at once."""
+    """Runs the function of one environment; runs may be concurrent."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class RolloutRunner:
         self._open_things = AsyncExitStack()
 
     async def train(self, item: TaskItem) -> Rollout | None:
-        """One training rollout; None: it got no score.
+        """One training rollout; None without a score.
 
         Raises:
             RolloutError: the function or a reward failed.
@@ -125,7 +125,7 @@ class RolloutRunner:
         async with AsyncExitStack() as stack:
             session: Any = server
             if all(one.returns_tokens for one in server.servers):
-                # As in training: the same prompt to the token, and the same tool calls.
+                # As in training: exactly the same prompt tokens and tool calls.
                 session = await stack.enter_async_context(
                     server.managed_server(tokenizer=self._env.tokenizer)
                 )
@@ -152,7 +152,7 @@ class RolloutRunner:
             opened = await proxy.open_session(
                 self._env.server.tool_parser or TOOL_PARSER,
                 split=split,
-                # An agent that asks for greedy answers would leave nothing to compare.
+                # A greedy agent would make all samples of a group equal.
                 sampling={"temperature": temperature},
             )
             endpoints.append(await stack.enter_async_context(opened))
@@ -167,7 +167,7 @@ class RolloutRunner:
         )
 
     async def _running_proxy(self) -> RunningProxy:
-        """The proxy of this process, started by the first agent that asks for an address."""
+        """The proxy of this process, started at the first use of an address."""
         async with self._starting_proxy:
             if self._proxy is None:
                 from atroposlib.generation.proxy.in_process import serving_proxy
@@ -186,7 +186,7 @@ class RolloutRunner:
 
 
 def shown_of(reply: Reply) -> dict[str, Any]:
-    """What a reader of samples.jsonl wants to see of a rollout's last reply."""
+    """Fields of a rollout's last reply for samples.jsonl."""
     return {
         "prompt": reply.messages[:-1],
         "completion": str(reply),
@@ -202,7 +202,7 @@ Draw = Callable[[TaskItem], Awaitable[EvalSample]]  # raises AtroposError when i
 async def draw_all(
     items: Sequence[TaskItem], times: int, draw: Draw, *, at_once: int, tries: int
 ) -> list[EvalSample]:
-    """``times`` samples of every item; what fails is tried again, ``tries`` times in all."""
+    """``times`` samples of every item; each failed one is drawn up to ``tries`` times."""
 
     async def one(item: TaskItem) -> EvalSample:
         for left in reversed(range(tries)):

@@ -1,10 +1,10 @@
-"""Python functions as tools: a schema for the model out of the signature, and the call itself.
+"""Python functions as tools: schema from the signature, and the call.
 
     async def weather(city: str, day: int = 0) -> str:
         \"\"\"Forecast for a city.\"\"\"
 
-A call that the model got wrong (unknown name, arguments that do not fit) is answered with the
-mistake, so it can try again. An exception inside the tool is a failure of the rollout.
+A wrong call (unknown name, arguments that do not fit) gets the error as its result, so that the
+model can correct it. An exception inside the tool is a failure of the rollout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tool = Union[Callable[..., Any], Mapping[str, Any]]  # a function, or OpenAI's d
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
-    """OpenAI's description of ``tool``; one that is a description already comes back as it is.
+    """OpenAI's description of ``tool``; a description is returned unchanged.
 
     Raises:
         ConfigError: a parameter has no type, or takes any number of arguments.
@@ -57,7 +57,7 @@ def _arguments(tool: Callable[..., Any]) -> type[BaseModel]:
 
 
 async def answer(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``tool`` message that answers one tool call of the model."""
+    """The ``tool`` message with the result of one tool call."""
     asked = call["function"]
     by_name = {tool.__name__: tool for tool in tools if callable(tool)}
     tool = by_name.get(asked["name"])

@@ -1,4 +1,4 @@
-"""Rewards: a typed verdict on what a model wrote. A verdict that failed is an exception."""
+"""Reward functions of completions, by name. A reward that fails raises an exception."""
 
 from atroposlib.envs.reward_fns.combined_reward import CombinedReward
 from atroposlib.envs.reward_fns.registry import registry

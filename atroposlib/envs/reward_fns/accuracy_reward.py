@@ -1,4 +1,4 @@
-r"""Whether the answer is right, by math-verify or as a number.
+r"""Accuracy reward: compares the answer as a number, then by math-verify.
 
 text -> after the last </think> -> at most 6 boxes -> math-verify against the gold answer
                                                   -> else the first number in a box or
@@ -30,16 +30,15 @@ _NUMBER_PLACE = re.compile(r"\\boxed\{([^{}]*)\}|####\s*([^\n]*)")
 
 @registry.register("accuracy")
 class AccuracyReward(RewardFunction):
-    """1.0 for the right answer, 0.0 for another, none, or where there is no gold answer.
+    """1.0 for the right answer; 0.0 for a wrong or missing one, or without a gold answer.
 
-    A comparison that takes too long or fails gives None: it says nothing about the answer.
-    Comparing blocks; an environment that has other work calls it through
-    ``asyncio.to_thread``.
+    A comparison that fails or takes too long gives None, because its result is unknown.
+    Comparisons block: call the reward through ``asyncio.to_thread`` in an environment.
 
     Args:
-        tolerance: how far apart two numbers may be, absolutely.
-        split_on_think_tag: look only at what follows the last ``</think>``.
-        max_boxed_threshold: an answer with more boxes than this is a list of guesses: 0.0.
+        tolerance: largest absolute difference of equal numbers.
+        split_on_think_tag: read only the text after the last ``</think>``.
+        max_boxed_threshold: a text with more boxes than this, a list of guesses, gets 0.0.
     """
 
     def __init__(

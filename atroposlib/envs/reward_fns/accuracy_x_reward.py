@@ -1,4 +1,4 @@
-"""Whether the expected text occurs in the response."""
+"""Containment reward: the expected text occurs in the response."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from atroposlib.envs.reward_fns.reward_function import RewardFunction, reference
 
 @registry.register("accuracy_x")
 class AccuracyXReward(RewardFunction):
-    """``reward_value`` where ``solution`` is part of what follows the reasoning.
+    """``reward_value`` where the text after the reasoning contains ``solution``.
 
-    Without a solution, or with an empty one, it is 0.0.
+    0.0 without a solution or with an empty one.
 
     Args:
-        exact_match: the response has to be the solution, white space around it aside.
+        exact_match: the response must equal the solution, apart from white space around it.
     """
 
     def __init__(

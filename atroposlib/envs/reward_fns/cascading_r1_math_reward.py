@@ -1,4 +1,4 @@
-"""Accuracy first; only a right answer earns the bonus of a right format."""
+"""Accuracy reward with a format bonus for right answers only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction
 
 FORMAT_BONUS = 0.5
-# One block of reasoning at the very beginning and no other tag of its kind. Both parts may
-# hold any other "<": comparisons and code are what mathematics is written in.
+# One block of reasoning at the beginning and no other think tag. Both parts may contain other
+# "<" characters, which occur in comparisons and code.
 _NO_TAG = r"(?:(?!</?think>).)*"
 _FORMAT = re.compile(f"<think>{_NO_TAG}</think>{_NO_TAG}", re.DOTALL)
 

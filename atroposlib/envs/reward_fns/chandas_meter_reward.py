@@ -1,4 +1,4 @@
-"""Whether a Sanskrit verse is in the wanted metre, as the package ``chandas`` scans it."""
+"""Metre reward of Sanskrit verse, scanned by the package ``chandas``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atroposlib.envs.reward_fns.reward_function import RewardFunction
 
 logger = logging.getLogger(__name__)
 
-# How sure the classifier is that a metre is the verse's, by its own words.
+# Score by the certainty that the classifier reports.
 SCORES = {"exact": 1.0, "partial": 0.5, "accidental": 0.25}
 
 
@@ -22,8 +22,8 @@ SCORES = {"exact": 1.0, "partial": 0.5, "accidental": 0.25}
 class ChandasMeterReward(RewardFunction):
     """1.0 for a verse in ``meter``, less where only parts of it are, 0.0 otherwise.
 
-    Without a working ``chandas`` (pip install chandas) every verse is 0.0, which a warning
-    says once: a group of equal scores trains nothing.
+    Without a working ``chandas`` (pip install chandas) every verse gets 0.0, and a warning is
+    logged once, because a group of equal scores trains nothing.
 
     Args:
         meter: part of the metre's name; case and diacritics do not matter.

@@ -1,4 +1,4 @@
-"""Several rewards as one: their weighted sum, optionally normalised."""
+"""Weighted sum of several rewards, optionally normalised."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CombinedReward(RewardFunction):
             the completions of one call to 0..1, and equal ones to 0.0.
 
     Raises:
-        ConfigError: no parts, an unknown normalization, or weights that sum to nothing.
+        ConfigError: no parts, an unknown normalization, or weights with a sum of 0 or less.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CombinedReward(RewardFunction):
             )
 
     def set_wandb_logger(self, logger: Any) -> None:
-        """Log the parts as well as the whole."""
+        """Log the parts and the combined reward."""
         super().set_wandb_logger(logger)
         for part in self.reward_functions:
             part.set_wandb_logger(logger)
@@ -62,7 +62,7 @@ class CombinedReward(RewardFunction):
 
 def _sum(scores: Sequence[float | None]) -> float | None:
     known = [score for score in scores if score is not None]
-    return sum(known) if len(known) == len(scores) else None  # part of a sum is no sum
+    return sum(known) if len(known) == len(scores) else None  # a sum needs all its parts
 
 
 def _to_unit_range(scores: Sequence[float | None]) -> list[float | None]:

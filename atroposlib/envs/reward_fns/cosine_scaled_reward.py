@@ -1,4 +1,4 @@
-"""How close in meaning a text is to the solution, by a model that embeds both."""
+"""Similarity reward: cosine of the embeddings of the text and the solution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODELS_KEPT = 2
 class CosineScaledReward(RewardFunction):
     """``1 - scale_factor * (1 - cosine similarity)``, kept in min_reward..max_reward.
 
-    An empty text, and one that has no solution, gets ``default_reward``. Needs torch
+    A text that is empty or has no solution gets ``default_reward``. Needs torch
     (``pip install atroposlib[rewardfns]``) and the model, loaded at the first call.
 
     Args:

@@ -1,4 +1,4 @@
-"""Whether a crossword is answered as asked: ``1-Across: WORD``, letters only."""
+"""Crossword-format reward: answers such as ``1-Across: WORD``, letters only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DEFAULT_PATTERNS = (r"\b\d+-(?:Across|Down):[ \t]*(\S+)",)
 
 @registry.register("crossword_format")
 class CrosswordFormatReward(RewardFunction):
-    """``reward_value`` if an answer is there and all answers are of valid letters, else 0.0.
+    """``reward_value`` for at least one answer, all of valid letters; else 0.0.
 
     Args:
         format_patterns: regular expressions; the last group of each is the answer.
-        penalize_invalid_chars: False asks only that an answer is there.
+        penalize_invalid_chars: False accepts any letters.
         valid_chars: A to Z unless given; case matters.
     """
 

@@ -1,4 +1,4 @@
-"""Whether there is one block of reasoning, and a response beside it."""
+"""Reasoning-format reward: one block of reasoning and a response."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class FormatReasoningReward(RewardFunction):
     """``reward_value`` for exactly one ``<think>`` block with content and a response.
 
     Args:
-        require_thinking: without it a text that has no block is fine too.
-        require_response: without it nothing need stand beside the block.
-        allow_multiple_thinking: several blocks, each with content, are fine.
+        require_thinking: False also accepts a text without a block.
+        require_response: False also accepts a block without a response.
+        allow_multiple_thinking: accept several blocks, each with content.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Whether tagged blocks are there."""
+"""Format reward: tagged blocks such as ``<answer>...</answer>``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atroposlib.envs.reward_fns.reward_function import RewardFunction
 
 @registry.register("format")
 class FormatReward(RewardFunction):
-    """1.0 if any of ``preferred_tags`` encloses something (or all of them do), else 0.0."""
+    """1.0 if any of ``preferred_tags`` (or each of them) encloses a block, else 0.0."""
 
     def __init__(
         self,

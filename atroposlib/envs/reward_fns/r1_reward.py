@@ -1,4 +1,4 @@
-"""Format of the reasoning plus accuracy of the response, each with its own weight."""
+"""Weighted sum of the reasoning format and the accuracy of the response."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["AccuracyXReward", "FormatReasoningReward", "R1Reward"]
 class R1Reward(RewardFunction):
     """``format_weight * format_reasoning + accuracy_weight * accuracy_x``.
 
-    A right format earns 0.5 by itself, so at the default weights it adds 0.25 to the 1.0 of
-    a right answer.
+    The format reward is 0.5, so at the default weights it adds 0.25 to the 1.0 of a right
+    answer.
     """
 
     def __init__(

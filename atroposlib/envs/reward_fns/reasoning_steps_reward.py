@@ -1,4 +1,4 @@
-"""Whether a text looks like step-by-step reasoning: numbered steps, lists, transitions."""
+"""Reasoning-steps reward: numbered steps, lists and transition words in a text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReasoningStepsReward(RewardFunction):
     """Sum over the patterns of ``weight * min(1, matches / min_steps)``, at most 1.0.
 
     Args:
-        min_words: a text with more words than this has ``base_score`` on top.
+        min_words: a text with more words than this also gets ``base_score``.
         min_steps: matches of one pattern that earn its whole weight.
         pattern_weights: changes to the weights; the names are those of ``PATTERNS``.
     """

@@ -1,8 +1,7 @@
-"""Rewards by name: ``registry.create("accuracy")``, or a configuration with parameters.
+"""Registry of rewards: by name, or by a configuration with parameters.
 
-A name that is not registered yet is looked up among the modules of this package, by exact
-comparison with what the folder holds, and only such a module is imported: ``<name>.py`` or
-``<name>_reward.py``, which registers itself under that name.
+A name that is not registered is compared with the modules of this package. Only a module
+``<name>.py`` or ``<name>_reward.py`` is imported; it registers its reward under that name.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ PACKAGE = __name__.rpartition(".")[0]
 
 
 class UnknownReward(ConfigError, ImportError):
-    """No reward of this name; the message lists those that there are."""
+    """There is no reward of this name; the message lists the known ones."""
 
 
 class LegacyFunctionWrapper(RewardFunction):
     """A plain function ``(completions, **columns) -> scores`` as a reward.
 
-    ``kwargs`` go to every call; what the call itself is given beats them.
+    ``kwargs`` are passed to every call; arguments of the call override them.
     """
 
     def __init__(
@@ -43,12 +42,12 @@ class LegacyFunctionWrapper(RewardFunction):
         self.function = function
 
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> Sequence[float | None]:
-        """What the function says."""
+        """The scores of the function."""
         return self.function(completions, **{**self.config, **kwargs})
 
 
 class RewardRegistry:
-    """Names and what they stand for; ``reasoning_steps`` and ``reasoningsteps`` are one."""
+    """Rewards by name; ``reasoning_steps`` and ``reasoningsteps`` are the same name."""
 
     def __init__(self) -> None:
         self._entries: dict[str, RewardClass | PlainReward] = {}
@@ -62,7 +61,7 @@ class RewardRegistry:
     ) -> Callable[[Entry], Entry]: ...
 
     def register(self, entry: Any = None, *, name: str | None = None) -> Any:
-        """Decorator, plain or with a name; without one the class name is cut of "Reward"."""
+        """Decorator, plain or with a name; the default is the class name without "Reward"."""
         if entry is not None and not isinstance(entry, str):
             self._add(name or _default_name(entry), entry)
             return entry
@@ -96,7 +95,7 @@ class RewardRegistry:
     def create(self, config: str | Mapping[str, Any], **defaults: Any) -> RewardFunction:
         """A reward from its name, or from ``{"type": name, "params": {...}, ...}``.
 
-        What stands in ``params`` and beside it are arguments of the reward; both beat
+        The entries of ``params`` and the other keys are arguments of the reward; both override
         ``defaults``.
 
         Raises:
@@ -119,7 +118,7 @@ class RewardRegistry:
             raise ConfigError(f"reward {name!r}: {error}") from error
 
     def list_registered(self) -> list[str]:
-        """Names registered so far; rewards of the package come in when first asked for."""
+        """Names registered so far; rewards of the package register at their first use."""
         return sorted(self._entries)
 
     def load_required_functions(self, config: Any) -> None:
@@ -145,8 +144,8 @@ class RewardRegistry:
             self.load_required_functions(getattr(config, "reward_functions", []))
 
     def _add(self, name: str, entry: RewardClass | PlainReward) -> None:
-        # A module of this package may be imported after a caller took its name; the caller's
-        # stays. Between callers the later registration wins.
+        # A module of this package never replaces a caller's reward of the same name. Between
+        # callers the later registration wins.
         ours = str(getattr(entry, "__module__", "")).startswith(f"{PACKAGE}.")
         if not (ours and name in self._entries):
             self._entries[name] = entry
@@ -173,7 +172,7 @@ def _squashed(name: str) -> str:
 
 
 def _modules() -> dict[str, str]:
-    """Modules of this package, and the name of the reward that each would hold."""
+    """Modules of this package, with the reward name of each."""
     folder = str(Path(__file__).parent)
     found = (module.name for module in pkgutil.iter_modules([folder]))
     return {name: name.removesuffix("_reward") for name in found}

@@ -1,4 +1,4 @@
-"""A penalty for saying the same thing again.
+"""Repetition penalty: repeated words, phrases, stutters and sentences.
 
 too short            -> short_text_penalty
 sentences repeated   -> paragraph_repetition_base_penalty - 0.4 * share of them
@@ -28,7 +28,7 @@ STOPWORDS = frozenset(
     "would you your".split()
 )
 PHRASE_LENGTHS = (3, 4, 5)
-MIN_PENALTY = -0.1  # what any repetition above the threshold costs
+MIN_PENALTY = -0.1  # of any repetition above the threshold
 SENTENCE_SHARE_PENALTY = 0.4
 
 
@@ -40,9 +40,9 @@ class RepetitionPenaltyReward(RewardFunction):
         threshold: rate of repetition that costs nothing.
         min_words, min_sentences: a text with fewer of either is short.
         short_text_penalty: score of a short text; 0.0 where short answers are welcome.
-        paragraph_repetition_base_penalty: for any sentence of more than 3 words that returns.
+        paragraph_repetition_base_penalty: for any repeated sentence of more than 3 words.
         component_weights: changes to the weights of word, phrase, consecutive, beginning.
-        stopwords: words that may return as they like.
+        stopwords: words whose repetition is free.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RepetitionPenaltyReward(RewardFunction):
 def repetition_rates(
     words: Sequence[str], sentences: Sequence[Sequence[str]], stopwords: frozenset[str]
 ) -> dict[str, float]:
-    """Shares of what is said again, by component; all but ``phrase`` lie in 0..1."""
+    """Shares of repeated text, by component; all but ``phrase`` lie in 0..1."""
     counts = Counter(word for word in words if len(word) > 3 and word not in stopwords)
     often = sum(count - 1 for count in counts.values() if count > 2)
     phrases = sum(
@@ -116,5 +116,5 @@ def _words(text: str) -> list[str]:
 
 
 def _repeats(things: Iterable[T]) -> int:
-    """How many of ``things`` occurred before."""
+    """Number of ``things`` that occurred before."""
     return sum(count - 1 for count in Counter(things).values())

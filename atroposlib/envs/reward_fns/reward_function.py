@@ -1,12 +1,12 @@
-"""What a reward is: completions in, one score each out.
+"""Base class of rewards: one score per completion.
 
     compute(completions, **columns of the item) -> [score or None, ...]
     calling it: compute, check, times ``weight``, log
 
-A score of None means that there is none: it stays None, and a sample without a score is not
-trained on. A failure is never a score: whatever ``compute`` raises, and any result that is
-not one finite number (or None) per completion, becomes a ``RolloutError`` that names the
-reward, and the rollout that asked for it fails with its reason counted.
+None is the absence of a score; a sample without a score is not trained on. A failure is never a
+score: an exception of ``compute``, or a result that is not one finite number (or None) per
+completion, becomes a ``RolloutError`` with the reward's name. The rollout then fails, and the
+reason is counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RewardFunction(ABC):
 
     Args:
         weight: factor of the scores that a call returns.
-        name: what metrics are logged under; the class name in lower case if not given.
+        name: name of the metrics; the class name in lower case if not given.
         kwargs: kept in ``config``.
     """
 
@@ -38,7 +38,7 @@ class RewardFunction(ABC):
 
     @property
     def name(self) -> str:
-        """What metrics and errors call this reward."""
+        """Name of this reward in metrics and errors."""
         return self._name or type(self).__name__.lower()
 
     @abstractmethod
@@ -47,15 +47,15 @@ class RewardFunction(ABC):
 
         Args:
             completions: each a text or messages, see :meth:`get_content`.
-            kwargs: what the item knows, such as ``solution`` and ``ground_truth``: one value
-                for all completions, or a list with one for each.
+            kwargs: columns of the item, such as ``solution`` and ``ground_truth``: one value for
+                all completions, or a list with one for each.
         """
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Scores:
         """Weighted scores, one per completion; None passes through.
 
         Raises:
-            RolloutError: computing failed, or gave something other than a score for each.
+            RolloutError: ``compute`` failed, or did not return a score for each completion.
         """
         with boundary(self.name, f"{len(completions)} completions", "reward"):
             scores = _checked(self.compute(completions, **kwargs), len(completions))
@@ -87,9 +87,9 @@ class RewardFunction(ABC):
 
     @staticmethod
     def get_content(completion: Any) -> str:
-        """The assistant's text: of a text, a message, a choice or a list of messages.
+        """The assistant's text in a text, a message, a choice or a list of messages.
 
-        A list gives its first assistant message; what holds no such text gives "".
+        Of a list it is the first assistant message; "" without such a text.
         """
         if isinstance(completion, str):
             return completion

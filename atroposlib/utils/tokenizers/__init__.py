@@ -1,1 +1,1 @@
-"""Tokenizers whose chat template does not fit training, with one that does."""
+"""Tokenizer loading, and tokenizers with chat templates made for training."""

@@ -1,4 +1,4 @@
-"""A tokenizer by the name of its directory or hub repository, without torch where possible."""
+"""Load a tokenizer by directory or hub name, without torch where possible."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Classes that say no more than "what stands in tokenizer.json".
+# Classes that add nothing to tokenizer.json.
 PLAIN = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 
 
 def load_tokenizer_named(name: str) -> Any:
-    """What ``AutoTokenizer.from_pretrained(name)`` gives.
+    """The tokenizer of ``AutoTokenizer.from_pretrained(name)``.
 
-    AutoTokenizer imports the model classes and torch with them: three seconds and some
-    hundred MB of every environment process. A directory whose files name no special class
-    needs none of that.
+    AutoTokenizer imports the model classes and torch, which takes three seconds and some
+    hundred MB of every environment process. A directory without a special tokenizer class is
+    loaded directly.
 
     Raises:
         OSError, ValueError: there is no tokenizer of that name.

@@ -1,4 +1,4 @@
-"""A Qwen tokenizer whose chat template keeps earlier reasoning and never rewrites a turn."""
+"""Qwen tokenizer with a chat template that never rewrites earlier turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class QwenFixedTokenizer:
         self.tokenizer.chat_template = template
 
     def __getattr__(self, name: str) -> Any:
-        if name == "tokenizer":  # not there yet: a copy or an unpickled object asks first
+        if name == "tokenizer":  # not set yet while an object is copied or unpickled
             raise AttributeError(name)
         return getattr(self.tokenizer, name)
 

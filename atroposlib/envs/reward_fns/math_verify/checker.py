@@ -31,21 +31,21 @@ _AROUND_NUMBER = re.compile(r"\\[$%!,; ]|[$%\s]|\\(?:text|mathrm|,)\{?\s*\}?|\.$
 
 
 class Correctness(str, Enum):
-    """What the check of one answer came to; that it failed is :class:`CheckFailed`."""
+    """Result of one check; a failed check raises :class:`CheckFailed`."""
 
     CORRECT = "correct"
     WRONG = "wrong"
 
 
 class CheckFailed(AtroposError):
-    """The check itself failed or took too long; it says nothing about the answer."""
+    """The check failed or took too long; whether the answer is right is unknown."""
 
 
 # --- texts ---
 
 
 def after_thinking(text: str) -> str:
-    """What follows the last ``</think>``; all of it where there is none."""
+    """Text after the last ``</think>``; the whole text without one."""
     return text.rpartition("</think>")[2]
 
 
@@ -63,12 +63,12 @@ def boxed_answer(text: str) -> str | None:
 
 
 def boxed(answer: str) -> str:
-    """``answer`` in a box, as math-verify looks for it."""
+    """``answer`` in a box, the form that math-verify extracts."""
     return f"\\boxed{{{answer}}}"
 
 
 def as_number(text: str) -> Decimal | None:
-    """The number that ``text`` is, thousands commas, $ and % aside; None if it is more."""
+    """``text`` as a number, ignoring thousands commas, $ and %; None for any other text."""
     bare = _AROUND_NUMBER.sub("", text.strip())
     match = _NUMBER.fullmatch(bare)
     if match is None or not any(c.isdigit() for c in bare):
@@ -80,10 +80,10 @@ def as_number(text: str) -> Decimal | None:
 
 
 class MathVerifier:
-    """Judges answers; one process, started at the first answer that is not a plain number.
+    """Checks answers; starts its process at the first answer that is not a plain number.
 
     Args:
-        timeout_s: bound of one check, the start of the process apart.
+        timeout_s: limit of one check, without the start of the process.
     """
 
     def __init__(self, timeout_s: float = 10.0, start_timeout_s: float = 60.0) -> None:
@@ -102,11 +102,11 @@ class MathVerifier:
         expected, number = as_number(gold), as_number(answer)
         if expected is not None and number is not None:
             return Correctness.CORRECT if expected == number else Correctness.WRONG
-        async with self._one_at_a_time:  # waiting here takes no thread
+        async with self._one_at_a_time:  # a waiting check takes no thread
             try:
                 equal = await asyncio.to_thread(self.process.equal, boxed(answer), boxed(gold))
             except asyncio.CancelledError:
-                self.process.kill()  # the thread that waits for it ends too
+                self.process.kill()  # also ends the thread that waits for it
                 raise
         return Correctness.CORRECT if equal else Correctness.WRONG
 
@@ -116,13 +116,13 @@ class MathVerifier:
 
 
 class MathProcess:
-    """Compares answers, one at a time; the process starts at the first comparison.
+    """Compares answers, one at a time; the child process starts at the first comparison.
 
-    Safe to call from several threads. It ends with :meth:`close`, with the last reference
-    to this object, or with the interpreter.
+    Thread-safe. The child ends with :meth:`close`, with the last reference to this object, or
+    with the interpreter.
 
     Args:
-        timeout_s: bound of one comparison, the start of the process apart.
+        timeout_s: limit of one comparison, without the start of the process.
     """
 
     def __init__(self, timeout_s: float = 10.0, start_timeout_s: float = 60.0) -> None:
@@ -134,13 +134,13 @@ class MathProcess:
 
     @property
     def started(self) -> bool:
-        """Whether the process is there."""
+        """Whether the process has been started."""
         return self._process is not None
 
     def equal(self, text: str, gold: str) -> bool:
         r"""Whether the answer in ``text`` equals that in ``gold``; both may be LaTeX.
 
-        Looked for are ``\boxed{...}`` and phrases such as "the final answer is $...$".
+        An answer is ``\boxed{...}`` or a phrase such as "the final answer is $...$".
 
         Raises:
             CheckFailed: the comparison failed or took longer than ``timeout_s``.
@@ -149,7 +149,7 @@ class MathProcess:
             process = self._process or self._start()
             assert process.stdin is not None and process.stdout is not None  # both are pipes
             question = json.dumps({"text": text, "gold": gold}).encode() + b"\n"
-            with suppress(OSError):  # a process that has ended: the empty reply says so
+            with suppress(OSError):  # the process has ended, and the reply will be empty
                 process.stdin.write(question)
                 process.stdin.flush()
             line = self._read(process.stdout, self.timeout_s)
@@ -165,7 +165,7 @@ class MathProcess:
             [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the environment, which closes this
+            start_new_session=True,  # Ctrl-C goes to the environment, which closes this process
         )
         self._process = process
         self._end = weakref.finalize(self, _end, process)
@@ -175,7 +175,7 @@ class MathProcess:
         return process
 
     def _read(self, lines: IO[bytes], timeout_s: float) -> bytes:
-        """The next line; empty, and the process gone, where none came in time."""
+        """The next line; empty after a timeout, and the process is then ended."""
         bound = threading.Timer(timeout_s, self.kill)
         bound.start()
         try:
@@ -188,7 +188,7 @@ class MathProcess:
         return b""
 
     def kill(self) -> None:
-        """End a comparison that another thread waits for; that raises :class:`CheckFailed`."""
+        """End a comparison in another thread, which then raises :class:`CheckFailed`."""
         process = self._process
         if process is not None:
             process.kill()
@@ -204,14 +204,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
-        with suppress(OSError):  # what was not sent yet has nobody to go to
+        with suppress(OSError):  # unsent data are dropped
             if pipe is not None:
                 pipe.close()
 
 
 @lru_cache(maxsize=1)
 def shared_process() -> MathProcess:
-    """The one of this interpreter: math-verify takes some 100 MB, rewards come in numbers."""
+    """Process shared by all rewards of this interpreter, because math-verify takes 100 MB."""
     return MathProcess()
 
 
@@ -219,9 +219,9 @@ def shared_process() -> MathProcess:
 
 
 def equal(text: str, gold: str) -> bool:
-    """Whether math-verify finds both the same; its own timeouts are off, the caller kills.
+    """Whether math-verify finds both equal. Its timeouts are off; the parent kills the process.
 
-    A box comes first; beside it only an answer that is announced as one counts.
+    A box is preferred; without one only an announced answer counts.
     """
     from math_verify import LatexExtractionConfig, parse, verify
 
@@ -241,7 +241,7 @@ def equal(text: str, gold: str) -> bool:
 
 
 def main() -> None:
-    """Answer ``{"text", "gold"}`` with ``{"equal"}`` or ``{"error"}``."""
+    """Read lines ``{"text", "gold"}`` and write ``{"equal"}`` or ``{"error"}`` for each."""
     logging.disable(logging.WARNING)  # math-verify warns that its timeouts are off
     import math_verify  # noqa: F401  (paid before the first check, whose time is bounded)
 
