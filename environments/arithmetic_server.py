@@ -1,4 +1,4 @@
-"""One-digit sums: small enough that a 135 M model learns them on a laptop in minutes.
+"""One-digit sums, which a model of 135 M parameters learns on a laptop in minutes.
 
     python environments/arithmetic_server.py serve --openai.base_url http://localhost:9001/v1
 
@@ -43,11 +43,11 @@ def problems(seed: int) -> tuple[list[dict], list[dict]]:
 
 
 def score(text: str, answer: str, stopped: bool) -> float:
-    """1.0 for exactly the answer and then an end, and something for each step on the way.
+    """1.0 for exactly the answer and an end token, and partial scores for other texts.
 
-    0.4 if the first number is right, and 0.3 (0.2 without an end) times the share of digits
-    in the text: at most 0.7 for what is not exact. The share rises without a step from prose
-    to a bare number; a fixed sum for "some number" would be won by prose, and kept.
+    0.4 if the first number is right, plus 0.3 (0.2 without an end) times the share of digits
+    in the text: at most 0.7 for other texts. The share rises continuously from prose to a
+    bare number. A fixed score for any number would reward prose that contains one.
     """
     text, numbers = text.strip(), re.findall(r"\d+", text)
     if text == answer and stopped:
@@ -58,7 +58,7 @@ def score(text: str, answer: str, stopped: bool) -> float:
 
 
 class ArithmeticEnv(ShuffledEnv):
-    """Asks sums, rewards an answer by how near it is, and measures how many are exact."""
+    """Asks for sums, rewards answers by the rules of :func:`score`, measures exact ones."""
 
     name = "arithmetic"
     env_config_cls = ArithmeticConfig

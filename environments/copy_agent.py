@@ -1,4 +1,4 @@
-"""An agent that knows nothing of this library, and the lines that make it an environment.
+"""Environment around an agent that uses only the ``openai`` package.
 
     python environments/copy_agent.py serve --openai.base_url http://localhost:9001/v1
 
@@ -15,11 +15,11 @@ LETTERS = "abcdefghij"
 
 
 async def agent(client: AsyncOpenAI, word: str) -> str:
-    """Any agent: it is given a client and a task, and says what came out."""
-    said = await client.chat.completions.create(
+    """Any agent: takes a client and a task, and returns a text."""
+    completion = await client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": word}], max_tokens=len(word)
     )
-    return said.choices[0].message.content or ""
+    return completion.choices[0].message.content or ""
 
 
 @environment(

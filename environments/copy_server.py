@@ -1,4 +1,4 @@
-"""Copy a short word: what a model of random weights learns by reward alone in a minute.
+"""Copy a short word; a model of random weights learns it from rewards in a minute.
 
     python environments/copy_server.py serve --openai.base_url http://localhost:9001/v1
 
@@ -21,7 +21,7 @@ class CopyConfig(BaseEnvConfig):
     )
     max_token_length: int = Field(default=32, ge=1, description="most tokens of a sequence")
     max_batches_offpolicy: int = Field(default=1, description="batches generated ahead")
-    # True would leave out the words that all samples copy, and with them the progress.
+    # True would drop the words that all samples copy, and hide the progress.
     ensure_scores_are_not_same: bool = Field(default=False, description="drop equal scores")
     alphabet: str = Field(default="abcdefghij", description="letters of the words")
     word_length: int = Field(default=4, ge=1, description="letters per word, tokens per copy")
@@ -33,15 +33,15 @@ class CopyConfig(BaseEnvConfig):
 def letters_right(text: str, word: str, alphabet: str) -> float:
     """Share of letters in their place; a wrong letter of the alphabet counts a tenth.
 
-    "abxd" against "abcd" is 0.75, and 0.775 if x is of the alphabet: a model that knows
-    nothing has to find the alphabet before it can find the letter.
+    "abxd" against "abcd" is 0.75, and 0.775 if x is in the alphabet: an untrained model has
+    to learn the alphabet before the letters.
     """
     places = zip(text, word)
     return sum(1.0 if a == b else 0.1 * (a in alphabet) for a, b in places) / len(word)
 
 
 class CopyEnv(AnsweredEnv):
-    """Shows a word and rewards every letter that comes back in its place."""
+    """Shows a word and rewards every letter copied to its place."""
 
     name = "copy"
     env_config_cls = CopyConfig

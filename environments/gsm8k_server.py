@@ -1,11 +1,11 @@
-"""Grade-school maths (GSM8K): word problems whose answer is one number.
+"""Grade-school mathematics (GSM8K): word problems with one number as answer.
 
     python environments/gsm8k_server.py serve --env.dataset_path DIR_OR_JSONL
     python environments/gsm8k_server.py process --env.dataset_path test.jsonl --env.total_steps 4
 
 The data come from ``dataset_path`` (``question`` and ``answer`` ending in ``#### n``), else
-from the Hugging Face hub. The boxed answer is checked by math-verify: +1 right, -1 not; where
-a whole group is right, shorter is better.
+from the Hugging Face hub. The boxed answer is checked by math-verify: +1 right, -1 wrong. In a
+group of right answers only, shorter ones score higher.
 """
 
 import random
@@ -32,7 +32,7 @@ def load_problems(dataset_path: str | None) -> tuple[list[dict], list[dict]]:
     """(train, test) problems as {"id", "question", "answer"}, the answer a bare number.
 
     Raises:
-        DatasetUnavailable: names what is missing and how to give it.
+        DatasetUnavailable: the message names the missing data and the option to set.
     """
 
     def problems_of(split):
@@ -62,7 +62,7 @@ def group_scores(rewards: list[float], lengths: list[int], max_length: int) -> l
 
 
 class GSM8kEnv(SingleTurnEnv):
-    """Asks word problems and rewards a right boxed number; brevity when all are right."""
+    """Asks word problems and rewards a right boxed number, and brevity if all are right."""
 
     name = "gsm8k"
     env_config_cls = GSM8kConfig

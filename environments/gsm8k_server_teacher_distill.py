@@ -1,9 +1,9 @@
-"""GSM8K with a teacher: every sent token carries the teacher's likeliest tokens beside it.
+"""GSM8K with distillation: every token is sent with the teacher's likeliest tokens.
 
     python environments/gsm8k_server_teacher_distill.py serve --env.dataset_path DIR \\
         --teacher.base_url http://localhost:9003/v1 --teacher.model_name TEACHER
 
-The teacher has to know the same tokens as the model that is trained.
+The teacher and the trained model must have the same vocabulary.
 """
 
 from pydantic import Field
@@ -26,7 +26,7 @@ class GSM8kTeacherDistillConfig(GSM8kConfig, TeacherDistillationConfig):
 
 
 class GSM8kTeacherDistillEnv(GSM8kEnv, TeacherDistillationEnv):
-    """GSM8K whose groups go out with what a teacher thinks of each token."""
+    """GSM8K whose groups carry the teacher's logprobs of each token."""
 
     name = "gsm8k_teacher_distill"
     env_config_cls = GSM8kTeacherDistillConfig

@@ -1,4 +1,4 @@
-"""Any gymnasium environment that can be shown as text, played turn by turn.
+"""Gymnasium environments shown as text and played turn by turn.
 
     python environments/gymnasium_server.py serve --env.env_id Taxi-v4
     python environments/gymnasium_server.py process --env.env_id FrozenLake-v1 \\
@@ -28,19 +28,19 @@ SYSTEM_PROMPT = (
     "you like, then end with the action in tags, such as <action>{example}</action>.\n"
     "Actions: {actions}\n{legend}"
 )
-EVAL_SEEDS = 1_000_000  # below: episodes that are evaluated; from here on: trained
-TEMPLATE_TOKENS = 32  # more than chat templates write around one message
+EVAL_SEEDS = 1_000_000  # smaller seeds are evaluated, larger ones trained
+TEMPLATE_TOKENS = 32  # upper bound of the template text around one message
 
 
 class Illegal(str, Enum):
-    """What becomes of an episode when a reply names no legal action."""
+    """Reaction to a reply without a legal action."""
 
-    END = "end"  # it ends
-    ASK_AGAIN = "ask_again"  # the turn is lost, and the model is told the actions again
+    END = "end"  # the episode ends
+    ASK_AGAIN = "ask_again"  # the turn is lost, and the next message lists the actions
 
 
 class Reward(str, Enum):
-    """Which of an episode's rewards is its score."""
+    """Score of an episode, from its rewards."""
 
     DISCOUNTED = "discounted"  # r_0 + discount r_1 + discount^2 r_2 ...
     FINAL = "final"  # the last one, such as reaching the goal
@@ -90,7 +90,7 @@ class GymnasiumEnv(BaseEnv):
         return cls.env_config_cls(wandb_name="gymnasium"), [server]
 
     async def setup(self):
-        # Made once here: a wrong id is an error before the first rollout.
+        # Made once here, so that a wrong id fails before the first rollout.
         self.names = (await asyncio.to_thread(self.new_game)).names
         self.iter = 0
 
@@ -153,7 +153,7 @@ class GymnasiumEnv(BaseEnv):
             return node, rewards, illegal, messages
 
     def room_for(self, messages, node):
-        """Tokens left for the next turn after ``node``, template text counted generously."""
+        """Tokens left for the next turn after ``node``, with an upper bound of template text."""
         limit = self.config.max_token_length
         if node is None:
             return room_left(self.tokenizer, messages, limit)

@@ -1,12 +1,12 @@
-"""Mathematics from a base model: no chat template, a think/answer prompt and stop strings.
+"""Mathematics for base models: no chat template, a think/answer prompt, stop strings.
 
     python environments/math_server_zero.py serve --env.dataset_path FOLDER
     python environments/math_server_zero.py evaluate --env.eval_sets '["math500"]'
 
 Trained on DeepMath-103K, measured on AIME24, MATH-500, AMC23, Minerva and OlympiadBench, each
 from the Hugging Face hub or from a file in ``dataset_path`` (``train.jsonl``,
-``aime24.jsonl``, ...). +1 for the right boxed answer in its place, -1 else. An answer that was
-cut off says nothing about its content: it stays in the group's baseline and is not learned.
+``aime24.jsonl``, ...). +1 for the right boxed answer in its place, -1 otherwise. A truncated
+answer stays in the group's baseline but has advantage zero.
 """
 
 import logging
@@ -38,7 +38,7 @@ PROMPT = (
     "and </answer>, with the final result as \\boxed{{result}}.\n\n"
     "User: {problem}\n\nAssistant: <think>"
 )
-# A base model goes on with the next question by itself.
+# A base model continues with another question.
 STOP = ["</answer>", "User:", "Assistant:"]
 TRAINING = "zwhe99/DeepMath-103K"
 EVAL_SETS = {  # name of the set and of its file: (name on the hub, split there)
@@ -94,7 +94,7 @@ def length_at(step: int, start: int, end: int, warmup_steps: int) -> int:
 
 
 def answer_part(text: str) -> str | None:
-    """What stands in the answer tags, if the text has one reasoning and one answer after it.
+    """Content of the answer tags, if one answer follows one block of reasoning.
 
     "so it is 4 </think> <answer> \\boxed{4} </answer>" gives " \\boxed{4} ". The prompt opened
     the reasoning; the closing answer tag may have been taken by the stop string.
@@ -131,11 +131,11 @@ def load_set(name: str, source: str, split: str, folder: str | None) -> list[dic
 
 
 def load_eval_sets(names: list[str], folder: str | None) -> dict[str, list[dict]]:
-    """Every set that was asked for.
+    """Load the named sets.
 
     Raises:
-        ConfigError: there is no such set, or a single file stands where a folder is needed.
-        DatasetUnavailable: a set cannot be had; the message names it and the options.
+        ConfigError: there is no such set, or ``folder`` is a file.
+        DatasetUnavailable: a set is not available; the message names it and the options.
     """
     if names and folder is not None and not Path(folder).is_dir():
         raise ConfigError(
@@ -156,7 +156,7 @@ def load_eval_sets(names: list[str], folder: str | None) -> dict[str, list[dict]
 
 
 class MathZeroEnv(ItemsInOrder):
-    """Sets problems to a base model and rewards the right result in the right form."""
+    """Poses problems to a base model and rewards the right result in the right form."""
 
     name = "math_zero"
     env_config_cls = MathZeroConfig
@@ -185,7 +185,7 @@ class MathZeroEnv(ItemsInOrder):
         )
 
     async def sample(self, item, n, temperature, max_tokens, split):
-        """``n`` judged answers to ``item``, each with its token-exact node."""
+        """``n`` checked answers to ``item``, each with its token-exact node."""
         prompt = PROMPT.format(problem=item["problem"])
         room = max_tokens - len(self.tokenizer.encode(prompt))
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
@@ -260,7 +260,7 @@ class MathZeroEnv(ItemsInOrder):
             wanted = self.config.eval_problems
             asked = problems if wanted < 0 else problems[:wanted]
             answers = await gather_bounded(asked, one, self.config.max_eval_workers)
-            # of all problems asked: an answer without a verdict was not shown to be right
+            # over all problems: an unchecked answer does not count as right
             metrics[f"{name}_percent_correct"] = mean(answer["exact"] for answer in answers)
             samples += [{"set": name, **answer} for answer in answers]
         if not metrics:

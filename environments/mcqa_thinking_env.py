@@ -1,10 +1,10 @@
-"""Multiple-choice questions, answered after thinking.
+"""Multiple-choice questions with reasoning before the answer.
 
     python environments/mcqa_thinking_env.py serve --env.dataset_path questions.parquet
 
 Data: NousResearch/AcademicMCQA, or rows with a question, its options and the right letter or
-index. +1 for exactly one reasoning block and after it exactly one answer phrase with the right
-letter, -1 else.
+index. +1 for exactly one reasoning block followed by exactly one answer phrase with the right
+letter, -1 otherwise.
 """
 
 import random
@@ -41,7 +41,7 @@ def question(name: str, row: dict) -> dict:
 
     The question is in ``question`` or ``prompt``, options in ``options`` or ``choices``, the
     answer as letter or index in ``ground_truth`` or ``answer``. Options that the question
-    shows already are not written again.
+    already contains are not appended.
     """
     text = row.get("question") or row.get("prompt")
     options = row.get("options") or row.get("choices")
@@ -61,7 +61,7 @@ def question(name: str, row: dict) -> dict:
 
 
 def answer_letter(answer, options: list) -> str | None:
-    """The letter of an answer given as letter or as index from 0; None: not one of them."""
+    """Letter of an answer given as letter or as index from 0; None if it is no option."""
     letters = string.ascii_uppercase[: len(options)]
     given = str(answer).strip().upper()
     if given.isdigit():
@@ -83,7 +83,7 @@ def score(text: str, letter: str) -> float:
 
 
 class MCQAThinkingEnv(SingleTurnEnv):
-    """Asks multiple-choice questions and rewards a considered, well-formed right choice."""
+    """Asks multiple-choice questions and rewards a well-formed right choice."""
 
     name = "mcqa_thinking"
     env_config_cls = MCQAConfig

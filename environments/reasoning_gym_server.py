@@ -1,13 +1,13 @@
-"""Any of the hundred procedural tasks of the reasoning-gym package, scored by the package itself.
+"""Procedural tasks of the reasoning-gym package, scored by the package.
 
     python environments/reasoning_gym_server.py serve
     python environments/reasoning_gym_server.py process --env.dataset_name spell_backward
     python environments/reasoning_gym_server.py evaluate --env.dataset_name gcd \\
         --env.dataset_kwargs '{"max_value": 20}'
 
-The default, sums and differences of two one-digit numbers, is learned by a model of 135 M
-parameters on a laptop. Scored is, of a reply, the last <answer>...</answer>, else what follows
-the last "Answer:" on its line, else the last line.
+A model of 135 M parameters learns the default task, sums and differences of two one-digit
+numbers, on a laptop. The scored part of a reply is the last <answer>...</answer>, else the text
+after the last "Answer:" on its line, else the last line.
 Needs reasoning-gym: pip install 'atroposlib[reasoning-gym]'.
 """
 
@@ -22,7 +22,7 @@ from atroposlib.envs.function_env.data import split_held_out, task_id
 from atroposlib.errors import ConfigError
 from environments.common.answers import ShuffledEnv, texts_of
 
-# Where a data set's own defaults are too hard for the smallest models.
+# Settings for the smallest models, where the defaults of a data set are too hard.
 EASY: dict[str, dict[str, Any]] = {
     "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
 }
@@ -51,7 +51,7 @@ class ReasoningGymConfig(BaseEnvConfig):
         default=0.1,
         gt=0,
         lt=1,
-        description="share of the questions held out, whatever the seed",
+        description="share of the questions held out, independent of the seed",
     )
     eval_items: int = Field(default=64, ge=1, description="held-out tasks evaluated")
     system_prompt: str = Field(
@@ -62,15 +62,15 @@ class ReasoningGymConfig(BaseEnvConfig):
         ge=0,
         description="solved tasks shown before each question, as earlier turns",
     )
-    # Short on purpose: the package gives some of the score to an answer anywhere in a text, and
-    # a model that may write "7 + 9 = 16" learns to repeat the question and stays there.
+    # Short, because the package gives a partial score to an answer anywhere in a text: a model
+    # that may write "7 + 9 = 16" learns to repeat the question.
     max_new_tokens: int = Field(default=5, ge=1, description="most tokens of an answer")
     temperature: float = Field(default=1.0, description="of training rollouts")
     eval_temperature: float = Field(default=0.0, description="of evaluation; 0: greedy")
 
 
 def extracted(text: str) -> str | None:
-    """The part of a reply that is scored; None: there is none.
+    """The scored part of a reply; None without one.
 
     "<answer>7</answer>, I think" is "7", "so\\nAnswer: 7" is "7", "3 + 4\\n7\\n" is "7".
     """
@@ -103,7 +103,7 @@ def make_dataset(name: str, settings: dict[str, Any] | None, size: int, seed: in
 
 
 class ReasoningGymEnv(ShuffledEnv):
-    """Asks the package's questions and lets the package score the answers."""
+    """Asks the package's questions; the package scores the answers."""
 
     name = "reasoning_gym"
     env_config_cls = ReasoningGymConfig
@@ -129,7 +129,7 @@ class ReasoningGymEnv(ShuffledEnv):
             )
 
     def distinct_tasks(self):
-        """One task per question; its text is its identity, so none is on both sides."""
+        """One task per question text, so that no question is on both sides of the split."""
         entries = {}
         for index in range(len(self.dataset)):
             entry = self.dataset[index]
@@ -164,7 +164,7 @@ class ReasoningGymEnv(ShuffledEnv):
         ]
 
     def scores(self, texts, entry):
-        """The package's own scores, 0 to 1; some give part of it for a near miss."""
+        """Scores of the package, 0 to 1; some tasks give partial scores."""
         return [
             float(self.dataset.score_answer(answer=extracted(text), entry=entry))
             for text in texts

@@ -1,12 +1,11 @@
-"""Preference shaping: two replies to a real question, and a judge that says which is nearer to
-a wanted character.
+"""Preference rewards: a judge model compares two replies by a wanted character.
 
     python environments/rlaif_server.py serve --env.dataset_path wildchat.jsonl \\
         --env.character "calm, precise, and without flattery"
 
 Questions: the first user turns of allenai/WildChat. The judge sees each pair in both orders,
-``votes_per_order`` times each, so a judge that prefers the first place says nothing. A reply's
-score is its share of the votes minus a half. The judge is the model itself, or another one
+``votes_per_order`` times each, so a preference for the first place cancels out. A reply's
+score is its share of the votes minus a half. The judge is the trained model or another model
 (``judge_base_url``).
 """
 
@@ -48,7 +47,7 @@ _VERDICT = re.compile(r"verdict\W{1,6}(A|B|tie)\b", re.IGNORECASE)
 
 
 class JudgeError(AtroposError):
-    """judge_error: the judge gave no verdict in one of the orders; the pair has no score."""
+    """judge_error: no verdict in one of the orders, so the pair has no score."""
 
 
 class RlaifConfig(BaseEnvConfig):
@@ -69,7 +68,7 @@ class RlaifConfig(BaseEnvConfig):
         default=0.05,
         ge=0,
         le=1,
-        description="share of questions asked with the character told",
+        description="share of questions asked with the character in the prompt",
     )
     max_reply_tokens: int = Field(default=1024, ge=1, description="most tokens of a reply")
     temperature: float = Field(default=1.0, description="of training rollouts")
@@ -123,9 +122,9 @@ def win_rate(as_first: list[float | None], as_second: list[float | None]) -> flo
 
 
 def scores_by_length(cut_off: list[bool]) -> list[float] | None:
-    """Scores that need no judge: a reply that did not end loses to one that did.
+    """Scores without a judge: a truncated reply loses to a complete one.
 
-    None: neither was cut off, so the judge decides. Both cut off: equal.
+    None: neither was truncated, so the judge decides. Two truncated replies are equal.
     """
     if not any(cut_off):
         return None
@@ -135,7 +134,7 @@ def scores_by_length(cut_off: list[bool]) -> list[float] | None:
 
 
 class RlaifEnv(ItemsInOrder):
-    """Asks real questions and rewards the reply that the judge finds nearer to the character."""
+    """Asks real questions and rewards the reply that the judge prefers."""
 
     name = "rlaif"
     env_config_cls = RlaifConfig
@@ -202,7 +201,7 @@ class RlaifEnv(ItemsInOrder):
             return list(zip(completion.choices, managed.nodes_for(completion)))
 
     async def votes(self, question, first, second, split):
-        """Shares of answer A, one per vote; None where the judge did not come to a verdict."""
+        """Shares of answer A, one per vote; None for a vote without a verdict."""
         prompt = JUDGE_PROMPT.format(
             character=self.config.character, question=question, first=first, second=second
         )
@@ -270,7 +269,7 @@ class RlaifEnv(ItemsInOrder):
         samples = await gather_bounded(self.test, one, self.config.max_eval_workers)
         rates = [sample["win_rate"] for sample in samples if sample["win_rate"] is not None]
         metrics = {"judge_errors": len(samples) - len(rates), "questions": len(samples)}
-        if rates:  # without a verdict there is no win rate, and 0 would be one
+        if rates:  # without verdicts there is no win rate
             metrics["win_rate"] = mean(rates)
         await self.evaluate_log(
             metrics,

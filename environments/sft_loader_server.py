@@ -1,11 +1,11 @@
-"""Ready-made text among the rollouts: groups of one sequence, marked for supervised training.
+"""Supervised text among the rollouts: groups of one sequence, marked ``sft``.
 
     python environments/sft_loader_server.py serve --env.dataset_path chats.jsonl \\
         --env.data_format oai_format
 
-Nothing is sampled: no inference server is called, and the groups carry no sampler's logprobs.
-A group's override ``sft`` tells the trainer that its loss is the plain likelihood of the
-trained tokens. ``evaluate`` measures the data instead of a model.
+No inference server is called, and the groups have no sampler's logprobs. The override ``sft``
+of a group selects the likelihood of the trained tokens as its loss in the trainer. ``evaluate``
+measures the data instead of a model.
 """
 
 import random
@@ -24,7 +24,7 @@ SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool
 
 
 class DataFormat(str, Enum):
-    """How a row holds its text."""
+    """Format of a row."""
 
     COMPLETION = "completion"  # {"text": ...}: all of it is trained
     PREFIX_COMPLETION = "prefix_completion"  # {"prefix": ..., "completion": ...}
@@ -44,7 +44,7 @@ class SFTConfig(BaseEnvConfig):
     """Settings of the text."""
 
     group_size: int = Field(default=1, ge=1, le=1, description="every text is a group of one")
-    # A group of one has one score: True would drop all of them.
+    # True would drop every group, because a group of one has equal scores.
     ensure_scores_are_not_same: bool = Field(default=False, description="drop equal scores")
     dataset_name: str | None = Field(default=None, description="data set on the hub")
     dataset_path: str | None = Field(
@@ -61,7 +61,7 @@ class SFTConfig(BaseEnvConfig):
 
 
 def chat_of(row: dict, data_format: DataFormat) -> list[dict]:
-    """The messages of a chat row; ShareGPT's speakers by OpenAI's names."""
+    """Messages of a chat row, with OpenAI's role names."""
     if data_format is DataFormat.OAI_FORMAT:
         return [dict(message) for message in row["messages"]]
     return [
@@ -80,21 +80,21 @@ def sequence(row: dict, data_format: DataFormat, tokenizer, all_turns: bool) -> 
     if data_format is DataFormat.COMPLETION:
         tokens = list(tokenizer.encode(row["text"])) + end
         return {"tokens": tokens, "masks": list(tokens)}
-    # Encoded apart: a token across the seam would be half given and half trained.
+    # Encoded separately: a token across the boundary would be half prompt, half trained.
     prefix = list(tokenizer.encode(row["prefix"]))
     rest = list(tokenizer.encode(row["completion"], add_special_tokens=False)) + end
     return {"tokens": prefix + rest, "masks": [MASKED] * len(prefix) + rest}
 
 
 class SFTLoaderEnv(BaseEnv):
-    """Sends text as it is, one sequence a group."""
+    """Sends existing text, one sequence per group."""
 
     name = "sft_loader"
     env_config_cls = SFTConfig
 
     @classmethod
     def config_init(cls):
-        # Never called; a server has to be named because every environment has one.
+        # Never called, but every environment needs a server.
         server = APIServerConfig(
             base_url="http://localhost:9001/v1", server_type="vllm", health_check=False
         )
@@ -146,7 +146,7 @@ class SFTLoaderEnv(BaseEnv):
         return group, []
 
     async def evaluate(self, *args, **kwargs):
-        """What the data are: how many texts fit, and how much of them is trained."""
+        """Measure the data: share of texts that fit, lengths, share of trained tokens."""
         made = [self.sequence(row) for row in self.rows]
         lengths = [len(one["tokens"]) for one in made]
         trained = [sum(label != MASKED for label in one["masks"]) for one in made]

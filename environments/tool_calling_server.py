@@ -1,10 +1,10 @@
-"""Function calling in one turn: every expected call, and no other.
+"""Function calling in one turn: exactly the expected calls are rewarded.
 
     python environments/tool_calling_server.py serve --env.dataset_path FILE.jsonl
 
 Data: NousResearch/XLAM-Atropos, or other ShareGPT ``conversations`` whose system turn shows
-the tools and whose first answer holds ``<tool_call>`` blocks. 1.0 when the calls are exactly
-those, 0.0 else; where a whole group is right, shorter is better.
+the tools and whose first answer holds ``<tool_call>`` blocks. 1.0 for exactly those
+calls, 0.0 otherwise. In a group of right answers only, shorter ones score higher.
 """
 
 import random
@@ -47,7 +47,7 @@ def request(name: str, row: dict) -> dict:
 
 
 class ToolCallingEnv(SingleTurnEnv):
-    """Asks for function calls and rewards exactly those that were expected."""
+    """Asks for function calls and rewards exactly the expected ones."""
 
     name = "tool_calling"
     env_config_cls = ToolCallingConfig

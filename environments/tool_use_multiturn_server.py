@@ -1,12 +1,11 @@
-"""Tool use over several turns: recorded conversations are replayed as long as the model calls
-what was called there.
+"""Tool use over several turns: replays recorded conversations until a call differs.
 
     python environments/tool_use_multiturn_server.py serve --env.dataset_path FILE.jsonl
 
 Data: interstellarninja/hermes_reasoning_tool_use or another set of its form (``conversations``
-as ShareGPT turns, ``tools`` as JSON text). The model gets the question and the tools; when it
-makes the recorded calls it gets the recorded responses, and so on. Reward: the share of right
-turns, a bonus when all are right, a penalty for the first mistake, at which the replay ends.
+as ShareGPT turns, ``tools`` as JSON text). The model gets the question and the tools. When it
+makes the recorded calls, it gets the recorded responses, and so on. Reward: the share of right
+turns, a bonus if all are right, a penalty for the first mistake, which ends the replay.
 """
 
 import logging
@@ -36,7 +35,7 @@ SYSTEM_PROMPT = (
     "</think> tags first. Call a function as soon as it can bring you further, several at once "
     "where they do not depend on one another. If none fits, say so and call none."
 )
-TEMPLATE_TOKENS = 32  # more than chat templates write around one message
+TEMPLATE_TOKENS = 32  # upper bound of the template text around one message
 logger = logging.getLogger(__name__)
 
 
@@ -79,10 +78,10 @@ def conversation(name: str, row: dict, max_turns: int) -> dict:
 
 
 def load_conversations(config: ToolUseConfig) -> list[dict]:
-    """Those that can be replayed; how many cannot is logged.
+    """Conversations that can be replayed; the number of the others is logged.
 
     Raises:
-        DatasetUnavailable: there are none; the message says why.
+        DatasetUnavailable: there are none; the message contains the reason.
     """
     rows = load_rows(
         config.dataset_name,
@@ -105,7 +104,7 @@ def load_conversations(config: ToolUseConfig) -> list[dict]:
 
 
 class ToolUseEnv(ItemsInOrder):
-    """Replays recorded conversations and rewards calling what was called in them."""
+    """Replays recorded conversations and rewards the recorded calls."""
 
     name = "multiturn_tool_use"
     env_config_cls = ToolUseConfig
@@ -133,7 +132,7 @@ class ToolUseEnv(ItemsInOrder):
     async def replay(self, item, temperature, split):
         """One conversation with the model: (node, scores of the turns taken, messages).
 
-        The node is None when not even the first question fits.
+        The node is None if the first question does not fit.
         """
         turns, scores, node = item["turns"], [], None
         messages, calls = [self.system_message(item["tools"])], []
@@ -143,7 +142,7 @@ class ToolUseEnv(ItemsInOrder):
             for turn in turns:
                 messages += given_messages(turn.given, calls)
                 room = self.room_for(messages, node, item["tools"])
-                if room < 1:  # the conversation does not fit: the turn cannot be right
+                if room < 1:  # the conversation does not fit, so the turn is wrong
                     scores.append(0.0)
                     break
                 completion = await managed.chat_completion(
@@ -164,7 +163,7 @@ class ToolUseEnv(ItemsInOrder):
             return node, scores, messages
 
     def room_for(self, messages, node, tools):
-        """Tokens left for the next turn after ``node``, template text counted generously."""
+        """Tokens left for the next turn after ``node``, with an upper bound of template text."""
         limit = self.config.max_token_length
         if node is None:
             return room_left(self.tokenizer, messages, limit, tools=tools)
@@ -242,7 +241,7 @@ def given_messages(given, calls):
 
 
 def assistant_message(message):
-    """The model's turn as it goes back into the conversation."""
+    """The model's turn as a message of the conversation."""
     kept = {"role": "assistant", "content": message.content or ""}
     if message.tool_calls:
         kept["tool_calls"] = [

@@ -2,9 +2,9 @@
 
     python environments/tool_use_turnlevel_advantage_server.py serve --env.dataset_path FILE
 
-The replay and its reward are those of ``tool_use_multiturn_server.py``. Every token of turn t
-gets A_turn(t) + outcome_weight * A_outcome: how that turn compares with the same turn of the
-other replays, and how the whole conversation does.
+The replay and its reward are those of ``tool_use_multiturn_server.py``. The advantage of every
+token of turn t is A_turn(t) + outcome_weight * A_outcome. A_turn compares the turn with the same
+turn of the other replays, A_outcome the whole conversations.
 """
 
 import numpy as np
@@ -14,14 +14,14 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED
 from environments.tool_use_multiturn_server import ToolUseConfig, ToolUseEnv
 
-MIN_STD = 1e-8  # values nearer than this are equal: their advantages are 0
+MIN_STD = 1e-8  # below this deviation values count as equal: their advantages are 0
 
 
 class TurnLevelConfig(ToolUseConfig):
     """Settings of the conversations and of their advantages."""
 
     outcome_weight: float = Field(
-        default=1.0, description="weight of the conversation's advantage beside the turn's"
+        default=1.0, description="weight of the conversation's advantage added to the turn's"
     )
 
 
@@ -32,10 +32,10 @@ def standardised(values: list[float]) -> list[float]:
 
 
 def turn_advantages(turn_scores: list[list[float]], outcomes: list[float], weight: float):
-    """Per replay one advantage per turn taken; a turn is compared with those that took it.
+    """One advantage per turn of each replay, compared with the replays that reached the turn.
 
     Scores [[1, 1], [0]] with outcomes [1, 0] and weight 1: the first turn is +1 or -1, as is
-    the outcome, and the second turn has nothing to be compared with: [[2, 1], [-2]].
+    the outcome. The second turn has no comparison: [[2, 1], [-2]].
     """
     of_outcome = standardised(outcomes)
     advantages: list[list[float]] = [[] for _ in turn_scores]
@@ -50,7 +50,7 @@ def turn_advantages(turn_scores: list[list[float]], outcomes: list[float], weigh
 def per_token(mask: list[int], of_turns: list[float], row: int) -> list[float]:
     """``of_turns`` spread over the trained tokens of ``mask`` (T,); 0.0 where not trained.
 
-    A turn is a run of trained tokens: the template writes its own text between two turns.
+    A turn is a run of trained tokens, because template text separates two turns.
 
     Raises:
         InvalidGroup: there are more runs than turns.
@@ -69,7 +69,7 @@ def per_token(mask: list[int], of_turns: list[float], row: int) -> list[float]:
 
 
 class TurnLevelToolUseEnv(ToolUseEnv):
-    """Replays recorded conversations; each turn is credited with what it did itself."""
+    """Replays recorded conversations with an advantage per turn."""
 
     name = "turnlevel_tool_use"
     env_config_cls = TurnLevelConfig

@@ -1,1 +1,1 @@
-"""What several environments share."""
+"""Bases and helpers of several environments."""

@@ -1,7 +1,7 @@
-"""Environments of short answers scored from 0 to 1, with some items held out: what they do alike.
+"""Base of environments with short answers scored from 0 to 1, and held-out items.
 
-A subclass loads its items and ``held_out`` in ``setup``, and says what is asked (``messages``),
-how long an answer may be (``answer_tokens``) and what answers are worth (``scored``).
+A subclass loads its items and ``held_out`` in ``setup``, and defines the prompt (``messages``),
+the length limit of an answer (``answer_tokens``) and the scores (``scored``).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class AnsweredEnv(BaseEnv, ABC):
 
     @abstractmethod
     def messages(self, item: Item) -> list[dict[str, str]]:
-        """What the model is asked."""
+        """Messages of the prompt."""
 
     @abstractmethod
     async def scored(self, item: Item, choices: Sequence[Any]) -> list[dict[str, Any]]:
-        """An answer per choice: prompt, completion, expected, reward, exact."""
+        """One dict per choice: prompt, completion, expected, reward, exact."""
 
     def answer_tokens(self) -> int:
-        """Most tokens of an answer."""
+        """Maximum number of tokens of an answer."""
         limit: int = self.config.max_new_tokens
         return limit
 
     def eval_samples(self) -> int:
-        """Answers to each held-out item."""
+        """Number of answers to each held-out item."""
         return 1
 
     # --- the loop -----------------------------------------------------------------------
@@ -62,7 +62,7 @@ class AnsweredEnv(BaseEnv, ABC):
             generation_params={"temperature": temperature},
             metrics={"exact": mean(answer["exact"] for answer in answers)},
         )
-        return group, []  # nothing for the backlog
+        return group, []  # no backlog
 
     async def ask(
         self, item: Item, n: int, temperature: float, split: str = "train"
@@ -102,7 +102,7 @@ class AnsweredEnv(BaseEnv, ABC):
 
 
 class ShuffledEnv(AnsweredEnv, ABC):
-    """Goes through ``train`` in a new order every time, the same for the same ``seed``."""
+    """Iterates over ``train`` in an order drawn for every pass from ``seed``."""
 
     train: list[Item]
 
@@ -114,5 +114,5 @@ class ShuffledEnv(AnsweredEnv, ABC):
 
 
 def texts_of(choices: Sequence[Any]) -> list[str]:
-    """What the model wrote, one text per choice."""
+    """Text of each choice."""
     return [choice.message.content or "" for choice in choices]

@@ -1,8 +1,7 @@
-"""Brevity: when every answer of a group is right, the shorter ones get the better score.
+"""Length penalty for groups whose answers are all right: shorter answers score higher.
 
-Up to a share of ``max_token_length`` an answer keeps its 1.0; from there the score falls in a
-straight line to 0.0 at ``max_token_length``. Lengths are those of whole sequences, as that
-limit is.
+Up to a share of ``max_token_length`` an answer scores 1.0. Beyond it the score falls linearly to
+0.0 at ``max_token_length``. Lengths are those of whole sequences, like that limit.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from atroposlib.errors import ConfigError
 
 @dataclass(frozen=True)
 class ThresholdLengthPenaltyConfig:
-    """Example: (2048, 0.5) leaves 1024 tokens free, takes half at 1536 and all at 2048."""
+    """Example: (2048, 0.5) scores 1.0 up to 1024 tokens, 0.5 at 1536 and 0.0 at 2048."""
 
     max_token_length: int
     threshold_percentage: float = 0.5  # share of max_token_length, 0 <= it < 1
@@ -30,7 +29,7 @@ class ThresholdLengthPenaltyConfig:
 
 
 def length_scores(lengths: Sequence[int], config: ThresholdLengthPenaltyConfig) -> list[float]:
-    """1.0 up to the threshold, 0.0 from ``max_token_length`` on, straight in between."""
+    """1.0 up to the threshold, 0.0 from ``max_token_length`` on, linear in between."""
     free = config.max_token_length * config.threshold_percentage
     over = [(length - free) / (config.max_token_length - free) for length in lengths]
     return [1.0 - min(1.0, max(0.0, share)) for share in over]
@@ -46,8 +45,8 @@ class ThresholdLengthPenaltyCalculator:
         """Set the group's scores by length if all of them are 1.0, and return the group.
 
         ``scores`` is a scored group, a mapping with ``tokens`` and ``scores``; it is changed
-        in place. A group with one lesser score stays as it is: there brevity would compete
-        with being right.
+        in place. A group with a lower score is unchanged, because there brevity would compete
+        with correctness.
         """
         given = scores["scores"]
         if len(given) > 0 and all(score == 1.0 for score in given):

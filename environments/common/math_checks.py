@@ -1,4 +1,4 @@
-"""Several checking processes at once: a slow check holds up only the answers behind it."""
+"""Pool of math verifiers, so that a slow check does not delay the others."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class VerifierPool:
     """``size`` math verifiers; each starts its process when it is first needed.
 
     Args:
-        timeout_s: bound of one check.
+        timeout_s: limit of one check.
     """
 
     def __init__(self, size: int, timeout_s: float = 10.0) -> None:
         self._all = [MathVerifier(timeout_s) for _ in range(size)]
         self._idle: asyncio.LifoQueue[MathVerifier] = asyncio.LifoQueue()
-        for verifier in reversed(self._all):  # the first is taken first, and stays warm
+        for verifier in reversed(self._all):  # the first is taken first and stays running
             self._idle.put_nowait(verifier)
 
     async def check(self, text: str, gold: str) -> Correctness | None:
         """Whether the boxed answer of ``text`` equals ``gold``.
 
-        None: the check failed or took too long, which says nothing about the answer.
+        None: the check failed or took too long, so the result is unknown.
         """
         verifier = await self._idle.get()
         try:

@@ -1,4 +1,4 @@
-"""Small parts that environments share around a rollout or an evaluation."""
+"""Helpers for rollouts and evaluations of environments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from atroposlib.wire import MASKED
 
 R = TypeVar("R")
 
-MIN_TRAINED_TOKENS = 10  # a shorter answer is an empty turn and teaches only to be silent
+MIN_TRAINED_TOKENS = 10  # shorter answers are empty turns, which would train silence
 
 
 class ItemsInOrder(BaseEnv, ABC):
-    """Asks the items of ``train``, which ``setup`` loads, one after another and over again."""
+    """Iterates over the items of ``train``, which ``setup`` loads, in order and repeatedly."""
 
     train: list[dict[str, Any]]
     iter = 0
@@ -31,7 +31,7 @@ class ItemsInOrder(BaseEnv, ABC):
 
 
 def model_server(config: BaseEnvConfig) -> APIServerConfig:
-    """The server of the trained model, where this repository's trainer and servers put it."""
+    """Server of the trained model, at the default address of this repository's servers."""
     return APIServerConfig(
         model_name=config.tokenizer_name,
         base_url="http://localhost:9001/v1",
@@ -41,7 +41,7 @@ def model_server(config: BaseEnvConfig) -> APIServerConfig:
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean; 0.0 of nothing."""
+    """The mean; 0.0 without values."""
     listed = list(values)
     return sum(listed) / len(listed) if listed else 0.0
 
@@ -54,9 +54,9 @@ def trained_tokens(node: Any) -> int:
 async def draw_full(
     draw: Callable[[int], Awaitable[list[R]]], wanted: int, usable: Callable[[R], bool]
 ) -> list[R] | None:
-    """``wanted`` usable samples of ``draw(n)``; those that are not are drawn again, once.
+    """``wanted`` usable samples of ``draw(n)``; unusable ones are drawn again, once.
 
-    None: even then there are too few.
+    None if there are still too few.
     """
     rows: list[R] = []
     for _ in range(2):
@@ -69,7 +69,7 @@ async def draw_full(
 def room_left(
     tokenizer: Any, messages: Sequence[Any], max_tokens: int, **template: Any
 ) -> int:
-    """Tokens that an answer to ``messages`` may have in a sequence of ``max_tokens``; maybe < 1."""
+    """Tokens left for an answer to ``messages`` in a sequence of ``max_tokens``; may be < 1."""
     prompt = tokenizer.apply_chat_template(
         list(messages), add_generation_prompt=True, return_dict=False, **template
     )
@@ -77,7 +77,7 @@ def room_left(
 
 
 def continued(before: Any, node: Any) -> Any:
-    """``node``, which continues ``before``, the sequence after the turn before it, if any.
+    """Return ``node`` after checking that it continues ``before``, the previous turn's sequence.
 
     Raises:
         ConfigError: the chat template rewrote earlier turns, so the turns do not join.

@@ -1,7 +1,7 @@
-"""Environments that ask one question and judge one answer: what they all do alike.
+"""Base of environments with one question and one answer.
 
-A subclass loads ``train`` and ``test`` in ``setup``, and says what is asked (``messages``) and
-what an answer is worth (``judge``). Items are mappings with an ``id``.
+A subclass loads ``train`` and ``test`` in ``setup``, and defines the prompt (``messages``) and
+the reward of an answer (``judge``). Items are mappings with an ``id``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Message = dict[str, str]
 
 
 class SingleTurnConfig(BaseEnvConfig):
-    """Settings of environments that ask one question."""
+    """Settings of environments with one question per item."""
 
     group_size: int = Field(
         default=8, ge=1, description="answers to one question, scored together"
@@ -48,7 +48,7 @@ class SingleTurnConfig(BaseEnvConfig):
 
 
 class SingleTurnEnv(ItemsInOrder):
-    """Asks, judges and measures; ``group_scores`` may look at a whole group."""
+    """Samples, rewards and evaluates; ``group_scores`` scores a whole group."""
 
     config: SingleTurnConfig
     env_config_cls = SingleTurnConfig
@@ -63,11 +63,11 @@ class SingleTurnEnv(ItemsInOrder):
 
     @abstractmethod
     def messages(self, item: dict[str, Any]) -> list[Message]:
-        """What the model is asked."""
+        """Messages of the prompt."""
 
     @abstractmethod
     async def judge(self, item: dict[str, Any], text: str) -> float | None:
-        """What an answer is worth; right ones more than 0. None: it could not be judged."""
+        """Reward of an answer, above 0 if it is right; None if it could not be checked."""
 
     def group_scores(self, rewards: list[float], lengths: list[int]) -> list[float]:
         """Scores of a group from its rewards and the tokens of its sequences, both (G,)."""
@@ -141,7 +141,7 @@ class SingleTurnEnv(ItemsInOrder):
 
         samples = await gather_bounded(problems, one, self.config.max_eval_workers)
         await self.evaluate_log(
-            {  # of all that were asked: an answer without a verdict was not shown to be right
+            {  # over all questions: an unchecked answer does not count as right
                 "percent_correct": mean(sample["exact"] for sample in samples),
                 "unjudged": sum(sample["reward"] is None for sample in samples),
             },

@@ -1,4 +1,4 @@
-"""A gymnasium environment as text: what it shows, which actions have which names."""
+"""Gymnasium environments as text: states, action names, chosen actions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 
-# What gymnasium documents and does not carry: names of the actions, meaning of the picture.
+# Documented by gymnasium, but not part of its API: action names, legend of the picture.
 KNOWN = {
     "FrozenLake": (
         ["left", "down", "right", "up"],
@@ -28,7 +28,7 @@ KNOWN = {
         "An observation is (your sum, the dealer's card, whether you hold a usable ace).",
     ),
 }
-# What ansi modes say by colour only.
+# Colours that carry meaning in ansi modes.
 COLOURS = {"41": "red", "42": "green", "43": "yellow", "34;1": "blue", "35": "magenta"}
 _ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
 _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
@@ -55,7 +55,7 @@ def family(env_id: str) -> str:
 
 
 def action_names(env_id: str, count: int, given: Sequence[str] | None) -> list[str]:
-    """A word for each of ``count`` actions: the given ones, the known ones, else numbers."""
+    """Names of ``count`` actions: the given ones, the known ones, else numbers."""
     known = KNOWN[family(env_id)][0] if family(env_id) in KNOWN else None
     names = list(given or known or map(str, range(count)))
     if len(names) != count:
@@ -66,12 +66,12 @@ def action_names(env_id: str, count: int, given: Sequence[str] | None) -> list[s
 
 
 def legend(env_id: str) -> str:
-    """What the picture means, as far as it is known."""
+    """Legend of the picture; empty if unknown."""
     return KNOWN[family(env_id)][1] if family(env_id) in KNOWN else ""
 
 
 def chosen_action(reply: str, names: Sequence[str]) -> int | None:
-    """The action that the last <action> names, by word or by number; None: none of them."""
+    """The action of the last <action>, by name or number; None without a valid one."""
     found = _ACTION.findall(reply)
     if not found:
         return None
@@ -83,7 +83,7 @@ def chosen_action(reply: str, names: Sequence[str]) -> int | None:
 
 
 class Game:
-    """One episode after another of an environment with numbered actions.
+    """Episodes of an environment with numbered actions.
 
     Raises:
         ConfigError: gymnasium or the environment is missing, or its actions have no numbers.
@@ -111,11 +111,11 @@ class Game:
                 f"--env.env_id {env_id}: its actions are {actions}; only numbered ones can be "
                 "named in text"
             )
-        self.first_action = int(actions.start)  # a space may begin elsewhere than at 0
+        self.first_action = int(actions.start)  # a space may start at another number than 0
         self.names = action_names(env_id, int(actions.n), names)
 
     def start(self, seed: int) -> str:
-        """The first state of the episode of ``seed``."""
+        """Start the episode of ``seed`` and return its first state."""
         observation, _ = self.env.reset(seed=seed)
         return self._shown(observation)
 
@@ -131,7 +131,7 @@ class Game:
 
 
 def _render_modes(spec: Any) -> list[str]:
-    """Modes of the registered class; making it without one and asking would warn."""
+    """Render modes of the registered class, read without making an environment."""
     from gymnasium.envs.registration import load_env_creator
 
     creator = spec.entry_point

@@ -1,7 +1,6 @@
-"""Recorded tool conversations: what the model is shown, which calls it should make, how near
-it came. Pure.
+"""Replay of recorded tool conversations: turns, expected calls, scores. Pure.
 
-    ShareGPT turns --turns_of--> [Turn(given, expected)] ; the model's calls --turn_score--> 0..1
+ShareGPT turns --turns_of--> [Turn(given, expected)] ; the model's calls --turn_score--> 0..1
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call. ``arguments`` None: they were no JSON object, and equal nothing."""
+    """One tool call. ``arguments`` None: not a JSON object; equal to no other call."""
 
     name: str
     arguments: dict[str, Any] | None
@@ -31,24 +30,24 @@ class Call:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of the model: what it is given before, and the calls it should make.
+    """One turn of the model: the messages before it, and the expected calls.
 
     Example: Turn([("user", "Weather in Rome?")], [Call("weather", {"city": "Rome"})])
     """
 
     given: list[tuple[str, str]]  # (role, content): user questions or tool responses
-    expected: list[Call]  # empty: the model should answer in words
+    expected: list[Call]  # empty: the model should answer without a call
 
 
 class Unreadable(DatasetUnavailable):
-    """A recorded conversation is not of the form that is replayed."""
+    """A recorded conversation cannot be replayed."""
 
 
 def turns_of(conversation: Sequence[Mapping[str, str]]) -> list[Turn]:
     """The model's turns, up to the last with a call; only the first where there is none.
 
     Raises:
-        Unreadable: a role or a recorded call is not understood, or nobody asks anything.
+        Unreadable: a role or call is invalid, or there is no question before the first turn.
     """
     turns: list[Turn] = []
     given: list[tuple[str, str]] = []
@@ -72,12 +71,12 @@ def turns_of(conversation: Sequence[Mapping[str, str]]) -> list[Turn]:
 
 
 def recorded_calls(text: str) -> list[Call]:
-    """The calls in a recorded answer, those it only thought of aside."""
+    """Calls in a recorded answer, except those in its reasoning."""
     return [_recorded_call(inner) for inner in _CALL.findall(_THINKING.sub("", text))]
 
 
 def _recorded_call(text: str) -> Call:
-    # Some recordings hold Python literals; literal_eval reads those and runs nothing.
+    # Some recordings hold Python literals; literal_eval parses them without execution.
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(text.strip())
@@ -89,7 +88,7 @@ def _recorded_call(text: str) -> Call:
 
 
 def calls_in(text: str) -> list[Call]:
-    """The calls a model wrote, JSON only; what cannot be read is a call that equals nothing."""
+    """Calls in the model's text, JSON only; an unreadable one equals no expected call."""
     return [_written_call(inner) for inner in _CALL.findall(_THINKING.sub("", text))]
 
 
@@ -105,7 +104,7 @@ def _written_call(text: str) -> Call:
 
 
 def made_calls(message: Any) -> list[Call]:
-    """The calls of an assistant message as the openai package has it."""
+    """Calls of an assistant message of the openai package."""
     calls = []
     for entry in getattr(message, "tool_calls", None) or []:
         entry = entry if isinstance(entry, dict) else entry.model_dump()
@@ -131,7 +130,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def paired(expected: Sequence[Call], made: Sequence[Call]) -> list[Call | None]:
-    """For each expected call the made one that equals it, each made one used once."""
+    """The equal made call of each expected call; each made call is used once."""
     left = [call for call in made if call.arguments is not None]
     pairs: list[Call | None] = []
     for call in expected:
@@ -146,7 +145,7 @@ def _equal(a: Call, b: Call) -> bool:
 
 
 def turn_score(expected: Sequence[Call], made: Sequence[Call]) -> float:
-    """Share of calls that were right, of those expected or made, whichever are more.
+    """Number of right calls divided by the larger of the numbers of expected and made calls.
 
     No call expected: 1.0 for none made, else 0.0.
     """
@@ -171,7 +170,7 @@ def conversation_reward(
 
 
 def openai_tools(tools: str | Sequence[Any]) -> list[dict[str, Any]]:
-    """Tool schemas as OpenAI has them, from JSON text or a list, wrapped in "function" or not."""
+    """Tool schemas in OpenAI's format, from JSON text or a list."""
     listed = json.loads(tools) if isinstance(tools, str) else list(tools)
     return [
         tool if "function" in tool else {"type": "function", "function": tool}
