@@ -10,7 +10,7 @@ import random
 from pydantic import Field
 
 from atroposlib.envs.base import BaseEnvConfig
-from environments.common.answers import AnsweredEnv, texts_of
+from environments.common.short_answers import ShortAnswerEnv, texts_of
 
 
 class CopyConfig(BaseEnvConfig):
@@ -40,7 +40,7 @@ def letters_right(text: str, word: str, alphabet: str) -> float:
     return sum(1.0 if a == b else 0.1 * (a in alphabet) for a, b in places) / len(word)
 
 
-class CopyEnv(AnsweredEnv):
+class CopyEnv(ShortAnswerEnv):
     """Shows a word and rewards every letter copied to its place."""
 
     name = "copy"

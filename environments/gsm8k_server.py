@@ -13,9 +13,9 @@ import random
 from atroposlib.envs.reward_fns.math_verify.checker import Correctness
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
-from environments.common.length_penalties import ThresholdLengthPenaltyConfig, length_scores
-from environments.common.math_checks import VerifierPool
+from environments.common.length_penalties import brevity_scores
 from environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
+from environments.common.verifier_pool import VerifierPool
 
 SYSTEM_PROMPT = (
     "You may think at length inside <think> </think> tags before you answer. You have "
@@ -51,16 +51,6 @@ def problem(name: str, row: dict) -> dict:
     return {"id": name, "question": row["question"], "answer": number}
 
 
-def group_scores(rewards: list[float], lengths: list[int], max_length: int) -> list[float]:
-    """The rewards; where all are 1.0, less for sequences beyond half of ``max_length``.
-
-    [1, -1] stay. Two right ones of 50 and 75 tokens, of at most 100, earn [1.0, 0.5].
-    """
-    if all(reward == 1.0 for reward in rewards):
-        return length_scores(lengths, ThresholdLengthPenaltyConfig(max_length))
-    return rewards
-
-
 class GSM8kEnv(SingleTurnEnv):
     """Asks word problems and rewards a right boxed number, and brevity if all are right."""
 
@@ -84,7 +74,7 @@ class GSM8kEnv(SingleTurnEnv):
         return {Correctness.CORRECT: 1.0, Correctness.WRONG: -1.0, None: None}[verdict]
 
     def group_scores(self, rewards, lengths):
-        return group_scores(rewards, lengths, self.config.max_token_length)
+        return brevity_scores(rewards, lengths, self.config.max_token_length)
 
     async def close(self):
         await self.verifier.close()

@@ -20,7 +20,7 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.errors import ConfigError
 from atroposlib.utils.gathering import gather_bounded
-from environments.common.rollouts import continued, mean, room_left
+from environments.common.rollouts import check_continuation, mean, tokens_left
 from environments.common.text_game import Game, chosen_action, legend
 
 SYSTEM_PROMPT = (
@@ -123,16 +123,16 @@ class GymnasiumEnv(BaseEnv):
         ) as managed:
             for _ in range(config.max_turns):
                 messages.append({"role": "user", "content": note + state})
-                room = self.room_for(messages, node)
-                if room < 1:
+                tokens = self.tokens_left_after(messages, node)
+                if tokens < 1:
                     break
                 completion = await managed.chat_completion(
                     messages=messages,
-                    max_tokens=min(room, config.max_turn_tokens),
+                    max_tokens=min(tokens, config.max_turn_tokens),
                     temperature=temperature,
                     split=split,
                 )
-                node = continued(node, managed.nodes_for(completion)[0])
+                node = check_continuation(node, managed.nodes_for(completion)[0])
                 reply = completion.choices[0].message.content or ""
                 messages.append({"role": "assistant", "content": reply})
                 action = chosen_action(reply, game.names)
@@ -152,11 +152,11 @@ class GymnasiumEnv(BaseEnv):
                 )
             return node, rewards, illegal, messages
 
-    def room_for(self, messages, node):
+    def tokens_left_after(self, messages, node):
         """Tokens left for the next turn after ``node``, with an upper bound of template text."""
         limit = self.config.max_token_length
         if node is None:
-            return room_left(self.tokenizer, messages, limit)
+            return tokens_left(self.tokenizer, messages, limit)
         state = len(self.tokenizer.encode(messages[-1]["content"]))
         return limit - len(node.tokens) - state - TEMPLATE_TOKENS
 

@@ -22,15 +22,14 @@ from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
-from environments.common.math_checks import VerifierPool
 from environments.common.rollouts import (
     MIN_TRAINED_TOKENS,
-    ItemsInOrder,
+    SequentialEnv,
     draw_full,
     mean,
-    model_server,
     trained_tokens,
 )
+from environments.common.verifier_pool import VerifierPool
 
 PROMPT = (
     "Below, a user sets a problem and an assistant solves it. The assistant first works the "
@@ -155,16 +154,12 @@ def load_eval_sets(names: list[str], folder: str | None) -> dict[str, list[dict]
     return loaded
 
 
-class MathZeroEnv(ItemsInOrder):
+class MathZeroEnv(SequentialEnv):
     """Poses problems to a base model and rewards the right result in the right form."""
 
     name = "math_zero"
     env_config_cls = MathZeroConfig
-
-    @classmethod
-    def config_init(cls):
-        config = cls.env_config_cls(wandb_name="math_zero", steps_per_eval=25)
-        return config, model_server(config)
+    default_settings = {"steps_per_eval": 25}
 
     async def setup(self):
         self.verifier = VerifierPool(self.config.check_processes)
@@ -187,12 +182,12 @@ class MathZeroEnv(ItemsInOrder):
     async def sample(self, item, n, temperature, max_tokens, split):
         """``n`` checked answers to ``item``, each with its token-exact node."""
         prompt = PROMPT.format(problem=item["problem"])
-        room = max_tokens - len(self.tokenizer.encode(prompt))
+        tokens = max_tokens - len(self.tokenizer.encode(prompt))
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
             completion = await managed.completion(
                 prompt=prompt,
                 n=n,
-                max_tokens=max(1, room),
+                max_tokens=max(1, tokens),
                 temperature=temperature,
                 stop=STOP,
                 split=split,

@@ -7,7 +7,6 @@ index. +1 for exactly one reasoning block followed by exactly one answer phrase 
 letter, -1 otherwise.
 """
 
-import random
 import re
 import string
 
@@ -92,9 +91,7 @@ class MCQAThinkingEnv(SingleTurnEnv):
         config = self.config
         rows = load_rows(config.dataset_name, "train", path=config.dataset_path)
         questions = [question(f"{i}", row) for i, row in enumerate(rows)]
-        random.Random(config.seed).shuffle(questions)
-        held_out = min(config.eval_questions, len(questions) // 2)
-        self.test, self.train = questions[:held_out], questions[held_out:]
+        self.hold_out(questions, config.eval_questions)
 
     def messages(self, item):
         return [

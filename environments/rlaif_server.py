@@ -21,7 +21,7 @@ from atroposlib.errors import AtroposError, DatasetUnavailable
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
-from environments.common.rollouts import ItemsInOrder, mean, model_server, room_left
+from environments.common.rollouts import SequentialEnv, mean, tokens_left
 
 CHARACTER = (
     "warm and plain-spoken: says the useful thing first, admits what it does not know, and "
@@ -133,16 +133,12 @@ def scores_by_length(cut_off: list[bool]) -> list[float] | None:
     return [-0.5 if cut else 0.5 for cut in cut_off]
 
 
-class RlaifEnv(ItemsInOrder):
+class RlaifEnv(SequentialEnv):
     """Asks real questions and rewards the reply that the judge prefers."""
 
     name = "rlaif"
     env_config_cls = RlaifConfig
-
-    @classmethod
-    def config_init(cls):
-        config = cls.env_config_cls(wandb_name="rlaif", steps_per_eval=100)
-        return config, model_server(config)
+    default_settings = {"steps_per_eval": 100}
 
     async def setup(self):
         config = self.config
@@ -161,9 +157,7 @@ class RlaifEnv(ItemsInOrder):
                 f"assistant's turn of at most {config.max_chars} characters (--env.max_chars); "
                 "--env.dataset_path names a file with more"
             )
-        random.Random(config.seed).shuffle(found)
-        held_out = min(config.eval_questions, len(found) // 2)
-        self.test, self.train = found[:held_out], found[held_out:]
+        self.hold_out(found, config.eval_questions)
         self.judge = self.server
         if config.judge_base_url is not None:
             self.judge = ServerManager(
@@ -179,22 +173,22 @@ class RlaifEnv(ItemsInOrder):
     async def get_next_item(self):
         rng = random.Random(f"{self.config.seed}/{self.iter}")
         item = await super().get_next_item()
-        return {**item, "told": rng.random() < self.config.character_share}
+        return {**item, "with_character": rng.random() < self.config.character_share}
 
     async def reply(self, item, n, temperature, split):
         """``n`` replies to ``item``: (choice, token-exact node) of each."""
         messages = [{"role": "user", "content": item["question"]}]
-        if item.get("told"):
-            told = f"Answer in this character: {self.config.character}."
-            messages.insert(0, {"role": "system", "content": told})
-        room = room_left(self.tokenizer, messages, self.config.max_token_length)
-        if room < 1:
+        if item.get("with_character"):
+            asked = f"Answer in this character: {self.config.character}."
+            messages.insert(0, {"role": "system", "content": asked})
+        tokens = tokens_left(self.tokenizer, messages, self.config.max_token_length)
+        if tokens < 1:
             return []  # the question alone is longer than a sequence may be
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
             completion = await managed.chat_completion(
                 messages=messages,
                 n=n,
-                max_tokens=min(room, self.config.max_reply_tokens),
+                max_tokens=min(tokens, self.config.max_reply_tokens),
                 temperature=temperature,
                 split=split,
             )

@@ -7,15 +7,18 @@ the tools and whose first answer holds ``<tool_call>`` blocks. 1.0 for exactly t
 calls, 0.0 otherwise. In a group of right answers only, shorter ones score higher.
 """
 
-import random
-
 from pydantic import Field
 
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
-from environments.common.length_penalties import ThresholdLengthPenaltyConfig, length_scores
+from environments.common.length_penalties import brevity_scores
 from environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
-from environments.common.tool_replay import Unreadable, calls_in, recorded_calls, turn_score
+from environments.common.tool_replay import (
+    UnreadableConversation,
+    calls_in,
+    recorded_calls,
+    turn_score,
+)
 
 ROLES = {"system": "system", "human": "user", "user": "user"}
 
@@ -33,7 +36,7 @@ class ToolCallingConfig(SingleTurnConfig):
 
 
 def request(name: str, row: dict) -> dict:
-    """{"id", "messages", "expected", "answer"} of a row; raises Unreadable."""
+    """{"id", "messages", "expected", "answer"} of a row; raises UnreadableConversation."""
     asked = []
     for turn in row.get("conversations") or []:
         if turn["from"] in ROLES:
@@ -43,7 +46,9 @@ def request(name: str, row: dict) -> dict:
         if not asked or not expected:
             break
         return {"id": name, "messages": asked, "expected": expected, "answer": turn["value"]}
-    raise Unreadable(f"{name}: conversations are a question and an answer with <tool_call>s")
+    raise UnreadableConversation(
+        f"{name}: conversations are a question and an answer with <tool_call>s"
+    )
 
 
 class ToolCallingEnv(SingleTurnEnv):
@@ -58,16 +63,14 @@ class ToolCallingEnv(SingleTurnEnv):
         for i, row in enumerate(rows):
             try:
                 requests.append(request(f"{i}", row))
-            except Unreadable as error:
+            except UnreadableConversation as error:
                 problem = error
         if len(requests) < 2:
             raise DatasetUnavailable(
                 f"{config.dataset_name}: {len(requests)} of {len(rows)} rows can be used: "
                 f"{problem}"
             )
-        random.Random(config.seed).shuffle(requests)
-        held_out = min(config.eval_requests, len(requests) // 2)
-        self.test, self.train = requests[:held_out], requests[held_out:]
+        self.hold_out(requests, config.eval_requests)
 
     def messages(self, item):
         return item["messages"]
@@ -76,10 +79,7 @@ class ToolCallingEnv(SingleTurnEnv):
         return 1.0 if turn_score(item["expected"], calls_in(text)) == 1.0 else 0.0
 
     def group_scores(self, rewards, lengths):
-        if all(reward == 1.0 for reward in rewards):
-            limit = ThresholdLengthPenaltyConfig(self.config.max_token_length)
-            return length_scores(lengths, limit)
-        return rewards
+        return brevity_scores(rewards, lengths, self.config.max_token_length)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ turns, a bonus if all are right, a penalty for the first mistake, which ends the
 """
 
 import logging
-import random
 import time
 
 from pydantic import Field
@@ -18,9 +17,14 @@ from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
-from environments.common.rollouts import ItemsInOrder, continued, mean, model_server, room_left
+from environments.common.rollouts import (
+    SequentialEnv,
+    check_continuation,
+    mean,
+    tokens_left,
+)
 from environments.common.tool_replay import (
-    Unreadable,
+    UnreadableConversation,
     conversation_reward,
     made_calls,
     openai_tools,
@@ -66,14 +70,14 @@ class ToolUseConfig(BaseEnvConfig):
 
 
 def conversation(name: str, row: dict, max_turns: int) -> dict:
-    """{"id", "tools", "turns"} of a row; raises Unreadable."""
+    """{"id", "tools", "turns"} of a row; raises UnreadableConversation."""
     if "conversations" not in row or not row.get("tools"):
-        raise Unreadable("a row has conversations and tools")
+        raise UnreadableConversation("a row has conversations and tools")
     turns = turns_of(row["conversations"])[:max_turns]
     try:
         tools = openai_tools(row["tools"])
     except ValueError as error:
-        raise Unreadable(f"tools are not JSON: {error}") from error
+        raise UnreadableConversation(f"tools are not JSON: {error}") from error
     return {"id": name, "tools": tools, "turns": turns}
 
 
@@ -93,34 +97,29 @@ def load_conversations(config: ToolUseConfig) -> list[dict]:
     for i, row in enumerate(rows):
         try:
             found.append(conversation(f"{i}", row, config.max_turns))
-        except Unreadable as error:
+        except UnreadableConversation as error:
             problem = error
     if not found:
-        raise Unreadable(f"{config.dataset_name}: no conversation can be replayed: {problem}")
+        raise UnreadableConversation(
+            f"{config.dataset_name}: no conversation can be replayed: {problem}"
+        )
     if problem is not None:
         skipped = len(rows) - len(found)
         logger.warning("%d of %d conversations left out: %s", skipped, len(rows), problem)
     return found
 
 
-class ToolUseEnv(ItemsInOrder):
+class ToolUseEnv(SequentialEnv):
     """Replays recorded conversations and rewards the recorded calls."""
 
     name = "multiturn_tool_use"
     env_config_cls = ToolUseConfig
-
-    @classmethod
-    def config_init(cls):
-        config = cls.env_config_cls(wandb_name=cls.name, steps_per_eval=100)
-        return config, model_server(config)
+    default_settings = {"steps_per_eval": 100}
 
     async def setup(self):
         if self.server.tool_parser is None:
             self.server.tool_parser = "hermes"
-        found = load_conversations(self.config)
-        random.Random(self.config.seed).shuffle(found)
-        held_out = min(self.config.eval_conversations, len(found) // 2)
-        self.test, self.train = found[:held_out], found[held_out:]
+        self.hold_out(load_conversations(self.config), self.config.eval_conversations)
 
     def system_message(self, tools):
         template = self.tokenizer.chat_template or ""
@@ -141,18 +140,18 @@ class ToolUseEnv(ItemsInOrder):
         ) as managed:
             for turn in turns:
                 messages += given_messages(turn.given, calls)
-                room = self.room_for(messages, node, item["tools"])
-                if room < 1:  # the conversation does not fit, so the turn is wrong
+                tokens = self.tokens_left_after(messages, node, item["tools"])
+                if tokens < 1:  # the conversation does not fit, so the turn is wrong
                     scores.append(0.0)
                     break
                 completion = await managed.chat_completion(
                     messages=messages,
                     tools=item["tools"],
-                    max_tokens=min(room, self.config.max_turn_tokens),
+                    max_tokens=min(tokens, self.config.max_turn_tokens),
                     temperature=temperature,
                     split=split,
                 )
-                node = continued(node, managed.nodes_for(completion)[0])
+                node = check_continuation(node, managed.nodes_for(completion)[0])
                 choice = completion.choices[0]
                 made = made_calls(choice.message)
                 messages.append(assistant_message(choice.message))
@@ -162,11 +161,11 @@ class ToolUseEnv(ItemsInOrder):
                 calls = paired(turn.expected, made)
             return node, scores, messages
 
-    def room_for(self, messages, node, tools):
+    def tokens_left_after(self, messages, node, tools):
         """Tokens left for the next turn after ``node``, with an upper bound of template text."""
         limit = self.config.max_token_length
         if node is None:
-            return room_left(self.tokenizer, messages, limit, tools=tools)
+            return tokens_left(self.tokenizer, messages, limit, tools=tools)
         since = len(messages)
         while messages[since - 1]["role"] != "assistant":
             since -= 1

@@ -35,6 +35,17 @@ def length_scores(lengths: Sequence[int], config: ThresholdLengthPenaltyConfig) 
     return [1.0 - min(1.0, max(0.0, share)) for share in over]
 
 
+def brevity_scores(rewards: list[float], lengths: list[int], max_length: int) -> list[float]:
+    """The rewards; if all are 1.0, lower ones for sequences beyond half of ``max_length``.
+
+    [1, -1] is unchanged. Two right answers of 50 and 75 tokens, with a limit of 100, get
+    [1.0, 0.5].
+    """
+    if all(reward == 1.0 for reward in rewards):
+        return length_scores(lengths, ThresholdLengthPenaltyConfig(max_length))
+    return rewards
+
+
 class ThresholdLengthPenaltyCalculator:
     """Applies the penalty to scored groups."""
 

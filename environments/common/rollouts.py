@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -15,11 +16,25 @@ R = TypeVar("R")
 MIN_TRAINED_TOKENS = 10  # shorter answers are empty turns, which would train silence
 
 
-class ItemsInOrder(BaseEnv, ABC):
+class SequentialEnv(BaseEnv, ABC):
     """Iterates over the items of ``train``, which ``setup`` loads, in order and repeatedly."""
 
+    env_config_cls: type[BaseEnvConfig]
+    default_settings: dict[str, Any] = {}  # defaults of the environment that differ
     train: list[dict[str, Any]]
+    test: list[dict[str, Any]]
     iter = 0
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig]:
+        config = cls.env_config_cls(wandb_name=cls.name, **cls.default_settings)
+        return config, model_server(config)
+
+    def hold_out(self, items: list[dict[str, Any]], count: int) -> None:
+        """Shuffle ``items`` by the seed; ``test`` gets ``count`` of them, at most half."""
+        random.Random(self.config.seed).shuffle(items)
+        held_out = min(count, len(items) // 2)
+        self.test, self.train = items[:held_out], items[held_out:]
 
     async def get_next_item(self) -> dict[str, Any]:
         item = self.train[self.iter % len(self.train)]
@@ -66,7 +81,7 @@ async def draw_full(
     return None
 
 
-def room_left(
+def tokens_left(
     tokenizer: Any, messages: Sequence[Any], max_tokens: int, **template: Any
 ) -> int:
     """Tokens left for an answer to ``messages`` in a sequence of ``max_tokens``; may be < 1."""
@@ -76,7 +91,7 @@ def room_left(
     return max_tokens - len(prompt)
 
 
-def continued(before: Any, node: Any) -> Any:
+def check_continuation(before: Any, node: Any) -> Any:
     """Return ``node`` after checking that it continues ``before``, the previous turn's sequence.
 
     Raises:

@@ -13,16 +13,15 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
+from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.utils.gathering import gather_bounded
 from environments.common.rollouts import (
     MIN_TRAINED_TOKENS,
-    ItemsInOrder,
+    SequentialEnv,
     draw_full,
     mean,
-    model_server,
-    room_left,
+    tokens_left,
     trained_tokens,
 )
 
@@ -47,17 +46,11 @@ class SingleTurnConfig(BaseEnvConfig):
     )
 
 
-class SingleTurnEnv(ItemsInOrder):
+class SingleTurnEnv(SequentialEnv):
     """Samples, rewards and evaluates; ``group_scores`` scores a whole group."""
 
     config: SingleTurnConfig
     env_config_cls = SingleTurnConfig
-    test: list[dict[str, Any]]
-
-    @classmethod
-    def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig]:
-        config = cls.env_config_cls(wandb_name=cls.name)
-        return config, model_server(config)
 
     # --- for subclasses -----------------------------------------------------------------
 
@@ -80,12 +73,12 @@ class SingleTurnEnv(ItemsInOrder):
     ) -> list[tuple[Any, Any, float | None]]:
         """``n`` answers to ``item``, each as (choice, token-exact node, reward)."""
         messages = self.messages(item)
-        room = room_left(self.tokenizer, messages, self.config.max_token_length)
+        tokens = tokens_left(self.tokenizer, messages, self.config.max_token_length)
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
             completion = await managed.chat_completion(
                 messages=messages,
                 n=n,
-                max_tokens=max(1, room),
+                max_tokens=max(1, tokens),
                 temperature=temperature,
                 split=split,
             )

@@ -20,7 +20,7 @@ _RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """One tool call. ``arguments`` None: not a JSON object; equal to no other call."""
 
     name: str
@@ -36,10 +36,10 @@ class Turn:
     """
 
     given: list[tuple[str, str]]  # (role, content): user questions or tool responses
-    expected: list[Call]  # empty: the model should answer without a call
+    expected: list[ToolCall]  # empty: the model should answer without a call
 
 
-class Unreadable(DatasetUnavailable):
+class UnreadableConversation(DatasetUnavailable):
     """A recorded conversation cannot be replayed."""
 
 
@@ -47,7 +47,7 @@ def turns_of(conversation: Sequence[Mapping[str, str]]) -> list[Turn]:
     """The model's turns, up to the last with a call; only the first where there is none.
 
     Raises:
-        Unreadable: a role or call is invalid, or there is no question before the first turn.
+        UnreadableConversation: a role or call is invalid, or there is no question before the first turn.
     """
     turns: list[Turn] = []
     given: list[tuple[str, str]] = []
@@ -63,19 +63,19 @@ def turns_of(conversation: Sequence[Mapping[str, str]]) -> list[Turn]:
             turns.append(Turn(given, recorded_calls(text)))
             given = []
         else:
-            raise Unreadable(f"a turn is from {role!r}")
+            raise UnreadableConversation(f"a turn is from {role!r}")
     last = max((i for i, turn in enumerate(turns) if turn.expected), default=0)
     if not turns or not turns[0].given:
-        raise Unreadable("nobody asks anything before the model speaks")
+        raise UnreadableConversation("nobody asks anything before the model speaks")
     return turns[: last + 1]
 
 
-def recorded_calls(text: str) -> list[Call]:
+def recorded_calls(text: str) -> list[ToolCall]:
     """Calls in a recorded answer, except those in its reasoning."""
     return [_recorded_call(inner) for inner in _CALL.findall(_THINKING.sub("", text))]
 
 
-def _recorded_call(text: str) -> Call:
+def _recorded_call(text: str) -> ToolCall:
     # Some recordings hold Python literals; literal_eval parses them without execution.
     for read in (json.loads, ast.literal_eval):
         try:
@@ -83,27 +83,27 @@ def _recorded_call(text: str) -> Call:
         except (ValueError, SyntaxError):
             continue
         if isinstance(value, dict) and isinstance(value.get("arguments"), dict):
-            return Call(str(value.get("name")), value["arguments"])
-    raise Unreadable(f"a recorded call is not readable: {text.strip():.80}")
+            return ToolCall(str(value.get("name")), value["arguments"])
+    raise UnreadableConversation(f"a recorded call is not readable: {text.strip():.80}")
 
 
-def calls_in(text: str) -> list[Call]:
+def calls_in(text: str) -> list[ToolCall]:
     """Calls in the model's text, JSON only; an unreadable one equals no expected call."""
     return [_written_call(inner) for inner in _CALL.findall(_THINKING.sub("", text))]
 
 
-def _written_call(text: str) -> Call:
+def _written_call(text: str) -> ToolCall:
     try:
         value = json.loads(text)
     except json.JSONDecodeError:
         value = None
     if not isinstance(value, dict):
-        return Call("", None)
+        return ToolCall("", None)
     arguments = value.get("arguments")
-    return Call(str(value.get("name")), arguments if isinstance(arguments, dict) else None)
+    return ToolCall(str(value.get("name")), arguments if isinstance(arguments, dict) else None)
 
 
-def made_calls(message: Any) -> list[Call]:
+def made_calls(message: Any) -> list[ToolCall]:
     """Calls of an assistant message of the openai package."""
     calls = []
     for entry in getattr(message, "tool_calls", None) or []:
@@ -114,7 +114,7 @@ def made_calls(message: Any) -> list[Call]:
         except (TypeError, ValueError):
             arguments = None
         arguments = arguments if isinstance(arguments, dict) else None
-        calls.append(Call(function["name"], arguments, entry["id"]))
+        calls.append(ToolCall(function["name"], arguments, entry["id"]))
     return calls
 
 
@@ -129,10 +129,10 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def paired(expected: Sequence[Call], made: Sequence[Call]) -> list[Call | None]:
+def paired(expected: Sequence[ToolCall], made: Sequence[ToolCall]) -> list[ToolCall | None]:
     """The equal made call of each expected call; each made call is used once."""
     left = [call for call in made if call.arguments is not None]
-    pairs: list[Call | None] = []
+    pairs: list[ToolCall | None] = []
     for call in expected:
         matches = (i for i, other in enumerate(left) if _equal(call, other))
         found = next(matches, None)
@@ -140,11 +140,11 @@ def paired(expected: Sequence[Call], made: Sequence[Call]) -> list[Call | None]:
     return pairs
 
 
-def _equal(a: Call, b: Call) -> bool:
+def _equal(a: ToolCall, b: ToolCall) -> bool:
     return a.name == b.name and same(a.arguments, b.arguments)
 
 
-def turn_score(expected: Sequence[Call], made: Sequence[Call]) -> float:
+def turn_score(expected: Sequence[ToolCall], made: Sequence[ToolCall]) -> float:
     """Number of right calls divided by the larger of the numbers of expected and made calls.
 
     No call expected: 1.0 for none made, else 0.0.

@@ -12,7 +12,8 @@ from atroposlib.envs.base import APIServerConfig
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import char_tokenizer
-from environments.gsm8k_server import GSM8kConfig, GSM8kEnv, group_scores, load_problems
+from environments.common.length_penalties import brevity_scores
+from environments.gsm8k_server import GSM8kConfig, GSM8kEnv, load_problems
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .,:?+-=\n\\{}"
 BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k_test.jsonl"
@@ -68,7 +69,7 @@ def test_an_unreachable_hub_is_an_error_with_instructions():
     ],
 )
 def test_brevity_counts_where_all_are_right(rewards, lengths, scores):
-    assert group_scores(rewards, lengths, 100) == scores
+    assert brevity_scores(rewards, lengths, 100) == scores
 
 
 def environment(url, data, **changes):

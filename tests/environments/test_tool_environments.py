@@ -9,7 +9,7 @@ import pytest
 from atroposlib.errors import InvalidGroup
 from atroposlib.testing.fake_inference import FakeInference
 from environments.common import tool_replay
-from environments.common.tool_replay import Call, Unreadable
+from environments.common.tool_replay import ToolCall, UnreadableConversation
 from environments.tool_calling_server import ToolCallingEnv, request
 from environments.tool_use_multiturn_server import ToolUseEnv
 from environments.tool_use_turnlevel_advantage_server import (
@@ -18,17 +18,17 @@ from environments.tool_use_turnlevel_advantage_server import (
     turn_advantages,
 )
 
-ROME = Call("weather", {"city": "Rome", "days": 1})
-OSLO = Call("weather", {"city": "Oslo", "days": 1})
+ROME = ToolCall("weather", {"city": "Rome", "days": 1})
+OSLO = ToolCall("weather", {"city": "Oslo", "days": 1})
 
 
 @pytest.mark.parametrize(
     ("expected", "made", "score"),
     [
-        ([ROME], [Call("weather", {"days": 1.0, "city": "Rome"})], 1.0),
-        ([ROME], [Call("weather", {"days": True, "city": "Rome"})], 0.0),
-        ([ROME], [Call("Weather", ROME.arguments)], 0.0),
-        ([ROME], [Call("weather", {"city": "Rome"})], 0.0),
+        ([ROME], [ToolCall("weather", {"days": 1.0, "city": "Rome"})], 1.0),
+        ([ROME], [ToolCall("weather", {"days": True, "city": "Rome"})], 0.0),
+        ([ROME], [ToolCall("Weather", ROME.arguments)], 0.0),
+        ([ROME], [ToolCall("weather", {"city": "Rome"})], 0.0),
         ([ROME], [], 0.0),
         ([ROME, OSLO], [OSLO, ROME], 1.0),
         ([ROME, OSLO], [ROME, ROME], 0.5),
@@ -36,7 +36,7 @@ OSLO = Call("weather", {"city": "Oslo", "days": 1})
         ([ROME], [ROME, OSLO], 0.5),
         ([], [], 1.0),
         ([], [ROME], 0.0),
-        ([ROME], [Call("", None)], 0.0),
+        ([ROME], [ToolCall("", None)], 0.0),
     ],
 )
 def test_a_turn_earns_its_share_of_right_calls(expected, made, score):
@@ -103,7 +103,7 @@ def test_a_refusal_is_one_turn_without_calls():
     ],
 )
 def test_what_cannot_be_replayed_says_so(conversation):
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableConversation):
         tool_replay.turns_of(conversation)
 
 
@@ -120,7 +120,7 @@ def test_a_model_that_writes_no_json_has_made_a_call_that_equals_nothing():
         '<think><tool_call>{}</tool_call></think><tool_call>{"name": "weather", "arguments": '
         '{"city": "Rome", "days": 1}}</tool_call><tool_call>[1</tool_call>'
     )
-    assert tool_replay.calls_in(text) == [ROME, Call("", None)]
+    assert tool_replay.calls_in(text) == [ROME, ToolCall("", None)]
 
 
 def test_a_request_ends_at_the_expected_calls():
@@ -129,8 +129,8 @@ def test_a_request_ends_at_the_expected_calls():
     row = {"conversations": [{"from": a, "value": b} for a, b in turns]}
     made = request("0", row)
     assert [m["role"] for m in made["messages"]] == ["system", "user"]
-    assert made["expected"] == [Call("weather", {"city": "Rome"})]
-    with pytest.raises(Unreadable):
+    assert made["expected"] == [ToolCall("weather", {"city": "Rome"})]
+    with pytest.raises(UnreadableConversation):
         request("0", {"conversations": row["conversations"][:2]})
 
 

@@ -20,7 +20,7 @@ from environments.common.rollouts import mean
 Item = dict[str, Any]
 
 
-class AnsweredEnv(BaseEnv, ABC):
+class ShortAnswerEnv(BaseEnv, ABC):
     """Trains on groups of answers, and evaluates every held-out item."""
 
     env_config_cls: type[BaseEnvConfig]
@@ -101,7 +101,7 @@ class AnsweredEnv(BaseEnv, ABC):
         super().save_checkpoint(step, {"iter": self.iter})
 
 
-class ShuffledEnv(AnsweredEnv, ABC):
+class ShuffledEnv(ShortAnswerEnv, ABC):
     """Iterates over ``train`` in an order drawn for every pass from ``seed``."""
 
     train: list[Item]
