@@ -1,11 +1,3 @@
 """The original's import path of :mod:`example_trainer.settings.config`."""
 
-from example_trainer.settings.config import (
-    TrainingConfig,
-    parse_layers,
-)
-
-__all__ = [
-    "TrainingConfig",
-    "parse_layers",
-]
+from example_trainer.settings.config import TrainingConfig, parse_layers

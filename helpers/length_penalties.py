@@ -5,9 +5,3 @@ from environments.common.length_penalties import (
     ThresholdLengthPenaltyConfig,
     length_scores,
 )
-
-__all__ = [
-    "ThresholdLengthPenaltyCalculator",
-    "ThresholdLengthPenaltyConfig",
-    "length_scores",
-]

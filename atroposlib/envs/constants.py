@@ -6,5 +6,3 @@ from atroposlib.envs.settings.config import (
     OPENAI_NAMESPACE,
     SERVER_MANAGER_NAMESPACE,
 )
-
-__all__ = ["ENV_NAMESPACE", "NAMESPACE_SEP", "OPENAI_NAMESPACE", "SERVER_MANAGER_NAMESPACE"]

@@ -6,10 +6,3 @@ from atroposlib.generation.sessions.managed import (
     ManagedServerAdapter,
     SequenceNode,
 )
-
-__all__ = [
-    "DummyManagedServer",
-    "ManagedServer",
-    "ManagedServerAdapter",
-    "SequenceNode",
-]

@@ -1,8 +1,3 @@
 """The original's import path of :mod:`atroposlib.generation.sessions.remote`."""
 
-from atroposlib.generation.sessions.remote import (
-    ProxyManagedServer,
-    create_proxy_session,
-)
-
-__all__ = ["ProxyManagedServer", "create_proxy_session"]
+from atroposlib.generation.sessions.remote import ProxyManagedServer, create_proxy_session

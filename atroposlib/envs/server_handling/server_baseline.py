@@ -9,13 +9,3 @@ from atroposlib.generation.engines.api_server import (
     ServerBaseline,
     ServerManagerConfig,
 )
-
-__all__ = [
-    "APIServer",
-    "APIServerConfig",
-    "AsyncSemWithAdaptiveWeight",
-    "ReasoningConfig",
-    "ServerBaseline",
-    "ServerManagerConfig",
-    "VALID_REASONING_EFFORTS",
-]

@@ -5,5 +5,3 @@ from atroposlib.generation.engines.harness import (
     create_chat_completion,
     create_completion,
 )
-
-__all__ = ["ServerHarness", "create_chat_completion", "create_completion"]

@@ -7,11 +7,3 @@ from atroposlib.generation.routing.manager import (
     ServerManager,
     ServerManagerConfig,
 )
-
-__all__ = [
-    "APIServer",
-    "APIServerConfig",
-    "ServerBaseline",
-    "ServerManager",
-    "ServerManagerConfig",
-]

@@ -1,5 +1,3 @@
 """The original's import path of :mod:`atroposlib.generation.engines.sglang`."""
 
 from atroposlib.generation.engines.sglang import SGLangServer
-
-__all__ = ["SGLangServer"]

@@ -5,5 +5,3 @@ from atroposlib.generation.chat.tool_call_translator import (
     ToolCall,
     ToolCallTranslator,
 )
-
-__all__ = ["ToolCall", "ToolCallTranslator", "VLLM_AVAILABLE"]

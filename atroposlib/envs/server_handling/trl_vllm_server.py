@@ -1,5 +1,3 @@
 """The original's import path of :mod:`atroposlib.generation.engines.trl`."""
 
 from atroposlib.generation.engines.trl import TrlVllmServer
-
-__all__ = ["TrlVllmServer"]

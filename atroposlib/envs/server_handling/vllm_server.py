@@ -1,5 +1,3 @@
 """The original's import path of :mod:`atroposlib.generation.engines.vllm`."""
 
 from atroposlib.generation.engines.vllm import VLLMServer
-
-__all__ = ["VLLMServer"]
