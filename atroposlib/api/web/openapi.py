@@ -1,7 +1,7 @@
-"""What the OpenAPI document says about bodies that FastAPI does not read itself.
+"""OpenAPI schemas of the bodies that FastAPI does not parse, and of errors.
 
-Scored groups are parsed without pydantic, so their schema is written here from the record
-(:class:`atroposlib.wire.ScoredData`), and refusals have one shape everywhere.
+Scored groups are parsed without pydantic, so their schema is generated here from the record
+(:class:`atroposlib.wire.ScoredData`). All errors have one shape.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 
 class Problem(BaseModel):
-    """A refusal: ``status`` is a word for programs, ``detail`` a sentence for people."""
+    """An error: ``status`` is a word for programs, ``detail`` a sentence for people."""
 
     detail: str
     status: str | None = None
 
 
 class Full(Problem):
-    """429 of POST /groups: how many payload bytes would still be taken."""
+    """429 of POST /groups, with the number of payload bytes that would be accepted."""
 
     credit_bytes: int
 
 
 def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """``responses=`` of a route that may refuse with these codes, beside the usual ones."""
+    """``responses=`` of a route that may fail with these codes, in addition to the usual."""
     usual = (400, 401, 403, 413, 421, 422, 500, 503)
     return {code: {"model": Problem} for code in sorted({*usual, *codes} - {500})}
 
@@ -57,7 +57,7 @@ MANY_GROUPS = _raw(
 ENV_IDENTIFIER_BODY: dict[str, Any] = {
     "requestBody": {
         "required": False,
-        "description": "Who asks; the query may say it as well.",
+        "description": "The calling environment; alternatively in the query.",
         "content": {
             "application/json": {"schema": {"$ref": _REF.format(name="EnvIdentifier")}}
         },
@@ -84,7 +84,7 @@ _LIST_OF_GROUPS: dict[str, Any] = {
 
 
 def describe(app: FastAPI) -> None:
-    """Add the schemas of the record to the document of ``app``."""
+    """Add the schemas of the record to the OpenAPI document of ``app``."""
     build = app.openapi
 
     def openapi() -> dict[str, Any]:
