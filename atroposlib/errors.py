@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose, on one page.
+"""The tree of all errors that this package raises deliberately.
 
     AtroposError
     |-- ConfigError            a setting cannot be used            (also a ValueError)
@@ -11,7 +11,7 @@
     |   |-- KeyConflict        idempotency key reused for other content (409)
     |   `-- RunChanged         another call changed the run meanwhile  (look again; 503)
     |-- AccessError            the caller may not do this
-    |   |-- Unauthorized       no token, or one nobody issued      (401)
+    |   |-- Unauthorized       no token, or an unknown one          (401)
     |   |-- Forbidden          a token of another scope or env     (403)
     |   `-- TokensUnreadable   the file of tokens cannot be read   (503: wait)
     |-- StoreError             the queue cannot keep its promise
@@ -32,8 +32,8 @@
         |-- PublishFailed      a server refused or did not answer
         `-- StaleWeights       servers and trainer disagree on logprobs
 
-Rules: an error says what to do. A failure is an exception or a typed outcome, never
-a number. A broad ``except`` exists only inside :func:`boundary`.
+Rules: the text of an error names the remedy. A failure is an exception or a typed outcome,
+never a number. A broad ``except`` exists only inside :func:`boundary`.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from typing import Any
 
 
 class AtroposError(Exception):
-    """Root of every error raised on purpose."""
+    """Root of all errors of this package."""
 
 
 class ConfigError(AtroposError, ValueError):
-    """A setting cannot be used; the message names it and what would be accepted."""
+    """A setting cannot be used; the message names it and the accepted values."""
 
 
 class InvalidGroup(AtroposError, ValueError):
-    """A scored group breaks the record; nothing of it was kept.
+    """A scored group breaks the record; nothing of it was stored.
 
     Carries ``field`` and ``index`` (such as ``masks`` and ``[3]``) but never the values.
     """
@@ -65,7 +65,7 @@ class InvalidGroup(AtroposError, ValueError):
 
 
 class RunStateError(AtroposError):
-    """The run is not in a state in which this call means anything."""
+    """The run is not in a state for this call."""
 
 
 class NotRegistered(RunStateError):
@@ -92,31 +92,31 @@ class KeyConflict(RunStateError):
 
 
 class RunChanged(RunStateError):
-    """Another call changed the run between a look at it and a write; look again."""
+    """Another call changed the run between a read and a write; read it again."""
 
 
 class AccessError(AtroposError):
-    """The caller may not do what it asked for."""
+    """The caller may not make this call."""
 
 
 class Unauthorized(AccessError):
-    """No bearer token came along, or one that nobody issued or that has expired."""
+    """The bearer token is missing, unknown or expired."""
 
 
 class Forbidden(AccessError):
-    """The token is good, and its scope or its environment does not cover this call."""
+    """The token is valid, but its scope or its environment does not cover this call."""
 
 
 class TokensUnreadable(AccessError):
-    """The token file cannot be read now, so nobody can be told from anybody."""
+    """The token file cannot be read now, so no caller can be identified."""
 
 
 class StoreError(AtroposError):
-    """The queue cannot keep its promise of durability."""
+    """The queue cannot guarantee durability."""
 
 
 class StoreFull(StoreError):
-    """Accepting more would pass the byte bound or the free-space reserve; retry later."""
+    """More groups would exceed the byte bound or the free-space reserve; retry later."""
 
 
 class StoreLocked(StoreError):
@@ -183,15 +183,15 @@ class RolloutError(AtroposError):
 
 
 class DatasetUnavailable(AtroposError):
-    """Real data could not be loaded; the message says which option points to a file."""
+    """Real data could not be loaded; the message names the option for a local file."""
 
 
 class CheckpointError(AtroposError):
-    """A checkpoint could not be written, or not read back whole; names the place."""
+    """A checkpoint could not be written, or not read back whole; the message names it."""
 
 
 class RankLost(AtroposError):
-    """Another rank of the trainer ended, or did not come to a common step in time."""
+    """Another rank of the trainer ended, or did not reach a common step in time."""
 
 
 class WeightsError(AtroposError):
@@ -208,9 +208,9 @@ class StaleWeights(WeightsError):
 
 @contextmanager
 def boundary(env: str, item: Any, stage: str) -> Iterator[None]:
-    """Turn anything user code raises into one :class:`RolloutError` that names the place.
+    """Convert all exceptions of user code to a :class:`RolloutError` with item and stage.
 
-    Errors of this package pass unchanged: they already say what to do.
+    Errors of this package pass unchanged.
     """
     try:
         yield

@@ -34,7 +34,7 @@ STORE_VARIABLE = "ATROPOS_STORE"
 DATA_DIR_VARIABLE = "ATROPOS_DATA_DIR"
 TOKENS_VARIABLE = "ATROPOS_TOKENS"
 HOSTS_VARIABLE = "ATROPOS_ALLOW_HOST"
-HOLD_S = 30.0  # how long a post of an old environment waits for room
+HOLD_S = 30.0  # maximum wait of a post of the original's form for space in the store
 
 
 def create_app(
@@ -50,13 +50,13 @@ def create_app(
     """The API over ``store`` (in memory if None), which it closes when it shuts down.
 
     Args:
-        clock: seconds; leases and liveness are measured with it. Leases outlive the
-            process, so it is the wall clock and not a monotonic one.
-        tokens: who may do what; None lets everybody do everything.
-        allowed_hosts: names by which this API is called, beside those of loopback; None
-            allows any, and so do addresses.
-        hold_s: how long posts of the original's form wait for room before a 503.
-        max_deliveries: of one batch without an ack; then it is dead.
+        clock: seconds, for leases and liveness. Leases outlive the process, so it is the
+            wall clock and not a monotonic one.
+        tokens: the callers and their scopes; None allows every call to every caller.
+        allowed_hosts: names by which this API is called, in addition to those of loopback;
+            None allows any name. Addresses are always allowed.
+        hold_s: maximum wait of a post of the original's form for space, then a 503.
+        max_deliveries: deliveries of one batch without an ack, after which it is dead.
     """
     service = RolloutService(
         store if store is not None else open_store("memory"), clock, max_deliveries
@@ -105,7 +105,7 @@ def _add_middlewares(
 
 
 def _refuse_page(status: int, detail: str) -> Response:
-    """A web page that calls under another name or for another site is not read further."""
+    """The response to a web page that calls under another name or for another site."""
     word = "cross_site" if status == 403 else "wrong_host"
     response = of_json({"detail": detail, "status": word}, status)
     response.headers["connection"] = "close"
@@ -123,7 +123,7 @@ def _add_error_handlers(app: FastAPI, service: RolloutService) -> ErrorHandler:
         return await on_invalid_request(request, error)
 
     async def other_method(request: Request, _: Exception) -> Response:
-        # A path may have a route for each method; the framework names those of one only.
+        # A path may have one route per method; the framework names the methods of one only.
         allowed = [m for m in ("GET", "POST") if route_of(m, request.url.path)]
         response = of_json({"detail": "Method Not Allowed", "status": "method"}, 405)
         response.headers["allow"] = ", ".join(allowed)
@@ -137,9 +137,9 @@ def _add_error_handlers(app: FastAPI, service: RolloutService) -> ErrorHandler:
 
 
 def create_app_from_environment() -> FastAPI:
-    """The app as the ATROPOS_* variables describe it; in memory if they say nothing.
+    """The app configured by the ATROPOS_* variables; in memory without them.
 
-    Store, tokens and the names it answers to: limits and logs belong to run-api.
+    They configure store, tokens and allowed hosts. Limits and logs belong to run-api.
     """
     data_dir = os.environ.get(DATA_DIR_VARIABLE)
     tokens = os.environ.get(TOKENS_VARIABLE)

@@ -1,4 +1,4 @@
-"""The original's three queue functions, as thin faces over ``exact_fill``.
+"""The original's three queue functions, implemented with ``decisions.exact_fill``.
 
 Queue items are groups as the wire has them: dicts with ``tokens`` and, at times, ``env_id``.
 """

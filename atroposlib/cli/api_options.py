@@ -1,4 +1,4 @@
-"""The options of run-api: on the command line, in ATROPOS_* variables, and their defaults."""
+"""Options of run-api: command line, ATROPOS_* variables, defaults."""
 
 from __future__ import annotations
 

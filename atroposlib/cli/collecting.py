@@ -1,9 +1,9 @@
-"""What atropos-sft-gen and atropos-dpo-gen share: flags, the run, the loop.
+"""Shared flags, run and loop of atropos-sft-gen and atropos-dpo-gen.
 
     run-api --claim--> batch -> lines of each group -> FILE, synced -> ack
 
-The tool takes the place of a trainer. It opens a run of its own and refuses one that
-somebody opened before, unless ``--reset`` says that it may be wiped.
+The tool takes the place of a trainer. It opens a new run and rejects an API with another run,
+unless ``--reset`` permits to wipe it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atroposlib.wire import Heartbeat, Registration, RunStatus, ScoredData
 
 CLAIM_WAIT_S = 5.0
 DEFAULT_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"
-LIVE_TRAINER_S = 60.0  # a trainer of ours says something every few seconds
+LIVE_TRAINER_S = 60.0  # trainers of this package send a heartbeat every few seconds
 
 Line = dict[str, Any]
 
@@ -36,14 +36,14 @@ class CollectCommand:
     """One command; ``lines_of(group, rows, rules, tokenizer or None, rng)`` are the lines."""
 
     name: str
-    unit: str  # what a line is
+    unit: str  # noun of the lines, for the log
     lines_of: Callable[..., list[Line]]
 
 
 def main(
     command: CollectCommand, parser: argparse.ArgumentParser, argv: Sequence[str] | None
 ) -> int:
-    """Collect as the flags say: 0 when done, 1 with a sentence if it could not be."""
+    """Run the command; exit status 0 when done, 1 after an error line on stderr."""
     options = parser.parse_args(argv)
     try:
         collect(command, options)
@@ -110,12 +110,12 @@ def _count(text: str) -> int:
 def collect(command: CollectCommand, options: argparse.Namespace) -> None:
     """Write ``num_seqs_to_save`` lines.
 
-    Nothing is asked of the API before the file and the tokenizer are known to be usable.
+    The file and the tokenizer are checked before the first call of the API.
 
     Raises:
-        ConfigError: one of them is not, or the run belongs to somebody else.
-        RolloutApiError, StaleGeneration: the API is gone, or a trainer took over; what was written
-            stays, and ``--append-to-previous`` goes on.
+        ConfigError: one of them cannot be used, or the run belongs to another trainer.
+        RolloutApiError, StaleGeneration: the API is gone, or a trainer took over. Written
+            lines stay, and ``--append-to-previous`` continues.
     """
     out = LineFile(options.filepath, append=options.append_to_previous)
     tokenizer = None if options.save_messages else _load(options.tokenizer)
@@ -145,7 +145,7 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
                 if options.save_messages and group.messages is None:
                     counts["groups without messages"] += 1
                 elif rows:
-                    # Its own for each group: a batch delivered again gives the same lines.
+                    # One per group: a batch delivered again gives the same lines.
                     rng = random.Random(f"{options.seed}/{batch_no}/{number}")
                     lines += command.lines_of(group, rows, rules, tokenizer, rng)
             return lines, ", ".join(f"{n} {what}" for what, n in counts.items() if n)
@@ -163,7 +163,7 @@ def _fill(
     lines_of: Callable[[int, Sequence[ScoredData]], tuple[list[Line], str]],
     say: Callable[[str], None],
 ) -> None:
-    wait_s = 0.0  # a batch whose ack was cut off is there at once
+    wait_s = 0.0  # a batch whose ack was lost is available at once
     reason = None
     while True:
         claimed = client.claim(wait_s=wait_s, binary=True)
@@ -193,13 +193,13 @@ def _fill(
 
 
 def require_free(status: RunStatus, url: str, out: LineFile) -> None:
-    """Refuse to end the run of another trainer by surprise.
+    """Check that the API has no run of another trainer.
 
-    Free is an API on which nobody registered, or the run that this very file was cut off
-    in, unless a trainer lives in it now.
+    An API is free without a registered trainer, or with the run in which the collection of
+    this file was interrupted, unless that run has a live trainer now.
 
     Raises:
-        ConfigError: the run is somebody else's.
+        ConfigError: the run belongs to another trainer.
     """
     lives = any(
         one.role == "trainer" and one.age_s < LIVE_TRAINER_S and one.phase != "done"
@@ -223,7 +223,7 @@ def _registration(options: argparse.Namespace) -> Registration:
         checkpoint_dir="checkpoints",
         save_checkpoint_interval=10,
         starting_step=0,
-        # Environments that take their number of steps from here go on for so long.
+        # Upper bound for environments that take their number of steps from here.
         num_steps=2 * options.num_seqs_to_save,
     )
 

@@ -1,4 +1,4 @@
-"""atropos-dpo-gen: pairs of a better and a worse answer, from what environments make.
+"""atropos-dpo-gen: collect pairs of a better and a worse answer from environments.
 
 atropos-dpo-gen dpo.jsonl --tokenizer MODEL     {"prefix", "pos", "score", "neg"} a line
 atropos-dpo-gen dpo.jsonl --save-messages       {"pos", "score", "neg"}, of messages

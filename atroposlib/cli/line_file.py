@@ -1,11 +1,11 @@
-"""A file of JSON lines that gets each batch exactly once, whatever is killed when.
+"""File of JSON lines that contains each batch exactly once, also after a kill.
 
     lines of batch n --append, sync--> FILE --> FILE.progress --> ack of batch n
                                                 "n is in the first b bytes"
 
-Killed before the second arrow: the bytes after the last progress are cut at the next start,
-and the API, which heard no ack, delivers the batch again. Killed after it: the batch comes
-again too, is found in the progress, and is acked without being written.
+After a kill before the second arrow, the bytes after the last progress are cut at the next
+start, and the API, which got no ack, delivers the batch again. After a kill behind it, the
+batch is delivered again too, is found in the progress, and is acked without being written.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from atroposlib.wire import ClaimedBatch
 
 @dataclass(frozen=True)
 class Progress:
-    """What of a collection is in the file; kept beside it until the collection is done."""
+    """Progress of a collection, stored next to the file until the collection is done."""
 
     bytes: int  # of the file
-    lines: int = 0  # this collection wrote
+    lines: int = 0  # written by this collection
     run_id: str = ""
-    batch_no: int = 0  # the last one whose lines are among the bytes
+    batch_no: int = 0  # the last batch whose lines are in the file
 
 
 class LineFile:
-    """The file and its progress.
+    """The file of lines and its progress file.
 
     Raises:
         ConfigError: the file exists and ``append`` is false, or is shorter than it was.
@@ -58,10 +58,10 @@ class LineFile:
                 f"{path} has {size} bytes, fewer than were collected: if that is right,"
                 f" remove {self._progress_path}"
             )
-        self.cut = size - self.progress.bytes  # bytes of a batch that was not finished
+        self.cut = size - self.progress.bytes  # bytes of an unfinished batch
 
     def open(self, run_id: str) -> None:
-        """Create the file, or cut what a killed collection left unfinished."""
+        """Create the file, or cut the unfinished batch of a killed collection."""
         with self.path.open("ab") as file:
             file.truncate(self.progress.bytes)
         size = self.progress.bytes
@@ -74,11 +74,11 @@ class LineFile:
         self._save(replace(self.progress, bytes=size, run_id=run_id, batch_no=batch_no))
 
     def holds(self, batch: ClaimedBatch) -> bool:
-        """Whether the lines of this batch, of the run opened with, are in the file already."""
+        """Whether the file contains the lines of this batch of the opened run."""
         return batch.batch_no is not None and batch.batch_no == self.progress.batch_no
 
     def append(self, lines: Sequence[dict[str, Any]], batch_no: int) -> None:
-        """Write the lines of one batch; on return they, and that fact, are on disk."""
+        """Write the lines of one batch; lines and progress are on disk on return."""
         data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
         with self.path.open("ab") as file:
             file.write(data)
@@ -94,7 +94,7 @@ class LineFile:
         )
 
     def finish(self) -> None:
-        """The collection is complete: the next one with this file begins anew."""
+        """Delete the progress of a complete collection; the next one starts from 0."""
         self._progress_path.unlink(missing_ok=True)
 
     def _read(self) -> Progress:

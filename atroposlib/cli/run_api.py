@@ -21,7 +21,7 @@ _DAY_S = 86_400
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal comes. Exit status 1: it could not start, and one line said why."""
+    """Serve until a signal. Exit status 1 after one error line if it cannot start."""
     try:
         options = parse(argv)
         if options.new_token is not None:

@@ -1,6 +1,6 @@
-"""Which sequences of a scored group become training text, and where the prompt ends.
+"""Select sequences and pairs of a scored group, and split prompt from completion.
 
-Pure: scores and tokens in, indices and texts out. Letters: G sequences of a group, T tokens
+Pure functions from scores and tokens to indices and texts. Letters: G sequences of a group, T tokens
 of one.
 """
 
@@ -19,7 +19,7 @@ MAX_TOKENS_PER_CHARACTER = 8
 
 @dataclass(frozen=True)
 class SelectionRules:
-    """What a sequence must fulfil."""
+    """Bounds on the sequences or pairs of a group."""
 
     max_per_group: int  # sequences, or pairs, of a group
     allow_negative: bool  # scores <= 0 as well
@@ -27,7 +27,7 @@ class SelectionRules:
 
 
 def usable_rows(group: ScoredData) -> list[int]:
-    """Rows whose score says something about their text: not those of a failed rollout."""
+    """Rows whose score is a result of their text, thus without failed rollouts."""
     outcomes = group.outcomes or ["ok"] * len(group.tokens)
     return [g for g, outcome in enumerate(outcomes) if outcome in TRAINABLE_OUTCOMES]
 
@@ -77,11 +77,11 @@ def pairs(
 def prompt_length(
     tokens_G_T: Sequence[Sequence[int]], masks_G_T: Sequence[Sequence[int]]
 ) -> int:
-    """Tokens of the longest common prefix of the group, none of them one the model wrote.
+    """Number of tokens of the longest common prefix of the group without generated tokens.
 
-    Completions may begin alike, or be the same altogether, so the prefix ends at the first
-    trained token. Masks that train every token, or none, do not say where that is; then it
-    is the common prefix alone, and 0 where one sequence is the beginning of all others.
+    Completions may begin alike, or be equal, so the prefix ends at the first trained token.
+    Masks that train every token, or none, do not mark that position. Then it is the common
+    prefix alone, and 0 if one sequence is the beginning of all others.
     """
     shortest = min(map(len, tokens_G_T))
     common = next(

@@ -1,4 +1,4 @@
-"""Serve the rollout API as the options of run-api say: exposure, sockets, signals."""
+"""Serve the rollout API: exposure rules, sockets, limits and signals of run-api."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.http_server import LOOPBACK_HOSTS, bind, is_loopback
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_GRACE_S = 5  # for replies on their way; waits are ended at once
-_SPARE_FILES = 128  # beside connections: the store, logs, threads
+_GRACE_S = 5  # for replies being sent; waiting calls return at once
+_SPARE_FILES = 128  # in addition to connections: store, logs, threads
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal.
 
     Raises:
-        ConfigError: an option cannot be used; the message says which and why.
+        ConfigError: an option cannot be used; the message names it and the reason.
         AtroposError: the store cannot be opened.
     """
     refuse_exposure(options)
@@ -63,7 +63,7 @@ def serve(options: argparse.Namespace) -> None:
             server.run(sockets=[listener])
 
 
-# --- who may reach it -------------------------------------------------------------------
+# --- exposure ---------------------------------------------------------------------------
 
 
 def refuse_exposure(options: argparse.Namespace) -> None:
@@ -89,7 +89,7 @@ def _require_certificate(options: argparse.Namespace) -> None:
     if options.ssl_certfile is None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:  # the password is not asked for: nobody may be there to type it
+    try:  # no prompt for a password: the process may have no terminal
         context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, password="")
     except OSError as error:
         raise ConfigError(
@@ -99,9 +99,9 @@ def _require_certificate(options: argparse.Namespace) -> None:
 
 
 def allowed_hosts(options: argparse.Namespace) -> list[str] | None:
-    """Names a request may be sent to; None for any.
+    """Names that the Host header may contain; None for any.
 
-    A page that rebinds its name has no token, so a remote API with tokens takes any name.
+    A web page that rebinds its name has no token, so a remote API with tokens allows any name.
     """
     if not is_loopback(options.host) and options.tokens is not None and not options.allow_host:
         return None
@@ -112,7 +112,7 @@ def allowed_hosts(options: argparse.Namespace) -> list[str] | None:
 
 
 def build_app(options: argparse.Namespace) -> FastAPI:
-    """The application over its store, as the options say."""
+    """The application with its store, from the options."""
     tokens = None if options.tokens is None else TokenFile(Path(options.tokens))
     store = open_store(
         options.store, Path(options.data_dir), max_bytes=int(options.max_store_gb * 2**30)
@@ -130,7 +130,7 @@ def build_app(options: argparse.Namespace) -> FastAPI:
 
 
 def app_from_environment() -> ASGIApp:
-    """For uvicorn's reloader, whose children see nothing but the environment."""
+    """App factory of uvicorn's reloader, whose children get the environment only."""
     options = parse([])
     logs.configure(options.log_format, options.log_level)
     return logs.RequestLog(build_app(options))
@@ -144,7 +144,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         "lifespan": "on",
         "log_config": None,
         "access_log": False,
-        "proxy_headers": False,  # nothing here depends on the address of a caller
+        "proxy_headers": False,  # no decision depends on the address of a caller
         "server_header": False,
         "limit_concurrency": _connections(options.max_connections),
         "timeout_keep_alive": SlowClientProtocol.limits.idle_s,
@@ -155,9 +155,9 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _connections(wanted: int) -> int:
-    """As many of them as there may be open files; beyond, accept() would fail and spin."""
+    """Connections within the limit of open files; beyond it accept() fails in a busy loop."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + wanted // 4 + _SPARE_FILES  # see ImpatientProtocol.connection_made
+    needed = wanted + wanted // 4 + _SPARE_FILES  # see SlowClientProtocol.connection_made
     if soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -169,7 +169,7 @@ def _serve_reloading(options: argparse.Namespace, port: int) -> None:
         if value not in (None, False):
             said = ",".join(value) if isinstance(value, list) else str(value)
             os.environ[variable_of(name)] = "1" if value is True else said
-    os.environ["ATROPOS_FRESH"] = "0"  # a reload is no reason to forget
+    os.environ["ATROPOS_FRESH"] = "0"  # a reload keeps the store
     uvicorn.run(
         "atroposlib.cli.serve_api:app_from_environment",
         factory=True,
@@ -181,10 +181,10 @@ def _serve_reloading(options: argparse.Namespace, port: int) -> None:
 
 
 class ApiServer(uvicorn.Server):
-    """A first signal ends all waiting and lets replies finish; a second one kills.
+    """First signal: let waiting calls return and replies finish. Second signal: exit now.
 
-    Signals count from :meth:`signals` on: one that comes while the server still starts
-    must close the store as well.
+    Signals are handled from :meth:`signals` on, because one during the start must close the
+    store as well.
     """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
@@ -202,12 +202,12 @@ class ApiServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        yield  # uvicorn would raise them again at the end: a stop on demand is no failure
+        yield  # uvicorn would raise them again at the end, which is a failure status
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             signal.signal(sig, signal.SIG_DFL)
-            signal.raise_signal(sig)  # the store is made for it
+            signal.raise_signal(sig)  # the store survives a kill
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -216,7 +216,7 @@ class ApiServer(uvicorn.Server):
 
 
 def _first_line(options: argparse.Namespace, host: str, port: int) -> str:
-    """What tools read the address from."""
+    """The line from which tools read the address."""
     scheme = "https" if options.ssl_certfile else "http"
     shown = f"[{host}]" if ":" in host else host
     places = {"sqlite": str(options.data_dir), "memory": "memory only"}

@@ -1,4 +1,4 @@
-"""atropos-sft-gen: keep the best sequences that environments make, as text to train on.
+"""atropos-sft-gen: collect the best sequences of environments as training text.
 
 atropos-sft-gen sft.jsonl --tokenizer MODEL     {"prefix", "completion", "score"} a line
 atropos-sft-gen sft.jsonl --save-messages       {"messages", "score"}

@@ -1,4 +1,4 @@
-"""Every verb of the rollout API as a request and the reading of its answer. No I/O."""
+"""Every call of the rollout API as a request and the parser of its answer. No I/O."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _nothing(response: httpx.Response) -> None:
     return None
 
 
-# --- what a trainer says -----------------------------------------------------------------
+# --- calls of trainers -------------------------------------------------------------------
 
 
 def _post(
@@ -114,7 +114,7 @@ def reset() -> ApiCall[None]:
     return _post("/reset_data", None, _nothing)
 
 
-# --- what an environment says --------------------------------------------------------------
+# --- calls of environments -----------------------------------------------------------------
 
 
 def wandb_info() -> ApiCall[dict[str, Any]]:
@@ -134,7 +134,7 @@ def status_env(who: EnvIdentifier) -> ApiCall[EnvStatus]:
 
 
 def status_env_by_get(who: EnvIdentifier) -> ApiCall[EnvStatus]:
-    """As the original asks: a GET with a body."""
+    """The form of the original: a GET with a body."""
     body = who.model_dump_json(include={"env_id"}).encode()
     headers = {"content-type": "application/json"}
     return ApiCall("GET", "/status-env", _as(EnvStatus), body, headers)
@@ -153,7 +153,7 @@ def release_admission(admission_id: str) -> ApiCall[None]:
     return _post("/admission/release", body, _nothing, BEST_EFFORT_TIMEOUT_S)
 
 
-# --- what anybody says -----------------------------------------------------------------------
+# --- calls of all ----------------------------------------------------------------------------
 
 
 def heartbeat(beat: Heartbeat) -> ApiCall[None]:

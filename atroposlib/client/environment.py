@@ -1,4 +1,4 @@
-"""The client of environments; asynchronous."""
+"""Asynchronous client of the rollout API, for environments."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ _NO_SUCH_ROUTE = (404, 405)
 
 
 class AsyncRolloutClient:
-    """For environments.
+    """Client of environments; asynchronous.
 
     Every call may raise RolloutApiUnavailable, RolloutApiRefused, and, where the API asks
-    for tokens, Unauthorized and Forbidden. UnknownEnv means that the run is another one:
+    for tokens, Unauthorized and Forbidden. UnknownEnv means that the run was replaced:
     register again.
 
     Args:
-        binary: send groups as arrays instead of JSON: a small part of the work for the
-            API, and of the bytes. The trainer gets the same either way.
+        binary: send groups as arrays instead of JSON, which takes a small part of the bytes
+            and of the work of the API. The trainer gets the same groups.
         token: of scope env; ATROPOS_API_TOKEN if None.
-        transport: what carries the requests, if not a socket.
+        transport: replaces the sockets, for tests.
     """
 
     def __init__(
@@ -79,10 +79,8 @@ class AsyncRolloutClient:
             trust_env=False, transport=transport, verify=self._settings.verify()
         )
         self._binary = binary
-        self._takes_groups = True  # False once the API turned out to have no POST /groups
-        self._takes_posted_status = (
-            True  # False once it turned out to be of the original's kind
-        )
+        self._takes_groups = True  # False after a 404 of POST /groups
+        self._takes_posted_status = True  # False after a 404: an API of the original
         self._instance = uuid.uuid4().hex
         self._sent = 0
 
@@ -97,11 +95,11 @@ class AsyncRolloutClient:
         return await self._send(api_calls.info())
 
     async def register_env(self, body: RegisterEnv) -> EnvRegistered | None:
-        """Join the run. None: the trainer has not started; ask again later."""
+        """Join the run. None: the trainer has not started; repeat the call later."""
         return await self._send(api_calls.register_env(body))
 
     async def status_env(self, who: EnvIdentifier) -> EnvStatus:
-        """What this environment needs to pace itself.
+        """The status by which this environment paces itself.
 
         Raises:
             UnknownEnv: the id is of another run; register again.
@@ -117,21 +115,21 @@ class AsyncRolloutClient:
         return await self._send(api_calls.status_env_by_get(who))
 
     async def disconnect_env(self, who: EnvIdentifier) -> None:
-        """Say goodbye. Best effort: never waits, never raises."""
+        """Disconnect from the run. Best effort: never waits, never raises."""
         await self._try(api_calls.disconnect_env(who))
 
     async def heartbeat(self, beat: Heartbeat) -> None:
-        """Say what this process does. Best effort: never waits, never raises."""
+        """Send a heartbeat. Best effort: never waits, never raises."""
         await self._try(api_calls.heartbeat(beat))
 
     # --- groups -------------------------------------------------------------------
 
     async def send_groups(self, groups: Sequence[Group], *, run_id: str | None = None) -> Sent:
-        """Hand over groups; they are durable on return, all or none.
+        """Send groups; all or none of them are durable on return.
 
-        Each is kept once however often it had to be sent, thanks to its
-        ``idempotency_key``, which is made up here where it is missing. While the queue is
-        full this waits as the API asks, visibly, within the bound of every wait.
+        Each is stored once, regardless of retries, by its ``idempotency_key``, which is
+        generated here if it is missing. While the queue is full this waits as long as the API
+        requests, within ``give_up_after_s``, and reports it to ``on_wait``.
 
         Raises:
             UnknownEnv: the run is over; register again.
@@ -176,7 +174,7 @@ class AsyncRolloutClient:
 
         Raises:
             UnknownEnv: the run is over; register again.
-            RolloutApiRefused: with status code 404 by an API that does not pace.
+            RolloutApiRefused: with status code 404 by an API without admission control.
         """
         request = AdmissionRequest(
             env_id=who.env_id,

@@ -1,4 +1,4 @@
-"""Scored groups as bodies, on their way in and out: JSON, or frames of safetensors."""
+"""Encode and decode scored groups as bodies: JSON, or frames of safetensors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Group: TypeAlias = "ScoredData | dict[str, Any] | Columns"  # Columns: checked a
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of groups that were handed over; all of them are durable."""
+    """Result of sent groups, all of which are durable."""
 
     accepted: int  # groups, duplicates included
-    duplicates: int = 0  # absorbed: they had arrived before
-    buffered: int = 0  # wait for others of their environment
-    credit_bytes: int | None = None  # what the queue would still take; None: not said
-    policy_version: int | None = None  # None: not said
+    duplicates: int = 0  # absorbed, because they had arrived before
+    buffered: int = 0  # wait for other groups of their environment
+    credit_bytes: int | None = None  # payload bytes that would be accepted; None: not reported
+    policy_version: int | None = None  # None: not reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Body:
 
 
 def as_json(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -> Body:
-    """The groups as one JSON list. Each keeps its own key, or gets one of ``keys``."""
+    """The groups as one JSON list. A group without a key gets the one of ``keys``."""
     items = [_with_key(_as_rows(group), key) for group, key in zip(groups, keys)]
     content = msgspec.json.encode(items, enc_hook=_plain)
     headers = {"content-type": "application/json"}
@@ -61,7 +61,7 @@ def as_frames(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -
     """The groups as frames, each a safetensors file, in a zstd frame if ``compress``.
 
     Raises:
-        RolloutApiRefused: a group breaks the record, as the API would have said.
+        RolloutApiRefused: a group breaks the record, with the detail of the API.
     """
     from atroposlib.wire.binary import frames  # loads only where it is used
 
@@ -87,13 +87,13 @@ def _packed(group: Group, key: str, compress: bool) -> bytes:
         try:
             return pack_group(keyed, compress=compress)
         except (TypeError, InvalidGroup):
-            pass  # it may hold arrays: only a copy in lists can tell
+            pass  # it may hold arrays: retried below with a copy in lists
     fields = msgspec.to_builtins(_with_key(group, key), enc_hook=_plain)
     return pack_group(fields, compress=compress)
 
 
 def read_claimed(response: httpx.Response) -> ClaimedBatch:
-    """A batch, or a shard of one, in either form."""
+    """Decode a batch, or a shard of one, in either form."""
     if response.headers.get("content-type", "").partition(";")[0].strip() != FRAMES:
         return msgspec.json.decode(response.content, type=ClaimedBatch)
     from atroposlib.wire.binary import split_frames, unpack_group
@@ -106,13 +106,13 @@ def read_claimed(response: httpx.Response) -> ClaimedBatch:
 
 
 def read_received(response: httpx.Response) -> Sent:
-    """The answer to POST /groups."""
+    """Decode the answer to POST /groups."""
     received = GroupsReceived.model_validate_json(response.content)
     return Sent(**received.model_dump())
 
 
 def read_processed(response: httpx.Response) -> Sent:
-    """The answer to POST /scored_data_list, which says less."""
+    """Decode the answer to POST /scored_data_list, which has fewer fields."""
     body = msgspec.json.decode(response.content, type=dict[str, Any])
     return Sent(
         accepted=int(body["groups_processed"]),
@@ -130,7 +130,7 @@ def _as_rows(group: Group) -> ScoredData | dict[str, Any]:
 
 
 def _with_key(group: ScoredData | dict[str, Any], key: str) -> dict[str, Any]:
-    """A copy: the caller's group stays as it is."""
+    """A copy of the group with an idempotency key; the caller's group is unchanged."""
     fields = dict(group) if isinstance(group, dict) else msgspec.structs.asdict(group)
     if fields.get("idempotency_key") is None:
         fields["idempotency_key"] = key
@@ -138,7 +138,7 @@ def _with_key(group: ScoredData | dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and numbers of numpy or torch, without importing either."""
+    """Convert arrays and numbers of numpy or torch, without importing either."""
     to_list = getattr(value, "tolist", None)
     if to_list is None:
         raise TypeError(f"{type(value).__name__} has no place in a scored group")

@@ -1,4 +1,4 @@
-"""How long a client waits for the API, how it says so, and what it sends along. No I/O."""
+"""Retry policy (exponential backoff, deadline) and connection settings of the clients."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ T = TypeVar("T")
 TOKEN_VARIABLE = "ATROPOS_API_TOKEN"
 _MAX_DETAIL_CHARACTERS = 500
 INITIAL_BACKOFF_S = 0.2
-MAX_BACKOFF_S = 5.0  # an API that came back waits no longer than this for its clients
-MAX_RETRY_AFTER_S = 60.0  # longer pauses are not taken, whatever Retry-After says
+MAX_BACKOFF_S = 5.0  # clients return at most this long after the API does
+MAX_RETRY_AFTER_S = 60.0  # maximum of a pause requested by Retry-After
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """No usable answer yet: send the same again, ``at_least_s`` from now."""
+    """No usable answer: send the same request again after at least ``at_least_s`` seconds."""
 
     problem: str
     at_least_s: float = 0.0
 
 
 class RetryPolicy:
-    """The pauses of one call: growing, jittered, bounded, announced."""
+    """The pauses of one call: exponential, jittered, bounded, and reported to ``on_wait``."""
 
     def __init__(self, url: str, give_up_after_s: float, on_wait: Callable[[str], None]):
         self._url = url
@@ -86,8 +86,10 @@ def problem_of(error: httpx.RequestError) -> str:
 
 
 class ConnectionSettings:
-    """What both clients keep. Proxies of the environment are not used: with one set, a
-    call to localhost would leave the machine."""
+    """URL, timeouts and token of a client.
+
+    Proxy variables are ignored: with one set, a call to localhost would leave the machine.
+    """
 
     def __init__(
         self,
@@ -120,8 +122,10 @@ class ConnectionSettings:
         headers: dict[str, str],
         timeout_s: float | None,
     ) -> dict[str, Any]:
-        """For ``httpx.Client.request``. The token goes to this API only: redirects, which
-        could carry it elsewhere, are not followed."""
+        """Arguments of ``httpx.Client.request``.
+
+        Redirects are not followed, because they could carry the token to another server.
+        """
         if self.token is not None:
             headers = {**headers, "authorization": f"Bearer {self.token}"}
         return {
@@ -134,7 +138,7 @@ class ConnectionSettings:
         }
 
     def verify(self) -> ssl.SSLContext | bool:
-        """The usual authorities, or those of SSL_CERT_FILE, for an API with a private one."""
+        """The default authorities, or those of SSL_CERT_FILE, for a private certificate."""
         private = os.environ.get("SSL_CERT_FILE")
         if private and self.url.startswith("https:"):
             return ssl.create_default_context(cafile=private)
@@ -142,7 +146,7 @@ class ConnectionSettings:
 
 
 def _checked(token: str | None) -> str | None:
-    """The token, or None for an empty one. A refusal never shows it."""
+    """The token, or None for an empty one. An error never shows it."""
     token = (token or "").strip()
     if not all("!" <= character <= "~" for character in token):
         raise ConfigError(f"the token ({TOKEN_VARIABLE}) has characters that no token has")
@@ -151,25 +155,26 @@ def _checked(token: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class ApiCall(Generic[T]):
-    """One request, ready to be sent any number of times, and what its answer means."""
+    """One request, to be sent any number of times, and the parser of its answer."""
 
     method: str
     path: str
-    read: Callable[[httpx.Response], T]  # ValueError: the body is not what was promised
+    read: Callable[[httpx.Response], T]  # ValueError: the body breaks the protocol
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     timeout_s: float | None = None  # None: the client's own
 
 
 def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
-    """What an answer means for the caller.
+    """The parsed answer, or RetryLater.
 
     Raises:
-        UnknownEnv, StaleGeneration, NotRegistered, KeyConflict, Unauthorized, Forbidden: says the API.
-        RolloutApiRefused: any other answer that sending again cannot change.
+        UnknownEnv, StaleGeneration, NotRegistered, KeyConflict, Unauthorized, Forbidden:
+            reported by the API.
+        RolloutApiRefused: any other answer that a retry cannot change.
     """
     code = response.status_code
-    if code in (408, 429) or code >= 500:  # 408: the network was slow, not the group bad
+    if code in (408, 429) or code >= 500:  # 408: a slow network, not a bad group
         _, detail = status_and_detail(response)
         asked = response.headers.get("retry-after", "") if code == 429 else ""
         at_least_s = float(asked) if asked.isascii() and asked.isdecimal() else 0.0
@@ -184,7 +189,7 @@ def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
 
 
 def refusal_of(response: httpx.Response) -> Exception:
-    """The error that an answer of 3xx or 4xx stands for."""
+    """The error of an answer with 3xx or 4xx."""
     code = response.status_code
     status, detail = status_and_detail(response)
     if code == 401:

@@ -1,4 +1,4 @@
-"""The client of trainers and tools; it blocks."""
+"""Blocking client of the rollout API, for trainers and tools."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Extends(Protocol):
-    """What is needed of a client."""
+    """The methods of a client that LeaseKeeper uses."""
 
     def extend(self, batch: ClaimedBatch, *, lease_s: float) -> None: ...
 
@@ -48,11 +48,10 @@ class Extends(Protocol):
 
 
 class LeaseKeeper:
-    """A thread that extends a lease at once and then every third of it, on entering a
-    ``with`` block. It owns ``client``.
+    """Context manager with a thread that extends a lease at once and at every third of it.
 
-    Losing the lease does not interrupt the step: :meth:`check` says so when asked, and so
-    does the ack. An API that is away for a while is no loss as long as it comes back.
+    It owns ``client``. The loss of the lease does not interrupt the step: :meth:`check` and the
+    ack raise it. An API that is absent for a while is no loss if it returns in time.
     """
 
     def __init__(self, client: Extends, batch: ClaimedBatch, lease_s: float) -> None:
@@ -64,10 +63,10 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def check(self) -> None:
-        """Raise what took the lease away, if anything did.
+        """Raise the error that ended the lease, if there was one.
 
         Raises:
-            StaleGeneration, NotRegistered: the batch is somebody else's now.
+            StaleGeneration, NotRegistered: another trainer or delivery owns the batch.
         """
         if self._lost is not None:
             raise self._lost
@@ -77,7 +76,7 @@ class LeaseKeeper:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Stop extending. A call under way is not waited for longer than a lease lasts."""
+        """Stop extending. Waits for a pending call, at most for the duration of the lease."""
         self._stop.set()
         self._thread.join(timeout=self._lease_s)
 
@@ -102,7 +101,7 @@ class LeaseKeeper:
 
 
 class RolloutClient:
-    """For trainers and tools; blocks. Not for several threads at once.
+    """Client of trainers and tools; blocking, not thread-safe.
 
     Every call may raise RolloutApiUnavailable, RolloutApiRefused, and, where the API asks
     for tokens, Unauthorized and Forbidden. Calls about batches raise NotRegistered before
@@ -111,7 +110,7 @@ class RolloutClient:
 
     Args:
         token: of scope trainer (or admin, for :meth:`reset`); ATROPOS_API_TOKEN if None.
-        transport: what carries the requests, if not a socket.
+        transport: replaces the sockets, for tests.
     """
 
     def __init__(
@@ -133,24 +132,24 @@ class RolloutClient:
             trust_env=False, transport=transport, verify=self._settings.verify()
         )
         self._generation: int | None = None
-        self._claim_id: str | None = None  # id of a claim whose answer has not come
+        self._claim_id: str | None = None  # id of a claim without an answer yet
 
     # --- the run ------------------------------------------------------------------
 
     def register(self, registration: Registration) -> Registered:
-        """Open the run, or take it over from a trainer that is no more."""
+        """Open the run, or take it over from an earlier trainer."""
         registered = self._send(api_calls.register(registration))
         self.adopt_generation(registered.generation)
         return registered
 
     def adopt_generation(self, generation: int) -> None:
-        """Take part in what another rank registered, as ``Registered.generation`` says."""
+        """Use the trainer generation that another rank got by ``register``."""
         self._generation = generation
         self._claim_id = None
 
     @property
     def generation(self) -> int:
-        """The trainer generation this client speaks for.
+        """The trainer generation of this client's calls.
 
         Raises:
             NotRegistered: none yet.
@@ -182,19 +181,18 @@ class RolloutClient:
     ) -> ClaimedBatch:
         """The next batch; ``batch`` is None with a ``blocked_reason`` if none formed.
 
-        The same claim is repeated until its answer is here, also over several calls that
-        gave up: it brings the same batch. After an answer the next claim brings the next
-        batch, whether or not the first was acked, so a trainer may fetch ahead. A batch
-        whose lease ended, or that a former trainer held, comes again with ``epoch`` one
-        higher.
+        A claim is repeated with the same id until it is answered, also across calls that gave
+        up, and returns the same batch. After an answer the next claim returns the next batch,
+        whether or not the first was acked, so a trainer may prefetch. A batch whose lease
+        ended, or that an earlier trainer held, is delivered again with ``epoch`` one higher.
 
         Args:
-            lease_s: how long the batch is this trainer's; see :meth:`extend`.
+            lease_s: duration of the lease of the batch; see :meth:`extend`.
             wait_s: how long the API may hold the call until a batch forms, at most 30.
             world_size: ranks that will ack.
             rank: deliver the shard of this rank only; None: all groups.
             binary: transfer arrays instead of JSON; the batch is the same.
-            claim_id: name the claim, to repeat it after a restart of this process.
+            claim_id: id of the claim, for repeating it after a restart of this process.
         """
         self._claim_id = claim_id or self._claim_id or uuid.uuid4().hex
         request = ClaimRequest(
@@ -221,22 +219,22 @@ class RolloutClient:
         )
 
     def ack(self, batch: ClaimedBatch, *, rank: int | None = None) -> bool:
-        """The batch was trained on. True for the call that made it so, else False.
+        """Mark the batch as trained on. True for the first call that does.
 
-        With a ``rank`` it is acked once every rank of the claim's world has said so.
+        With a ``rank`` it is acked once every rank of the claim's world has acked.
         """
         no, epoch = number_and_epoch(batch)
         request = AckRequest(generation=self.generation, epoch=epoch, rank=rank)
         return self._send(api_calls.ack(no, request))
 
     def extend(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> None:
-        """The step takes longer: the lease ends ``lease_s`` from now."""
+        """Extend the lease: it ends ``lease_s`` from now."""
         no, epoch = number_and_epoch(batch)
         request = ExtendRequest(generation=self.generation, epoch=epoch, lease_s=lease_s)
         self._send(api_calls.extend(no, request))
 
     def keep_lease(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> LeaseKeeper:
-        """Keep the lease alive from another thread while a ``with`` block runs."""
+        """Extend the lease from another thread while a ``with`` block runs."""
         number_and_epoch(batch)
         client = RolloutClient(
             self._settings.url,
@@ -256,25 +254,27 @@ class RolloutClient:
         )
 
     def rewind(self, batch_no: int) -> Rewound:
-        """Training starts from the checkpoint that holds batches up to ``batch_no``, 0 for
-        none: what was acked after it is delivered again, first and in its order."""
+        """Continue from the checkpoint that holds batches up to ``batch_no``; 0 for none.
+
+        Batches acked after it are delivered again, first and in their order.
+        """
         self._claim_id = None
         return self._send(
             api_calls.rewind(batch_no, CheckpointRequest(generation=self.generation))
         )
 
-    # --- what is going on -----------------------------------------------------------
+    # --- status ---------------------------------------------------------------------
 
     def heartbeat(self, beat: Heartbeat) -> None:
-        """Say what this process does. Best effort: never waits, never raises."""
+        """Send a heartbeat. Best effort: never waits, never raises."""
         self._try(api_calls.heartbeat(beat))
 
     def status(self) -> RunStatus:
-        """What the run does and what it waits for."""
+        """State of the run and what it waits for."""
         return self._send(api_calls.status())
 
     def health(self) -> bool:
-        """Whether the API answers now. Does not wait."""
+        """Whether the API answers now, without retries."""
         return self._try(api_calls.health())
 
     def close(self) -> None:
@@ -320,7 +320,11 @@ class RolloutClient:
 
 
 def number_and_epoch(batch: ClaimedBatch) -> tuple[int, int]:
-    """Number and epoch of a batch that is there."""
+    """Number and epoch of a claimed batch.
+
+    Raises:
+        ValueError: the claim is empty.
+    """
     if batch.batch_no is None or batch.epoch is None:
         raise ValueError("there is no batch in an empty claim")
     return batch.batch_no, batch.epoch

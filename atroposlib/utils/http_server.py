@@ -29,7 +29,7 @@ def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
 
     Args:
         backlog: start to listen with it; None: the caller does. Until a socket listens,
-            another one may bind to the same port.
+            others may bind to the same port.
 
     Raises:
         ConfigError: the port is taken, or the address is not of this machine.

@@ -1,1 +1,1 @@
-"""What stands before every route: who may call, how much, and how slowly."""
+"""Guards before every route: tokens, bodies and their memory, slow clients, logs."""

@@ -1,7 +1,7 @@
-"""Which token opens which route: one table, checked before a byte of the body is read.
+"""Scopes of every route in one table, checked before the body is read.
 
-What the table does not name needs the scope admin, so a new route is closed until somebody
-thinks about it. A token travels in the Authorization header only: addresses end up in logs.
+A route that the table does not name needs the scope admin, so a new route is closed by
+default. Tokens are accepted in the Authorization header only, because URLs end up in logs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RETRY_AFTER_S = 5
 _REALM = 'Bearer realm="atropos"'
 
 ANYONE: frozenset[Scope] = frozenset()
-READ = frozenset({Scope.READ})  # any token covers it
+READ = frozenset({Scope.READ})  # covered by every token
 ENV = frozenset({Scope.ENV})
 TRAINER = frozenset({Scope.TRAINER})
 PARTICIPANT = frozenset({Scope.ENV, Scope.TRAINER})
@@ -35,7 +35,7 @@ ADMIN = frozenset({Scope.ADMIN})
 # One of these scopes is needed; admin covers all of them.
 SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/health"): ANYONE,
-    # What is going on.
+    # Status.
     ("GET", "/"): READ,
     ("GET", "/docs"): READ,
     ("GET", "/docs/oauth2-redirect"): READ,
@@ -59,7 +59,7 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("POST", "/admission/release"): ENV,
     ("POST", "/lease"): ENV,  # its former path
     ("POST", "/release"): ENV,  # its former path
-    # The trainer. GET /batch leases, so a reader may not call it.
+    # The trainer. GET /batch leases a batch, so the scope read does not cover it.
     ("POST", "/register"): TRAINER,
     ("GET", "/batch"): TRAINER,
     ("POST", "/batches/claim"): TRAINER,
@@ -69,7 +69,7 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("POST", "/batches/{no}/rewind"): TRAINER,
     ("GET", "/batches/{no}/shards/{rank}"): TRAINER,
     ("POST", "/policy_version"): TRAINER,
-    # Whoever takes part.
+    # Trainer and environments.
     ("POST", "/heartbeat"): PARTICIPANT,
     # Destructive.
     ("GET", "/reset_data"): ADMIN,
@@ -94,14 +94,14 @@ def route_of(method: str, path: str) -> str | None:
 
 
 def scopes_for(method: str, path: str) -> frozenset[Scope]:
-    """The scopes of which one is needed; empty if the route is open to anyone."""
+    """The scopes of which one is needed; empty if the route needs no token."""
     route = route_of(method, path)
     method = "GET" if method == "HEAD" else method
     return ADMIN if route is None else SCOPES_OF[method, route]
 
 
 class AuthMiddleware:
-    """Lets through whose token has the scope; without ``tokens`` everybody."""
+    """ASGI middleware: passes requests whose token has a needed scope, or all without tokens."""
 
     def __init__(self, app: ASGIApp, tokens: TokenFile | None) -> None:
         self.app = app
@@ -111,7 +111,7 @@ class AuthMiddleware:
         if self._tokens is None or scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # the API speaks nothing else
+        if scope["type"] != "http":  # the API serves HTTP only
             await send({"type": "websocket.close", "code": 1008})
             return
         needed = scopes_for(scope["method"], scope["path"])
@@ -128,26 +128,26 @@ class AuthMiddleware:
 
 
 def caller_of(request: HTTPConnection) -> Caller | None:
-    """Who calls; None where no tokens are in force, and on open routes."""
+    """The caller; None without tokens, and on open routes."""
     caller: Caller | None = request.scope.get(CALLER_KEY)
     return caller
 
 
 def require_env(caller: Caller | None, env_name: str | None) -> None:
-    """A token that is bound to an environment speaks for no other, nor for none.
+    """Check a token that is bound to an environment.
 
     Args:
-        env_name: the ``desired_name`` under which the environment registers or did.
+        env_name: the ``desired_name`` of the environment that the request concerns, or None.
 
     Raises:
-        Forbidden: it does.
+        Forbidden: the token is bound to another environment, or the request concerns none.
     """
     if caller is not None and caller.env_name not in (None, env_name):
         raise Forbidden(f"this token is bound to the environment {caller.env_name}")
 
 
 def refusal(error: AccessError) -> Response:
-    """401, 403 or 503 for ``error``, in the shape of every other refusal."""
+    """The response 401, 403 or 503 to ``error``, in the shape of all errors."""
     status, word, headers = 403, "forbidden", {}
     if isinstance(error, Unauthorized):
         status, word, headers = 401, "unauthorized", {"www-authenticate": _REALM}
@@ -162,7 +162,7 @@ def refusal(error: AccessError) -> Response:
 
 def _bearer(scope: AsgiScope) -> str:
     given = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(given) != 1:  # two headers: a proxy may have looked at the other one
+    if len(given) != 1:  # two headers: a proxy may have checked the other one
         raise Unauthorized("one Authorization header is expected: Bearer and a token")
     value: bytes = given[0]
     kind, _, token = value.decode("latin-1").partition(" ")

@@ -1,7 +1,7 @@
-"""Request bodies arrive whole, inflated and bounded, or not at all.
+"""Bounds on request bodies: size, time, compression, and the memory of all together.
 
-One pure ASGI middleware. It exists because a gzip bomb of 200 kB once took 200 MB and a
-truncated one ended in a 500, and because ten thousand environments may post at once.
+One ASGI middleware that passes bodies on whole and inflated. Without it a gzip bomb of 200 kB
+takes 200 MB, a truncated one ends in a 500, and ten thousand environments may post at once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from atroposlib.api.guards.inflate import (
 
 
 class BudgetExceeded(Exception):
-    """Other requests hold too many bytes, and did not let go of them in time."""
+    """Other requests hold too many bytes and did not free them in time."""
 
 
 class BodyMemoryBudget:
-    """``size`` bytes, shared first come first served. For one event loop."""
+    """``size`` bytes shared by all requests, first come first served. For one event loop."""
 
     def __init__(self, size: int, wait_s: float) -> None:
         self._left = size
@@ -42,7 +42,7 @@ class BodyMemoryBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def reserve(self) -> Reservation:
-        """A claim of nothing yet; what it grows to is given back at its end."""
+        """An empty reservation; its bytes are freed when its block ends."""
         return Reservation(self)
 
     async def take(self, size: int) -> None:
@@ -57,7 +57,7 @@ class BodyMemoryBudget:
         try:
             await asyncio.wait_for(turn, self._wait_s)
         except (asyncio.TimeoutError, asyncio.CancelledError) as end:
-            if turn.done() and not turn.cancelled():  # it came in the same instant
+            if turn.done() and not turn.cancelled():  # it was granted in the same instant
                 self._left += size
             else:
                 self._waiting = deque(one for one in self._waiting if one[1] is not turn)
@@ -69,7 +69,7 @@ class BodyMemoryBudget:
             ) from end
 
     def give(self, size: int) -> None:
-        """Give back what was taken."""
+        """Free ``size`` bytes."""
         self._left += size
         self._serve()
 
@@ -82,7 +82,7 @@ class BodyMemoryBudget:
 
 
 class Reservation:
-    """What one request holds of a :class:`Room`; a context manager."""
+    """The bytes that one request holds of a :class:`BodyMemoryBudget`; a context manager."""
 
     def __init__(self, budget: BodyMemoryBudget) -> None:
         self._budget = budget
@@ -93,10 +93,10 @@ class Reservation:
         return self._held
 
     async def grow_to(self, size: int) -> None:
-        """Hold ``size`` bytes, or more if it held more already.
+        """Hold at least ``size`` bytes.
 
         Raises:
-            NoRoom: others did not let go of theirs in time.
+            NoRoom: other requests did not free theirs in time.
         """
         if size > self._held:
             await self._budget.take(size - self._held)
@@ -115,17 +115,17 @@ IN_FLIGHT_BYTES = 256 * 2**20  # of all bodies that are being read, parsed or st
 SMALL_BYTES = 64 * 2**10  # control messages never queue behind groups
 BUDGET_TIMEOUT_S = 30.0
 RETRY_AFTER_S = 5
-# A body has this long, and a second more for so many bytes that came.
+# Time for a body, plus one second for each SLOWEST_BYTES_PER_S bytes received.
 GRACE_S = 30.0
 SLOWEST_BYTES_PER_S = 64 * 2**10
 
 
 class TooSlow(ValueError):
-    """The body did not arrive in its time."""
+    """The body did not arrive in time."""
 
 
 class RequestBody:
-    """Reads the body before the app runs; the app sees it plain and in one piece."""
+    """ASGI middleware that reads, bounds and inflates the body before the app runs."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class RequestBody:
         declared = _declared(headers)
         if declared > self.max_bytes:
             raise BodyTooLarge(f"a body has at most {self.max_bytes} bytes")
-        if declared > SMALL_BYTES:  # all of it, so that what was begun can be finished
+        if declared > SMALL_BYTES:  # all of it, so that a begun body can be finished
             await reservation.grow_to(declared)
         pieces = await self._pieces(receive, reservation)
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -184,7 +184,7 @@ class RequestBody:
             inflate, size = unzstd, zstd_size(body)
         else:
             return body
-        if size > SMALL_BYTES:  # before it lies in memory, not after
+        if size > SMALL_BYTES:  # before it is inflated, not after
             await reservation.grow_to(min(size, self.max_bytes))
         return await self._inflating.run(partial(inflate, body, self.max_bytes))
 
@@ -193,7 +193,7 @@ class RequestBody:
         size = 0
         now = asyncio.get_running_loop().time
         begun = now()
-        # One timer for the whole body: to arm one costs as much as to receive a piece.
+        # One timer for the whole body: arming one costs as much as receiving a piece.
         with anyio.CancelScope(deadline=begun + self._grace_s) as scope:
             while True:
                 message = await receive()
@@ -204,7 +204,7 @@ class RequestBody:
                 if size > self.max_bytes:
                     raise BodyTooLarge(f"a body has at most {self.max_bytes} bytes")
                 if size > max(SMALL_BYTES, reservation.held):
-                    scope.deadline = math.inf  # what follows is our delay, not the client's
+                    scope.deadline = math.inf  # the server waits here, not the client
                     waiting_since = now()
                     await reservation.grow_to(size)
                     begun += now() - waiting_since
@@ -221,7 +221,7 @@ def _declared(headers: Headers) -> int:
 
 
 def _stored_compressed(headers: Headers) -> bool:
-    """A group in a zstd frame is kept as it is; the intake looks into it."""
+    """Whether the body is a group in a zstd frame, which the codec inflates itself."""
     return (
         media_type(headers.get("content-type", "")) == GROUP_MEDIA
         and headers.get("content-encoding", "").strip().lower() == "zstd"

@@ -1,8 +1,8 @@
-"""Compressed bodies, inflated within bounds. Blocking: call these in a thread.
+"""Bounded decompression of gzip and zstd bodies. Blocking: call it in a thread.
 
-A bomb must cost neither memory nor much time, and a body of constant numbers, which is as
-dense as a bomb, must work. So what inflates beyond what traffic does is read twice: first
-only counted, and kept the second time if it came to a good end within the limit.
+A bomb must cost neither memory nor much time. A body of constant numbers is as dense as a
+bomb and must work. So a body with an unusual ratio is inflated twice: the first pass only
+counts bytes, and the second keeps them if the first ended within the limit.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterator
 
 import zstandard
 
-PLAIN_BYTES = 32 * 2**20  # as much is kept at once, however dense it was
+PLAIN_BYTES = 32 * 2**20  # up to this size one pass suffices at any ratio
 PLAIN_RATIO = 50  # JSON of token ids and logprobs shrinks by 3 to 12
 _FEED_BYTES = 16 * 2**10
 _STEP_BYTES = 256 * 2**10
-_MAX_WINDOW_BYTES = 8 * 2**20  # of zstd: it lies in memory; no common level asks for more
+_MAX_WINDOW_BYTES = 8 * 2**20  # memory of a zstd window; no common level needs more
 
 
 class DamagedBody(ValueError):
-    """Not compressed as declared, or cut short, or followed by something else."""
+    """Not compressed as declared, truncated, or followed by other bytes."""
 
 
 class BodyTooLarge(ValueError):
@@ -28,12 +28,12 @@ class BodyTooLarge(ValueError):
 
 
 def gzip_size(body: bytes) -> int:
-    """The size that the end of a gzip member tells; zlib holds a good one to it."""
+    """The size declared at the end of a gzip member, which zlib verifies."""
     return int.from_bytes(body[-4:], "little")
 
 
 def zstd_size(body: bytes) -> int:
-    """The size that the head of a zstd frame tells, or what to expect if it tells none."""
+    """The size declared in the head of a zstd frame, or an estimate without one."""
     try:
         declared = int(zstandard.frame_content_size(body))
     except zstandard.ZstdError:
@@ -58,7 +58,7 @@ def gunzip(body: bytes, max_bytes: int) -> bytes:
 
 
 def unzstd(body: bytes, max_bytes: int) -> bytes:
-    """Inflate one zstd frame; that it tells its size is not required.
+    """Inflate one zstd frame, with or without a declared size.
 
     Raises:
         DamagedBody, BodyTooLarge: as for :func:`gunzip`.
@@ -66,8 +66,8 @@ def unzstd(body: bytes, max_bytes: int) -> bytes:
     if not body:
         return b""
     try:
-        # One step of a decompressobj takes what there is, so it is counted by a reader,
-        # which in turn does not notice that a frame was cut short.
+        # One step of a decompressobj inflates all input, so a reader counts the bytes
+        # first. The reader alone does not detect a truncated frame.
         _total_within(_unzstded_sizes(body), max_bytes)
         inflater = zstandard.ZstdDecompressor(
             max_window_size=_MAX_WINDOW_BYTES
@@ -112,7 +112,7 @@ def _gunzipped_sizes(body: bytes) -> Iterator[int]:
                 yield len(inflater.decompress(feed, _STEP_BYTES))
                 feed = inflater.unconsumed_tail
             if inflater.eof and (inflater.unused_data or start + _FEED_BYTES < len(view)):
-                break  # something follows
+                break  # other bytes follow
         else:
             if inflater.eof:
                 return

@@ -1,7 +1,7 @@
-"""What the API writes to stderr: one line per event, as JSON or as key=value.
+"""Structured logs on stderr: one line per event, as JSON or key=value, without secrets.
 
-Bodies, query strings and the Authorization header are never handed to a logger. Should a
-token slip in all the same, in the text of an exception, the formatter takes it out.
+Bodies, query strings and the Authorization header are never passed to a logger. The formatter
+redacts tokens and passwords in all other text, such as that of an exception.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _quoted(value: object) -> str:
 
 
 def configure(style: str, level: str, stream: TextIO | None = None) -> logging.Handler:
-    """Send every log of this process to stderr, in one of ``FORMATS``; once, at the start."""
+    """Send all logs of this process to stderr, in one of ``FORMATS``. Call it once."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(_Formatter(_as_json if style == "json" else _as_text))
     root = logging.getLogger()
@@ -93,9 +93,9 @@ def configure(style: str, level: str, stream: TextIO | None = None) -> logging.H
 
 
 class RequestLog:
-    """A line per request: what was asked, how it ended, how long and how much it was.
+    """ASGI middleware: one line per request with route, status, duration and bytes.
 
-    Answers 2xx and 3xx are debug, refusals info, failures of ours errors.
+    Level debug for 2xx and 3xx, info for 4xx and 503, error for other 5xx.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -118,7 +118,7 @@ class RequestLog:
             return
         fields = {
             "method": scope["method"],
-            # Only routes we know: any other path is text of a stranger.
+            # Known routes only: any other path is arbitrary text.
             "route": route_of(scope["method"], scope["path"]) or "unknown",
             "status": count.status,
             "ms": round(seconds * 1000, 1),
@@ -138,7 +138,7 @@ def _level(status: int) -> int:
 
 
 class _Count:
-    """Passes messages on and counts what they carry."""
+    """Pass messages on and count their bytes."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive

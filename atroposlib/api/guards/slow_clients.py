@@ -1,17 +1,16 @@
-"""A client that sends slowly, or sends no end of headers, does not hold a connection.
+"""HTTP protocol of uvicorn with deadlines for slow clients and bounds on the head.
 
-uvicorn waits for a request without a bound: forty clients that trickle a byte a second
-would keep forty connections for ever. This protocol gives each part of a request an
-absolute deadline, however many bytes arrive meanwhile:
+uvicorn waits for a request without a bound: forty clients that send a byte a second would keep
+forty connections. This protocol gives each part of a request an absolute deadline, regardless
+of the bytes that arrive meanwhile:
 
     head    from its first byte, or from the connection, to the empty line after it
-    body    from then on to its last byte, longer for a long one; time in which we do not
-            read does not count
-    rest    of a body that was already answered, such as a refused upload
+    body    from then on to its last byte, longer for a long one; time in which the server does
+            not read is not counted
+    rest    of a body that was already answered, such as a rejected upload
     idle    between two requests
 
-What the application then does with the body, and how slowly a reply is read, are bounded
-where they happen.
+Slow processing in the application and slow reading of a reply are bounded elsewhere.
 """
 
 from __future__ import annotations
@@ -25,36 +24,36 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-_FLUSH_S = 60.0  # a last reply has this long to leave; then the connection is cut
+_FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
 _FRAMING = 8  # bytes of chunk sizes, extensions and trailers for each byte of a body
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveLimits:
-    """How long and how much a client may take to say what it wants."""
+    """Bounds on the time and size of a request."""
 
     head_s: float = 10.0
-    body_s: float = 60.0  # and a second more for each slowest_bytes that came
+    body_s: float = 60.0  # plus one second for each slowest_bytes received
     slowest_bytes: int = 32 * 2**10  # backstop: the application is stricter
     rest_s: float = 5.0
-    idle_s: int = 30  # longer than our clients keep an idle connection: they close it
+    idle_s: int = 30  # longer than httpx keeps idle connections, so the client closes them
     head_bytes: int = 32 * 2**10
     headers: int = 100
 
 
 class ReceivePhase(Enum):
-    """What the connection waits for; the value is what a late client is told."""
+    """What the connection waits for; the value is part of the error text."""
 
     IDLE = "a request"
     HEAD = "the head of the request"
     BODY = "the body of the request"
     REST = "the rest of a body"
-    REPLY = "the application"  # the client owes nothing
+    REPLY = "the application"  # the client has sent everything
     OVER = "the end"  # nothing more is read
 
 
 class SlowClientProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with deadlines on receiving. Other limits: :func:`impatient`."""
+    """HTTP/1.1 with deadlines on receiving. For other limits see :func:`with_limits`."""
 
     limits = ReceiveLimits()
 
@@ -79,7 +78,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         limit = self.limit_concurrency
         if limit is not None and len(self.connections) > limit + limit // 4:
-            # Up to here a request is answered 503; beyond, not even its head is read.
+            # Up to this number a request is answered 503; beyond, its head is not read.
             self._phase = ReceivePhase.OVER
             transport.abort()
         else:
@@ -103,7 +102,7 @@ class SlowClientProtocol(HttpToolsProtocol):
                 self._refuse(431)
         elif in_body:
             self._framing_bytes += len(data) - (self._body_bytes - body_before)
-            # The parser keeps a trailer until it ends, and no limit of a body counts it.
+            # The parser buffers a trailer until it ends, and no limit of a body counts it.
             if self._framing_bytes > self.limits.head_bytes + _FRAMING * self._body_bytes:
                 self._refuse(431)
 
@@ -112,9 +111,9 @@ class SlowClientProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {
-            # For replies to clients that stopped reading: close() would wait for them.
+            # For clients that stopped reading: close() would wait for them.
             "atropos.abort": {"now": self.transport.abort},
-            # The usual way to ask this costs more than all else that a small post does.
+            # request.is_disconnected() costs more than the rest of a small post.
             "atropos.gone": {"now": self.transport.is_closing},
         }
         if self._phase is ReceivePhase.IDLE:
@@ -196,7 +195,7 @@ class SlowClientProtocol(HttpToolsProtocol):
     # --- the end ------------------------------------------------------------------
 
     def _refuse(self, status: int) -> None:
-        """Say why, if nothing else is being said on this connection, and end it."""
+        """Send an error, unless a response has begun, and close the connection."""
         if self._answered() or not self.cycle.response_started:
             why = (
                 b"Request head too large\n"
@@ -207,7 +206,7 @@ class SlowClientProtocol(HttpToolsProtocol):
             head += f"content-length: {len(why)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + why)
         if not self._answered():
-            self.cycle.disconnected = True  # for the application the client is gone
+            self.cycle.disconnected = True  # the application sees a disconnect
             self.cycle.message_event.set()
         self._end()
 
@@ -223,5 +222,5 @@ _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 def with_limits(limits: ReceiveLimits) -> type[asyncio.Protocol]:
     """The protocol class with these limits, for ``uvicorn.Config(http=...)``."""
-    kind = type("ImpatientProtocol", (SlowClientProtocol,), {"limits": limits})
+    kind = type("SlowClientProtocol", (SlowClientProtocol,), {"limits": limits})
     return cast("type[asyncio.Protocol]", kind)

@@ -1,4 +1,4 @@
-"""Who may call: random tokens, kept as digests in a file that may change at any time.
+"""Token file: digests of random tokens with scopes, read again when the file changes.
 
 One line per token, comments and empty lines allowed:
 
@@ -6,7 +6,7 @@ One line per token, comments and empty lines allowed:
 
 Several tokens of one scope are valid side by side, so a token is rotated by adding the
 new one, moving the clients over, and deleting the old line. A token has 256 random bits:
-its digest says nothing about it, and a plain hash is enough.
+it cannot be recovered from its digest, and a plain hash is enough.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atroposlib.errors import ConfigError, TokensUnreadable, Unauthorized
 
 log = logging.getLogger(__name__)
 
-TOKEN_PREFIX = "atr_"  # scanners for secrets, and our own logs, know a token by it
+TOKEN_PREFIX = "atr_"  # secret scanners and the log filter recognise a token by it
 _TOKEN_BYTES = 32
 _WELL_FORMED = re.compile(r"[A-Za-z0-9._~+/-]{1,512}=*")  # what RFC 6750 calls b64token
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -37,7 +37,7 @@ _JUST_WRITTEN_S = 0.1  # coarser than the clock of any file system in use
 
 
 class Scope(str, Enum):
-    """What a token is for. Admin covers all; env and trainer cover read."""
+    """The permission of a token. Admin covers all; env and trainer cover read."""
 
     ENV = "env"
     TRAINER = "trainer"
@@ -55,10 +55,10 @@ _COVERS: dict[Scope, frozenset[Scope]] = {
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What the token of a request allows. ``scopes`` holds the covered ones as well."""
+    """Permissions of the token of a request. ``scopes`` includes the covered ones."""
 
     scopes: frozenset[Scope]
-    env_name: str | None = None  # the only environment it may speak for; None: any
+    env_name: str | None = None  # the only environment it is valid for; None: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Entry:
 
 
 class TokenFile:
-    """The tokens of a file, as the file says now: a look at its state precedes each use."""
+    """The tokens of a file, which is read again whenever it has changed."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         """
@@ -99,17 +99,19 @@ class TokenFile:
         self._seen = self._state()
 
     def identify(self, token: str) -> Caller:
-        """Whose token it is.
+        """The caller with this token.
 
         Raises:
-            Unauthorized: nobody's, or it has ended, or it is no token at all.
-            TokensUnreadable: the file cannot be read now, so nobody can be let in.
+            Unauthorized: the token is malformed, unknown or expired.
+            TokensUnreadable: the file cannot be read now.
         """
         if _WELL_FORMED.fullmatch(token) is None:
             raise Unauthorized("this is not a token")
         digest = sha256(token.encode()).digest()
         found: Entry | None = None
-        for entry in self._current():  # to the end: the time taken tells nothing
+        for (
+            entry
+        ) in self._current():  # to the end, so that the duration does not depend on the match
             if hmac.compare_digest(entry.digest, digest):
                 found = entry
         if found is None:
@@ -131,7 +133,7 @@ class TokenFile:
         return self._entries
 
     def _state(self) -> tuple[int, ...] | None:
-        """Changes whenever the file does; None while it is too young to be sure of that."""
+        """A value that changes with the file; None while the file is too young for that."""
         now = os.stat(self._path)
         if time.time() - now.st_mtime < _JUST_WRITTEN_S:
             return None
@@ -207,6 +209,6 @@ def add_token(path: Path, grant: str, ends: int | None = None) -> str:
             raise ConfigError(f"{path}: {error}") from error
         size = file.seek(0, os.SEEK_END)
         torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        # One write, so that a reader or another writer never sees half a line of ours.
+        # One write, so that readers and other writers never see half a line.
         file.write(("\n" * torn + " ".join(words) + "\n").encode())
     return token

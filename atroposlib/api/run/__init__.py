@@ -1,1 +1,1 @@
-"""The run as it goes on: who is there, what is held, which verbs there are. No HTTP."""
+"""The service of a run without HTTP: posts, claims, admission, liveness, events, metrics."""

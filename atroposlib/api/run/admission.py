@@ -1,4 +1,4 @@
-"""Admission: may another rollout begin, so that none is born too stale to be trained on?"""
+"""Admission control: limits rollouts in flight so that none exceeds ``max_staleness``."""
 
 from __future__ import annotations
 
@@ -52,8 +52,11 @@ class AdmissionControl:
         return await self._context.threads.reads.run(admit)
 
     async def _relief(self) -> int | None:
-        """A budget for one more batch where everything would wait for everything: what is
-        held makes no batch, nothing is in training, and nobody may begin a rollout."""
+        """Extra budget of one batch that breaks a deadlock, or None if there is no deadlock.
+
+        Deadlock: the queued groups form no batch, no batch is in training, and no rollout
+        is admitted.
+        """
         context = self._context
         size = context.run.registration.batch_size
         stats = await context.queue_stats.read()
@@ -74,7 +77,7 @@ class AdmissionControl:
         )
 
     async def release(self, admission_id: str) -> bool:
-        """Give an admission back. False if it is unknown or over."""
+        """End an admission. False if it is unknown or has expired."""
         _require_id(admission_id)
         return await self._context.threads.reads.run(
             lambda: self._context.store.release(admission_id)

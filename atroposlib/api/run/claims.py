@@ -1,7 +1,8 @@
-"""Batches go out: claimed, acked, committed, and replayed from a checkpoint.
+"""Claim, ack, extend, commit and rewind of batches, and GET /batch of the original.
 
-A claim names itself (``claim_id``), so a repeated call brings the same batch and a call
-with another name the next one: a trainer fetches batch n + 1 while it trains on batch n.
+A claim carries a name (``claim_id``). A repeated call with the same name returns the same
+batch, and a call with another name returns the next one, so that a trainer can fetch batch
+n + 1 while it trains on batch n.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from atroposlib.api.run.run_cache import RunView
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
 from atroposlib.wire import ClaimRequest
 
-RECHECK_S = 0.05  # a waiting claim looks at most so often, however fast groups arrive
-OPEN_RECHECK_S = 1.0  # and at least so often where the lease of an open batch may end
-SHARED_RECHECK_S = 0.25  # or where another replica may take groups in
-_MAX_COUNT = 2**63 - 1  # what stores can count to
+RECHECK_S = 0.05  # minimum between two attempts of a waiting claim
+OPEN_RECHECK_S = 1.0  # maximum, while the lease of an open batch may expire
+SHARED_RECHECK_S = 0.25  # maximum, where another replica may accept groups
+_MAX_COUNT = 2**63 - 1  # the largest integer of a store
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Claims:
-    """Verbs of the trainer."""
+    """Calls of the trainer."""
 
     def __init__(self, context: ServiceContext, max_deliveries: int = MAX_DELIVERIES) -> None:
         self._context = context
@@ -55,12 +56,12 @@ class Claims:
     async def claim(
         self, asked: ClaimRequest, is_disconnected: IsDisconnected = never_disconnects
     ) -> Delivery | str:
-        """A batch, or why there is none after ``wait_s``.
+        """A batch, or the reason why none formed within ``wait_s``.
 
         Raises:
             NotRegistered: no trainer has registered.
             StaleGeneration: another trainer registered after this one.
-            ConfigError: the rank is none of the world's.
+            ConfigError: the rank is outside of the world.
         """
         _require_counts(asked.generation)
         if asked.rank is not None and asked.rank >= asked.world_size:
@@ -108,7 +109,7 @@ class Claims:
         if not (await context.queue_stats.read()).batches_open:
             reason = await context.queue_stats.blocked_reason(size, context.live())
             if reason is not None:
-                return reason  # the usual answer to a poll; the store was not asked
+                return reason  # the usual reply to a poll, without a call of the store
         claim = Claim(
             generation=asked.generation,
             size=size,
@@ -129,7 +130,7 @@ class Claims:
         return got
 
     def _chooser(self, run: RunRecord) -> Chooser:
-        """What decides about the queue, fixed to the run as it is now."""
+        """The batching function, bound to the current run."""
         trainer, live = run.registration, self._context.live()
         return partial(
             choose,
@@ -148,7 +149,7 @@ class Claims:
         return Delivery(batch, shard(batch.members, batch.world_size, rank))
 
     async def shard_of(self, no: int, generation: int, epoch: int, rank: int) -> Delivery:
-        """What ``rank`` trains on, of a batch that another rank claimed.
+        """The shard of ``rank`` of a batch that another rank claimed.
 
         Raises:
             StaleGeneration: a later delivery or a newer trainer owns the batch.
@@ -159,7 +160,7 @@ class Claims:
         return self._delivery(batch, rank)
 
     async def ack(self, no: int, generation: int, epoch: int, rank: int | None = None) -> bool:
-        """Batch ``no`` was trained on. True for the call that made it so.
+        """Mark batch ``no`` as trained on. True for the first call that does.
 
         Raises:
             StaleGeneration: a later delivery or a newer trainer owns the batch.
@@ -180,7 +181,7 @@ class Claims:
         return first
 
     async def extend(self, no: int, generation: int, epoch: int, lease_s: float) -> None:
-        """The step takes longer: the lease ends ``lease_s`` from now.
+        """Extend the lease: it ends ``lease_s`` from now.
 
         Raises:
             StaleGeneration: a later delivery or a newer trainer owns the batch.
@@ -190,7 +191,7 @@ class Claims:
         await self._blocking(self._context.store.extend, no, generation, epoch, until)
 
     async def commit(self, no: int, generation: int) -> int:
-        """A durable checkpoint holds all batches up to ``no``; how many that freed.
+        """Free all batches up to ``no``, which a durable checkpoint holds; returns their number.
 
         Raises:
             StaleGeneration: another trainer registered, or there is no such batch.
@@ -204,7 +205,7 @@ class Claims:
         return freed
 
     async def rewind(self, no: int, generation: int) -> RewindResult:
-        """Training starts again from the checkpoint that holds batches up to ``no``.
+        """Queue again what was acked after batch ``no``, the last one of the checkpoint.
 
         Raises:
             StaleGeneration: another trainer registered, or there is no such batch.
@@ -219,14 +220,14 @@ class Claims:
         return rewound
 
     async def discard(self, batch: LeasedBatch, error: CorruptPayload) -> None:
-        """Groups of ``batch`` are damaged: the others are delivered in another one."""
+        """Dissolve a batch with damaged groups; the others are delivered in a later batch."""
         context = self._context
         await self._blocking(context.store.discard, batch.no, error.gids)
         context.on_groups_removed()
         context.events.publish("corrupt", no=batch.no, groups=len(error.gids))
 
     async def give_up(self, batch: LeasedBatch) -> None:
-        """The reply with ``batch`` did not get through: it need not wait for its lease."""
+        """End the lease of a batch whose reply was not delivered, so that it can be claimed."""
         with suppress(StaleGeneration):  # claimed again meanwhile
             await self.extend(batch.no, batch.generation, batch.epoch, lease_s=-1.0)
             self._context.groups_changed.notify()
@@ -237,33 +238,45 @@ class Claims:
 
 
 def _require_counts(*counts: int) -> None:
-    """No generation, batch or epoch is outside of what a store counts to."""
+    """
+    Raises:
+        StaleGeneration: a generation, batch or epoch is outside of the range of a store.
+    """
     if not all(0 <= count <= _MAX_COUNT for count in counts):
         raise StaleGeneration("there is no such batch or trainer generation")
 
 
-LEASE_S = 600.0  # GET /batch names no lease
-REPLY_TIMEOUT_S = 2.0  # how long a GET waits to learn whether the one before got through
+LEASE_S = 600.0  # of GET /batch, which has no parameter for it
+REPLY_TIMEOUT_S = 2.0  # maximum wait of a GET for the outcome of the previous reply
 
 
 class LegacyBatchEndpoint:
-    """Serves GET /batch. One call at a time: these trainers are sequential."""
+    """GET /batch for trainers of the original, which neither claim nor ack. One call at a time.
+
+    They read one batch after another and send nothing back. So the next GET acks the previous
+    batch if its reply was sent whole, and returns the same batch again otherwise. Bytes in the
+    socket buffers of a client that died count as sent, and a kill between the last byte and the
+    record of it delivers once more: at least once, not exactly once. ``/batches/claim`` is
+    exact.
+    """
 
     def __init__(self, context: ServiceContext, claims: Claims) -> None:
         self._context = context
         self._claims = claims
         self._turn = asyncio.Lock()
         self._settled: asyncio.Event | None = None  # of the last reply
-        self._acked: SentBatch | None = None  # so that an empty poll asks the store nothing
+        self._acked: SentBatch | None = (
+            None  # so that an empty poll makes no call of the store
+        )
 
     async def next_batch(
         self, is_disconnected: IsDisconnected
     ) -> tuple[Delivery, asyncio.Event] | None:
-        """Ack the batch before if it got through, and claim the next.
+        """Ack the previous batch if its reply was delivered, and claim the next one.
 
-        A GET that comes before the fate of the last reply is known waits for it: a client
-        with a new connection per call can be faster than our note that all went out.
-        Whoever sends the delivery sets its event when that is known.
+        A GET waits until the outcome of the previous reply is known, because a client with a
+        new connection per call can be faster than the record that all bytes were sent. The
+        sender of the delivery sets the returned event when its outcome is known.
 
         Raises:
             NotRegistered: no trainer has registered.
@@ -291,22 +304,22 @@ class LegacyBatchEndpoint:
             return got, self._settled
 
     async def _ack_sent(self, view: RunView) -> int:
-        """Number of the last batch that this trainer got whole; 0 if there is none."""
+        """Number of the last batch that was delivered whole to this trainer; 0 if none was."""
         last = view.run.sent
         if last is None or last.generation != view.generation:
             return 0
         if last != self._acked:
-            with suppress(StaleGeneration):  # delivered again since then: the claim brings it
+            with suppress(StaleGeneration):  # delivered again since then: the claim returns it
                 await self._claims.ack(last.no, last.generation, last.epoch)
             self._acked = last
         return last.no
 
     async def note_sent(self, batch: LeasedBatch) -> None:
-        """The reply with ``batch`` went out whole."""
+        """Record that the reply with ``batch`` was sent whole."""
         got = SentBatch(no=batch.no, epoch=batch.epoch, generation=batch.generation)
 
         def noted(run: RunRecord) -> RunRecord:
-            # A trainer that registered since has its own last batch, and fences this one.
+            # A trainer that registered meanwhile has another last batch; this one is stale.
             return sent(run, got) if self._context.view.generation == got.generation else run
 
         await self._context.run_cache.update(noted)

@@ -1,6 +1,6 @@
-"""What the parts of the service share: the store, the run, who is there, and wake-up calls.
+"""Service context: store, cached run, liveness, queue statistics, events and metrics.
 
-posts, claims, leases, status  -->  Core  -->  store, run_keeper, presence, holdings
+posts, claims, admission, service  -->  ServiceContext  -->  store, run_cache, liveness
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ _NOTHING = StateTotals()
 
 
 class QueueStats:
-    """The latest :class:`StoreStats`, read by one caller at a time for all who wait."""
+    """The latest :class:`StoreStats`, cached until a change; one read serves all waiting calls.
+
+    Polls are frequent and changes are few: a poll of the queue length, or a claim when no
+    batch can form, makes no call of the store.
+    """
 
     def __init__(self, store: Store, pool: Pool, metrics: Metrics) -> None:
         self._store = store
@@ -48,15 +52,15 @@ class QueueStats:
         self._supply: tuple[StoreStats, Sequence[EnvEntry], int, Supply] | None = None
 
     def invalidate(self) -> None:
-        """Something changed: what was read before is not good for later calls."""
+        """The store changed: later calls read it again."""
         self._changes += 1
 
     def added(self, n_bytes: int) -> None:
-        """So many payload bytes were added since the last look."""
+        """Count payload bytes that were added since the last read."""
         self._bytes_since += n_bytes
 
     async def read(self) -> StoreStats:
-        """What is held, as of this call or later."""
+        """Statistics of the store, as of this call or later."""
         wanted = self._changes
         if (stats := self._known(wanted)) is not None:
             return stats
@@ -77,8 +81,11 @@ class QueueStats:
         return self._stats
 
     async def retained_bytes(self, wanted_bytes: int) -> int:
-        """Payload bytes on hand: exact where ``wanted_bytes`` more might not fit, an upper
-        bound where there is plenty of room, because posts should not pay for a look."""
+        """Payload bytes in the store.
+
+        Exact where ``wanted_bytes`` more might not fit. Otherwise an upper bound, so that
+        posts do not pay for a read of the store.
+        """
         if self._stats is not None:
             estimate = self._stats.retained_bytes + self._bytes_since
             if estimate + wanted_bytes <= self._store.max_bytes // 2:
@@ -86,7 +93,7 @@ class QueueStats:
         return (await self.read()).retained_bytes
 
     def supply(self, stats: StoreStats, live: Sequence[EnvEntry], batch_size: int) -> Supply:
-        """``stats`` added up for /status-env; ``live`` is one object until it changes."""
+        """``stats`` summed for /status-env. ``live`` is the same object until it changes."""
         known = self._supply
         if known and known[0] is stats and known[1] is live and known[2] == batch_size:
             return known[3]
@@ -95,7 +102,7 @@ class QueueStats:
         return supply
 
     async def blocked_reason(self, batch_size: int, live: Sequence[EnvEntry]) -> str | None:
-        """Why the queued groups hold no batch; None if a claim is worth it."""
+        """Why the queued groups form no batch; None if they may."""
         stats = await self.read()
         about = (batch_size, tuple(env.env_id for env in live))
         known = self._reason
@@ -126,7 +133,7 @@ def trained_sequences(stats: StoreStats) -> int:
 
 
 class ServiceContext:
-    """One per process. All of it belongs to the event loop; blocking calls go to threads."""
+    """State shared by the parts of the service, one per process, for its event loop only."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self.store = store
@@ -135,12 +142,10 @@ class ServiceContext:
         self.liveness = Liveness(clock, ENV_TIMEOUT_S)
         self.metrics = Metrics(self._name_of)
         self.events = Events(clock)
-        self.groups_changed = (
-            BroadcastEvent()
-        )  # something that a waiting claim may want to see
-        self.space_freed = BroadcastEvent()  # payloads were freed: a held post may fit now
+        self.groups_changed = BroadcastEvent()  # wakes waiting claims
+        self.space_freed = BroadcastEvent()  # wakes held posts: payloads were freed
         self.queue_stats = QueueStats(store, self.threads.reads, self.metrics)
-        self.stopping = False  # the process is about to end: nobody waits any more
+        self.stopping = False  # the process is about to end: waiting calls return
         self.run_cache = RunCache(store, self.threads.reads, self._on_run_change)
 
     @property
@@ -152,11 +157,11 @@ class ServiceContext:
         return self.run_cache.view.run
 
     def live(self) -> Sequence[EnvEntry]:
-        """Environments that hold a share now."""
+        """Environments that hold a share of the batches now."""
         return self.liveness.live(self.run.envs, self.run.seen)
 
     def stop_waiting(self) -> None:
-        """Answer now whoever waits, and end the streams of events."""
+        """Let all waiting calls return, and end the streams of events."""
         self.stopping = True
         self.groups_changed.notify()
         self.space_freed.notify()
@@ -167,13 +172,13 @@ class ServiceContext:
         self.groups_changed.notify()
 
     def on_groups_removed(self) -> None:
-        """Batches moved on; payloads may have been freed, groups may be queued again."""
+        """Batches changed state: payloads may be freed, groups may be queued again."""
         self.queue_stats.invalidate()
         self.groups_changed.notify()
         self.space_freed.notify()
 
     async def find_env(self, env_id: int, run_id: str | None = None) -> EnvEntry:
-        """The environment that calls; looks twice where others may have registered it.
+        """The calling environment; reads the run again if another replica may have added it.
 
         Raises:
             UnknownEnv: no such id in this run, or the id is of another run.
@@ -186,7 +191,7 @@ class ServiceContext:
             return find_env(self.run, env_id, run_id)
 
     async def touch(self, *env_ids: int | None) -> None:
-        """These environments called; other replicas learn of it in time."""
+        """Record a request of these environments; replicated at the next sync."""
         for env_id in env_ids:
             self.liveness.record_request(env_id)
         if self.store.shared and self.liveness.pending_sync(self.run.seen):

@@ -1,7 +1,7 @@
-"""What just happened, for whoever watches: one ring of recent events, any number of readers.
+"""Event stream of one process: a ring of recent events with any number of subscribers.
 
-A reader is a position in the ring, so a slow one costs nothing and holds nobody up: when
-the ring has moved past it, it is told how many events it missed and goes on from there.
+A subscriber is a position in the ring, so a slow one costs nothing and delays no other. When
+the ring has moved past it, its next event is the number of missed ones.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import msgspec
 
 RING_EVENTS = 1000
 MAX_SUBSCRIBERS = 64
-HEARTBEAT_S = 15.0  # proxies close what is silent for longer
+HEARTBEAT_S = 15.0  # proxies close connections that are idle for longer
 _RECONNECT_MS = 2000
-MISSED = "missed"  # the kind that tells a reader how many events it lost
+MISSED = "missed"  # the kind of an event that counts lost ones
 
 Field = int | float | str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. ``id`` orders the events of one process."""
+    """One event. ``id`` orders the events of one process."""
 
     id: str
     kind: str
@@ -42,7 +42,7 @@ class Events:
     """Publish and subscribe in one process. All methods belong to the event loop's thread.
 
     Args:
-        instance: sets the ids of this process apart from those of its predecessor.
+        instance: distinguishes the ids of this process from those of its predecessor.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class Events:
         return self._subscribers >= self._most_subscribers
 
     def publish(self, kind: str, **fields: Field) -> None:
-        """Tell everybody. Never blocks and never fails; ``kind`` is a word of ours."""
+        """Append an event and wake all subscribers. Never blocks and never fails."""
         event = Event(f"{self._instance}-{self._next_no}", kind, self._clock(), fields)
         self._next_no += 1
         self._ring.append(event)
         self._wake()
 
     def subscribe(self, after: str | None = None) -> Subscription:
-        """Events from now on, or those after the id ``after``, as far as the ring goes back.
+        """Events from now on, or those of the ring after the id ``after``.
 
-        An id of another process means that this one restarted: all of the ring follows.
+        An id of another process means a restart: the whole ring follows.
         """
         self._subscribers += 1
         return Subscription(self, self._position_after(after))
 
     def close(self) -> None:
-        """End every subscription, now and later: the process is about to stop."""
+        """End every subscription, present and future, because the process stops."""
         self._closed = True
         self._wake()
 
@@ -108,7 +108,7 @@ class Events:
 
 
 class Subscription(AsyncIterator[Event]):
-    """One reader. Close it, or the place it takes is never free again."""
+    """One subscriber. It counts against the maximum until it is closed."""
 
     def __init__(self, events: Events, position: int) -> None:
         self._events = events
@@ -117,7 +117,7 @@ class Subscription(AsyncIterator[Event]):
 
     @property
     def ended(self) -> bool:
-        """Nothing more will come."""
+        """Whether no further event will come."""
         events = self._events
         return not self._open or (events._closed and self._position >= events._next_no)
 
@@ -140,7 +140,7 @@ class Subscription(AsyncIterator[Event]):
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """Give the place back. Idempotent."""
+        """Stop counting against the maximum. Idempotent."""
         if self._open:
             self._open = False
             self._events._subscribers -= 1
@@ -161,7 +161,7 @@ class Subscription(AsyncIterator[Event]):
 async def frames(
     reader: Subscription, heartbeat_s: float = HEARTBEAT_S
 ) -> AsyncIterator[bytes]:
-    """One frame an event, and a comment whenever there was none for ``heartbeat_s``."""
+    """One frame per event, and a comment after every ``heartbeat_s`` without one."""
     yield f"retry: {_RECONNECT_MS}\n\n".encode()
     while not reader.ended:
         event = await reader.next_within(heartbeat_s)

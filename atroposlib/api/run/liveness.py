@@ -1,8 +1,8 @@
-"""Who is there: heartbeats of processes and last calls of environments. In memory only.
+"""Liveness: last heartbeat per process, last request per environment. In memory.
 
-After a restart of the API everybody counts as present for one full period, so nobody
-loses a share for having been unable to call. Where several replicas serve one run, each
-tells the others through the run which environments it has heard of.
+After a restart of the API every environment counts as live for one full period, so that none
+loses its share because it could not call. Where several replicas serve one run, each writes
+the requests that it received into the run document.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from atroposlib.errors import ConfigError
 from atroposlib.wire import Heartbeat, Participant
 
 FORGET_AFTER_S = 3600.0
-MAX_PARTICIPANTS = 1024  # the oldest go first; names come from callers and cost memory
+MAX_PARTICIPANTS = (
+    1024  # the oldest are dropped first; names come from callers and cost memory
+)
 MAX_DETAILS = 64
 MAX_DETAIL_CHARACTERS = 200
 _NOBODY: Mapping[int, float] = {}
@@ -24,8 +26,10 @@ _NOBODY: Mapping[int, float] = {}
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """Who was live at ``since``, and is until ``until`` unless somebody silent calls: a
-    hundred environments ask for it ten times a second."""
+    """Environments live from ``since`` to ``until`` unless a silent one calls.
+
+    Cached because a hundred environments poll ten times a second.
+    """
 
     envs: Sequence[EnvEntry]
     seen: Mapping[int, float]
@@ -36,7 +40,7 @@ class _Live:
 
 
 class Liveness:
-    """Ages are measured with the clock of the API."""
+    """Heartbeats and requests with their ages, by the clock of the API."""
 
     def __init__(self, clock: Callable[[], float], silent_after_s: float) -> None:
         self._clock = clock
@@ -47,10 +51,10 @@ class Liveness:
         self._live: _Live | None = None
 
     def record_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Remember what a process says about itself.
+        """Store the latest heartbeat of a process.
 
         Raises:
-            ConfigError: it says more than anybody would show.
+            ConfigError: its details exceed the bounds.
         """
         _require_short(heartbeat.details)
         now = self._clock()
@@ -66,10 +70,10 @@ class Liveness:
         if env_id is not None:
             self._calls[env_id] = self._clock()
             if self._live is not None and env_id not in self._live.ids:
-                self._live = None  # it was silent
+                self._live = None  # it was silent until now
 
     def forget_envs(self) -> None:
-        """A new run numbers its environments anew."""
+        """Forget all requests: a new run numbers its environments from 0."""
         self._calls.clear()
         self._live = None
         self._since = self._clock()
@@ -77,10 +81,10 @@ class Liveness:
     def live(
         self, envs: Sequence[EnvEntry], seen: Mapping[int, float] | None = None
     ) -> Sequence[EnvEntry]:
-        """Environments that hold a share: neither gone nor silent. The same object as
-        before while that is so.
+        """Environments that hold a share: connected and not silent.
 
-        ``seen`` is when other replicas last heard of them.
+        Returns the same object until that changes. ``seen`` maps environments to the time of
+        their last request to another replica.
         """
         seen = seen if seen is not None else _NOBODY
         known, now = self._live, self._clock()
@@ -102,9 +106,10 @@ class Liveness:
         return live
 
     def pending_sync(self, seen: Mapping[int, float]) -> dict[int, float]:
-        """``seen`` with all calls heard here, if that is due; otherwise empty.
+        """``seen`` merged with the requests received here, if a sync is due; otherwise empty.
 
-        Due is what the others would soon take for silence: few writes, whatever the load.
+        A sync is due before another replica would count an environment as silent, so the
+        number of writes does not depend on the load.
         """
         due = self._silent_after_s / 4
         if all(at - seen.get(env, 0.0) < due for env, at in self._calls.items()):

@@ -1,8 +1,8 @@
-"""Numbers for Prometheus: what came in, what went out, how old it was, how long calls took.
+"""Prometheus metrics: groups in, batches out, staleness, latencies of requests and store.
 
-Counters belong to this process and add up over replicas; gauges are read from the store at
-each scrape and are the same on every replica. An environment is labelled by its name, the
-first ``MAX_ENVS`` of them: a label value costs memory for as long as the process lives.
+Counters belong to this process and add up over replicas. Gauges are read from the store at
+each scrape and are the same on every replica. An environment is labelled by its name, for
+the first ``MAX_ENVS`` names: a label value costs memory for the life of the process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60)
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 
-# A date beside every number: twice the page, and nobody reads it.
+# Creation times would double the page, and no dashboard uses them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 P = ParamSpec("P")
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Metrics:
-    """One per app, with a registry of its own: two apps in one process never mix.
+    """One per app, each with a separate registry, so that two apps in one process never mix.
 
     Args:
         name_of: the ``wandb_name`` of an env id of the current run; None if it has none.
@@ -103,7 +103,7 @@ class Metrics:
     # --- what happened --------------------------------------------------------------
 
     def accepted(self, groups: Sequence[NewGroup], stored: Sequence[Stored]) -> None:
-        """A put went through; the answers are in the order of the groups."""
+        """Count stored groups; ``stored`` is in the order of ``groups``."""
         for group, answer in zip(groups, stored):
             env = self._env_label(group.env)
             if answer.duplicate:
@@ -115,15 +115,15 @@ class Metrics:
             self._tokens.labels(env).inc(group.n_tokens)
 
     def marked(self, mark: str) -> None:
-        """A group was let pass with an oddity; ``mark`` is one of a fixed few."""
+        """Count an accepted group with an oddity; ``mark`` is one of a fixed few."""
         self._marks.labels(mark).inc()
 
     def refused(self, word: str) -> None:
-        """A request was refused; ``word`` is one of ``replies.STATUS_OF``."""
+        """Count a refused request; ``word`` is one of ``bodies.STATUS_OF``."""
         self._refusals.labels(word).inc()
 
     def delivered(self, batch: LeasedBatch, policy_version: int) -> None:
-        """A claim handed ``batch`` over. Its age is measured the first time only."""
+        """Count a delivered batch. Its staleness is measured at the first delivery only."""
         if batch.epoch > 1:
             self._redelivered.inc()
             return
@@ -140,21 +140,21 @@ class Metrics:
             self._lags.append((in_flight, in_queue))
 
     def acked(self, batch_no: int) -> None:
-        """A batch was acked for the first time."""
+        """Count the first ack of a batch."""
         self._acked.inc()
 
     def committed(self, batches: int) -> None:
-        """A checkpoint freed so many batches."""
+        """Count batches that a checkpoint freed."""
         self._committed.inc(batches)
 
     def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """One answer; ``route`` is a template such as ``/batches/{no}/ack``."""
+        """Count one response; ``route`` is a template such as ``/batches/{no}/ack``."""
         method = method if method in _METHODS else "OTHER"  # clients may invent methods
         self._requests.labels(method, route, status).inc()
         self._latency.labels(route).observe(seconds)
 
     def timed(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-        """Run a call of the store, in whatever thread, and measure it under its name."""
+        """Run a call of the store, from any thread, and record its duration by its name."""
         begun = monotonic()
         try:
             return call(*args, **more)
@@ -164,7 +164,7 @@ class Metrics:
     # --- what to show -----------------------------------------------------------------
 
     def staleness(self) -> StalenessReport | None:
-        """Over the last ``STALENESS_WINDOW`` delivered groups with versions; None: no such."""
+        """Over the last ``STALENESS_WINDOW`` delivered groups with versions; None if none had."""
         lags = list(self._lags)
         if not lags:
             return None
@@ -175,7 +175,7 @@ class Metrics:
         )
 
     def exposition(self, status: RunStatus) -> bytes:
-        """Everything in the text format of Prometheus. Takes milliseconds; any thread."""
+        """All metrics in the text format of Prometheus. Takes milliseconds; thread-safe."""
         with self._scrape:  # gauges are set and read in one piece
             self._gauges.show(status, self._known_label)
             return generate_latest(self._registry)
@@ -196,7 +196,7 @@ class Metrics:
 
 
 class _Gauges:
-    """What ``/status`` says, as numbers."""
+    """The fields of ``/status`` as gauges."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -224,7 +224,7 @@ class _Gauges:
         }
 
     def show(self, status: RunStatus, label: Callable[[str], str]) -> None:
-        """Take over ``status``; shares of environments with one label are added up."""
+        """Set all gauges from ``status``; shares of environments with the same label are summed."""
         for name, value in _plain_values(status).items():
             self._plain[name].set(value)
         self._blocked.set(status.blocked_reason is not None)

@@ -1,7 +1,8 @@
-"""Groups come in: checked against the run, kept, and absorbed where they came before.
+"""Accept posted groups: check them against the run, store them, absorb repeated posts.
 
-An old environment drops what is answered 4xx, so where there is no room its post is held,
-and answered 503 only when the hold is over. New clients get 429 with a credit at once.
+An environment of the original drops groups that are refused with 4xx. So while the store is
+full its post is held, and answered 503 after the hold. Other clients get 429 at once, with the
+number of bytes that would be accepted.
 """
 
 from __future__ import annotations
@@ -37,23 +38,25 @@ from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS
 from atroposlib.errors import CorruptPayload, InvalidGroup, RunChanged, StoreFull, UnknownEnv
 
-SPACE_RECHECK_S = 1.0  # a held post tries again at least so often: disks get room unasked
-LATEST_BYTES = 256 * 1024  # larger examples are read from the store while they are there
+SPACE_RECHECK_S = (
+    1.0  # a held post retries at least so often: other processes may free disk space
+)
+LATEST_BYTES = 256 * 1024  # larger examples are read from the store, until they are freed
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One request: its groups, and who sent them."""
+    """One request: its groups and its sender."""
 
     groups: Sequence[ParsedGroup]
     run_id: str | None = None
     caller: Caller | None = None
     is_disconnected: IsDisconnected = never_disconnects
-    hold_s: float = 0.0  # how long it waits for room
+    hold_s: float = 0.0  # maximum wait for space in the store
 
 
 class Posts:
-    """Verb of the environments."""
+    """Posts of the environments."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
@@ -62,13 +65,14 @@ class Posts:
         self._latest: tuple[int, Payload | None] | None = None
 
     async def accept(self, post: Post) -> list[Accepted]:
-        """Keep checked groups; durable on return, all of them or none.
+        """Store parsed groups; all or none of them are durable on return.
 
         Raises:
             UnknownEnv: the run id or an env id is not of this run.
             Forbidden: the token is bound to another environment.
             InvalidGroup: a group can never be part of a batch.
-            KeyConflict, StoreFull: as the store says.
+            KeyConflict: a key was used for other content.
+            StoreFull: they do not fit within the hold.
             RunChanged: the run kept changing.
         """
         context = self._context
@@ -93,7 +97,7 @@ class Posts:
         return [_ABSORBED if again else next(answers) for again in absorbed]
 
     async def _keep(self, post: Post, groups: Sequence[ParsedGroup]) -> list[Accepted]:
-        """Put, and wait for room within the hold of the post."""
+        """Put, and wait for free space within the hold of the post."""
         now = asyncio.get_running_loop().time
         end = now() + post.hold_s
         while True:
@@ -101,7 +105,7 @@ class Posts:
             try:
                 return await self._put(post, groups)
             except StoreFull:
-                # Nothing is kept yet, so a post that nobody waits for any more may end.
+                # Nothing is stored yet, so a post whose client is gone may end.
                 if now() >= end or self._context.stopping or await post.is_disconnected():
                     raise
             await wait_at_most(room, min(SPACE_RECHECK_S, max(0.0, end - now())))
@@ -112,7 +116,7 @@ class Posts:
             view = context.view
             try:
                 new = _checked(post, groups, view.run, context.clock())
-            except UnknownEnv:  # it may have registered with another replica
+            except UnknownEnv:  # it may have registered at another replica
                 if not context.store.shared or not await context.run_cache.refresh():
                     raise
                 continue
@@ -135,9 +139,13 @@ class Posts:
         raise RunChanged("the run kept changing: post again")
 
     async def _require_room(self, new: Sequence[NewGroup]) -> None:
-        """Keep one environment from filling the store while others live.
+        """Keep one environment from filling the store while others are live.
 
-        Soft: what comes at the same time is not counted. The store keeps the bound itself.
+        Concurrent posts are not counted here; the store enforces its bound.
+
+        Raises:
+            StoreFull: the environment holds half of the store.
+            InvalidGroup: the groups can never fit.
         """
         queue_stats, bound = self._context.queue_stats, self._context.store.max_bytes
         size = sum(len(group.payload) for group in new)
@@ -160,7 +168,7 @@ class Posts:
     def _note(
         self, groups: Sequence[ParsedGroup], new: Sequence[NewGroup], stored: Sequence[Stored]
     ) -> None:
-        """What is kept is durable: tell the counters and the waiting."""
+        """Update counters, the latest example and waiting claims after a durable put."""
         context = self._context
         context.metrics.accepted(new, stored)
         fresh = [(g, n, s) for g, n, s in zip(groups, new, stored) if not s.duplicate]
@@ -177,12 +185,12 @@ class Posts:
         context.events.publish("groups", groups=len(fresh), gid=answer.gid)
 
     async def credit_bytes(self) -> int:
-        """Payload bytes that would still be taken, about."""
+        """Payload bytes that would still be accepted, approximately."""
         bound = self._context.store.max_bytes
         return max(0, bound - await self._context.queue_stats.retained_bytes(0))
 
     async def latest(self) -> Payload | None:
-        """The newest group, or None if there is none or it is gone."""
+        """The newest group, or None if there is none or it was freed."""
         if self._latest is None:
             return None
         gid, payload = self._latest
@@ -197,7 +205,7 @@ class Posts:
         return stored
 
     def forget(self) -> None:
-        """The run was reset."""
+        """Forget the latest example and lost replies, after a reset."""
         self._latest = None
         self._dedupe.clear()
 
@@ -212,7 +220,7 @@ def _fingerprints(groups: Iterable[ParsedGroup]) -> list[Fingerprint | None]:
 def _checked(
     post: Post, groups: Iterable[ParsedGroup], run: RunRecord, arrived: float
 ) -> list[NewGroup]:
-    """The groups as the store takes them, if ``run`` can use them."""
+    """The groups as rows of the store, checked against ``run``."""
     require_run(run, post.run_id)
     return [_new_group(post, group, run, arrived) for group in groups]
 
@@ -237,7 +245,7 @@ def _new_group(post: Post, incoming: ParsedGroup, run: RunRecord, arrived: float
 
 
 def _accepted(group: NewGroup, stored: Stored) -> Accepted:
-    # The original says "buffered" also of the group that completes the buffer.
+    # The original answers "buffered" also for the group that completes the buffer.
     fresh_in_buffer = group.expected is not None and not stored.duplicate
     return Accepted(
         duplicate=stored.duplicate,
@@ -246,7 +254,7 @@ def _accepted(group: NewGroup, stored: Stored) -> Accepted:
     )
 
 
-LOST_REPLY_WINDOW_S = 60.0  # how long after a lost answer a repeat of the post is expected
+LOST_REPLY_WINDOW_S = 60.0  # a repeat of the post is expected this long after a lost reply
 MAX_FINGERPRINTS = 20_000
 _ORPHAN_TIMEOUT_S = 60.0  # longer than any put takes
 
@@ -260,7 +268,13 @@ class _Post:
 
 
 class RepostDedupe:
-    """Which keyless groups may come again. Ages are measured with the clock of the API."""
+    """Deduplicates reposts of groups without an idempotency key after a lost reply.
+
+    Environments of the original send no key and repeat a post whose reply they did not get.
+    Two equal groups are no proof of that: a deterministic environment sends equal groups on
+    purpose. So a repeat is absorbed, once, only if an earlier reply may have been lost: the
+    client had hung up, or the API was restarted shortly after the group came in.
+    """
 
     def __init__(
         self, clock: Callable[[], float], restored: Iterable[UnconfirmedPost]
@@ -272,7 +286,7 @@ class RepostDedupe:
         self.remember((one.env, one.digest) for one in restored)
 
     def remember(self, fingerprints: Iterable[Fingerprint]) -> None:
-        """The answer about these groups was lost."""
+        """Expect a repeat of these groups, because the reply to their post was lost."""
         until = self._clock() + LOST_REPLY_WINDOW_S
         for fingerprint in fingerprints:
             self._until.setdefault(fingerprint, []).append(until)
@@ -284,11 +298,11 @@ class RepostDedupe:
         now = self._clock()
         for fingerprint, ends in list(self._until.items()):
             if ends[-1] < now or self._size > MAX_FINGERPRINTS:
-                del self._until[fingerprint]  # oldest first: the order is that of insertion
+                del self._until[fingerprint]  # oldest first, in the order of insertion
                 self._size -= len(ends)
 
     def absorb(self, fingerprint: Fingerprint) -> bool:
-        """Whether a group with this mark repeats one whose answer was lost. Counts once."""
+        """Whether a group repeats one whose reply was lost; true once per lost reply."""
         ends = self._until.get(fingerprint)
         if ends is None:
             return False
@@ -306,7 +320,7 @@ class RepostDedupe:
     def in_flight(
         self, fingerprints: Sequence[Fingerprint], is_disconnected: IsDisconnected
     ) -> Iterator[None]:
-        """A post with these groups is being handled."""
+        """Register a post with these groups while the block runs."""
         post = _Post(is_disconnected)
         distinct = set(fingerprints)
         for fingerprint in distinct:
@@ -321,8 +335,10 @@ class RepostDedupe:
                     del self._in_flight[fingerprint]
 
     async def wait_for_orphans(self, fingerprints: Sequence[Fingerprint]) -> None:
-        """Wait for earlier posts of these groups whose clients have hung up: only when
-        they are done is it known whether this one repeats something that was kept."""
+        """Wait for earlier posts of these groups whose clients have hung up.
+
+        Only then is it known whether this post repeats groups that were stored.
+        """
         for fingerprint in set(fingerprints):
             for post in list(self._in_flight.get(fingerprint, ())):
                 if await post.is_disconnected():

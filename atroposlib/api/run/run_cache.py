@@ -1,8 +1,8 @@
-"""The run as this process knows it, and the one way to change it.
+"""Cached run document with compare-and-swap updates.
 
-A transition loads, decides (a pure function) and saves with the revision that it read. If
-somebody saved in between, the store refuses and the decision is made anew on what is there
-now. Nothing is locked across processes, and a caller hears only of what is durable.
+A transition loads the run, applies a pure function and saves with the revision that it read.
+If another process saved in between, the store rejects the save and the function is applied to
+the newer run. Nothing is locked across processes, and replies report durable state only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from atroposlib.api.decisions.run_state import RunRecord
 from atroposlib.api.store import Store
 from atroposlib.errors import AtroposError, RunChanged, StoreError
 
-MAX_ATTEMPTS = 50  # of one transition; each that fails is one that somebody else made
-SHARED_STORE_LAG_S = 0.25  # how old a copy of a store with other writers may be
+MAX_ATTEMPTS = 50  # of one transition; each failure is a transition of another process
+SHARED_STORE_LAG_S = 0.25  # maximum age of a copy while other processes write
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """The run, and the revision and trainer generation that the store counts with it."""
+    """The run with its revision and trainer generation in the store."""
 
     run: RunRecord
     revision: int
@@ -44,7 +44,7 @@ class _Change:
 
 
 class RunCache:
-    """Holds the latest known run. ``on_change`` hears of each newer one, (old, new)."""
+    """The latest known run. ``on_change(old, new)`` is called with each newer one."""
 
     def __init__(
         self, store: Store, pool: Pool, on_change: Callable[[RunView, RunView], None]
@@ -52,7 +52,7 @@ class RunCache:
         self._store = store
         self._pool = pool
         self._on_change = on_change
-        self._turn = asyncio.Lock()  # calls of this process would only disturb each other
+        self._turn = asyncio.Lock()  # concurrent saves of one process would only conflict
         self._waiting: list[_Change] = []  # in the order in which they get their turn
         self.view = _view_of(store.load())
         self._read_at = monotonic()
@@ -60,12 +60,12 @@ class RunCache:
     async def update(
         self, event: Callable[[RunRecord], RunRecord], *, fence: bool = False
     ) -> RunView:
-        """Apply ``event`` to the run as it is now; a view of the run that has it.
+        """Apply ``event`` to the current run and save it; returns a view of the saved run.
 
-        Changes that come while another is being saved are saved together: hundreds of
-        environments join at once. ``fence`` begins the next trainer generation, alone, so
-        its view is of exactly that transition. What ``event`` refuses with one of our
-        errors leaves the others alone; it may be called again, on a newer run.
+        Changes that arrive during a save are saved together, because hundreds of environments
+        may join at once. ``fence`` begins the next trainer generation and is saved alone, so
+        its view shows exactly that transition. An ``event`` that raises an AtroposError does
+        not affect the others. ``event`` may be called again on a newer run.
 
         Raises:
             RunChanged: others kept changing the run.
@@ -85,7 +85,7 @@ class RunCache:
         return mine.view
 
     async def _settle(self) -> None:
-        """Save the changes at the head of the line; they hear of it even if we leave."""
+        """Save the changes at the head of the line, even if this call is cancelled."""
         alone = self._waiting[0].fence
         group = [self._waiting[0]] if alone else _without_fence(self._waiting)
         del self._waiting[: len(group)]
@@ -95,7 +95,7 @@ class RunCache:
         except asyncio.CancelledError:
             await asyncio.wait([saving])
             raise
-        finally:  # also after an error nobody foresaw: no caller may go without an answer
+        finally:  # also after an unforeseen error: every caller gets a result
             lost = [one for one in group if one.view is None and one.error is None]
             _refuse(lost, StoreError("the run could not be saved; the log has the traceback"))
 
@@ -122,24 +122,24 @@ class RunCache:
         _refuse(group, RunChanged("the run kept changing: try again"))
 
     async def refresh(self) -> bool:
-        """Read the run from the store. Whether it was newer than what was known."""
+        """Read the run from the store. True if it was newer than the cached one."""
         known = self.view.revision
         self.apply(await self._pool.run(self._store.load))
         self._read_at = monotonic()
         return self.view.revision > known
 
     async def refresh_if_old(self) -> None:
-        """See what other processes did, where there are others.
+        """Read the run again if other processes may have changed it.
 
-        A run without a trainer is looked at each time: callers would be refused, although
-        the trainer has just registered elsewhere.
+        A run without a trainer is always read: calls would be refused although the trainer
+        has just registered at another replica.
         """
         lag = monotonic() - self._read_at
         if self._store.shared and (self.view.run.trainer is None or lag > SHARED_STORE_LAG_S):
             await self.refresh()
 
     def apply(self, document: RunDocument) -> RunView:
-        """Take over what the store said, unless something newer is known already."""
+        """Cache ``document`` unless a newer one is cached; returns its view."""
         view = _view_of(document)
         if view.revision > self.view.revision:
             old, self.view = self.view, view
@@ -152,7 +152,7 @@ def _without_fence(waiting: Sequence[_Change]) -> list[_Change]:
 
 
 def _after(run: RunRecord, group: Sequence[_Change]) -> RunRecord:
-    """The run after all changes of ``group`` that it does not refuse."""
+    """The run after all changes of ``group`` that raise no error."""
     for change in group:
         change.error = None
         try:

@@ -1,9 +1,9 @@
-"""All verbs of the API, without HTTP.
+"""All calls of the API, without HTTP.
 
-    routes -> RolloutService -> posts, claims, leases -> core -> store (in threads)
+    routes -> RolloutService -> posts, claims, admission -> context -> store (in threads)
                             '-> run_state, batching, ... (pure)
 
-Whatever a caller hears of is durable. Nothing here locks the run: see ``run_keeper``.
+Replies report durable state only. The run is not locked: see ``run_cache``.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from atroposlib.wire import (
     RunStatus,
 )
 
-MAX_SHARES = 256  # environments that /status lists: it is read by people and scraped often
+MAX_SHARES = 256  # environments listed by /status, which people read and monitors poll
 _NOTHING = StateTotals()
 
 
 class RolloutService:
     """One per process; it owns the store.
 
-    ``posts`` and ``claims`` move groups, ``old_trainers`` serves GET /batch.
+    ``posts`` and ``claims`` move groups, ``legacy_batches`` serves GET /batch.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RolloutService:
         return self.context.run
 
     def resumed(self) -> str | None:
-        """One line about what the store brought along; None if it brought nothing."""
+        """One line about the run found in the store; None if it was empty."""
         stats = self.store.stats()
         if self.run == RunRecord() and not stats.group_counts:
             return None
@@ -81,18 +81,18 @@ class RolloutService:
         )
 
     def stop_waiting(self) -> None:
-        """The process is about to end: calls that wait are answered now."""
+        """Let waiting calls return, because the process is about to end."""
         self.context.stop_waiting()
 
     def close(self) -> None:
-        """End the streams of events and let go of the store."""
+        """End the streams of events and close the store."""
         self.events.close()
         self.store.close()
 
     # --- the trainer ----------------------------------------------------------------
 
     async def register(self, body: Registration) -> RunView:
-        """A trainer takes the run. Trainers that registered before are fenced."""
+        """Register a trainer for the run. Trainers that registered earlier become stale."""
         context, fresh_id = self.context, uuid.uuid4().hex
         await context.run_cache.refresh_if_old()
         trained = trained_sequences(await context.queue_stats.read())
@@ -105,7 +105,7 @@ class RolloutService:
         return view
 
     async def announce_version(self, version: int) -> int:
-        """New weights are everywhere; the latest version.
+        """Record that all servers hold ``version``; returns the latest version.
 
         Raises:
             NotRegistered: no trainer has registered.
@@ -118,7 +118,7 @@ class RolloutService:
         return view.run.policy_version
 
     async def reset(self) -> None:
-        """Forget the run and all groups. Ids of its environments mean nothing any more."""
+        """Delete the run and all groups. Ids of its environments become invalid."""
         context = self.context
         document = await context.threads.reads.run(self.store.reset)
         context.run_cache.apply(document)
@@ -131,7 +131,7 @@ class RolloutService:
     async def register_env(
         self, body: RegisterEnv, caller: Caller | None = None
     ) -> tuple[EnvEntry, RunView] | None:
-        """The entry, or None while environments still wait for the trainer.
+        """The new entry, or None while the trainer has not started.
 
         Raises:
             ConfigError: there are too many.
@@ -162,7 +162,7 @@ class RolloutService:
         return joined[0], view
 
     async def disconnect_env(self, who: EnvIdentifier, caller: Caller | None = None) -> None:
-        """An environment says goodbye: it holds no share any more.
+        """Disconnect an environment, which ends its share of the batches.
 
         Raises:
             UnknownEnv: no such env in this run.
@@ -179,7 +179,7 @@ class RolloutService:
         self.events.publish("env_left", env=who.env_id)
 
     async def env_status(self, who: EnvIdentifier, caller: Caller | None = None) -> EnvStatus:
-        """What one environment needs to pace itself.
+        """The status by which one environment paces itself.
 
         Raises:
             UnknownEnv: no such env in this run.
@@ -219,25 +219,25 @@ class RolloutService:
     async def _calling_env(
         self, who: EnvIdentifier | AdmissionRequest, caller: Caller | None
     ) -> EnvEntry:
-        """The environment that calls, which thereby shows that it is there."""
+        """The calling environment, which counts as live from now on."""
         await self.context.run_cache.refresh_if_old()
         entry = await self.context.find_env(who.env_id, who.run_id)
         require_env(caller, entry.desired_name)
         await self.context.touch(entry.env_id)
         return entry
 
-    # --- what everybody may know ------------------------------------------------------
+    # --- status ------------------------------------------------------------------------
 
     def heartbeat(self, beat: Heartbeat) -> None:
-        """A process says what it does.
+        """Record the heartbeat of a process.
 
         Raises:
-            ConfigError: it says too much.
+            ConfigError: its details exceed the bounds.
         """
         self.context.liveness.record_heartbeat(beat)
 
     async def current_step(self) -> int:
-        """Starting step plus the batches that this trainer generation was handed."""
+        """Starting step plus the batches delivered to this trainer generation."""
         trainer = self.context.run.trainer
         if trainer is None:
             return 0
@@ -283,7 +283,7 @@ class RolloutService:
         )
 
     def _shares(self, stats: StoreStats) -> list[EnvShare]:
-        """Asked and realised shares of the trained tokens, by environment."""
+        """Requested and realised shares of the trained tokens, by environment."""
         run, live = self.run, self.context.live()
         weights: dict[int | None, float] = {env.env_id: env.weight for env in live}
         realised = fair_share.realised_shares(fair_share.decode(stats.fair_share))

@@ -1,1 +1,1 @@
-"""HTTP: routes, replies, and how each error looks on the wire."""
+"""HTTP: routes, bodies, streamed batches, and the response of each error."""

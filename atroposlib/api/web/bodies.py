@@ -1,4 +1,4 @@
-"""Bodies and errors as clients see them."""
+"""Request bodies read, response bodies written, and the response of each error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from atroposlib.errors import (
     UnknownEnv,
 )
 
-# What each error is on the wire: status code and the word in ``status``.
+# Response to each error: status code, and the word in ``status``.
 STATUS_OF: dict[type[Exception], tuple[int, str]] = {
     MalformedBody: (400, "malformed"),
     Unauthorized: (401, "unauthorized"),
@@ -46,12 +46,14 @@ STATUS_OF: dict[type[Exception], tuple[int, str]] = {
     StoreError: (503, "store_failed"),
 }
 RETRY_AFTER_S = 5
-_MAX_DETAIL_BYTES = 900  # a refusal stays below 1 kB
-_GZIP_SIZES = range(1000, 2**20)  # below it costs more than it saves, above it costs time
+_MAX_DETAIL_BYTES = 900  # an error response stays below 1 kB
+_GZIP_SIZES = range(
+    1000, 2**20
+)  # below, it costs more than it saves; above, it takes too long
 
 
 def of_json(body: object, status_code: int = 200) -> Response:
-    """A small JSON reply; pydantic models write themselves (they turn NaN into null)."""
+    """A small JSON response. Pydantic models serialise themselves (NaN becomes null)."""
     content = (
         body.model_dump_json().encode()
         if isinstance(body, BaseModel)
@@ -61,7 +63,7 @@ def of_json(body: object, status_code: int = 200) -> Response:
 
 
 def of_bytes(body: bytes, request: Request) -> Response:
-    """JSON that exists already; gzipped where that is cheap. Call it in a thread."""
+    """A response of serialised JSON, gzipped where that is cheap. Call it in a thread."""
     headers = {"vary": "accept-encoding"}
     if len(body) in _GZIP_SIZES and "gzip" in request.headers.get("accept-encoding", ""):
         packer = zlib.compressobj(level=1, wbits=31)
@@ -71,7 +73,7 @@ def of_bytes(body: bytes, request: Request) -> Response:
 
 
 async def on_error(_: Request | None, error: Exception) -> Response:
-    """An error of this package, by the table above."""
+    """The response to an error of this package, by ``STATUS_OF``."""
     kind = next(kind for kind in type(error).__mro__ if kind in STATUS_OF)
     status_code, word = STATUS_OF[kind]
     body: dict[str, str] = {"detail": _cut(str(error))}
@@ -86,7 +88,7 @@ async def on_error(_: Request | None, error: Exception) -> Response:
 
 
 async def on_invalid_request(_: Request, error: Exception) -> Response:
-    """A control message that is not what its model says: where and why, never the value."""
+    """The response to a body that breaks its model: place and reason, never the value."""
     assert isinstance(error, RequestValidationError)
     problems = [
         f"{'.'.join(str(part)[:100] for part in one['loc'])}: {one['msg'][:200]}"
@@ -96,18 +98,18 @@ async def on_invalid_request(_: Request, error: Exception) -> Response:
 
 
 def _cut(text: str) -> str:
-    """Counted as it is sent: keys of the sender's choice may be all escapes."""
+    """``text`` cut by its encoded size, because keys of the sender may consist of escapes."""
     while len(msgspec.json.encode(text)) > _MAX_DETAIL_BYTES:
         text = text[: len(text) * 3 // 4]
     return text
 
 
-GONE_EXTENSION = "atropos.gone"  # of the server, see ImpatientProtocol
-MAX_CONTROL_BYTES = 256 * 1024  # they are parsed on the event loop
+GONE_EXTENSION = "atropos.gone"  # set by SlowClientProtocol
+MAX_CONTROL_BYTES = 256 * 1024  # control messages are parsed on the event loop
 
 
 async def body_of(request: Request) -> bytes:
-    """The body, which RequestBody hands over in one piece. ``Request.body`` copies it."""
+    """The body, which RequestBody passes on in one piece. ``Request.body`` would copy it."""
     message = await request.receive()
     if message["type"] != "http.request":
         raise ClientDisconnect
@@ -116,22 +118,23 @@ async def body_of(request: Request) -> bytes:
 
 
 def require_small(body: bytes) -> None:
-    """Refuse a control message that nobody means.
-
+    """
     Raises:
-        HTTPException: 413.
+        HTTPException: 413, a control message that is too large.
     """
     if len(body) > MAX_CONTROL_BYTES:
         raise HTTPException(413, f"this body has at most {MAX_CONTROL_BYTES} bytes")
 
 
 def client_gone(request: Request) -> IsDisconnected:
-    """Whether the client of ``request`` hung up. Its body must have been read."""
+    """A check whether the client of ``request`` hung up. Its body must have been read."""
 
     told = request.scope.get("extensions", {}).get(GONE_EXTENSION)
 
     async def gone() -> bool:
-        await asyncio.sleep(0)  # let the loop read an end that has come in already
+        await asyncio.sleep(
+            0
+        )  # let the loop process an end of the connection that has arrived
         return bool(told["now"]()) if told else await request.is_disconnected()
 
     return gone

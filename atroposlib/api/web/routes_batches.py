@@ -76,8 +76,10 @@ def _checkpoint_routes(router: APIRouter, service: RolloutService) -> None:
 
 
 class _ClaimReply(DeliveryReply):
-    """The groups of a claim. One that did not get through ends its lease, unless the
-    claim has a name, by which its repetition finds the batch anyway."""
+    """The groups of a claim. A reply that was not delivered ends the lease of its batch.
+
+    Unless the claim has a name: then its repetition returns the batch anyway.
+    """
 
     def __init__(
         self, service: RolloutService, delivery: Delivery, request: Request, *, named: bool

@@ -1,4 +1,4 @@
-"""HTTP of the original for the data: scored groups in, batches out."""
+"""HTTP of groups and rollouts: posts, admission, and the data routes of the original."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NO_EXAMPLE: dict[str, list[Any]] = {
 
 
 def data_routes(service: RolloutService, hold_s: float) -> APIRouter:
-    """Routes of the queue, as old environments and trainers know it."""
+    """Routes of the queue for environments and trainers of the original."""
     router = APIRouter(tags=["data"], route_class=BytesRoute)
     _routes_in(router, service, hold_s)
     _routes_out(router, service)
@@ -59,7 +59,7 @@ def data_routes(service: RolloutService, hold_s: float) -> APIRouter:
 
 
 def post_of(request: Request, groups: list[ParsedGroup], hold_s: float) -> Post:
-    """``groups`` with who sent them."""
+    """``groups`` with their sender."""
     return Post(
         groups,
         run_id=request.headers.get(RUN_ID_HEADER),
@@ -72,8 +72,10 @@ def post_of(request: Request, groups: list[ParsedGroup], hold_s: float) -> Post:
 async def read_where(
     service: RolloutService, body: bytes, content_type: str, read: Callable[[], T]
 ) -> T:
-    """``read`` in a thread, unless it takes no longer than to hand it to one: a binary
-    group, however few its bytes, may inflate to anything."""
+    """Run ``read`` in a thread, or directly where a thread would cost more.
+
+    A small binary group may inflate to any size, so it always gets a thread.
+    """
     binary = media_type(content_type) in (GROUP_MEDIA, GROUPS_MEDIA)
     if binary or len(body) > QUICK_BYTES:
         return await service.context.threads.parsing.run(read)
@@ -126,7 +128,7 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
     @router.get("/batch", responses=refusals(409) | delivered())
     async def batch(request: Request) -> Response:
         legacy_batches = service.legacy_batches
-        await request.body()  # what comes after it tells whether the client is still there
+        await request.body()  # only then is a disconnect of the client seen
         try:
             got = await legacy_batches.next_batch(client_gone(request))
         except NotRegistered as error:  # old clients read the body, not the code
@@ -145,7 +147,7 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
 
 
 def group_routes(service: RolloutService) -> APIRouter:
-    """Groups of environments that understand credits."""
+    """POST /groups, for environments that handle credits."""
     router = APIRouter(tags=["admission"], route_class=BytesRoute)
 
     @router.post(
@@ -175,7 +177,7 @@ def group_routes(service: RolloutService) -> APIRouter:
 
 
 def admission_routes(service: RolloutService) -> APIRouter:
-    """Routes of environments that pace themselves."""
+    """Routes for the admission of rollouts."""
     router = APIRouter(tags=["admission"], route_class=JsonRoute)
 
     @router.post("/admission", response_model=AdmissionReply, responses=refusals(404, 409))

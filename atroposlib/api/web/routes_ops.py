@@ -1,4 +1,4 @@
-"""HTTP of operations: is it alive, what are its numbers, what just happened."""
+"""HTTP of operations: health, metrics and the stream of events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atroposlib.api.web.bodies import of_json
 from atroposlib.api.web.openapi import refusals
 
 STORE_TIMEOUT_S = 2.0
-HEALTH_CACHE_S = 1.0  # /health is open to all, and must not become a load on the disk
+HEALTH_CACHE_S = 1.0  # /health needs no token, and must not load the disk
 
 
 def ops_routes(service: RolloutService) -> APIRouter:
@@ -51,17 +51,17 @@ def ops_routes(service: RolloutService) -> APIRouter:
 
 
 class Health:
-    """Whether the store answers. A good answer is remembered for a moment."""
+    """Health of the store. A good result is cached for ``HEALTH_CACHE_S``."""
 
     def __init__(self, service: RolloutService) -> None:
         self._service = service
         self._good_until = float("-inf")
 
     async def problem(self) -> str | None:
-        """None if all is well.
+        """What is wrong, or None.
 
         Raises:
-            StoreError: the store says itself what is wrong.
+            StoreError: reported by the store.
         """
         if monotonic() < self._good_until:
             return None
@@ -73,7 +73,7 @@ class Health:
 
 
 class EventStream(StreamingResponse):
-    """The events of ``reader`` as text/event-stream, until it ends or the client goes."""
+    """The events of ``reader`` as text/event-stream, until it ends or the client leaves."""
 
     media_type = "text/event-stream"
 
@@ -85,5 +85,5 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        finally:  # also where the client went before the first frame
+        finally:  # also if the client left before the first frame
             self._reader.close()

@@ -1,4 +1,4 @@
-"""HTTP of the run: who takes part, what is being waited for."""
+"""HTTP of the run: registration, weights' version, status and heartbeats."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WandbInfo(BaseModel):
 
 
 def run_routes(service: RolloutService) -> APIRouter:
-    """Routes that trainers, environments and tools use to find each other."""
+    """Routes by which trainers, environments and tools join a run and read its status."""
     router = APIRouter(tags=["run"], route_class=JsonRoute)
     _trainer_routes(router, service)
     _env_routes(router, service)
@@ -105,13 +105,13 @@ def _env_routes(router: APIRouter, service: RolloutService) -> None:
     async def disconnect_env(body: EnvIdentifier, request: Request) -> Response:
         try:
             await service.disconnect_env(body, caller_of(request))
-        except UnknownEnv as error:  # old clients read the status, not the code
+        except UnknownEnv as error:  # clients of the original read the status, not the code
             return of_json({"status": "failure", "error": str(error)})
         return of_json({"status": "success"})
 
 
 def poll_routes(service: RolloutService) -> APIRouter:
-    """What every environment asks many times a minute."""
+    """The route that every environment polls many times a minute."""
     router = APIRouter(tags=["run"], route_class=BytesRoute)
     # A JSON body on a GET is the original's form; not every client can send one.
     described: dict[str, Any] = {

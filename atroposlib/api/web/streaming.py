@@ -1,7 +1,7 @@
-"""Batches out: a few groups at a time from the store to the socket, never joined whole.
+"""Streamed batches: groups go from the store to the socket in small windows.
 
-While one window of groups goes out the next is read in a thread, so two are in memory. A
-batch of 130 MB leaves the event loop free: chunks are small, and after each it turns.
+While one window of groups is sent the next is read in a thread, so two are in memory. A batch
+of 130 MB does not block the event loop: chunks are small, and other tasks run after each.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from atroposlib.wire.binary import frame_head
 # An ASGI extension; its "now" cuts the connection at once (``transport.abort``).
 ABORT_EXTENSION = "atropos.abort"
 CHUNK_BYTES = 256 * 2**10
-WINDOW_BYTES = 2 * 2**20  # small groups are read together; a larger one alone
+WINDOW_BYTES = 2 * 2**20  # small groups are read together, a larger one alone
 
 
 class DeliveryReply(Response):
-    """The members of a delivery, in the form that ``accept`` names.
+    """The members of a delivery, in the media type that ``accept`` names.
 
     JSON is ``head``, the groups joined by commas, ``tail``. Frames are
     ``application/x-atropos-groups``. Both carry ``X-Atropos-Batch`` and ``-Epoch``.
 
-    A damaged group ends the connection before the body is complete (or is answered 503,
-    if nothing was sent yet), and so does a client that takes longer than
-    ``send_timeout_s`` for one chunk: a client never takes a part for the whole.
+    A damaged group aborts the connection before the body is complete (or is answered 503,
+    if nothing was sent yet). So does a client that takes longer than ``send_timeout_s`` for
+    one chunk. A client therefore never mistakes a part for the whole.
 
     Args:
-        on_sent: awaited when the last byte went out and the client was still there.
-        on_corrupt: awaited when the store found groups damaged.
-        finished: set however the sending ends, after the others.
+        on_sent: awaited when the last byte was sent to a connected client.
+        on_corrupt: awaited when the store detected damaged groups.
+        finished: set at the end of the sending, successful or not, after the others.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class DeliveryReply(Response):
             self.headers["content-length"] = str(length)
 
     def _length(self) -> int | None:
-        """Bytes of the body, if they are known before it is written."""
+        """Size of the body in bytes, if it is known before it is written."""
         members = self._delivery.members
         for one in members:
             if not is_stored_as(one.media, self._form) or is_stale(one, self._min_version):
@@ -106,8 +106,10 @@ class DeliveryReply(Response):
     async def _sent(
         self, scope: Scope, receive: Receive, send: Send, gone: asyncio.Task[None]
     ) -> bool:
-        """Whether all of it went out to a client that was there. A return before the last
-        message makes the server close the connection."""
+        """Whether all of the body was sent to a connected client.
+
+        A return before the last message makes the server close the connection.
+        """
         started = False
         try:
             async with aclosing(self._windows()) as windows:
@@ -120,8 +122,8 @@ class DeliveryReply(Response):
                             return False
                         await self._out(send, _body(chunk))
                         await asyncio.sleep(0)
-            # What is sent to a closed connection is dropped without a word, so ask, when
-            # the buffers below have let go of all but the last kilobytes.
+            # Bytes sent to a closed connection are dropped silently. So check it once the
+            # buffers below hold the last kilobytes only.
             await self._out(send, _body(b""))
             await asyncio.sleep(0)
             if gone.done():
@@ -136,7 +138,7 @@ class DeliveryReply(Response):
                 await (await on_error(None, error))(scope, receive, send)
         except TimeoutError:
             _abort(scope)
-        except OSError:  # what a server may raise when the client is gone
+        except OSError:  # raised by some servers when the client is gone
             pass
         return False
 
@@ -152,7 +154,7 @@ class DeliveryReply(Response):
             await send(message)
 
     async def _windows(self) -> AsyncGenerator[list[bytes], None]:
-        """The body, as lists of pieces; while one is used the next is being read."""
+        """The body, as lists of pieces; the next list is read while one is used."""
         windows = list(_windows_of(self._delivery.members))
         ahead: asyncio.Task[list[bytes]] | None = None
         try:
@@ -188,7 +190,7 @@ class DeliveryReply(Response):
 
 
 def _windows_of(members: Sequence[BatchMember]) -> Iterator[Sequence[BatchMember]]:
-    """Neighbours that are small together; at least one window, though it be empty."""
+    """Neighbours whose sizes fit into one window; at least one window, possibly empty."""
     start, size = 0, 0
     for i, member in enumerate(members):
         if i > start and size + member.n_bytes > WINDOW_BYTES:
@@ -219,19 +221,19 @@ def _body(data: bytes, more: bool = True) -> Message:
 
 
 async def _gone(receive: Receive) -> None:
-    """Ends when the client hung up, or when the reply is complete."""
+    """Return when the client hung up, or when the reply is complete."""
     while (await receive())["type"] != "http.disconnect":
         await asyncio.sleep(0)
 
 
 def _looked_at(task: asyncio.Task[Any]) -> None:
-    """Of a task that nobody awaits any more an error is not news."""
+    """Retrieve the error of a task that is no longer awaited, so that it is not logged."""
     if not task.cancelled():
         task.exception()
 
 
 def _abort(scope: Scope) -> None:
-    """Cut the connection, where the server lets us: closing it would wait for the client."""
+    """Abort the connection, if the server supports it: closing would wait for the client."""
     extension = scope.get("extensions", {}).get(ABORT_EXTENSION)
     if extension is not None:
         extension["now"]()
