@@ -23,7 +23,7 @@ from atroposlib.api.web.streaming import (
 from atroposlib.errors import CorruptPayload
 from atroposlib.wire import ClaimedBatch
 from atroposlib.wire.binary import pack_group, split_frames, unpack_group
-from tests.api.test_slow_clients import serving
+from tests.api.guards.test_slow_clients import serving
 
 FRAMES = "application/x-atropos-groups"
 HEAD, TAIL = b'{"batch_no":7,"epoch":2,"batch":[', b'],"blocked_reason":null}'

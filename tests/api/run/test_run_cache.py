@@ -1,18 +1,13 @@
-"""Changes of the run that come at once, and answers that are remembered for many polls."""
+"""Concurrent changes of the run document."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from atroposlib.api.codec.json_columns import count_byte
-from atroposlib.api.common.records import EnvEntry
 from atroposlib.api.common.threads import Pool
 from atroposlib.api.decisions.run_state import RunRecord, announce, find_env, join, register
-from atroposlib.api.run.liveness import Liveness
 from atroposlib.api.run.run_cache import RunCache
 from atroposlib.api.store import open_store
 from atroposlib.errors import UnknownEnv
@@ -101,29 +96,3 @@ async def test_a_change_whose_caller_left_in_line_does_not_happen(run_cache):
     with pytest.raises(asyncio.CancelledError):
         await second
     assert len(run_cache.view.run.envs) == 1
-
-
-def entry(env_id: int) -> EnvEntry:
-    return EnvEntry(env_id=env_id, wandb_name=f"env_{env_id}", **ENV.model_dump())
-
-
-def test_who_is_live_is_one_object_until_somebody_falls_silent_or_calls_again():
-    now = [0.0]
-    liveness = Liveness(lambda: now[0], 300.0)
-    envs = (entry(0), entry(1))
-    both = liveness.live(envs)
-    assert [env.env_id for env in both] == [0, 1]
-    now[0] = 200.0
-    liveness.record_request(0)
-    assert liveness.live(envs) is both
-    now[0] = 300.5
-    assert [env.env_id for env in liveness.live(envs)] == [0]
-    liveness.record_request(1)
-    assert [env.env_id for env in liveness.live(envs)] == [0, 1]
-    assert [env.env_id for env in liveness.live((entry(0),))] == [0]
-
-
-@given(st.lists(st.sampled_from([b"[", b"a", b"[[", b"x" * 700, b"[" * 1500])))
-def test_brackets_are_counted_whether_few_or_many(pieces):
-    body = b"".join(pieces)
-    assert count_byte(b"[", body) == body.count(b"[")

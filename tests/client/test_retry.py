@@ -1,4 +1,4 @@
-"""What requests carry, what answers mean, and how long a client waits."""
+"""Meaning of answers, pauses between attempts, and connection settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from atroposlib.client import RolloutClient, api_calls
-from atroposlib.client.groups import as_frames, as_json, read_claimed
 from atroposlib.client.retry import ConnectionSettings, RetryLater, RetryPolicy, interpret
 from atroposlib.errors import (
     ConfigError,
@@ -23,7 +22,7 @@ from atroposlib.errors import (
     UnknownEnv,
 )
 from atroposlib.wire import ClaimedBatch, Heartbeat
-from tests.client.harness import URL, group
+from tests.client.harness import URL
 
 BEAT = Heartbeat(role="env", name="e_0", phase="rollout")
 TOKEN = "s3cret-of-the-trainer"
@@ -79,37 +78,7 @@ def test_what_the_api_cannot_do_now_is_postponed():
     assert odd == RetryLater("HTTP 429")
 
 
-def test_a_large_body_is_compressed_only_for_another_machine():
-    big = [group(tokens=[[1] * 900] * 2)]
-    assert "content-encoding" not in as_json(big, ["k"], compress=False).headers
-    far = as_json(big, ["k"], compress=True)
-    assert far.headers["content-encoding"] == "gzip" and len(far.content) < 900
-
-
-def test_frames_say_what_json_says():
-    groups = [group(3), group(4, versions=[[-1, 2], [-1, 2]])]
-    body = as_frames(groups, ["a", "b"], compress=True)
-    headers = body.headers | {"x-atropos-batch": "5", "x-atropos-epoch": "1"}
-    claimed = read_claimed(httpx.Response(200, headers=headers, content=body.content))
-    assert (claimed.batch_no, claimed.epoch) == (5, 1)
-    assert [one.idempotency_key for one in claimed.batch or []] == ["a", "b"]
-    assert [one.tokens for one in claimed.batch or []] == [[[3, 7]] * 2, [[4, 7]] * 2]
-
-
-def test_frames_cut_short_are_no_batch():
-    body = as_frames([group()], ["a"], compress=False)
-    headers = body.headers | {"x-atropos-batch": "5", "x-atropos-epoch": "1"}
-    short = httpx.Response(200, headers=headers, content=body.content[:-1])
-    with pytest.raises(ValueError, match="cut short"):
-        read_claimed(short)
-
-
-def test_a_group_that_breaks_the_record_is_refused_before_it_is_sent_as_frames():
-    with pytest.raises(RolloutApiRefused, match=r"422.*\[1\]\.masks"):
-        as_frames([group(), group(masks=[[-100, 7], [7]])], ["a", "b"], compress=False)
-
-
-# --- patience --------------------------------------------------------------------------
+# --- retry policy ----------------------------------------------------------------------
 
 
 def test_an_absent_api_is_waited_for_within_the_bound_and_visibly(monkeypatch):
@@ -224,16 +193,3 @@ def test_a_private_authority_is_used_for_https_only(monkeypatch):
     assert settings("http://api").verify() is True
     with pytest.raises(FileNotFoundError):
         settings("https://api").verify()
-
-
-def test_arrays_in_a_group_are_sent_as_frames_too():
-    numpy = pytest.importorskip("numpy")
-    tokens = numpy.array([[3, 7], [3, 7]])
-    for made in (
-        group(tokens=tokens, masks=tokens, metadata={"speed": numpy.float32(0.5)}),
-        {"tokens": tokens, "masks": tokens, "scores": [numpy.float64(1.0), 0.5]},
-    ):
-        body = as_frames([made], ["a"], compress=False)
-        headers = body.headers | {"x-atropos-batch": "5", "x-atropos-epoch": "1"}
-        claimed = read_claimed(httpx.Response(200, headers=headers, content=body.content))
-        assert [one.tokens for one in claimed.batch or []] == [[[3, 7]] * 2]

@@ -1,0 +1,65 @@
+"""Live environments and their heartbeats."""
+
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.api.common.records import EnvEntry
+from atroposlib.api.run.liveness import FORGET_AFTER_S, MAX_PARTICIPANTS, Liveness
+from atroposlib.errors import ConfigError
+from atroposlib.wire import Heartbeat, RegisterEnv
+
+ENV = RegisterEnv(max_token_length=64, desired_name="env", weight=1.0, group_size=4)
+
+
+def entry(env_id: int) -> EnvEntry:
+    return EnvEntry(env_id=env_id, wandb_name=f"env_{env_id}", **ENV.model_dump())
+
+
+def test_who_is_live_is_one_object_until_somebody_falls_silent_or_calls_again():
+    now = [0.0]
+    liveness = Liveness(lambda: now[0], 300.0)
+    envs = (entry(0), entry(1))
+    both = liveness.live(envs)
+    assert [env.env_id for env in both] == [0, 1]
+    now[0] = 200.0
+    liveness.record_request(0)
+    assert liveness.live(envs) is both
+    now[0] = 300.5
+    assert [env.env_id for env in liveness.live(envs)] == [0]
+    liveness.record_request(1)
+    assert [env.env_id for env in liveness.live(envs)] == [0, 1]
+    assert [env.env_id for env in liveness.live((entry(0),))] == [0]
+
+
+def test_heartbeats_are_forgotten_by_age_and_by_number():
+    now = [0.0]
+    liveness = Liveness(lambda: now[0], 300.0)
+    liveness.record_heartbeat(Heartbeat(role="env", name="first", phase="rollout"))
+    now[0] = FORGET_AFTER_S
+    assert [one.name for one in liveness.participants()] == ["first"]
+    now[0] += 1.0
+    assert liveness.participants() == []
+    for no in range(MAX_PARTICIPANTS + 1):
+        liveness.record_heartbeat(Heartbeat(role="env", name=str(no), phase="rollout"))
+    names = [one.name for one in liveness.participants()]
+    assert (len(names), names[0]) == (MAX_PARTICIPANTS, "1")
+
+
+def test_a_heartbeat_with_too_many_details_is_refused():
+    liveness = Liveness(lambda: 0.0, 300.0)
+    details = {str(no): no for no in range(65)}
+    with pytest.raises(ConfigError, match="at most 64"):
+        liveness.record_heartbeat(
+            Heartbeat(role="env", name="e", phase="rollout", details=details)
+        )
+
+
+def test_requests_are_synced_before_other_replicas_count_silence():
+    now = [0.0]
+    liveness = Liveness(lambda: now[0], 300.0)
+    liveness.record_request(0)
+    assert liveness.pending_sync({0: 0.0}) == {}
+    now[0] = 75.0
+    liveness.record_request(0)
+    assert liveness.pending_sync({0: 0.0, 1: 9.0}) == {0: 75.0, 1: 9.0}
