@@ -1,4 +1,4 @@
-"""Rewards -> advantages. An estimator is one function here and one line in ESTIMATORS.
+"""Advantage estimators: one function and one line in ESTIMATORS each; GAE per token.
 
 With r the shaped rewards (see ``rewards``), over the rows of a group or of the batch:
 
@@ -20,7 +20,7 @@ once; ``advantage_norm batch`` does it after any estimator.
 
 Then advantages per trained token, arXiv 1506.02438 eq. 16, in ``token_advantages``:
 
-    rho_t = reward of token t (a KL, say), plus the row's advantage at its last token
+    rho_t = reward of token t (such as a KL), plus the row's advantage at its last token
     delta_t = rho_t + gamma V_t+1 - V_t          V after the last token is 0
     A_t = delta_t + gamma lambda A_t+1
     return_t = A_t + V_t                         target of the critic
@@ -72,7 +72,7 @@ def compute(
         cfg: TrainingConfig, or any object with some of its fields; None: plain GRPO.
         lengths: (R,) trained tokens of each row, for the overlong penalty and as weights
             when normalising over the batch; without them each row counts once.
-        finish_reasons: (R,) as the engine said, or None; for the overlong penalty.
+        finish_reasons: (R,) as the engine returned them, or None; for the overlong penalty.
         normalise: False leaves normalising over the batch to ``normalise_tokens``, for
             callers that change single tokens first.
 
@@ -193,7 +193,7 @@ def _per_group(
 
 
 def _normalised(values_N: list[float], weights_N: Sequence[float]) -> list[float]:
-    if not any(weights_N):  # no token at all: nothing to measure, and nothing to train
+    if not any(weights_N):  # no token at all
         return values_N
     mean, std = _moments(values_N, weights_N)
     return [(value - mean) / _divisor(std) for value in values_N]

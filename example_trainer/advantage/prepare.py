@@ -1,4 +1,4 @@
-"""A batch -> everything the loss needs, made once before the first optimizer step.
+"""A batch -> the inputs of the loss, computed once before the first optimizer step.
 
     rewards, group ids --> advantages per row --+
     reference model   --> KL in the reward -----+--> advantages per trained token
@@ -29,7 +29,7 @@ TRUNCATED = "length"  # finish reason of a row that was cut off
 
 @dataclass
 class Prepared:
-    """Rows that enter the loss, and per-token values beside them."""
+    """Rows that enter the loss, and their per-token values."""
 
     rows: list[Row]
     advantages_R_T: list[list[float]]
@@ -108,7 +108,7 @@ def _in_loss(
     version: int,
     counts: Counter[str],
 ) -> list[tuple[Row, float]]:
-    """Rows that enter the loss with their advantage; why others do not is counted."""
+    """Rows that enter the loss with their advantage; ``counts`` gets the reasons of the others."""
     informative = [True] * len(rows)
     if settings.dynamic_filter:
         informative = estimators.varied([r.reward for r in rows], [r.group for r in rows])
@@ -164,7 +164,7 @@ def _kl_to_reference(prepared: Prepared, settings: ObjectiveSettings) -> list[li
 
 
 def _of_environment(row: Row, ours_T: list[float]) -> list[float]:
-    """A row's own advantages win; ``set_advantage_to_zero`` wins over both."""
+    """``set_advantage_to_zero``, else the row's own advantages, else the computed ones."""
     if row.zero_advantage:
         return [0.0] * len(ours_T)
     return at_trained(row, row.own_advantages) if row.own_advantages is not None else ours_T

@@ -1,4 +1,4 @@
-"""Rewards as environments gave them -> rewards as the estimator sees them.
+"""Reward shaping: overlong penalty, bias, scale, clip.
 
     1  r <- r - overlong penalty                  DAPO, arXiv 2503.14476, eq. 13
     2  r <- (r + reward_bias) * reward_scale
@@ -6,8 +6,8 @@
 
 The overlong penalty rises linearly over the last ``overlong_tokens`` before
 ``max_new_tokens``, where it is ``overlong_penalty``, and never more. A row that was really
-cut off (finish reason "length") pays all of it, whatever its length: the limit it met may
-be that of one turn, or of the model's context.
+cut off (finish reason "length") loses all of it at any length, because the limit may have
+been that of one turn, or of the model's context.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def to_list(values: Any) -> list[Any]:
     """A list of Python values from a list, a tuple, an array or a tensor."""
     if hasattr(values, "tolist"):
         values = values.tolist()
-    # A lone number of an array or tensor: as a group id, two equal tensors would differ.
+    # Numbers of an array or tensor: as group ids, two equal tensors would differ.
     return [value.item() if hasattr(value, "item") else value for value in values]
 
 

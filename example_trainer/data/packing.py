@@ -1,7 +1,7 @@
 """Rows -> packs -> micro-batches. A pack holds every shared prefix of its rows once.
 
-A micro-batch is one forward: packs end to end on one line, each with positions of its own and
-attention inside itself, so that no position is padding.
+A micro-batch is one forward pass over packs that lie end to end on one line. Each pack has its
+own positions and attends to itself only, so no position is padding.
 
     packs   a0 a1 a2 a3 | b0 b1 b2 | c0 c1        one line of 9 tokens, (1, 9)
     starts  0             4          7
@@ -18,7 +18,7 @@ distinct prefix, which attends to its ancestors and itself and stands at its dep
 
 Causal attention gives a node the same hidden state as the last token of its prefix in a
 plain row, so losses and gradients are those of plain rows, at the price of the distinct
-tokens. docs/decisions/0004-prefix-sharing.md says when this pays.
+tokens. See docs/decisions/0004-prefix-sharing.md for when this pays.
 
 Letters: P packs of a micro-batch, L nodes of a pack, N (row, trained token) pairs, H distinct
 nodes that predict a trained token, B rows, T trained tokens of a row.
@@ -87,7 +87,7 @@ def pack_rows(
 
     Args:
         rows: each trains at least one token.
-        max_tokens: nodes of a pack; a longer row gets a pack of its own.
+        max_tokens: nodes of a pack; a longer row gets its own pack.
         crossover: length at which a token costs as much in attention as in everything
             else; a masked pack of L nodes costs L + L^2 / crossover, a plain row, whose
             causal attention skips half of it, L + L^2 / (2 crossover).
@@ -187,13 +187,13 @@ def _decreasing(lengths: Sequence[int], capacity: int, min_groups: int) -> list[
 class MicroBatch:
     """Index lists of one forward pass; plain integers, no tensors.
 
-    A micro-batch without packs computes one token for nothing, so that a rank without rows takes
-    part in what all ranks do together.
+    A micro-batch without packs computes one unused token, so that a rank without rows takes
+    part in the collectives of all ranks.
     """
 
     packs: list[Pack]
     starts: list[int]  # (P,) place of each pack's first node among lines * width
-    lines: int  # 1, or P where each pack has a line of its own
+    lines: int  # 1, or P where each pack has its own line
     width: int  # tokens of a line
     nodes: list[int]  # (H,) place of each position that needs logits
     temperatures: list[float]  # (H,)
@@ -237,7 +237,7 @@ def plan_microbatches(
 ) -> list[MicroBatch]:
     """Passes of at most ``max_tokens``, the longest first; see pack_ffd for their number.
 
-    A pack that is longer than ``max_tokens`` is let through: no micro-batch can do without it.
+    A pack that is longer than ``max_tokens`` gets a micro-batch above the budget.
 
     Args:
         padded: a line per pack, as long as the longest of the micro-batch, instead of one line.

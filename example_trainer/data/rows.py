@@ -1,4 +1,4 @@
-"""Scored groups -> rows. Here, and only here, per-token values are shifted by one.
+"""Scored groups -> rows: the one place where per-token values are shifted by one.
 
     tokens        a  b  c  d          the whole sequence, T tokens
     predicted by     a  b  c          position j predicts token j + 1
@@ -47,7 +47,7 @@ class Row:
     own_advantages: list[float] | None = None  # (T - 1,) instead of reward - baseline
     zero_advantage: bool = False
     in_loss: bool = True  # False: counts in the baseline of its group only
-    finish_reason: str | None = None  # "stop", "length", ... as the engine said
+    finish_reason: str | None = None  # "stop", "length", ... as the engine returned it
     ref_logprobs: list[float] | None = None  # (T - 1,) of a reference, by the environment
     teacher_ids: list[list[int]] | None = None  # (T - 1, K) candidates for the label
     teacher_logprobs: list[list[float]] | None = None  # (T - 1, K)
@@ -72,12 +72,12 @@ def to_rows(
 ) -> TrainingBatch:
     """Rows of a claimed batch.
 
-    Rows of a failed outcome disappear: their score is no statement about the policy. Rows
+    Rows of a failed outcome are dropped, because their score does not describe the policy. Rows
     longer than ``max_tokens`` stay in the baseline of their group but not in the loss.
 
     Args:
         needs_sampler: the loss compares with the policy that sampled; False for losses
-            such as cross entropy, which text that nobody sampled can be trained with.
+            such as cross entropy, which train on text without a sampler.
 
     Raises:
         InvalidGroup: trained tokens came without the sampler's logprobs.
@@ -104,7 +104,7 @@ def _row(
 ) -> Row:
     tokens, mask = group.tokens[g], group.masks[g]
     # Some producers put another id than the token's where a token is trained, so the mask
-    # only says whether.
+    # is read as a flag only.
     labels = [t if m != MASKED else MASKED for t, m in zip(tokens, mask)]
     logprobs = _behaviour_logprobs(group, g, labels, key, needs_sampler)
     versions = group.versions[g] if group.versions else [MASKED_VERSION] * len(tokens)
@@ -157,7 +157,7 @@ def _behaviour_logprobs(
             "missing. The loss compares the policy with the one that sampled, so every"
             " trained token needs its logprob: set server_type: vllm (or sglang, trl) in"
             " the environment's server config and sample through managed_server, or train text"
-            " that nobody sampled with loss: cross_entropy",
+            " without a sampler with loss: cross_entropy",
         )
     logprobs = group.inference_logprobs[g]
     for j, label in enumerate(labels):
@@ -165,7 +165,7 @@ def _behaviour_logprobs(
             raise InvalidGroup(
                 "inference_logprobs",
                 f"[{g}][{j}] of group {key}",
-                "marked as masked, yet masks says the token is trained",
+                "marked as masked, but the token is trained according to masks",
             )
     return logprobs
 
@@ -194,7 +194,7 @@ def temperature_of(group: ScoredData, override: dict[str, Any]) -> float:
 def without_stale_tokens(row: Row, version: int, max_staleness: int) -> Row:
     """The row with tokens sampled more than ``max_staleness`` versions ago not trained.
 
-    A token of unknown version stays: nothing says that it is old.
+    A token of unknown version stays trained.
     """
     oldest = version - max_staleness
     labels = [
@@ -217,8 +217,8 @@ def loss_weights(
     ``token``: a mean over all trained tokens of the batch. ``sequence``: a mean over rows
     of the mean over a row's tokens. ``constant``: the sum over tokens over
     R x ``aggregation_length``, Dr. GRPO's (arXiv 2503.20783): a token counts the same in a
-    short row and a long one, in a batch of long rows and one of short ones. None of them
-    knows how rows are split into micro-batches.
+    short row and a long one, in a batch of long rows and one of short ones. None depends on
+    how rows are split into micro-batches.
 
     Raises:
         ConfigError: the aggregation is unknown, or ``constant`` without its length.
@@ -237,7 +237,7 @@ def loss_weights(
 
 
 def staleness(rows: Iterable[Row], version: int) -> list[int]:
-    """Versions between sampling and now, for every trained token that knows its own."""
+    """Versions between sampling and now, for every trained token with a known version."""
     return [
         version - row.versions[j]
         for row in rows

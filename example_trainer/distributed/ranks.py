@@ -1,15 +1,15 @@
-"""Several devices: who this process is, and values that all ranks know.
+"""Ranks of the trainer: process group, sums, broadcasts, device of this rank.
 
 Every rank runs the same loop on the whole batch's microbatch. A rank scores its share of the
 micro-batches; FSDP2 gathers each layer's weights when its forward or backward needs them and sums
-the gradients of all ranks into the shard each one keeps. Rank 0 alone speaks to the rest of
-the world (rollout API, servers, disk) and shares what it heard.
+the gradients of all ranks into the shard each one keeps. Only rank 0 calls the rollout API
+and the servers and writes to disk; it shares the results.
 
     rank 0   claim -- share --> score -- sum --> step -- gather --> publish, save, ack
     rank 1            share --> score -- sum --> step -- gather -->
 
-With one rank nothing of this happens: torch.distributed is not even initialised, unless
-``cpu_offload`` asks for FSDP on one device.
+With one rank torch.distributed is not initialised, unless ``cpu_offload`` needs FSDP on one
+device.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from example_trainer.settings.run import OriginalSettings
 
 __all__ = ["RankLost", "Ranks", "start"]
 
-# Every rank has loaded Python and torch by then, or will not come.
+# Bound of loading Python and torch on every rank.
 START_TIMEOUT_S = 600.0
-# What rank 0 may spend beyond the longest wait that its settings allow it.
+# Time of rank 0 beyond the longest wait that its settings allow.
 SLACK_S = 600.0
 
 
@@ -54,14 +54,14 @@ class Ranks:
 
     @property
     def is_rank0(self) -> bool:
-        """Whether this process speaks to the world outside."""
+        """Whether this rank calls other processes and writes files."""
         return self.rank == 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace ``tensor`` by its sum over ranks; the same bits on each of them.
 
         Raises:
-            RankLost: another rank did not come.
+            RankLost: another rank ended or did not arrive.
         """
         if self.size > 1:
             with self.waiting("a sum over all ranks"):
@@ -76,7 +76,7 @@ class Ranks:
             kind: type to decode to. Without one, tuples arrive as lists on the other ranks.
 
         Raises:
-            RankLost: rank 0 did not come.
+            RankLost: rank 0 ended or did not arrive.
         """
         if self.size == 1:
             return value
@@ -96,7 +96,7 @@ class Ranks:
         """Replace ``tensor`` by that of rank 0.
 
         Raises:
-            RankLost: rank 0 did not come.
+            RankLost: rank 0 ended or did not arrive.
         """
         if self.size > 1:
             with self.waiting("a tensor of rank 0"):
@@ -104,10 +104,10 @@ class Ranks:
         return tensor
 
     def barrier(self) -> None:
-        """Return when every rank is here.
+        """Return when every rank has arrived.
 
         Raises:
-            RankLost: another rank did not come.
+            RankLost: another rank ended or did not arrive.
         """
         if self.size > 1:
             with self.waiting("all ranks to arrive"):
@@ -115,7 +115,7 @@ class Ranks:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Say what was waited for when another rank does not come.
+        """Name the awaited collective in the error when another rank is lost.
 
         Raises:
             RankLost: instead of the error of torch.distributed.
@@ -127,7 +127,7 @@ class Ranks:
                 raise
             raise RankLost(
                 f"rank {self.rank} of {self.size}, waiting for {what}: another rank ended or"
-                f" did not come in time; its own output says why ({error})"
+                f" did not come in time; see its output ({error})"
             ) from error
 
 
@@ -139,7 +139,7 @@ def _is_lost(error: RuntimeError) -> bool:
 
 @contextmanager
 def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks]:
-    """Meet the other ranks; part from them at the end.
+    """Join the process group of the ranks; leave it at the end.
 
     Under torchrun its variables RANK, WORLD_SIZE and LOCAL_RANK count, else the settings
     ``trainer_rank``, ``world_size`` and ``init_method``.
@@ -164,7 +164,7 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks
         with world.waiting("the gradients and weights of a step"):
             yield world
     except BaseException:
-        # Closing NCCL would wait for ranks that wait for this one; its end tells them.
+        # Closing NCCL would wait for ranks that wait for this one; its exit ends their wait.
         if device.type != "cuda":
             dist.destroy_process_group()
         raise

@@ -1,7 +1,7 @@
 """Losses by name. A loss is one function in one file and one line in ``FORMULAS``.
 
 A file defines ``loss(batch: LossInputs, settings: LossSettings)``; ``get(name)`` returns it
-with the tensors as arguments of their own:
+with the tensors as separate arguments:
 
     loss(logprobs, proximal_logprobs, behaviour_logprobs, advantages, loss_mask, cfg)
 

@@ -6,9 +6,9 @@ From AReaL, arXiv 2505.24298 eq. 5, after arXiv 2110.00641.
     w = sg[exp(log p_proximal - log p_behaviour)]       how old the sampler was
     L = -sum m w min(r A, clip(r, 1 - eps, 1 + eps_high) A)             m: weight of a token
 
-The clip bounds a step from where it starts; w corrects, without a gradient, for who
-sampled. losses.importance says how w is bounded: truncated to importance_cap by default.
-On the first step on a batch r = 1, and the gradient is -m w A grad log p whatever eps is.
+The clip bounds the step from the proximal policy; w corrects for the sampler, without a
+gradient. By default w is truncated to importance_cap, see losses.importance. On the first
+step on a batch r = 1, and the gradient is -m w A grad log p for any eps.
 """
 
 from __future__ import annotations

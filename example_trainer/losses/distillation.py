@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
-    """``distill_sum`` as a loss of its own; distill_coef is not used.
+    """``distill_sum`` as the only loss; distill_coef is not used.
 
     Metrics: ``distill_kl``, KL(p_T || p_S) x tau^2 of the K entries, which falls to 0 as the
     student agrees; ``distill_share``, trained tokens that have an entry of the teacher.
 
     Raises:
-        ConfigError: the batch came without a teacher; says where it comes from.
+        ConfigError: the batch has no teacher; names the environment that sends one.
     """
     student, teacher = batch.student_logprobs, batch.teacher_logprobs
     if student is None or teacher is None:
@@ -52,7 +52,7 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
 
 def distill_sum(
     student_logprobs: Tensor,  # (B, T, K) log_softmax(logits / tau) at the teacher's ids
-    teacher_logprobs: Tensor,  # (B, T, K) as the teacher sent them; divided by tau here
+    teacher_logprobs: Tensor,  # (B, T, K) as sent; divided by tau here
     mask: Tensor,  # (B, T) weight of each token; 0 where not trained
     K_mask: Tensor | None,  # (B, T, K) which entries there are; None: all
     tau: float,

@@ -5,9 +5,9 @@ From arXiv 2402.03300; the clip is eq. 7 of arXiv 1707.06347.
     r = exp(log p - log p_behaviour)
     L = -sum m min(r A, clip(r, 1 - eps, 1 + eps_high) A)               m: weight of a token
 
-The ratio carries two things at once: how far the policy moved on this batch, and how old
-the sampler is. Tokens of an old sampler are clipped for its age; ``decoupled`` separates
-the two. The proximal policy is not used.
+The ratio mixes how far the policy moved on this batch with how old the sampler is, so
+tokens of an old sampler are clipped for its age; ``decoupled`` separates the two. The
+proximal policy is not used.
 """
 
 from __future__ import annotations

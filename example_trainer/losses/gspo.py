@@ -3,7 +3,7 @@
     s = exp(mean over the row's trained tokens of (log p - log p_behaviour))
     L = -sum over tokens m min(s A, clip(s, 1 - eps, 1 + eps_high) A)   m: weight of a token
 
-A is the row's advantage; where tokens have advantages of their own, their mean. The paper
+A is the row's advantage; where its tokens have different advantages, their mean. The paper
 averages over sequences, which is loss_aggregation ``sequence``: the weights of a row then
 add up to 1. With ``token`` long sequences count more.
 

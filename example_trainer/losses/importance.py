@@ -1,11 +1,11 @@
-"""The importance weight: how much likelier a token is under the proximal policy than under
-the one that sampled it. It corrects for staleness, and for engines that compute the same
-model differently.
+"""The importance weight: proximal policy / behaviour policy, per token or sequence.
+
+It corrects for staleness, and for engines that compute the same model differently.
 
     w = sg[exp(log p_proximal - log p_behaviour)]           sg: without a gradient
 
     importance_level   token     a weight per token
-                       sequence  exp of the mean log w of the row: one weight, one verdict
+                       sequence  exp of the mean log w of the row: one weight
     importance_weight  truncate  w <- min(max(w, floor), cap)
                        mask      w <- 0 where w < floor or w > cap
                        none      w <- 1
@@ -36,7 +36,7 @@ def importance(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[
     if settings.importance_level == "sequence":
         log_w = tokens.row_mean(log_w).expand_as(log_w)
     weight = bounded(log_w).exp()
-    # Written so that a NaN is not beyond: masking would hide it.
+    # A NaN counts as within the bounds: masking would hide it.
     beyond = (weight > settings.importance_cap) | (weight < settings.importance_floor)
     none = torch.zeros_like(beyond)
     if settings.importance_weight == "none":

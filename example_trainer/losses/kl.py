@@ -3,14 +3,14 @@
 From Schulman, joschu.net/blog/kl-approx.html. With d = log p - log p_ref of a sampled token:
 
                 value          gradient when it is a term of the loss, x grad log p
-    k1          d              1: zero on average. Says nothing about the reference
+    k1          d              1: zero on average, without the reference
     k2          d^2 / 2        d: on average the gradient of KL(policy || reference)
     k3          e^-d - 1 + d   1 - e^-d: on average that of KL(reference || policy)
 
 k1 and k3 average to the KL itself, k2 to it up to third order in d; k2 and k3 are never
-negative. So: in the loss k2 or k3, which agree near the reference; k3 pushes back hard,
-e^-d, on tokens that the policy gave up. In the reward, where only the value counts, k1. It
-can be negative for a token; its gradient then comes from the policy gradient.
+negative. Use k2 or k3 in the loss: they agree near the reference, and k3 grows as e^-d on
+tokens that became unlikely. Use k1 in the reward, where only the value counts; it can be
+negative for a token, and its gradient is that of the policy gradient.
 "On average" means over samples of the policy being trained; stale samples bias all three.
 """
 

@@ -1,20 +1,19 @@
-"""M2PO, arXiv 2510.01161: the farthest tokens are left out until the second moment of the
-batch is small. There is no clip.
+"""M2PO, arXiv 2510.01161: leave out the farthest tokens until the second moment is small.
 
     m2_t = (log p_proximal - log p_behaviour)^2
     keep = all tokens but the fewest with the largest m2 whose absence brings the mean m2 of
            the rest below m2_threshold; one token always stays
     L = -sum m keep exp(log p - log p_behaviour) A                      m: weight of a token
 
-Left-out tokens count in the divisor like any other: the gradient shrinks, it is not scaled
-up. Among equal m2 the earlier token is left out first.
+There is no clip. Left-out tokens count in the divisor like any other, so the gradient is not
+scaled up. Among equal m2 the earlier token is left out first.
 
-Who is kept is a matter of the whole minibatch. ``batch_mask`` decides it over all rows, and
-``loss`` takes the verdict as ``keep``, so that it does not depend on how rows are packed
-into micro-batches. Without ``keep`` the rows at hand are taken for all there are.
+The kept tokens depend on the whole minibatch. ``batch_mask`` selects them over all rows, and
+``loss`` takes them as ``keep``, so that they do not depend on how rows are packed into
+micro-batches. Without ``keep`` the tokens of the given rows are selected from.
 
-The mask bounds what the sampler's age does, not what further steps on the batch do: one
-step per batch (minibatches 1, ppo_epochs 1) is what the method is made for.
+The mask bounds the effect of an old sampler, not that of further steps on the batch. The
+method is made for one step per batch (minibatches 1, ppo_epochs 1).
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def batch_mask(
 def kept(m2: Tensor, threshold: float) -> Tensor:
     """(N,) squared log weights -> (N,) bool, False for the fewest largest to leave out.
 
-    A NaN is kept, so that it shows.
+    A NaN is kept and makes the loss NaN.
     """
     if not len(m2):
         return torch.ones_like(m2, dtype=torch.bool)

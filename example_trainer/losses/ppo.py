@@ -5,7 +5,7 @@
 
 The sampler's logprobs are not used: right when the sampler is the proximal policy, and a
 bias when it is older or computes differently (``decoupled`` corrects it). On the first
-step on a batch r = 1, and the gradient is -m A grad log p whatever eps is.
+step on a batch r = 1, and the gradient is -m A grad log p for any eps.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""REINFORCE (Williams 1992), with an importance weight for samplers of another age.
+"""REINFORCE (Williams 1992), with an importance weight for older samplers.
 
-    w = sg[exp(log p_proximal - log p_behaviour)], bounded as losses.importance says
+    w = sg[exp(log p_proximal - log p_behaviour)], bounded as in losses.importance
     L = -sum m w A log p                                                m: weight of a token
 
-``importance_weight none`` is the plain estimator, right for fresh samples only. There is
-no clip: nothing stops further steps on the same batch from going too far, so take one.
+``importance_weight none`` is the plain estimator, right for fresh samples only. Without a
+clip further steps on the same batch may move too far, so take one step per batch.
 """
 
 from __future__ import annotations

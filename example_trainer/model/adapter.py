@@ -1,4 +1,4 @@
-"""LoRA adapters (peft): train two thin matrices beside a weight instead of the weight.
+"""LoRA adapters (peft): train two thin matrices per weight instead of the weight.
 
 W x becomes W x + (alpha / r) B A x with A (r, in) and B (out, r); B starts at zero, so an
 untrained adapter changes nothing (Hu et al. 2021, arXiv 2106.09685, eq. 3).

@@ -1,7 +1,7 @@
 """Attention over packs that lie end to end on one line.
 
 Each pack attends to itself only. Packs of one length are one call; a plain row takes the
-causal kernel, a pack with branches a mask of its own size. Nothing here is ever as large as
+causal kernel, a pack with branches a mask of the pack's size. No tensor has the size
 (tokens of the line)^2.
 
     line   a a a b b b c c c c c d d d d       lengths 3 3 5 4, d with branches
@@ -11,7 +11,7 @@ On CUDA in half precision all plain rows are one call of a variable-length kerne
 torch.nn.attention.varlen, or the flash-attn package.
 
 Registered with transformers as ``packed_rows``. A model with it that is called without a
-layout, for plain text, uses sdpa as ever.
+layout, for plain text, uses sdpa.
 
 Letters: S tokens of the line, L of a pack, n packs of one length, Hq query and Hk key heads.
 """
@@ -100,7 +100,7 @@ def packed_rows(
     packed: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer: (1, heads, S, d) -> (1, S, Hq, d).
+    """Attention function of every layer: (1, heads, S, d) -> (1, S, Hq, d).
 
     Raises:
         ConfigError: the model asks for more than scaled dot products.
@@ -252,7 +252,7 @@ def _agrees(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_dim: 
 
 
 def register() -> None:
-    """Make the name known to transformers, with masks as for sdpa."""
+    """Register the name with transformers, with masks as for sdpa."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 

@@ -1,11 +1,11 @@
-"""The value model: one number per position. The critic of advantage gae, the reward model.
+"""Value model with one number per position: critic of advantage gae, reward model.
 
 A transformers token classification model with one label, so what is saved opens with
 ``AutoModelForTokenClassification``. A causal model becomes one by a head of zeros: its
 first values are 0, which is what advantages without a critic assume.
 
 The value of a trained token is that of the state before it, at the position that predicts
-it: the same place as its logprob. ``scored_row`` asks for the value after a whole sequence.
+it: the same place as its logprob. ``scored_row`` makes a row whose value is that after the whole sequence.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ValueModel(PackedModel):
 
 
 def scored_row(tokens: list[int], group: str, reward: float = 0.0) -> Row:
-    """A row whose one trained token stands behind the sequence.
+    """A row with one trained token after the sequence.
 
     Its value is the one at the last token of ``tokens``. The token behind is never computed.
     """
@@ -112,13 +112,13 @@ def _token_classifier(settings: ModelSettings, name: str) -> Any:
         model = loading.from_scratch(AutoModelForTokenClassification, config, settings.seed)
         brought = False
     else:
-        model, told = loading.loaded(
+        model, report = loading.loaded(
             name,
             lambda: AutoModelForTokenClassification.from_pretrained(
                 name, num_labels=1, dtype=torch.float32, output_loading_info=True
             ),
         )
-        missing = {key.split(".")[0] for key in told["missing_keys"]}
+        missing = {key.split(".")[0] for key in report["missing_keys"]}
         brought = not missing & set(VALUE_HEADS)
     if not brought:
         head = value_head(model)

@@ -1,7 +1,7 @@
-"""A model over several devices: its weights, gradients and optimizer state in shards (FSDP2).
+"""FSDP2: weights, gradients and optimizer state of a model, sharded over the ranks.
 
 FSDP2 gathers each layer's weights when its forward or backward needs them and sums the
-gradients of all ranks into the shard each one keeps. ``gather`` makes whole weights of it.
+gradients of all ranks into the shard each one keeps. ``state_dict`` gathers whole weights.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def shard(model: PackedModel, settings: ModelSettings, world: Ranks) -> None:
 
 
 def _sum_gradients(module: Any) -> None:
-    """FSDP means over ranks unless told otherwise; a loss is divided once, by the caller."""
+    """Sum instead of FSDP's mean over ranks: the caller divides the loss once."""
     if hasattr(module, "set_gradient_divide_factor"):
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)

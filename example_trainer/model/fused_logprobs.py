@@ -1,4 +1,4 @@
-"""Logprobs and entropy from hidden states, without the logits of the whole micro-batch.
+"""Logprobs and entropy from hidden states, without all logits of a micro-batch.
 
 The output head is the widest product of a small model: 1,000 positions of a vocabulary of
 150,000 are 0.6 GB in float32, before any gradient. Here logits exist for a few positions at
@@ -172,7 +172,7 @@ class _TokenScores(torch.autograd.Function):
 
 
 class _Head:
-    """What forward and backward compute alike."""
+    """Computations shared by forward and backward."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Loading a transformers model for training, and finding out how its rows may be packed."""
+"""Load a transformers model for training, and measure how its rows may be packed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PROBES = (
 
 
 def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
-    """Load model and tokenizer, and find out how its rows may be packed.
+    """Load model and tokenizer, and measure how its rows may be packed.
 
     Args:
         world: the ranks that train it. Given, the model also gets the adapter of the
@@ -114,8 +114,8 @@ def causal_model(settings: ModelSettings, name: str) -> Any:
         config = loaded(name, lambda: AutoConfig.from_pretrained(name))
         model = from_scratch(AutoModelForCausalLM, config, settings.seed)
     else:
-        # float32 parameters whatever the compute dtype: an update of 1e-6 of a bfloat16
-        # weight rounds to nothing.
+        # float32 parameters for any compute dtype: an update of 1e-6 of a bfloat16 weight
+        # rounds to nothing.
         model = loaded(
             name, lambda: AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
         )
@@ -185,7 +185,7 @@ def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
 
 
 def checkpoint_activations(model: Any, settings: ModelSettings) -> None:
-    """Compute activations again in the backward pass, if the settings say so."""
+    """Compute activations again in the backward pass, by ``gradient_checkpointing``."""
     if not (
         settings.on_cuda
         if settings.gradient_checkpointing is None
@@ -224,11 +224,10 @@ def attention_window(model: Any) -> float:
 
 
 def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
-    """Pack if the settings want it and the model can, and share prefixes likewise.
+    """Choose packing and prefix sharing by settings and by what the model computes.
 
-    Measured, not looked up: hidden states of a few short rows are computed each way and
-    compared with those of the model alone. Recurrent models, and those with an attention of
-    their own, train on padded rows.
+    Hidden states of a few short rows are computed each way and compared with those of the
+    model alone. Recurrent models, and those with their own attention, train on padded rows.
     """
     rows = probe_rows()
     own = own_hidden(model, rows)  # before its attention is replaced
@@ -285,8 +284,8 @@ def _same(
             for i, column, found in _packed_hidden(model, rows)
         )
     except (ConfigError, RuntimeError, TypeError, ValueError, IndexError):
-        # Attention that asks for more than dot products, or a model that cannot take one
-        # line of many rows at all and fails over it in its own way.
+        # Attention with more than dot products, or a model that fails on one line of many
+        # rows.
         return False
     finally:
         vars(model).update(kept)

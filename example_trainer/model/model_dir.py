@@ -1,7 +1,7 @@
-"""Model directories that are either whole or absent.
+"""Model directories, written atomically.
 
-A directory is written beside its final place and renamed, so a reader never sees half of
-one. It holds the weights as safetensors, config, tokenizer, and ``trainer_state.json``.
+A directory is written under a hidden name in the same folder and renamed, so a reader never
+sees half of one. It holds the weights as safetensors, config, tokenizer, and ``trainer_state.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from example_trainer.model.policy import Policy
 from example_trainer.model.scoring import inner_model
 
 STATE_FILE = "trainer_state.json"
-DRAFT, REPLACED = ".draft", ".replaced"  # ends of the hidden names beside the final one
+DRAFT, REPLACED = ".draft", ".replaced"  # ends of the hidden names
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TrainerState:
 
 
 def read_state(model_name: str) -> TrainerState | None:
-    """The state beside a model the trainer itself wrote; None for any other model.
+    """The state file in a model directory of the trainer; None for other models.
 
     Raises:
         ConfigError: the file is there but cannot be read.
@@ -77,13 +77,13 @@ def save_model(
     Every rank calls it, because the weights are gathered from all; the first one writes.
 
     Args:
-        untie_head: write a tied output head as a tensor of its own, for engines that do
+        untie_head: write a tied output head as a separate tensor, for engines that do
             not refresh a tied one on reload.
         durable: wait until the disk has it. Without, it survives the death of this process
             but not that of the machine.
 
     Raises:
-        CheckpointError: the disk did not take it; what was there before stays.
+        CheckpointError: the write failed; the former directory stays.
     """
     weights = state_dict.full_weights(policy)
     run_on_rank0(
@@ -116,11 +116,11 @@ def write_model(
     """Write these weights as a directory that transformers and inference engines load.
 
     Args:
-        model: says how the weights are shaped and named; its own are not written.
+        model: gives shapes, names and config; its own weights are not written.
         weights: under the names of ``model``, whole.
 
     Raises:
-        CheckpointError: the disk did not take it; what was there before stays.
+        CheckpointError: the write failed; the former directory stays.
     """
     with whole_directory(directory, durable=durable) as draft:
         as_written = _as_written(model, weights, dtype, untie_head)
@@ -196,7 +196,7 @@ def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
     """A draft directory that takes the place of ``final`` when the block ends well.
 
     Raises:
-        CheckpointError: the disk did not take it; ``final`` is as it was.
+        CheckpointError: the write failed; ``final`` is as it was.
     """
     draft, replaced = _beside(final, DRAFT), _beside(final, REPLACED)
     try:

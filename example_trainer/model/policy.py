@@ -1,4 +1,4 @@
-"""The policy: a causal language model, and the logprobs it gives to packed rows.
+"""The policy: a causal language model and its logprobs of packed rows.
 
     rows --plan--> micro-batches --score--> logprobs, entropy    on each rank its share of the micro-batches
 
@@ -30,7 +30,7 @@ from example_trainer.model.scoring import (
 
 @dataclass
 class Scores:
-    """What the policy says about the trained tokens of a micro-batch; 0 where a row has fewer."""
+    """Scores of the trained tokens of a micro-batch; 0 where a row has fewer."""
 
     logprobs: Tensor  # (B, T)
     entropy: Tensor  # (B, T) of the distribution at the row's temperature

@@ -1,4 +1,4 @@
-"""The differentiable part: one module from the tokens of a micro-batch to its scores.
+"""The differentiable module: tokens of a micro-batch -> its scores.
 
 All parameters are used inside ``forward`` of one module, the base model as well as the
 output head, so that FSDP2 can shard that module and each of its decoder layers.
@@ -74,7 +74,7 @@ def inputs_of(
 
 
 def _rectangle(microbatch: MicroBatch, device: torch.device) -> Tensor:
-    """(N, K) candidates, filled up with token 0, whose score nobody reads."""
+    """(N, K) candidates, filled up with token 0, whose score is not used."""
     longest = max(map(len, microbatch.teacher_ids), default=0)
     table = torch.zeros(len(microbatch.targets), longest, dtype=torch.long)
     for n, candidates in enumerate(microbatch.teacher_ids):
@@ -98,8 +98,8 @@ class Backbone(nn.Module):
         """(H, D) of the positions that need scores."""
         extras: dict[str, Any] = {}
         if inputs.layout is not None:
-            # transformers hands a 4-D mask on as it is instead of making one of the whole
-            # line. Nobody reads it: attention goes by the layout.
+            # transformers passes a 4-D mask on unchanged instead of building one of the whole
+            # line. It is not used: attention goes by the layout.
             unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.tokens.device)
             extras = {"packed": inputs.layout, "attention_mask": unread}
         if inputs.positions is not None:

@@ -1,8 +1,8 @@
-"""The weights of a model in training, whole, whatever it is sharded over.
+"""Whole weights of a sharded model: gather, merge an adapter, load.
 
 Names are those of the transformers model's ``state_dict``; tied weights appear under each
 of their names. Every function is collective: all ranks call it, in the same order, and
-rank 0 gives or gets the tensors.
+rank 0 passes or gets the tensors.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def iter_weights(model: PackedModel, *, merged: bool = True) -> Iterator[tuple[s
 
 
 def _sources(entries: Mapping[str, Tensor]) -> dict[str, str]:
-    """For each name the first name of the same tensor: another one where weights are tied."""
+    """For each name the first name of the same tensor; tied weights share one."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in entries.items()}
 
@@ -79,7 +79,7 @@ def merged_weights(model: PackedModel) -> dict[str, Tensor]:
 def trained_weights(model: PackedModel) -> dict[str, Tensor]:
     """As :func:`full_weights`, unmerged, but only what is trained.
 
-    All that a recovery needs beside the model the run started from.
+    Together with the model that the run started from they restore the policy.
     """
     entries = model.model.state_dict(keep_vars=True)
     trained = ((n, collectives.full_tensor(t)) for n, t in entries.items() if t.requires_grad)

@@ -146,7 +146,7 @@ def assign(namespace: argparse.Namespace, one: Assignment) -> None:
 def with_set(argv: Sequence[str]) -> list[str]:
     """The same words with every bare ``key=value`` as ``--set=key=value``.
 
-    A word right after a flag that takes a value is that value, whatever it looks like.
+    A word right after a flag that takes a value is always that value.
     """
     switches = {"--help", "-h"}
     for name, field in FIELDS.items():

@@ -17,7 +17,7 @@ class BatchSettings(Section):
         2,
         ge=1,
         description="with gradient_accumulation_steps: sequences per step; with seq_len:"
-        " tokens of a forward pass unless max_tokens_per_microbatch says so",
+        " tokens of a forward pass where max_tokens_per_microbatch is not set",
     )
     gradient_accumulation_steps: int = Field(
         32, ge=1, description="sequences per step in units of batch_size"

@@ -1,7 +1,7 @@
-"""Every setting of the trainer.
+"""TrainingConfig: all settings of a training run, joined from their sections.
 
-Settings of the original trainer keep their names and defaults. A setting that would do
-nothing is refused when it is set, never ignored.
+Settings of the original trainer keep their names and defaults. A setting without an effect is
+refused when it is set.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TrainingConfig(
     Sequences per step = batch_size x gradient_accumulation_steps.
 
     Raises:
-        ConfigError: settings contradict each other; says which and what to do.
+        ConfigError: settings contradict each other; names them and a remedy.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

@@ -32,7 +32,7 @@ class CorpusSettings(Section):
         2,
         ge=1,
         description="with gradient_accumulation_steps: lines per step; with seq_len: tokens of"
-        " a forward pass unless max_tokens_per_microbatch says so",
+        " a forward pass where max_tokens_per_microbatch is not set",
     )
     gradient_accumulation_steps: int = Field(
         8, ge=1, description="lines per step in units of batch_size"

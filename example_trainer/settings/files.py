@@ -1,11 +1,11 @@
-"""GivenSettings as YAML files and ``key=value``: read, put in order, translated to our fields.
+"""Settings from YAML files and ``key=value``, translated to fields of TrainingConfig.
 
     files, then flags and overrides -> assignments -> references resolved -> GivenSettings
 
-A key is ours (``lr``), ours with the file of settings/ it stands in (``optim.lr``), or
-AReaL's (``actor.optimizer.lr``). The last assignment of a setting counts, whichever of its
-names it has. ``${a.b}`` is the value of another key. (Not omegaconf: it pins a version of
-antlr4 that math-verify, which checks our rewards, cannot live with.)
+A key is a field (``lr``), a field with its section (``optim.lr``), or AReaL's name
+(``actor.optimizer.lr``). The last assignment of a setting counts, under any of its names.
+``${a.b}`` is the value of another key. (omegaconf is not used, because it pins a version of
+antlr4 that math-verify, which checks rewards, does not support.)
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Assignment:
 
 @dataclass
 class GivenSettings:
-    """Fields of TrainingConfig that were given, and what there is to say about the rest."""
+    """Given fields of TrainingConfig, and notes about keys that were ignored or renamed."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)  # field -> key and where it stood
@@ -119,14 +119,14 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
         for i, (_, meaning) in enumerate(meanings)
         if isinstance(meaning, Combined)
     }
-    said: dict[str, list[str]] = {}
+    ignored: dict[str, list[str]] = {}
     for i, (one, meaning) in enumerate(meanings):
         if isinstance(meaning, Ignored):
             if one.value is not None:
-                said.setdefault(meaning.sentence, []).append(one.key)
+                ignored.setdefault(meaning.reason, []).append(one.key)
         elif isinstance(meaning, Unsupported):
             if one.value not in (None, False):
-                raise ConfigError(f"{one.key} ({one.where}): {meaning.sentence}")
+                raise ConfigError(f"{one.key} ({one.where}): {meaning.reason}")
         elif isinstance(meaning, Combined):
             given = parts.setdefault(meaning.group, {})
             if meaning.name == "":
@@ -141,7 +141,7 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
         else:
             _put(found, one, {meaning.field: converted(one, meaning.convert, one.value)})
     found.notes = renamed + [
-        f"{', '.join(keys)}: {sentence}" for sentence, keys in said.items()
+        f"{', '.join(keys)}: {reason}" for reason, keys in ignored.items()
     ]
     return found
 
@@ -204,7 +204,7 @@ _OURS: dict[str, Renamed] = {
 
 
 def meaning_of(one: Assignment) -> Meaning:
-    """Raises ConfigError for a key that nobody knows."""
+    """The meaning of a key. Raises ConfigError for an unknown one."""
     meaning = _OURS.get(one.key) or areal_names.meaning_of(one.key)
     if meaning is not None:
         return meaning

@@ -51,7 +51,9 @@ class LossSettings(Section):
         None, description="model the KL is measured to (default: the model at the start)"
     )
     distill_coef: float = Field(
-        0.0, ge=0, description="weight of the distillation loss on distill_* beside the loss"
+        0.0,
+        ge=0,
+        description="weight of the distillation loss on distill_*, added to the loss",
     )
     distill_temperature: float = Field(
         1.0, gt=0, description="both distributions are softened by it"

@@ -89,7 +89,8 @@ class WatchSettings(Section):
         None, description="one JSON line per step (default: log_dir/metrics.jsonl)"
     )
     trackers: list[Literal["wandb", "tensorboard", "swanlab", "trackio"]] = Field(
-        [], description="where metrics go beside the file; names in atroposlib.trackers"
+        [],
+        description="where metrics go in addition to the file; names in atroposlib.trackers",
     )
     run_name: str | None = Field(None, description="name of the run in the trackers")
     use_wandb: bool = Field(False, description="also log to Weights & Biases")
@@ -131,7 +132,7 @@ class OriginalSettings(Section):
         1, ge=1, description="trainer processes; under torchrun its WORLD_SIZE counts"
     )
     init_method: str = Field(
-        "env://", description="where ranks meet, as torch.distributed says"
+        "env://", description="where ranks meet, in the form of torch.distributed"
     )
     num_inference_nodes: int = Field(
         0,

@@ -59,7 +59,7 @@ class WeightSettings(Section):
     )
     untie_published_head: bool | None = Field(
         None,
-        description="publish a tied model with an output head of its own"
+        description="publish a tied model with a separate output head"
         " (default: when a server is vLLM without our worker extension, which can keep the"
         " old head)",
     )

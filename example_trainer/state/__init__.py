@@ -29,7 +29,7 @@ class StopSignal:
 
 @dataclass
 class Frequency:
-    """Due after so many epochs, steps or seconds, whichever comes first.
+    """Schedule: due after so many epochs, steps or seconds, the first of them.
 
     A counter that fires is reset; the others count on.
 

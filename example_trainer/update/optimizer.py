@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def build_optimizer(model: PackedModel, settings: OptimSettings) -> torch.optim.Optimizer:
-    """The optimizer named in the settings; says so when it has to be another one.
+    """Build the optimizer of the settings; prints a line if adamw has to replace adamw_8bit.
 
     Call it after :func:`example_trainer.model.fsdp.shard`: it holds the parameters as they
     are now, and its state lies where they lie (in main memory with ``cpu_offload``).
@@ -67,8 +67,8 @@ def build_optimizer(model: PackedModel, settings: OptimSettings) -> torch.optim.
 def learning_rate(settings: OptimSettings, step: int, total_steps: int) -> float:
     """Rate of optimizer step ``step``, counted from 0.
 
-    Linear warm-up over ``warmup_steps`` or ``warmup_ratio`` of all steps, whichever is
-    longer. Then constant, or from ``lr`` to ``lr x min_lr_ratio``, linear or along a cosine:
+    Linear warm-up over ``warmup_steps`` or ``warmup_ratio`` of all steps: the
+    longer one. Then constant, or from ``lr`` to ``lr x min_lr_ratio``, linear or along a cosine:
     lr (min + (1 - min) (1 + cos(pi p)) / 2). Over the last ``lr_decay_ratio`` of the steps
     linear to 0 at the latest. The end of a schedule is reached one step after the last.
     """
@@ -96,8 +96,8 @@ def clipped_step(
 ) -> tuple[float, bool]:
     """Clip by the global norm, step, clear. Collective.
 
-    A gradient that is not finite is thrown away: one such step would turn every weight
-    into NaN. All ranks see the same norm, so all of them skip. The caller reports it.
+    A gradient that is not finite is discarded, because it would make every weight NaN. All
+    ranks have the same norm, so all of them skip. The caller reports it.
 
     Returns:
         The L2 norm of the whole gradient before clipping, and whether it stepped.
@@ -172,9 +172,9 @@ def load_optimizer_state(
     tensors: Mapping[str, Tensor],
     numbers: Mapping[str, Any],
 ) -> None:
-    """Take over what :func:`optimizer_state` gave, on any number of ranks. Collective.
+    """Load the result of :func:`optimizer_state`, on any number of ranks. Collective.
 
-    What rank 0 passes counts. Betas, decay and the like are those of the settings.
+    Only the arguments of rank 0 are used. Betas, decay and the like are those of the settings.
 
     Raises:
         ConfigError: the state is of another optimizer or of other parameters; on every
@@ -187,7 +187,7 @@ def load_optimizer_state(
     shapes = world.share(shapes)
     if numbers["optimizer"] != type(optimizer).__name__:
         raise ConfigError(
-            f"the saved state is of {numbers['optimizer']}, but the settings say"
+            f"the saved state is of {numbers['optimizer']}, but the settings name"
             f" {type(optimizer).__name__}; set the same optimizer as before"
         )
     if numbers["parameters"] != list(names.values()):

@@ -1,4 +1,4 @@
-"""Ragged lists -> (B, T) tensors of one micro-batch; what rows say about tokens, beside the scores.
+"""Ragged per-token lists -> (B, T) tensors of one micro-batch; mismatch to the sampler.
 
 Letters: B rows of a micro-batch, T trained tokens of its longest row, K teacher candidates.
 """
@@ -64,7 +64,7 @@ def sampled_mismatch(
         tokens=len(distance),
         total=float(distance.sum()),
         max=float(distance.max()),
-        # Written so that a NaN is beyond.
+        # Negated so that a NaN counts as beyond.
         beyond=int((~(distance <= tolerance)).sum()),
     )
 

@@ -1,4 +1,4 @@
-"""One batch -> optimizer steps.
+"""Optimizer steps on one batch.
 
     for each minibatch                      one optimizer step
         for each micro-batch                       one forward and backward, bounded memory
@@ -265,7 +265,7 @@ class _Update:
         )
 
     def _distilled(self, batch: LossInputs, scored: Tensor) -> tuple[Tensor, Tensor]:
-        """Distillation beside another loss, and the same with every token counting once."""
+        """Distillation term of another loss, and the same with every token counting once."""
         student, teacher = batch.student_logprobs, batch.teacher_logprobs
         assert student is not None and teacher is not None  # asked for by self.teacher
         candidates, tau = batch.teacher_mask, self.settings.distill_temperature

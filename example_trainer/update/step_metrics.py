@@ -1,4 +1,4 @@
-"""Means with true denominators: sums and counts over micro-batches, minibatches and ranks, divided once.
+"""Metrics of a step: sums and counts over micro-batches and ranks, divided once.
 
     micro-batch --add--> sums, counts, maxima --share (all ranks)--> means
 
@@ -21,7 +21,7 @@ GIGABYTE = 10**9
 
 
 class StepMetrics:
-    """Collects without waiting for the device; :meth:`means` is the one place that waits.
+    """Sums kept on the device; only :meth:`means` waits for it.
 
     Example: two micro-batches of 3 and 1 tokens with summed entropies of 6.0 and 1.0 give
     ``{"entropy": 1.75}``.
@@ -33,7 +33,7 @@ class StepMetrics:
         self._maxima: dict[str, Tensor] = {}
 
     def add(self, sums: Mapping[str, Tensor | float], count: Tensor | float) -> None:
-        """Sums over ``count`` tokens (or rows, or whatever they are sums over)."""
+        """Add sums over ``count`` tokens or rows."""
         for name, value in sums.items():
             _into(self._sums, name, value)
             _into(self._counts, name, count)
@@ -101,7 +101,7 @@ def _into(table: dict[str, Tensor], name: str, value: Tensor | float) -> None:
 def add_logprobs(
     sums: StepMetrics, logprobs: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor
 ) -> None:
-    """What the policy thinks of the trained tokens of one micro-batch, and the sampler thought.
+    """Add logprobs of policy and sampler over the trained tokens of one micro-batch.
 
     Args:
         logprobs, behaviour, advantages: (B, T), nats.
@@ -131,7 +131,7 @@ def _largest(values: Tensor) -> Tensor:
 
 
 def with_deviations(means: Mapping[str, float]) -> dict[str, float]:
-    """``<x>_square`` beside ``<x>_mean`` becomes ``<x>_std``, the deviation over tokens."""
+    """Replace ``<x>_square`` by ``<x>_std``, the deviation over tokens, using ``<x>_mean``."""
     found = dict(means)
     for name in [name for name in means if name.endswith("_square")]:
         stem = name.removesuffix("_square")

@@ -1,9 +1,9 @@
-"""AReaL's dotted names in terms of the settings here: one table, with values converted.
+"""AReaL's dotted option names: one table to the settings of this trainer.
 
-    Renamed        the option is a setting of the trainer, perhaps in another unit
-    Combined        several options say together what one setting says (a norm, a loss)
-    Ignored   it belongs to another process or goes by itself: said once, then left out
-    Unsupported     it does nothing in AReaL, or something that is wrong or not offered here
+    Renamed      the option is a setting of the trainer, perhaps in another unit
+    Combined     several options together are one setting (a norm, a loss)
+    Ignored      it belongs to another process or has no effect here: noted once
+    Unsupported  it does nothing in AReaL, or something that is wrong or not offered here
 
 Names are translated, defaults are not: what a file leaves out has the default of CONFIG.md.
 An option set to null counts as left out.
@@ -24,7 +24,7 @@ def same(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Renamed:
-    """A setting of ours; ``convert`` takes AReaL's value and may raise ConfigError."""
+    """A setting of this trainer; ``convert`` takes AReaL's value and may raise ConfigError."""
 
     field: str
     convert: Callable[[Any], Any] = same
@@ -32,7 +32,7 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Combined:
-    """A member of a group; ``group`` maps all members given to settings of ours.
+    """A member of a group; ``group`` maps all given members to settings.
 
     The member "" is the whole group set to null.
     """
@@ -43,12 +43,12 @@ class Combined:
 
 @dataclass(frozen=True)
 class Ignored:
-    sentence: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    sentence: str
+    reason: str
 
 
 Meaning = Renamed | Combined | Ignored | Unsupported
@@ -62,7 +62,7 @@ SAMPLING = Ignored(
 )
 DATASET = Ignored("data belong to the environments: see their --help")
 ROLLOUT = Ignored("how rollouts are made belongs to the environments and their servers")
-LAUNCHER = Ignored("where processes run is said to atropos-launch")
+LAUNCHER = Ignored("atropos-launch decides where processes run")
 RENDEZVOUS = Ignored("the rollout API is where processes meet: no other registry is needed")
 FILEROOT = Ignored("all of it goes below save_path (cluster.fileroot)")
 ENGINE = Ignored("chosen by the trainer itself")
@@ -81,7 +81,7 @@ _ACTOR: dict[str, Meaning] = {
     "pad_to_maximum": ENGINE,
     "grad_reduce_dtype": Ignored("gradients are always summed in float32"),
     "disable_dropout": Renamed("lora_dropout", groups.no_dropout),
-    "is_critic": Ignored("--critic trains a value model beside the policy"),
+    "is_critic": Ignored("--critic trains a value model with the policy"),
     "backend": LAUNCHER,
     "ds_auto_tp": Unsupported(
         "tensor parallelism in the trainer is not offered; FSDP2 shards"
@@ -180,7 +180,7 @@ NAMES: dict[str, Meaning] = {
     "cluster.fileroot": Renamed("save_path"),
     "total_train_steps": Renamed("training_steps"),
     "total_train_epochs": Ignored(
-        "data belong to the environments, so training_steps says when the run ends and"
+        "data belong to the environments, so training_steps is the end of the run and"
         " steps_per_epoch how many steps count as an epoch"
     ),
     "total_train_n_seqs": DEAD,
@@ -245,7 +245,7 @@ PREFIXES: dict[str, Meaning] = {
 
 
 def meaning_of(key: str) -> Meaning | None:
-    """What AReaL's ``key`` means here; None if AReaL has no such option either."""
+    """The meaning of AReaL's ``key``; None if AReaL has no such option."""
     if key in NAMES:
         return NAMES[key]
     fitting = [prefix for prefix in PREFIXES if key.startswith(prefix)]

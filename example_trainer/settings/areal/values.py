@@ -1,7 +1,7 @@
-"""Values of AReaL's options as values of ours, where they differ; see areal_names.
+"""Values of AReaL's options as settings of this trainer, where they differ; see ``names``.
 
-Each function takes what was given and returns settings. ConfigError where a value has no
-counterpart here: it says what to write instead.
+Each function takes the given options and returns settings. A value without a counterpart is a
+ConfigError that names what to write instead.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def importance(given: Given) -> dict[str, Any]:
         cap = given["behav_imp_weight_cap"]
         # Beyond the cap AReaL leaves tokens out; it does not cut their weight.
         return {} if cap is None else {"importance_weight": "mask", "importance_cap": cap}
-    if "" in given:  # AReaL then drops the weight without a word; here one has to say so
+    if "" in given:  # AReaL then drops the weight silently; here it has to be explicit
         raise ConfigError(
             "without bounds AReaL leaves the importance weight out of the loss; if that is"
             " meant, set importance_weight=none"
@@ -109,7 +109,7 @@ def importance(given: Given) -> dict[str, Any]:
 
 
 def kl(given: Given) -> dict[str, Any]:
-    """AReaL takes the KL off the reward, by the estimator k1 unless it is told another."""
+    """AReaL takes the KL off the reward, by the estimator k1 by default."""
     coefficient = given.get("kl_ctl") or 0
     if not coefficient:
         return {} if "kl_ctl" not in given else {"kl_coef": 0.0}

@@ -41,7 +41,7 @@ def test_advantages_of_the_environment_win(config):
     assert prepare(rows, config(), 0).advantages_R_T == [[0.25, 0.75], [-1.0]]
 
 
-def test_groups_without_spread_are_filtered_if_asked_and_counted(config):
+def test_the_dynamic_filter_drops_and_counts_groups_of_equal_rewards(config):
     rows = group(1.0, 1.0, group="even") + group(0.0, 1.0, group="odd")
     prepared = prepare(rows, config(dynamic_filter=True), 0)
     assert [r.group for r in prepared.rows] == ["odd", "odd"]

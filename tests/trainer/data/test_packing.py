@@ -99,7 +99,7 @@ def test_rows_of_other_groups_or_temperatures_never_share():
     assert len(pack_rows(BRANCHING, **EVERYTHING)) == 3
 
 
-def test_a_row_longer_than_a_pass_is_let_through():
+def test_a_row_longer_than_the_budget_gets_its_own_microbatch():
     rows = [row(list(range(30)), [1, 2]), row([1], [2], group="h")]
     plan = plan_microbatches(
         pack_rows(rows, max_tokens=8, crossover=100.0), rows, max_tokens=8
@@ -120,7 +120,7 @@ def test_packed_lines_have_no_padding_and_padded_ones_say_how_much():
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_there_is_a_pass_for_every_rank(padded):
+def test_there_is_a_microbatch_for_every_rank(padded):
     rows = [row([i], [2, 3], group=str(i)) for i in range(3)]
     packs = pack_rows(rows, **EVERYTHING)
     plan = plan_microbatches(packs, rows, 1000, min_microbatches=2, divisor=4, padded=padded)

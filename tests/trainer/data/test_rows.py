@@ -62,7 +62,7 @@ def test_a_trained_token_without_a_logprob_is_refused():
         to_rows([group], 64)
 
 
-def test_groups_are_told_apart_by_id_and_else_by_place():
+def test_groups_are_identified_by_id_or_else_by_position():
     groups = [
         scored([[1, 2]], 1, [1.0], group_id=name) for name in ("a", "b", "a", None, None)
     ]
@@ -103,7 +103,7 @@ def test_reference_and_teacher_are_shifted_like_labels():
     assert found.teacher_ids == [[2, 9], [3]] and found.teacher_logprobs[1] == [-0.3]
 
 
-def test_text_that_nobody_sampled_becomes_rows_for_a_loss_that_asks_no_sampler():
+def test_text_without_logprobs_becomes_rows_for_a_loss_without_a_sampler():
     group = scored([[1, 2]], 1, [1.0], inference_logprobs=None)
     (found,) = to_rows([group], 64, needs_sampler=False).rows
     assert found.trained == [0]
@@ -122,7 +122,7 @@ def test_loss_weights_make_tokens_or_sequences_equal():
     assert loss_weights(rows, "sequence") == ([1.0, 1 / 3], 2.0)
 
 
-def test_staleness_counts_trained_tokens_that_know_their_version():
+def test_staleness_counts_trained_tokens_with_a_version():
     mixed = masked_row([([1, 2], False), ([3, 4, 5], True)], versions=[-1, 2, 3, -1])
     assert staleness([mixed], version=4) == [2, 1]
 

@@ -37,13 +37,13 @@ def test_constant_is_the_sum_over_rows_times_a_length():
     assert found == pytest.approx(float(nll[0, 0] + nll[1].sum()) / 200)
 
 
-def test_constant_does_not_know_how_long_the_rows_of_the_batch_are():
+def test_constant_does_not_depend_on_the_lengths_of_the_rows():
     _, short = rows.loss_weights([row([1], [2])] * 2, "constant", 100)
     _, long = rows.loss_weights([row([1], [2] * 50)] * 2, "constant", 100)
     assert short == long == 200.0
 
 
-def test_an_aggregation_that_cannot_be_is_refused():
+def test_an_unknown_or_incomplete_aggregation_is_refused():
     for wrong in ("constant", "mean"):
         with pytest.raises(ConfigError, match="aggregation"):
             rows.loss_weights(ROWS, wrong)

@@ -6,6 +6,6 @@ import pytest
 
 
 @pytest.mark.slow
-def test_all_ranks_know_what_rank_0_shared_and_what_they_add_up_to(ranks):
+def test_all_ranks_get_the_value_of_rank_0_and_the_sum_of_all(ranks):
     assert ranks[0]["values"] == ranks[1]["values"]
     assert ranks[0]["values"] == {"shared": {"a": [1, 2.5], "b": None}, "sum": [2.0, 1.0]}

@@ -48,7 +48,7 @@ def test_variables_of_torchrun_win_over_settings(config, monkeypatch):
         ({"cpu_offload": True}, "cpu_offload"),
     ],
 )
-def test_a_world_that_cannot_be_is_refused(config, monkeypatch, settings, told):
+def test_impossible_ranks_are_refused(config, monkeypatch, settings, told):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=told):

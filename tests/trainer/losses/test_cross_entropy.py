@@ -9,7 +9,7 @@ import pytest
 from tests.trainer.loss_batches import one_token, run, value_and_slope
 
 
-def test_cross_entropy_is_the_log_loss_whatever_the_advantage():
+def test_cross_entropy_ignores_the_advantage():
     batch = one_token(1.0, -7.0)
     assert value_and_slope("cross_entropy", batch) == pytest.approx((-math.log(0.2), -1.0))
     batch["mask"] = batch["mask"] / 4

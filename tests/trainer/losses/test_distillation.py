@@ -91,7 +91,7 @@ def test_a_batch_without_any_entry_of_a_teacher_is_zero():
     assert float(loss.detach()) == 0.0
 
 
-def test_distillation_without_a_teacher_says_what_to_do():
+def test_distillation_without_a_teacher_is_refused_with_a_remedy():
     batch = random_batch()
     with pytest.raises(ConfigError, match="TeacherDistillationEnv"):
         losses.get("distillation")(

@@ -48,7 +48,7 @@ def test_gspo_with_weights_of_the_sequence_aggregation_is_the_paper_s_mean():
     assert float(loss) == pytest.approx(-1.1 - 0.9)
 
 
-def test_gspo_judges_a_row_by_its_mean_advantage():
+def test_gspo_takes_the_mean_advantage_of_a_row():
     """s = 2, A = 3 and -1, so 1: both tokens -1.2. Judged apart they would be -3.6 and 2."""
     batch = batch_of_ratios([[2.0, 1e9, 2.0]], [[3.0, 99.0, -1.0]], [[1.0, 0.0, 1.0]])
     loss, metrics = run("gspo", batch, settings(clip_eps=0.2))

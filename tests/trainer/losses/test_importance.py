@@ -65,7 +65,7 @@ def test_a_sequence_weight_is_the_geometric_mean_of_its_trained_tokens():
     assert float(metrics["importance_weight"]) == pytest.approx(2 * 4 + 3 * 2 ** (-1 / 3))
 
 
-def test_a_sequence_gets_one_verdict():
+def test_a_sequence_is_masked_as_a_whole():
     batch = sequence_batch()
     for kind, first in (("mask", 0.0), ("truncate", 3.0)):
         cfg = settings(importance_level="sequence", importance_cap=3.0, importance_weight=kind)

@@ -63,7 +63,7 @@ def test_on_average_k1_and_k3_are_the_kl_and_k2_is_close_to_it():
     assert torch.allclose(close, (logprobs.exp() * (logprobs - near)).sum(), rtol=0.05)
 
 
-def test_on_average_the_gradients_are_those_the_module_says():
+def test_on_average_the_gradients_are_those_documented():
     """k1: none. k2: of KL(policy || reference). k3: of KL(reference || policy)."""
     logits, reference = over_all_tokens()
     logprobs = logits.log_softmax(0)
@@ -82,7 +82,7 @@ def test_on_average_the_gradients_are_those_the_module_says():
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_masked_entries_are_inert_and_broken_ones_show(estimator):
+def test_masked_entries_have_no_effect_and_a_trained_nan_stays(estimator):
     logprobs = torch.tensor([[-1.0, float("nan"), float("nan")]], requires_grad=True)
     reference = torch.tensor([[-2.0, float("inf"), -1.0]])
     mask = torch.tensor([[1.0, 0.0, 1.0]])

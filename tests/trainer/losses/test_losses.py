@@ -47,7 +47,7 @@ def test_the_gradient_is_the_derivative(name, fields):
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("absurd", [float("nan"), float("inf"), -float("inf"), 1e30])
-def test_what_is_masked_leaks_neither_into_the_value_nor_into_the_gradient(name, absurd):
+def test_masked_entries_change_neither_value_nor_gradient(name, absurd):
     batch = random_batch()
     dirty = {key: value.clone() for key, value in batch.items()}
     for key in dirty.keys() - {"mask"}:
@@ -60,7 +60,7 @@ def test_what_is_masked_leaks_neither_into_the_value_nor_into_the_gradient(name,
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_nan_in_a_trained_token_shows_in_the_value_and_in_the_gradient(name):
+def test_a_nan_in_a_trained_token_makes_value_and_gradient_nan(name):
     batch = random_batch()
     batch["logprobs"][0, 0] = float("nan")
     assert run(name, batch)[0].isnan()
@@ -76,7 +76,7 @@ def test_a_nan_in_a_trained_token_shows_in_the_value_and_in_the_gradient(name):
     + [(name, "mask") for name in EVERY]
     + [("distillation", "teacher")],
 )
-def test_no_input_can_hide_a_nan(name, key):
+def test_a_nan_in_any_input_makes_the_loss_nan(name, key):
     batch = random_batch()
     batch[key][0, 0] = float("nan")
     for kind in ("truncate", "mask"):
@@ -120,7 +120,7 @@ def test_a_mask_may_be_bool_or_numbers_and_weights_scale(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_pass_without_trained_tokens_is_zero_with_a_zero_gradient(name):
+def test_a_microbatch_without_trained_tokens_is_zero_with_a_zero_gradient(name):
     batch = random_batch()
     batch["mask"].zero_()
     loss, metrics = run(name, batch)

@@ -58,7 +58,7 @@ def test_m2po_is_the_unclipped_ratio_of_kept_tokens():
     assert gradient("m2po", batch).flatten().tolist() == pytest.approx([0, -6, -6, -6])
 
 
-def test_the_verdict_of_m2po_on_the_batch_does_not_depend_on_passes():
+def test_the_batch_mask_of_m2po_does_not_depend_on_microbatches():
     """Alone, row 0 would lose its far token; beside row 1 the mean is small enough."""
     far = batch_of_ratios([[math.exp(0.4), 1.0]], [[1.0]], [[1.0, 1.0]])
     keep = batch_mask([[0.4, 0.0], [0.0] * 8], [[0.0, 0.0], [0.0] * 8], settings())
@@ -83,6 +83,6 @@ def test_the_batch_mask_of_m2po_is_the_smallest_that_meets_the_threshold(log_w_R
     assert sum(map(sum, keep_R_T)) == max([1, *wanted] if m2 else [0])
 
 
-def test_only_m2po_asks_for_a_verdict_on_the_batch():
+def test_only_m2po_has_a_batch_mask():
     assert losses.batch_mask("decoupled") is None
     assert losses.batch_mask("m2po") is batch_mask

@@ -14,7 +14,7 @@ from tests.trainer.loss_batches import one_token, settings, value_and_slope
 @pytest.mark.parametrize(
     ("ratio", "advantage", "tau"), [(1.0, 2.0, 1.0), (1.5, 2.0, 1.0), (1.5, -2.0, 1.05)]
 )
-def test_sapo_is_a_sigmoid_gate_whose_temperature_goes_by_sign(ratio, advantage, tau):
+def test_sapo_is_a_sigmoid_gate_with_a_temperature_per_sign(ratio, advantage, tau):
     gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
     loss, slope = value_and_slope("sapo", one_token(ratio, advantage))
     assert loss == pytest.approx(-4 / tau * gate * advantage)

@@ -108,7 +108,7 @@ def test_peft_loads_what_was_saved(adapted, config, tmp_path):
         ({"train_layer_indices": [1]}, "lora_layer_indices"),
     ],
 )
-def test_an_adapter_that_cannot_be_is_refused(policy, config, settings, told):
+def test_an_impossible_adapter_is_refused(policy, config, settings, told):
     with pytest.raises(ConfigError, match=told):
         adapter.wrap(policy.model, config(lora=True, **settings))
 

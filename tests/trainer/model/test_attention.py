@@ -52,9 +52,7 @@ def one_row_after_another(q, k, v, bounds, longest, scale):
     return torch.cat(rows)
 
 
-def test_a_variable_length_kernel_gets_the_plain_rows_and_no_tree(
-    policy, reference, monkeypatch
-):
+def test_a_variable_length_kernel_gets_the_plain_rows_only(policy, reference, monkeypatch):
     monkeypatch.setattr(attention, "varlen_kernel", lambda *where: one_row_after_another)
     rows = [*BRANCHING, *MULTI_TURN]
     expected = reference_step(reference, rows)
@@ -79,7 +77,7 @@ def test_a_kernel_is_used_only_if_it_agrees():
     assert attention.varlen_kernel(cpu, torch.bfloat16, 16) is None
 
 
-def test_plain_text_is_scored_as_ever(policy, reference):
+def test_plain_text_is_scored_by_sdpa(policy, reference):
     """Calls without a layout, as by generate, take padding on either side."""
     tokens = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])
     real = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])

@@ -90,7 +90,7 @@ def test_the_critic_s_loss_by_hand(value, loss, gradient, clipped):
     )
 
 
-def test_the_gradient_of_the_critic_s_loss_is_its_derivative_and_a_nan_shows():
+def test_the_gradient_of_the_critic_s_loss_is_its_derivative_and_keeps_a_nan():
     torch.manual_seed(0)
     values = torch.randn(3, 4, dtype=torch.double, requires_grad=True)
     old, returns = torch.randn(3, 4).double(), torch.randn(3, 4).double()

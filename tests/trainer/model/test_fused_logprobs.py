@@ -80,7 +80,7 @@ def test_the_gradients_are_those_of_finite_differences(chunks):
     assert torch.autograd.gradcheck(scores, tensors())
 
 
-def test_the_entropy_has_a_gradient_only_if_asked():
+def test_the_entropy_has_a_gradient_only_with_entropy_grad():
     found = token_scores(*tensors(), wanted(), dtype=torch.float64)
     assert found.logprobs.requires_grad and not found.entropy.requires_grad
 
@@ -114,7 +114,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_logits_of_the_whole_pass_exist_neither_forward_nor_backward(monkeypatch):
+def test_all_logits_of_a_microbatch_exist_neither_forward_nor_backward(monkeypatch):
     vocabulary, positions, at_a_time = 50, 400, 20
     monkeypatch.setattr(fused_logprobs, "CPU_LOGITS", vocabulary * at_a_time)
     hidden, weight, _ = tensors(False, torch.float32, vocabulary, positions)

@@ -17,7 +17,7 @@ def test_packing_is_switched_off_by_its_setting(config, gqa_dir):
     assert not plain.padded and not plain.share_prefixes
 
 
-def test_attention_that_leaks_between_rows_is_noticed_at_the_start(
+def test_attention_that_leaks_between_rows_is_detected_on_loading(
     config, gqa_dir, monkeypatch
 ):
     def one_long_row(packs, device):
@@ -30,7 +30,7 @@ def test_attention_that_leaks_between_rows_is_noticed_at_the_start(
     assert policy.padded and policy.model.config._attn_implementation == "sdpa"
 
 
-def test_attention_that_ignores_branches_is_noticed_at_the_start(config, gqa_dir, monkeypatch):
+def test_attention_that_ignores_branches_is_detected_on_loading(config, gqa_dir, monkeypatch):
     monkeypatch.setattr(
         attention, "ancestor_mask", lambda pack: torch.ones(len(pack.tokens), 1).bool()
     )
@@ -39,9 +39,7 @@ def test_attention_that_ignores_branches_is_noticed_at_the_start(config, gqa_dir
 
 
 @pytest.mark.parametrize("asked", ["softcap", "s_aux", "position_bias"])
-def test_a_model_that_wants_more_than_dot_products_is_padded(
-    config, gqa_dir, monkeypatch, asked
-):
+def test_a_model_with_more_than_dot_products_is_padded(config, gqa_dir, monkeypatch, asked):
     ours = attention.packed_rows
 
     def with_more(*args, **kwargs):

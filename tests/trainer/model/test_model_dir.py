@@ -49,7 +49,7 @@ def test_weights_are_written_in_the_compute_dtype(policy, tmp_path):
     assert policy.parameters()[0].dtype is torch.float32
 
 
-def test_a_writer_that_dies_leaves_the_old_directory_whole(tmp_path):
+def test_a_writer_that_fails_leaves_the_old_directory_whole(tmp_path):
     final = tmp_path / "model"
     with whole_directory(final, durable=True) as draft:
         (draft / "weights").write_text("old")
@@ -88,7 +88,7 @@ def test_a_writer_that_died_between_its_two_renames_left_the_old_directory(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_full_disk_is_named_and_harms_nothing(policy, tmp_path, monkeypatch):
+def test_a_full_disk_is_named_and_the_old_directory_stays(policy, tmp_path, monkeypatch):
     directory = save_model(policy, tmp_path / "step_4", STATE)
     before = (directory / "model.safetensors").read_bytes()
 
@@ -102,7 +102,7 @@ def test_a_full_disk_is_named_and_harms_nothing(policy, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["step_4"]
 
 
-def test_what_was_written_last_is_kept_also_after_going_back(tmp_path):
+def test_the_directories_written_last_are_kept_also_after_a_rewind(tmp_path):
     for age, name in enumerate(("other_1", "step_10", "step_11", "step_final", "step_2")):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (age, age))

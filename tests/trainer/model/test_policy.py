@@ -39,7 +39,7 @@ def test_the_candidates_of_a_teacher_are_scored_at_the_distillation_temperature(
     assert policy.score(plan).teacher is None
 
 
-def test_ranks_score_their_share_and_know_all_of_it(policy):
+def test_ranks_score_their_share_and_get_all_scores(policy):
     """Two ranks in turn; their sum is what one alone finds."""
     alone = flat(policy.trained_logprobs(BRANCHING))
 

@@ -19,14 +19,14 @@ def policy(gqa_policy):
 
 @pytest.mark.parametrize("rows", [BRANCHING, MULTI_TURN], ids=["branching", "multi-turn"])
 def test_ranks_sum_to_the_whole(policy, reference, rows):
-    """Each rank runs equally many passes, idle ones without rows among them."""
+    """Each rank runs equally many micro-batches, idle ones without rows among them."""
     expected = reference_step(reference, rows)
     *ours, plans = our_step(policy, rows, divisor=5)
     assert len(plans) % 5 == 0
     assert_equal(ours, expected)
 
 
-def test_a_pass_without_rows_runs_backward_through_every_weight(policy):
+def test_a_microbatch_without_rows_runs_backward_through_every_weight(policy):
     plans = policy.plan([BRANCHING[0]], divisor=2)
     scores = policy.score(plans[1])
     assert scores.logprobs.shape == (1, 1) and not scores.mask.any()

@@ -45,7 +45,7 @@ def test_merged_weights_score_as_the_adapter_does(adapted, policy):
         assert ours != pytest.approx(untrained, abs=1e-2)
 
 
-def test_what_training_changes_is_enough_to_go_on(adapted):
+def test_trained_weights_are_enough_to_continue(adapted):
     policy, fresh = adapted(seed=1), adapted(seed=2)
     kept = state_dict.trained_weights(policy)
     assert len(kept) == len(policy.parameters())

@@ -87,7 +87,7 @@ def test_an_override_sets_what_a_flag_would(word, settings):
     ]
     + [("True", True), (".5", 0.5), ("2024-01-01", "2024-01-01"), ("[1, a]", [1, "a"])],
 )
-def test_plain_words_are_read_as_yaml_1_2_says(text, value):
+def test_plain_words_are_read_by_yaml_1_2(text, value):
     assert parse_yaml(text, "here") == value
 
 
@@ -121,7 +121,7 @@ def test_references_take_the_value_that_counts_in_the_end(file):
         (["actor.overlong_reward_penalty=true"], "needs overlong_tokens"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_with_a_sentence(words, why):
+def test_an_unusable_override_is_refused_with_a_reason(words, why):
     assert re.search(why, refusal(*words)), refusal(*words)
 
 

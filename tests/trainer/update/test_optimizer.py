@@ -32,7 +32,7 @@ def test_warm_up_rises_linearly_then_stays(config):
     assert learning_rate(config(lr=8.0), 0, 10) == 8.0
 
 
-def test_the_rate_falls_in_equal_parts_over_the_last_share_of_the_steps(config):
+def test_the_rate_decays_linearly_over_the_last_steps(config):
     cfg = config(lr=8.0, lr_decay_ratio=0.5, training_steps=8)
     rates = [learning_rate(cfg, s, cfg.training_steps) for s in range(10)]
     assert rates == [8.0, 8.0, 8.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0, 0.0]
@@ -67,7 +67,9 @@ def test_a_gradient_that_is_not_finite_is_thrown_away(config, policy):
     assert policy.parameters()[0].grad is None
 
 
-def test_eight_bit_adam_without_its_library_is_plain_adam_and_says_so(config, policy, capsys):
+def test_eight_bit_adam_without_its_library_is_plain_adam_with_a_notice(
+    config, policy, capsys
+):
     optimizer = build_optimizer(policy, config(optimizer="adamw_8bit"))
     assert type(optimizer) is torch.optim.AdamW
     assert "using adamw" in capsys.readouterr().out
@@ -116,7 +118,7 @@ def test_plain_descent_decays_weights_by_the_rate(config, policy):
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "sgd"])
-def test_a_restored_optimizer_goes_on_bit_for_bit(config, name):
+def test_a_restored_optimizer_continues_bit_for_bit(config, name):
     def step(policy, optimizer, cfg, index):
         generator = torch.Generator().manual_seed(index)
         for parameter in policy.parameters():

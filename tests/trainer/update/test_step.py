@@ -46,7 +46,7 @@ def difference(some, others):
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
-def test_the_step_does_not_depend_on_passes_or_packing(config, aggregation):
+def test_the_step_does_not_depend_on_microbatches_or_packing(config, aggregation):
     settings = {
         "lr": 1.0,
         "loss_aggregation": aggregation,
@@ -74,7 +74,7 @@ def test_each_token_weighs_the_same(config):
     assert told["approx_kl"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_each_sequence_weighs_the_same_if_asked(config):
+def test_each_sequence_weighs_the_same_with_sequence_aggregation(config):
     told, _ = step(config(loss_aggregation="sequence"))
     assert told["loss"] == pytest.approx(-(-1.5 - 0.5 + 0.5 + 1.5) / 4, abs=1e-4)
 
@@ -93,7 +93,7 @@ def test_a_later_update_on_a_batch_is_off_policy(config, more):
     assert told["logprob_mismatch_max"] < 1e-4  # of the first update
 
 
-def test_minibatches_of_a_step_that_goes_nowhere_add_up_to_the_batch(config):
+def test_minibatches_with_learning_rate_near_zero_add_up_to_the_batch(config):
     told, _ = step(config(lr=1e-12))
     cut, _ = step(config(lr=1e-12, minibatches=3))
     assert cut["entropy"] == pytest.approx(told["entropy"], abs=1e-5)
@@ -148,7 +148,7 @@ def test_every_loss_takes_finite_steps_over_minibatches(config, loss):
     assert told["optimizer_steps"] == 2 and math.isfinite(told["loss"])
 
 
-def test_what_m2po_leaves_out_does_not_depend_on_passes(config):
+def test_the_tokens_that_m2po_drops_do_not_depend_on_microbatches(config):
     """The sampler was another policy on two rows; their tokens lie far off."""
 
     def far_off(prepared):

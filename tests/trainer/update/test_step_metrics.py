@@ -11,7 +11,7 @@ import torch
 from example_trainer.update.step_metrics import StepMetrics, add_logprobs, with_deviations
 
 
-def test_a_mean_over_passes_weighs_tokens_not_passes():
+def test_a_mean_weighs_tokens_not_microbatches():
     sums = StepMetrics()
     sums.add({"entropy": torch.tensor(6.0)}, 3)
     sums.add({"entropy": torch.tensor(1.0)}, 1)
@@ -20,7 +20,7 @@ def test_a_mean_over_passes_weighs_tokens_not_passes():
     assert sums.total("entropy") == 7.0 and sums.total("absent") == 0.0
 
 
-def test_masked_tokens_enter_no_mean_whatever_they_hold():
+def test_masked_tokens_enter_no_mean():
     nan = float("nan")
     logprobs = torch.tensor([[-1.0, -3.0, nan], [-2.0, nan, nan]])
     behaviour = torch.tensor([[-1.5, -3.0, 1.0], [-2.0, 1.0, float("inf")]])
@@ -44,7 +44,7 @@ def test_masked_tokens_enter_no_mean_whatever_they_hold():
     )
 
 
-def test_a_pass_without_trained_tokens_adds_nothing():
+def test_a_microbatch_without_trained_tokens_adds_nothing():
     sums = StepMetrics()
     nothing = torch.zeros(1, 2)
     add_logprobs(sums, nothing, nothing, nothing, nothing)
@@ -71,7 +71,7 @@ class Ranks:
         return SimpleNamespace(rank=rank, size=self._size, sum_=sum_, device=device)
 
 
-def test_every_rank_learns_the_mean_over_all_of_them():
+def test_every_rank_gets_the_mean_over_all_ranks():
     ranks, found = Ranks(2), {}
 
     def run(rank: int) -> None:

@@ -13,7 +13,7 @@ def test_every_name_of_areal_leads_to_a_setting_that_exists():
             assert meaning.field in FIELDS, name
 
 
-def test_what_belongs_elsewhere_is_said_once_for_all_of_its_kind():
+def test_ignored_options_are_noted_once_per_reason():
     words = [
         "sglang.tp_size=2",
         "sglang.dtype=x",

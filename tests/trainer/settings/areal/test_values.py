@@ -119,5 +119,5 @@ AREAL = {
 
 
 @pytest.mark.parametrize("words", AREAL)
-def test_areal_s_names_mean_settings_of_ours(words):
+def test_areal_s_options_become_settings_of_the_trainer(words):
     assert given(*words.split()) == AREAL[words]
