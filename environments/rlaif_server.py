@@ -18,7 +18,7 @@ from pydantic import Field
 from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import AtroposError, DatasetUnavailable
-from atroposlib.generation.routing.manager import ServerManager
+from atroposlib.generation import ServerManager
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
 from environments.common.rollouts import SequentialEnv, mean, tokens_left

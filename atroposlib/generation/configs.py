@@ -30,7 +30,7 @@ class ServerBaseline(BaseModel):
     timeout: int = Field(
         default=1200,
         gt=0,
-        description="Seconds for one request, and for an unhealthy server to return.",
+        description="Seconds allowed for one request, and for an unhealthy server to recover.",
     )
     num_max_requests_at_once: int = Field(
         default=512, ge=1, description="Training requests in flight to this server."
@@ -40,15 +40,11 @@ class ServerBaseline(BaseModel):
         ge=1,
         description="Evaluation requests in flight, on top of the training ones.",
     )
-    model_name: str = Field(
-        default="default", description="Name the server knows the model by."
-    )
+    model_name: str = Field(default="default", description="Name of the model on the server.")
     rolling_buffer_length: int = Field(
-        default=1000, ge=1, description="Calls remembered for the timing metrics."
+        default=1000, ge=1, description="Calls kept for the timing metrics."
     )
-    server_type: ServerType = Field(
-        default="openai", description="Which protocol the server speaks."
-    )
+    server_type: ServerType = Field(default="openai", description="Protocol of the server.")
     tokenizer_name: str = Field(
         default="none", description="Tokenizer to load; 'none' means that of model_name."
     )
@@ -67,11 +63,11 @@ class APIServerConfig(ServerBaseline):
     )
     n_kwarg_is_ignored: bool = Field(
         default=False,
-        description="The server returns one choice whatever n is: send n requests.",
+        description="The server ignores n and returns one choice: n requests are sent instead.",
     )
     health_check: bool = Field(
         default=True,
-        description="Ask GET /health before the first call and after a failed one.",
+        description="GET /health before the first call and after a failed one.",
     )
 
 
@@ -89,11 +85,11 @@ class ServerManagerConfig(BaseModel):
     )
     proxy_url: Optional[str] = Field(
         default=None,
-        description="Address of a managed-server proxy; sessions are then made there.",
+        description="Address of a managed-server proxy, which then keeps the sessions.",
     )
     tool_parser: Optional[str] = Field(
         default=None,
-        description="How the model writes tool calls, such as hermes; None: not parsed.",
+        description="Format of the tool calls, such as hermes; None leaves them unparsed.",
     )
 
 
@@ -113,7 +109,9 @@ def as_server_list(configs: ServerConfigs) -> list[APIServerConfig] | None:
         return None
     servers = list(configs)
     if not servers:
-        raise ConfigError("server configs: an empty list; give at least one APIServerConfig")
+        raise ConfigError(
+            "server configs: an empty list; at least one APIServerConfig is required"
+        )
     for server in servers:
         if not isinstance(server, APIServerConfig):
             raise ConfigError(
@@ -213,6 +211,6 @@ def _reject_overrides(servers: int, overrides: Mapping[str, Any], namespace: str
     if overrides:
         named = ", ".join(f"{namespace}.{name}" for name in sorted(overrides))
         raise AmbiguousServer(
-            f"{named}: cannot tell which of {servers} servers is meant; "
+            f"{named}: ambiguous, which of {servers} servers is meant; "
             "edit the list of servers in the YAML file or in config_init"
         )

@@ -16,9 +16,13 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from atroposlib.envs.rollout.groups import ScoredDataGroup, from_nodes
-from atroposlib.generation.chat.template import load_tokenizer
-from atroposlib.generation.proxy.in_process import RunningProxy, serving_proxy
-from atroposlib.generation.routing.manager import APIServerConfig, ServerManager
+from atroposlib.generation import (
+    APIServerConfig,
+    RunningProxy,
+    ServerManager,
+    load_tokenizer,
+    serving_proxy,
+)
 
 ADD = {
     "type": "function",

@@ -23,7 +23,7 @@ import httpx
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.rollout.filters import to_wire
 from atroposlib.envs.rollout.groups import from_nodes
-from atroposlib.generation.routing.manager import ServerManager
+from atroposlib.generation import ServerManager
 from atroposlib.wire import MASKED, ScoredData, validate_group
 
 READY_WITHIN_S = 120.0

@@ -267,7 +267,7 @@ def test_what_cannot_be_meant_exits_with_2_and_is_named(
 def test_several_servers_of_config_init_and_a_list_in_the_file(tmp_path):
     env_cls = env_class("single")
     env_cls.servers = [CONFIG_INIT["single"], CONFIG_INIT["single"]]
-    with pytest.raises(ConfigError, match="openai.timeout: cannot tell which of 2 servers"):
+    with pytest.raises(ConfigError, match="openai.timeout: ambiguous, which of 2 servers"):
         read_settings(env_cls, ["process", "--openai.timeout", "3"])
     path = tmp_path / "settings.yaml"
     path.write_text("openai:\n  - base_url: http://only:1/v1\n")

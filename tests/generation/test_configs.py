@@ -77,7 +77,7 @@ def test_overriding_one_of_several_servers_is_refused(several: str) -> None:
     pair = [{"base_url": "http://a/v1"}, {"base_url": "http://b/v1"}]
     yaml = {"openai": pair} if several == "yaml" else {}
     defaults = LOCAL if several == "yaml" else [LOCAL, LOCAL]
-    with pytest.raises(ConfigError, match="openai.timeout: cannot tell which of 2 servers"):
+    with pytest.raises(ConfigError, match="openai.timeout: ambiguous, which of 2 servers"):
         resolve_openai_configs(defaults, {"timeout": 3}, yaml, {"openai.timeout": 3})
 
 

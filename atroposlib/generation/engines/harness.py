@@ -92,7 +92,9 @@ class ServerHarness(APIServer):
         self.calls.append(kwargs)
         prompt = kwargs.get("prompt")
         if prompt is None:
-            raise ConfigError("the harness answers by prompt text: pass prompt, not ids alone")
+            raise ConfigError(
+                "the harness finds responses by prompt text: pass prompt, not ids alone"
+            )
         return _prepared(self.token_outputs, prompt, "set_tokens_and_logprobs_response")
 
 
@@ -103,7 +105,7 @@ def chat_key(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def _prepared(answers: Mapping[str, T], key: str, setter: str) -> T:
     if key not in answers:
-        raise InferenceRefused(404, f"no answer prepared; call {setter} for: {key}")
+        raise InferenceRefused(404, f"no response is prepared; call {setter} for: {key}")
     return answers[key]
 
 

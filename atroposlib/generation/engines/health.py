@@ -87,7 +87,7 @@ class HealthMonitor:
                 return
             if current_call().others_available():
                 raise FailoverRequired(
-                    f"inference server {self.name} is down and others are not"
+                    f"inference server {self.name} is down and another one is available"
                 )
             waited = time.monotonic() - started
             if waited >= self.timeout_s:
@@ -133,7 +133,7 @@ class HealthMonitor:
             self._probed_at = time.monotonic()
             self.report(healthy)
             if healthy and was is HealthState.DOWN:
-                logger.info("inference server %s answers again", self.name)
+                logger.info("inference server %s is healthy again", self.name)
             return healthy
 
     def _log_wait(self, waited_s: float) -> None:

@@ -112,7 +112,9 @@ class HttpClient:
             raise ConfigError(f"base_url: {url} is not an http address: {cause}") from cause
         except httpx.TimeoutException as cause:
             bound = self.timeout_s if timeout_s is None else timeout_s
-            raise InferenceUnavailable(f"{method} {url}: no answer in {bound:g} s") from cause
+            raise InferenceUnavailable(
+                f"{method} {url}: no response in {bound:g} s"
+            ) from cause
         except httpx.TransportError as cause:
             reason = str(cause) or type(cause).__name__
             raise InferenceUnavailable(f"{method} {url}: {reason}") from cause
@@ -134,7 +136,7 @@ def read_json(response: httpx.Response) -> JsonReply:
     try:
         payload = response.json()
     except ValueError as cause:
-        raise InferenceUnavailable(f"{where}: the answer is not JSON") from cause
+        raise InferenceUnavailable(f"{where}: the response is not JSON") from cause
     return JsonReply(payload=payload, headers=response.headers)
 
 

@@ -96,7 +96,7 @@ class OpenAICompatibleServer(APIServer):
             return first
         if returned != 1:
             raise ConfigError(
-                f"{self.root_url} answered {returned} choices where n={n} was asked; "
+                f"{self.root_url} returned {returned} choices for n={n}; "
                 "set n_kwarg_is_ignored true for this server"
             )
         logger.warning("%s ignores n: sending one request per choice from now", self.root_url)
@@ -109,13 +109,13 @@ class OpenAICompatibleServer(APIServer):
     ) -> Payload:
         if self.is_official_openai and not self.http.headers:
             raise ConfigError(
-                "api_key: the official OpenAI API needs one; set it or OPENAI_API_KEY, "
-                "or set base_url to the server that is meant"
+                "api_key: the official OpenAI API requires one; set it or OPENAI_API_KEY, "
+                "or set base_url to another server"
             )
         url = f"{self.base_url}/{path}"
         reply = await self.http.post(url, body, **request_options(kwargs))
         if not isinstance(reply.payload, dict) or not reply.payload.get("choices"):
-            raise InferenceUnavailable(f"{url}: the answer has no choices")
+            raise InferenceUnavailable(f"{url}: the response has no choices")
         if any(choice.get("finish_reason") == "abort" for choice in reply.payload["choices"]):
             # Text cannot be gone on with token by token; a torso must not pass for an answer.
             raise InferenceUnavailable(f"{url}: aborted, as when the server gets new weights")
@@ -216,7 +216,7 @@ class TokenServer(OpenAICompatibleServer):
 
 def expect_outputs(outputs: list[Generation], n: int, where: str) -> list[Generation]:
     if len(outputs) != n:
-        raise TokensMissing(f"{where}: {len(outputs)} outputs where n={n} was asked")
+        raise TokensMissing(f"{where}: {len(outputs)} outputs for n={n}")
     return outputs
 
 
@@ -232,5 +232,5 @@ def take_top_k(kwargs: dict[str, Any]) -> int:
 def require(value: Any, name: str, path: str) -> Any:
     """``value``; TokensMissing with its ``name`` if the response of ``path`` has none."""
     if value is None:
-        raise TokensMissing(f"{path}: the answer has no {name}, so it cannot be trained on")
+        raise TokensMissing(f"{path}: the response has no {name}, so it cannot be trained on")
     return value

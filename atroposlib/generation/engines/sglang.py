@@ -110,7 +110,7 @@ def read_prompt_logprobs(
     meta = require(output.get("meta_info"), "meta_info", GENERATE_PATH)
     own = require(meta.get("input_token_logprobs"), "input_token_logprobs", GENERATE_PATH)
     if [int(token) for _, token, *_ in own] != list(ids):
-        raise TokensMissing(f"{GENERATE_PATH}: logprobs of other tokens than were sent")
+        raise TokensMissing(f"{GENERATE_PATH}: logprobs of tokens other than those sent")
     tops = meta.get("input_top_logprobs") or [None] * len(own)
     rows: list[dict[int, float]] = []
     for triple, others in zip(own, tops):

@@ -137,9 +137,11 @@ def read_generations(payload: Any, ids: list[int], eos: int | None) -> list[Gene
     prompts = require(payload.get("prompt_ids"), "prompt_ids", GENERATE_PATH)
     rows = require(payload.get("logprobs"), "logprobs", GENERATE_PATH)
     if any(list(prompt) != ids for prompt in prompts):
-        raise TokensMissing(f"{GENERATE_PATH}: the server continued other tokens than sent")
+        raise TokensMissing(
+            f"{GENERATE_PATH}: the server continued tokens other than those sent"
+        )
     if len(rows) != len(payload["completion_ids"]):
-        raise TokensMissing(f"{GENERATE_PATH}: lists of different lengths in the answer")
+        raise TokensMissing(f"{GENERATE_PATH}: lists of different lengths in the response")
     return [
         Generation(
             prompt_ids=ids,

@@ -159,7 +159,7 @@ class DemoRoute:
         reasons = payload.get("finish_reasons") or [None] * len(rows)
         spans = payload.get("weight_versions") or [None] * len(rows)
         if not len(rows) == len(token_rows) == len(reasons) == len(spans):
-            raise TokensMissing(f"{self.path}: lists of different lengths in the answer")
+            raise TokensMissing(f"{self.path}: lists of different lengths in the response")
         generations = []
         for i, row in enumerate(rows):
             tokens, logprobs = _ids_and_logprobs(row, token_rows[i])

@@ -128,12 +128,12 @@ class FailoverRoute:
             except FailoverRequired as down:
                 if time.monotonic() - started >= server.config.timeout:
                     raise
-                logger.warning("%s; trying another one", down)
+                logger.warning("%s; failing over to another server", down)
             except InferenceUnavailable as failure:
                 failed.append(server)
                 if len(left) == 1:
                     raise
-                logger.warning("%s; trying another server", failure)
+                logger.warning("%s; failing over to another server", failure)
 
     def _choose(self, servers: Sequence[APIServer], split: str) -> APIServer:
         """Stay where the engine has the prompt in its cache, unless that server is gone."""

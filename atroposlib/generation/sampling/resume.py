@@ -109,7 +109,7 @@ def resumed_params(params: Mapping[str, Any], done: int, index: int) -> Params:
 def join_segments(output: Generation, more: Generation) -> Generation:
     """Both segments as one. Every token keeps the logprob and version it was sampled with."""
     if more.prompt_ids != output.prompt_ids + output.tokens:
-        raise TokensMissing("the server continued other tokens than it was given")
+        raise TokensMissing("the server continued tokens other than those sent")
     return Generation(
         prompt_ids=output.prompt_ids,
         tokens=output.tokens + more.tokens,

@@ -35,7 +35,7 @@ def require_dummy_allowed(server_type: str) -> None:
         raise NotImplementedError(
             f"a server of type {server_type} returns no token ids, so a managed session "
             "cannot keep what was sampled. Use server_type vllm or sglang for training; "
-            f"for trying an environment out, set {ALLOW_VARIABLE}=1 to get made-up tokens"
+            f"to try an environment without training, set {ALLOW_VARIABLE}=1 for placeholder tokens"
         )
 
 

@@ -118,7 +118,7 @@ class ProxyManagedServer:
         """
         if completion.id not in self._nodes_of:
             raise TokensMissing(
-                f"the proxy at {self.proxy_url} did not say which nodes belong to "
+                f"the proxy at {self.proxy_url} did not return the nodes of "
                 f"{completion.id}; use get_state(), with one call at a time"
             )
         return list(self._nodes_of[completion.id])

@@ -71,7 +71,7 @@ def has_generate(server: object) -> bool:
 def _generations(answer: Any) -> list[Generation]:
     if not isinstance(answer, (tuple, list)) or len(answer) != 4:
         raise TokensMissing(
-            f"{_TOKENS_CALL} did not answer (prompt ids, [tokens], [logprobs], "
+            f"{_TOKENS_CALL} did not return (prompt ids, [tokens], [logprobs], "
             "[finish reason])"
         )
     prompt_ids, tokens, logprobs, reasons = answer

@@ -216,7 +216,7 @@ async def test_no_call_waits_longer_than_its_timeout(backend, fake, wire: str) -
 
 async def test_a_timeout_of_one_call_bounds_that_call(backend, fake) -> None:
     fake.hold = threading.Event()
-    with pytest.raises(InferenceUnavailable, match="no answer in 0.02 s"):
+    with pytest.raises(InferenceUnavailable, match="no response in 0.02 s"):
         await backend("openai").chat_completion(messages=HELLO, timeout=0.02)
 
 

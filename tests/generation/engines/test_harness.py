@@ -33,7 +33,7 @@ async def test_testing_gives_a_server_that_answers_what_it_was_told() -> None:
 
 
 async def test_the_harness_fails_on_a_prompt_nobody_prepared() -> None:
-    with pytest.raises(InferenceRefused, match="no answer prepared.*role:user"):
+    with pytest.raises(InferenceRefused, match="no response is prepared.*role:user"):
         await ServerHarness().chat_completion(messages=HELLO)
 
 

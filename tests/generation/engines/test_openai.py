@@ -107,5 +107,5 @@ async def test_the_official_api_without_a_key_is_refused_before_it_is_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match="api_key: the official OpenAI API needs one"):
+    with pytest.raises(ConfigError, match="api_key: the official OpenAI API requires one"):
         await OpenAIServer(APIServerConfig()).chat_completion(messages=HELLO)

@@ -53,5 +53,5 @@ def test_prompt_logprobs_start_with_the_token_itself() -> None:
     ids, logprobs = read_prompt_logprobs({"meta_info": meta}, [1, 2])
     assert ids == [[], [2, 9]]
     assert logprobs == [[], [-0.5, -0.1]]
-    with pytest.raises(TokensMissing, match="other tokens"):
+    with pytest.raises(TokensMissing, match="tokens other than"):
         read_prompt_logprobs({"meta_info": meta}, [1, 3])

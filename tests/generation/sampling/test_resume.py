@@ -130,7 +130,7 @@ async def test_tokens_that_do_not_go_on_from_those_given_are_refused() -> None:
     async def forgets(ids: list[int], params: dict[str, Any]) -> list[Generation]:
         return await engine.ask(PROMPT, params)
 
-    with pytest.raises(TokensMissing, match="other tokens than it was given"):
+    with pytest.raises(TokensMissing, match="tokens other than those sent"):
         await generate_with_resume(PROMPT, {"n": 1, "max_tokens": 9}, forgets, decoder, 1.0)
 
 
