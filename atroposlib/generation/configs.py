@@ -1,4 +1,4 @@
-"""Settings of inference servers, and how defaults, YAML and flags become one list of them."""
+"""Settings of inference servers, merged from code defaults, YAML and flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from atroposlib.errors import ConfigError
 
 
 class AmbiguousServer(ConfigError, FailedExecutionException):
-    """Flags for one server meet a list of several; environments of old catch the second base."""
+    """Overrides of one server for a list of several.
+
+    Environments of the original catch the second base class.
+    """
 
     def __init__(self, message: str) -> None:
         FailedExecutionException.__init__(self, 2, message)
@@ -23,7 +26,7 @@ ServerType = Literal["openai", "trl", "sglang", "vllm"]
 
 
 class ServerBaseline(BaseModel):
-    """What every server has. Given alone (no list), the URLs are generated."""
+    """Settings that every server has. Alone (not in a list) its URLs are generated."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -93,7 +96,7 @@ class ServerManagerConfig(BaseModel):
     )
 
 
-OpenaiConfig = APIServerConfig  # the name that older environments import
+OpenaiConfig = APIServerConfig  # former name, which environments of the original import
 
 ServerConfigs = Union[ServerBaseline, Sequence[APIServerConfig]]
 
@@ -101,7 +104,10 @@ ServerConfigs = Union[ServerBaseline, Sequence[APIServerConfig]]
 def as_server_list(configs: ServerConfigs) -> list[APIServerConfig] | None:
     """The servers with known addresses, or None where addresses have to be generated.
 
-    A lone :class:`APIServerConfig` is one server: its address is never thrown away.
+    A lone :class:`APIServerConfig` is a list of one: its address is kept.
+
+    Raises:
+        ConfigError: an empty list, or an element of another type.
     """
     if isinstance(configs, APIServerConfig):
         return [configs]
@@ -131,16 +137,16 @@ def resolve_openai_configs(
 
     Args:
         default_server_configs: what ``config_init`` returned.
-        openai_config_dict: values for one server, already merged (flags over YAML); those
-            that only repeat a class default say nothing.
+        openai_config_dict: values for one server, already merged (flags over YAML). Values
+            equal to a class default are ignored.
         yaml_config: the whole YAML file; only its ``openai`` key is read.
-        cli_passed_flags: flags really given, keyed like ``openai.base_url``.
+        cli_passed_flags: flags of the command line, with keys like ``openai.base_url``.
 
     Returns:
-        A list where the code or the file has one, else one bare config.
+        A list if the code or the file has one, else one config.
 
     Raises:
-        AmbiguousServer: overrides for one server meet a list of several.
+        AmbiguousServer: overrides of one server, and a list of several.
     """
     flags = {
         name.split(".", 1)[1]: value
@@ -152,7 +158,7 @@ def resolve_openai_configs(
     listed = (
         from_yaml if isinstance(from_yaml, list) else as_server_list(default_server_configs)
     )
-    of_several = len(listed or ()) > 1  # then only a flag can be meant for one of them
+    of_several = len(listed or ()) > 1  # then only flags are overrides of one of them
     explicit = {
         name: value
         for name, value in merged.items()
@@ -172,13 +178,12 @@ def resolve_servers(
 ) -> ServerBaseline | list[APIServerConfig]:
     """Servers that result from code, file and flags of one namespace.
 
-    Code that names one bare config gets one back: environments of old read its fields.
-
-    A lone baseline stays one, with new values, unless something only an address can have
-    was given; then it becomes a server, in every subcommand alike.
+    If the code has one config and no list, the result is one config, because environments of
+    the original read its fields. A baseline stays a baseline, with new values, unless a field
+    that only :class:`APIServerConfig` has is overridden: then it becomes a server.
 
     Raises:
-        AmbiguousServer: overrides for one server meet a list of several.
+        AmbiguousServer: overrides of one server, and a list of several.
     """
     listed = as_server_list(defaults) or []  # []: their addresses are generated
     bare = isinstance(defaults, ServerBaseline) and isinstance(from_yaml or {}, Mapping)

@@ -1,1 +1,1 @@
-"""Clients of inference servers: routing, slots, retries, and token-exact sequences."""
+"""Import paths of the original Atropos; the code is in :mod:`atroposlib.generation`."""

@@ -1,7 +1,7 @@
-"""Messages to prompt text and ids, the way the model saw them in training.
+"""Chat messages to prompt text and token ids, and decoding of samples.
 
-Works with any tokenizer that has ``encode`` and ``decode``: options one does not know are not
-passed to it.
+Works with any tokenizer that has ``encode`` and ``decode``. Options that a tokenizer does not
+take are not passed to it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from atroposlib.errors import ConfigError
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
-# Words no chat template looks for, so it cannot strip what stands between them.
+# Replacements of the think tags that no chat template matches, so it strips no thinking.
 _SHIELDS = {"<think>": "\u2060[thinking\u2060", "</think>": "\u2060thinking]\u2060"}
 _OPENED_THINKING = re.compile(r"<think>\s*\Z")
 
-# Stand in front of text that must not be encoded as a beginning; one will not merge with it.
+# Prefixes for text that is not at the beginning; one of them does not merge with the text.
 _ANCHORS = (".", "a", "0")
 
-# Prompt tokens decoded together with a sample; no tokenizer looks back further for a space.
+# Prompt tokens decoded with a sample; leading spaces depend on no earlier tokens.
 CONTEXT_TOKENS = 8
 
 Messages = Sequence[Any]  # dicts, or the openai package's message objects
 
 
 def has_template(tokenizer: Any) -> bool:
-    """Tokenizers of tests may render without an attribute that says how."""
+    """Whether the tokenizer renders chats, with or without a ``chat_template`` attribute."""
     if not hasattr(tokenizer, "apply_chat_template"):
         return False
     return bool(getattr(tokenizer, "chat_template", True))
@@ -43,17 +43,17 @@ def render(
     tools: Sequence[Any] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    """The prompt text; a generation prompt is added unless the assistant spoke last.
+    """The prompt text; with a generation prompt unless the last turn is the assistant's.
 
     Without a template: one ``role: content`` line per message.
 
     Args:
-        preserve_think_blocks: keep ``<think>`` blocks of earlier turns even where the
-            template would drop them.
-        tools: shown to the template, which tells the model about them.
+        preserve_think_blocks: keep ``<think>`` blocks of earlier turns that the template
+            would drop.
+        tools: passed to the template, which describes them in the prompt.
 
     Raises:
-        ConfigError: a message holds something other than text.
+        ConfigError: a message with content other than text.
     """
     shown = template_messages(messages)
     ask = not shown or shown[-1].get("role") != "assistant"
@@ -78,28 +78,28 @@ def render(
 
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a whole prompt: a chat template already wrote the special tokens into it."""
+    """Ids of a whole prompt; a chat template has added the special tokens already."""
     return _encoded(tokenizer, text, special=not has_template(tokenizer))
 
 
 def encode_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int]:
     """Ids of ``text`` in the middle of a sequence, after the tokens ``before``.
 
-    Encoded with something in front, best the last of those tokens: some tokenizers put a
-    space before whatever they take for the beginning.
+    It is encoded with a prefix, if possible the last of those tokens: some tokenizers insert
+    a space at the beginning of a text.
     """
     if not text:
         return []
     for anchor in (decoded(tokenizer, before[-1:], skip_special=False), *_ANCHORS):
         alone = _encoded(tokenizer, anchor, special=False) if anchor else []
         both = _encoded(tokenizer, anchor + text, special=False)
-        if alone and both[: len(alone)] == alone:  # else the anchor ran into the text
+        if alone and both[: len(alone)] == alone:  # else the prefix merged with the text
             return both[len(alone) :]
     return _encoded(tokenizer, text, special=False)
 
 
 def decoded(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
-    """Text of ``ids``, without the clean-up of spaces that would change what was sampled."""
+    """Text of ``ids``, without the clean-up of spaces, which would change the text."""
     options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
     return str(_call(tokenizer.decode, list(ids), **options))
 
@@ -107,10 +107,10 @@ def decoded(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
 def continuation(
     tokenizer: Any, before: Sequence[int], tokens: Sequence[int], *, skip_special: bool
 ) -> str:
-    """Text of ``tokens`` as it reads after the tokens ``before``.
+    """Text of ``tokens`` after the tokens ``before``.
 
-    Decoded together with the end of those: some tokenizers drop a leading space otherwise,
-    and the template would show the model another text than the one it wrote.
+    Both are decoded together, because some tokenizers drop a leading space. Without it the
+    next prompt would differ from the sampled text.
     """
     context = list(before[-CONTEXT_TOKENS:])
     start = decoded(tokenizer, context, skip_special=skip_special) if context else ""
@@ -125,10 +125,10 @@ def _encoded(tokenizer: Any, text: str, *, special: bool) -> list[int]:
 
 
 def _call(function: Callable[..., Any], value: Any, **options: Any) -> Any:
-    """``function(value, ...)`` with those options that it takes."""
+    """``function(value, ...)`` with the options that its signature has."""
     try:
         known = inspect.signature(function).parameters.values()
-    except ValueError:  # written in C: it says nothing about itself
+    except ValueError:  # a C function without a signature
         return function(value)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):
         names = {parameter.name for parameter in known}
@@ -139,8 +139,9 @@ def _call(function: Callable[..., Any], value: Any, **options: Any) -> Any:
 def _opened_thinking(
     messages: list[Message], rendered: Callable[[list[Message], bool], str]
 ) -> str:
-    """What a generation prompt that starts the thinking itself ends with, such as
-    ``<think>\\n``. The sampled text lacks it, so it is missing from the history.
+    """End of a generation prompt that opens the think block, such as ``<think>\\n``.
+
+    The sampled text does not contain it, so it is missing from the history.
     """
     asked, told = rendered(messages, True), rendered(messages, False)
     opened = _OPENED_THINKING.search(asked.removeprefix(told))
@@ -167,7 +168,7 @@ TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 
 
 def plain_message(message: Any) -> Message:
-    """A message or tool call as a dict; the openai package's objects are read too."""
+    """A message or tool call as a dict, also from an object of the openai package."""
     if isinstance(message, Mapping):
         return dict(message)
     dump = getattr(message, "model_dump", None)
@@ -180,8 +181,8 @@ def template_messages(messages: Sequence[Any]) -> list[Message]:
     """Messages whose ``content`` is one text: None becomes "", text parts are joined.
 
     Raises:
-        ConfigError: a part is no text, such as an image: rows of text tokens could not say
-            what the model saw.
+        ConfigError: a part other than text, such as an image, which rows of text tokens
+            cannot represent.
     """
     plain = [plain_message(message) for message in messages]
     return [
@@ -215,7 +216,11 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def load_tokenizer(config: APIServerConfig) -> Any:
-    """The config's tokenizer; ConfigError names the setting that would help."""
+    """The tokenizer of ``tokenizer_name``, else of ``model_name``.
+
+    Raises:
+        ConfigError: it cannot be loaded; the message names the setting.
+    """
     named = config.tokenizer_name not in ("", "none")
     name = config.tokenizer_name if named else config.model_name
     try:

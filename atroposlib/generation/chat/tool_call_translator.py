@@ -1,9 +1,9 @@
-"""Between a model's raw text and the tool calls of an OpenAI message, without loss.
+"""Lossless translation between sampled text and tool calls of OpenAI messages.
 
     sampled text --parse_model_output--> content, tool_calls        (for the agent)
     messages     --convert_messages_for_template--> plain messages  (for the chat template)
 
-What the model wrote is remembered by call id, so a later turn renders the very same text.
+The sampled text is kept by call id, so that a later turn renders the same text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ID_CHARS = 9  # Mistral's chat template accepts ids of nine letters and digits o
 
 
 class ToolCall(dict[str, Any]):
-    """A tool call as a plain dict that can also be read like the openai package's object.
+    """A tool call as a dict, with attributes like the openai package's object.
 
     Example: {"id": "call12345", "type": "function",
     "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -40,20 +40,20 @@ class ToolCall(dict[str, Any]):
 
 
 class ToolCallTranslator:
-    """Parses, remembers and rewrites tool calls for one session.
+    """Parses tool calls of one session, and writes them back as sampled.
 
     Args:
         parser_name: hermes, llama3_json, mistral, qwen3_coder, or one of vLLM's.
 
     Raises:
-        ConfigError: nobody knows the parser.
+        ConfigError: there is no parser of this name.
     """
 
     def __init__(self, tokenizer: Any, parser_name: str = "hermes") -> None:
         self.tokenizer = tokenizer
         self.parser_name = parser_name
         self.parser = tool_parser_named(parser_name, tokenizer)
-        self.raw_text_of: dict[str, str] = {}  # call id -> the whole text it was found in
+        self.raw_text_of: dict[str, str] = {}  # call id -> the whole sampled text
 
     def parse_model_output(
         self,
@@ -76,7 +76,7 @@ class ToolCallTranslator:
         return parsed.content or None, calls, "tool_calls"
 
     def reconstruct_raw_text_from_tool_calls(self, tool_calls: Sequence[Any]) -> str:
-        """What the model wrote; for calls of another origin, what it would have written."""
+        """The sampled text of the calls; text in the model's format for other calls."""
         if not tool_calls:
             return ""
         calls = [plain_message(call) for call in tool_calls]
@@ -86,16 +86,16 @@ class ToolCallTranslator:
         return self.parser.write([_found_call(call) for call in calls])
 
     def convert_messages_for_template(self, messages: Sequence[Any]) -> list[Message]:
-        """Assistant messages with calls as plain text messages; others as they are."""
+        """Assistant messages with calls become text messages; others are unchanged."""
         return [self._converted(plain_message(message)) for message in messages]
 
     def decode_with_tool_awareness(
         self, token_ids: Sequence[int], has_tools: bool = False, before: Sequence[int] = ()
     ) -> str:
-        """Text of a sample, as it reads after the tokens ``before``.
+        """Text of a sample after the tokens ``before``.
 
-        With tools the special tokens stay, as calls may be made of them; those that end the
-        turn go in any case, because the chat template writes them.
+        With tools the special tokens are kept, because calls may contain them. Tokens that
+        end the turn are removed, because the chat template adds them.
         """
         ids = list(token_ids)
         while has_tools and ids and self._ends_turn(ids[-1]):
@@ -116,7 +116,7 @@ class ToolCallTranslator:
             return message
         text = self.reconstruct_raw_text_from_tool_calls(calls)
         known = str(plain_message(calls[0]).get("id")) in self.raw_text_of
-        if message.get("content") and not known:  # what was sampled has its words already
+        if message.get("content") and not known:  # sampled text contains the content already
             text = f"{message['content']}\n{text}"
         kept = {k: v for k, v in message.items() if k not in ("tool_calls", "content")}
         return {**kept, "content": text}

@@ -1,4 +1,4 @@
-"""What every inference server has: slots, retries, health and timings.
+"""Base class of the engine clients: slots, retries, health checks, timings.
 
     caller -> wait until healthy -> take a slot -> attempt, at most 3 times -> result
 
@@ -64,15 +64,15 @@ SPARE_CONNECTIONS = 4  # health checks must not queue behind generations
 
 
 class APIServer(LegacyServerAttributes, ABC):
-    """One inference server. Train and eval calls have slots and timings of their own."""
+    """One inference server. Train and eval calls have separate slots and timings."""
 
     #: Whether rows can be trained on: the backend returns token ids and logprobs.
     returns_tokens = True
     #: Whether chat requests may carry the reasoning fields of hosted APIs.
     accepts_reasoning = True
-    #: Where the server says that it is there, without generating anything.
+    #: Path of the health check, which generates nothing.
     health_path = "/health"
-    #: Version of the policy as last announced; for tokens whose version no server reports.
+    #: Policy version of tokens for which the server reports none; None if unknown.
     announced_version: int | None = None
 
     def __init__(
@@ -86,7 +86,7 @@ class APIServer(LegacyServerAttributes, ABC):
         self.eval_stats = SplitStats(
             config.num_requests_for_eval, config.rolling_buffer_length
         )
-        self.sessions = 0  # open managed or dedicated sessions, for spreading them
+        self.sessions = 0  # open managed and dedicated sessions, counted as used slots
         self.base_url = (config.base_url or "").rstrip("/") or OFFICIAL_OPENAI_URL
         self.is_official_openai = is_official_openai(self.base_url)
         self.root_url = server_root(self.base_url)
@@ -120,7 +120,7 @@ class APIServer(LegacyServerAttributes, ABC):
         Raises:
             InferenceUnavailable: no usable answer in three attempts, or unhealthy for
                 ``config.timeout`` seconds.
-            InferenceRefused: the server answered 4xx; it was asked once.
+            InferenceRefused: the server returned 4xx, after one request.
         """
         skip_reasoning = kwargs.pop("skip_reasoning", False)
         split = self._prepare(kwargs)
@@ -165,10 +165,10 @@ class APIServer(LegacyServerAttributes, ABC):
         split: str = "train",
         **sampling: Any,
     ) -> list[Generation]:
-        """Continue exactly these tokens, n times.
+        """n continuations of exactly the tokens ``input_ids`` (P,).
 
-        A continuation cut short because the weights changed is resumed, so each token has
-        the version that sampled it. Raises as :meth:`tokens_and_logprobs_completion`.
+        A continuation that a weight update aborts is resumed. Each token has the version that
+        sampled it. Raises as :meth:`tokens_and_logprobs_completion`.
         """
 
         async def ask(ids: list[int], params: dict[str, Any]) -> list[Generation]:
@@ -183,7 +183,7 @@ class APIServer(LegacyServerAttributes, ABC):
     async def generate_segment(
         self, input_ids: list[int], split: str = "train", **params: Any
     ) -> list[Generation]:
-        """One request of :meth:`generate`: an output may end with finish reason "abort"."""
+        """One request of :meth:`generate`. Outputs may have the finish reason "abort"."""
         kwargs = {**params, "input_ids": list(input_ids)}
 
         async def attempt() -> list[Generation]:
@@ -197,12 +197,12 @@ class APIServer(LegacyServerAttributes, ABC):
         return await self._call(split, attempt)
 
     async def decoder(self) -> Decode:
-        """Turns tokens into text, for stop strings that lie across a resumption."""
+        """Decoder of tokens, to find stop strings that span a resumption."""
         tokenizer = await asyncio.to_thread(load_tokenizer, self.config)
         return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
     async def update_weight(self, weight: float) -> None:
-        """Open this share of the slots for both splits, at least one slot each."""
+        """Limit both splits to this share of their slots, at least one slot each."""
         self.sem.update_weight(weight)
         self.eval_sem.update_weight(weight)
 
@@ -217,7 +217,7 @@ class APIServer(LegacyServerAttributes, ABC):
         return metrics
 
     def headroom(self, split: str) -> int:
-        """Slots minus calls that have or want one: below 0 when calls wait."""
+        """Slots minus calls that run or wait: negative if calls wait."""
         return self._stats_of(split).headroom
 
     async def close(self) -> None:
@@ -229,9 +229,9 @@ class APIServer(LegacyServerAttributes, ABC):
     # --- hooks: one attempt each ------------------------------------------------------
 
     async def check_server_status_task(self, chat_completion: bool = True) -> bool | None:
-        """Whether the server answers; override it where :attr:`health_path` does not tell.
+        """Whether the server is healthy. Override it for servers without :attr:`health_path`.
 
-        An override may also set ``server_healthy``, once or for ever.
+        An override may return a bool, or set ``server_healthy`` once or in an endless loop.
         """
         return await self._check_health()
 
@@ -247,14 +247,14 @@ class APIServer(LegacyServerAttributes, ABC):
     ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]: ...
 
     async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
-        """Backends that know versions override this; here they are unknown."""
+        """One attempt with unknown versions; backends that report versions override it."""
         return from_four_tuple(*await self._tokens_and_logprobs_completion_wrapper(**kwargs))
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
         raise NotImplementedError(f"{type(self).__name__} does not implement get_logprobs")
 
     def _inject_reasoning_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """``kwargs`` with the fields that make a hosted model think, when asked for."""
+        """``kwargs`` with the reasoning fields of hosted models, if they are configured."""
         fields = self.reasoning_config.build_extra_body(self.base_url)
         if fields is None:
             return kwargs
@@ -277,7 +277,7 @@ class APIServer(LegacyServerAttributes, ABC):
             logger.warning("%s: %s", self.root_url, message)
 
     def _api_key(self) -> str | None:
-        """The environment's key belongs to the official API and is sent nowhere else."""
+        """The configured key; OPENAI_API_KEY is used for the official API only."""
         from_environment = (
             os.environ.get("OPENAI_API_KEY") if self.is_official_openai else None
         )
@@ -286,20 +286,21 @@ class APIServer(LegacyServerAttributes, ABC):
     # --- the common flow --------------------------------------------------------------
 
     async def _check_health(self) -> bool:
-        """Ask once: a hosted API has no such path and answers 404, which shows it is there."""
+        """One probe. A hosted API without this path returns 404, which counts as healthy."""
         return await responds(self.http, f"{self.root_url}{self.health_path}")
 
     def _overrides_token_call(self) -> bool:
-        """Old subclasses override the public call and old tests replace it: it is then asked."""
+        """Whether a subclass of the original or a test replaced the public call."""
         name, own = "tokens_and_logprobs_completion", type(self)
         overridden = getattr(own, name) is not getattr(APIServer, name)
         by_class = overridden and own._generate_wrapper is APIServer._generate_wrapper
         return by_class or name in vars(self)
 
     async def _request_tokens(self, kwargs: dict[str, Any]) -> list[Generation]:
-        """One attempt through the hook of the most derived class that has one of the two.
+        """One attempt through the hook that the most derived class overrides.
 
-        So a subclass of a backend that overrides the original's hook is not passed over.
+        Hooks are ``_generate_wrapper`` and ``_tokens_and_logprobs_completion_wrapper``, which
+        subclasses written for the original override.
         """
         if self._overrides_token_call():
             return from_four_tuple(*await self.tokens_and_logprobs_completion(**kwargs))
@@ -314,7 +315,7 @@ class APIServer(LegacyServerAttributes, ABC):
         return self.train_stats if split == "train" else self.eval_stats
 
     def _prepare(self, kwargs: dict[str, Any]) -> str:
-        """Take ``split`` out of ``kwargs`` and put the server's own model name in."""
+        """Remove ``split`` from ``kwargs``, return it, and set the model of the server."""
         kwargs["model"] = self.config.model_name
         return str(kwargs.pop("split", None) or "train")
 

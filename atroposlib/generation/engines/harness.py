@@ -1,4 +1,4 @@
-"""A server for unit tests: it answers what it was told to, and fails on anything else."""
+"""Inference server for unit tests, with prepared responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 T = TypeVar("T")
-_CREATED = 0  # responses of a test are the same on every run
+_CREATED = 0  # constant, so that responses are the same on every run
 
 
 def create_chat_completion(
@@ -44,7 +44,7 @@ def create_completion(
 
 
 class ServerHarness(APIServer):
-    """Answers by exact prompt; a prompt nobody prepared is an error that names it."""
+    """Responses by exact prompt. Raises InferenceRefused for an unprepared prompt."""
 
     def __init__(self, config: APIServerConfig | None = None, *unused: Any) -> None:
         super().__init__(config or APIServerConfig(health_check=False))

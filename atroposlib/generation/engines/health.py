@@ -1,10 +1,10 @@
-"""Whether a server answers, asked only when there is a reason to ask.
+"""Health of one server, bounded waits for it, and retries of its calls.
 
     UNKNOWN --probe ok--> HEALTHY --a call fails--> SUSPECT --probe ok--> HEALTHY
         `--probe fails--> DOWN <--probe fails---------'        DOWN --probe ok--> HEALTHY
 
-Only callers that wait do the asking, so an idle process sends nothing and no task outlives
-its callers.
+Only waiting callers send probes: an idle process sends none, and no task outlives its
+callers.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ LOG_INTERVAL_S = 30.0
 
 
 class FailoverRequired(InferenceUnavailable):
-    """The server is down and another one answers, so the caller need not wait for it."""
+    """The server is down while another is available: the call should go to that one."""
 
 
 class HealthState(enum.Enum):
-    UNKNOWN = "unknown"  # never asked
-    HEALTHY = "healthy"  # answered, and no call has failed since
-    SUSPECT = "suspect"  # a call failed; the next caller asks before it sends
-    DOWN = "down"  # asked, and nothing usable came back
+    UNKNOWN = "unknown"  # never probed
+    HEALTHY = "healthy"  # responded, and no call has failed since
+    SUSPECT = "suspect"  # a call failed; the next caller probes before it sends
+    DOWN = "down"  # probed, without a usable response
 
 
 class HealthMonitor:
-    """One server's health, shared by all its callers.
+    """Health of one server, shared by all its callers.
 
     Args:
-        probe: asks once; True when the server answers.
-        bound_s: how long a caller waits for a server that is down.
-        enabled: when False nothing is ever asked and nobody waits.
+        probe: one check; True if the server is healthy.
+        timeout_s: maximum seconds that a caller waits for a server that is down.
+        enabled: False disables probes and waits.
     """
 
     def __init__(
@@ -60,24 +60,24 @@ class HealthMonitor:
         self.timeout_s = timeout_s
         self.enabled = enabled
         self.state = HealthState.UNKNOWN
-        self.waiting_on: str | None = None  # for status displays; None when nobody waits
+        self.waiting_on: str | None = None  # for status displays; None without waiting callers
         self._probed_at = float("-inf")
         self._logged_at = float("-inf")
         self._probe_lock = asyncio.Lock()
         self._recheck: asyncio.Task[bool] | None = None
 
     def mark_suspect(self) -> None:
-        """A call failed in a way that the server's absence would explain."""
+        """Record a failed call that an unavailable server would explain."""
         if self.enabled and self.state is not HealthState.DOWN:
             self.state = HealthState.SUSPECT
             self._probed_at = float("-inf")
 
     async def wait_until_healthy(self) -> None:
-        """Return once the server answers.
+        """Return once the server is healthy.
 
         Raises:
-            InferenceUnavailable: it did not within ``bound_s`` seconds.
-            ServerLeft: it is down, and the call may go to another server that is not.
+            InferenceUnavailable: it was not within ``timeout_s`` seconds.
+            FailoverRequired: it is down, and another server of the route is available.
         """
         if not self.enabled or self.state is HealthState.HEALTHY:
             return
@@ -99,9 +99,9 @@ class HealthMonitor:
             await asyncio.sleep(min(PROBE_INTERVAL_S, self.timeout_s - waited))
 
     def recheck(self) -> None:
-        """Ask a server that is down once more, in the background.
+        """Probe a server that is down in the background.
 
-        Callers are routed around it, so nobody else would notice that it came back.
+        Calls are routed around it, so no call would find out that it recovered.
         """
         idle = self._recheck is None or self._recheck.done()
         due = time.monotonic() - self._probed_at >= PROBE_INTERVAL_S
@@ -109,20 +109,20 @@ class HealthMonitor:
             self._recheck = asyncio.get_running_loop().create_task(self._probe_once())
 
     async def close(self) -> None:
-        """End a recheck that is under way."""
+        """Cancel a background probe."""
         if self._recheck is not None:
             self._recheck.cancel()
             await asyncio.gather(self._recheck, return_exceptions=True)
             self._recheck = None
 
     def report(self, healthy: bool) -> None:
-        """What somebody else found out."""
+        """Set the state from the result of a check."""
         self.state = HealthState.HEALTHY if healthy else HealthState.DOWN
         if healthy:
             self.waiting_on = None
 
     async def _probe_once(self) -> bool:
-        """Probe, unless somebody did within the last second: 500 waiters ask as one."""
+        """Probe, unless the last probe is under a second old: 500 waiters send one."""
         async with self._probe_lock:
             if self.state is HealthState.HEALTHY:
                 return True
@@ -147,7 +147,7 @@ class HealthMonitor:
 
 
 async def responds(http: HttpClient, url: str) -> bool:
-    """GET ``url`` and call any status under 500 an answer."""
+    """Whether GET ``url`` returns a status below 500."""
     try:
         response = await http.send("GET", url, timeout_s=PROBE_TIMEOUT_S)
     except InferenceUnavailable as absent:
@@ -157,16 +157,16 @@ async def responds(http: HttpClient, url: str) -> bool:
 
 
 class CustomHealthCheck:
-    """The check of a backend that overrides ``check_server_status_task``.
+    """Runs the ``check_server_status_task`` of a backend that overrides it.
 
-    It may return whether the server answers, or set ``server_healthy``, once or for ever as
-    the original's did; then it goes on in a task of its own.
+    The check may return whether the server is healthy, or set ``server_healthy`` once or in
+    an endless loop, as in the original. A loop keeps running in a separate task.
     """
 
     def __init__(self, check: Callable[[], Awaitable[bool | None]]) -> None:
         self._check = check
         self.task: asyncio.Future[bool | None] | None = None
-        self.reported = True  # a server counts as healthy until its check says otherwise
+        self.reported = True  # healthy until the check reports otherwise
 
     async def probe(self) -> bool:
         if self.task is None or self.task.done():
@@ -188,14 +188,15 @@ MAX_ATTEMPTS = 3
 INITIAL_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
 
-# Whatever else a backend raises is a refusal or a mistake: the same call cannot help.
+# Other exceptions of a backend are rejections or mistakes, which a retry cannot fix.
 RETRYABLE_ERRORS = (InferenceUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError)
 
 
 def backoff_s(failed_attempts: int, uniform: float) -> float:
-    """Seconds to wait after the n-th failure: doubling, capped, 50 % to 100 % of it.
+    """Seconds to wait after the n-th failure: doubled each time, capped, with jitter.
 
-    ``uniform`` in 0..1 spreads the callers that failed together.
+    ``uniform`` in 0..1 selects 50 % to 100 % of the pause, so that callers that failed
+    together retry at different times.
     """
     ceiling = min(MAX_BACKOFF_S, INITIAL_BACKOFF_S * 2.0 ** (failed_attempts - 1))
     return ceiling * (0.5 + 0.5 * uniform)
@@ -204,10 +205,10 @@ def backoff_s(failed_attempts: int, uniform: float) -> float:
 async def with_retries(
     attempt: Callable[[], Awaitable[T]], health: HealthMonitor
 ) -> tuple[T, int]:
-    """The result and the number of attempts, at most :data:`MAX_ATTEMPTS`.
+    """Result of ``attempt`` and the number of attempts, at most :data:`MAX_ATTEMPTS`.
 
-    A failed attempt makes the server suspect, so the next one is sent only once /health
-    answers: a server that restarts costs a wait and not the call.
+    After a failed attempt the next one waits until the server is healthy: a server that
+    restarts delays the call and does not fail it.
 
     Raises:
         InferenceUnavailable: every attempt failed; its message has the last reason.

@@ -1,8 +1,8 @@
-"""The one way to an inference server: JSON in, JSON out, three kinds of failure.
+"""HTTP client of one inference server: JSON in, JSON out, three kinds of failure.
 
-connection error, timeout, 408, 429, 5xx -> InferenceUnavailable   (try again)
-any other 4xx                            -> InferenceRefused       (never try again)
-an answer that is not JSON               -> InferenceUnavailable   (a proxy's error page)
+connection error, timeout, 408, 429, 5xx -> InferenceUnavailable   (retried)
+any other 4xx                            -> InferenceRefused       (not retried)
+a response that is not JSON              -> InferenceUnavailable   (a proxy's error page)
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 10.0
 DETAIL_CHARS = 500
 RETRYABLE_STATUS = frozenset({408, 429})
-ROUTING_HEADER = "X-SMG-Routing-Key"  # SGLang's gateway keeps equal keys on one engine
+ROUTING_HEADER = "X-SMG-Routing-Key"  # SGLang's gateway sends equal keys to the same engine
 
 
 @dataclass(frozen=True)
 class JsonReply:
-    """A 2xx answer."""
+    """Decoded body and headers of a 2xx response."""
 
     payload: Any
     headers: Mapping[str, str]
 
 
 def server_root(base_url: str) -> str:
-    """The address without a trailing ``/v1``: where /health and /generate live."""
+    """The address without a trailing ``/v1``: the base of /health and /generate."""
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 class HttpClient:
-    """A pool of connections to one server, opened at the first call.
+    """Pool of connections to one server, opened at the first call.
 
     Args:
-        timeout_s: bound of one request, from sending to the last byte.
-        max_connections: as many as requests may be in flight, or they would queue here
-            unseen and time out.
+        timeout_s: limit of one request in seconds, from sending to the last byte.
+        max_connections: at least the requests in flight; a smaller pool would queue them
+            here, uncounted, until they time out.
     """
 
     def __init__(self, *, timeout_s: float, max_connections: int, api_key: str | None) -> None:
@@ -55,7 +55,7 @@ class HttpClient:
     @property
     def client(self) -> httpx.AsyncClient:
         if self._client is None:
-            import httpx  # not above: it takes as long as all else an environment imports
+            import httpx  # local: its import takes as long as all other imports of an environment
 
             self._client = httpx.AsyncClient(
                 timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S),
@@ -95,10 +95,10 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> httpx.Response:
-        """Send and return whatever status came back.
+        """Send a request; return the response of any status.
 
         Raises:
-            InferenceUnavailable: nothing came back.
+            InferenceUnavailable: no response.
             ConfigError: the address is not a URL.
         """
         import httpx
@@ -126,7 +126,12 @@ def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def read_json(response: httpx.Response) -> JsonReply:
-    """The answer, or the error its status stands for."""
+    """The decoded response.
+
+    Raises:
+        InferenceUnavailable: status 408, 429 or 5xx, or a body that is not JSON.
+        InferenceRefused: any other status from 300.
+    """
     status, where = response.status_code, f"{response.request.method} {response.request.url}"
     if status >= 500 or status in RETRYABLE_STATUS:
         detail = response.text[:DETAIL_CHARS]
@@ -142,10 +147,14 @@ def read_json(response: httpx.Response) -> JsonReply:
 
 @dataclass(frozen=True)
 class CallContext:
-    """``others_answer`` tells whether another server could take the call instead."""
+    """Context of a call from its router, for the layers below.
+
+    It is a context variable and no keyword argument, because custom backends forward their
+    keyword arguments to their servers.
+    """
 
     others_available: Callable[[], bool] = lambda: False
-    routing_key: str | None = None  # sent to gateways, which keep a session on one engine
+    routing_key: str | None = None  # gateways send equal keys to the same engine
 
 
 _current: ContextVar[CallContext] = ContextVar("call_context", default=CallContext())
@@ -157,7 +166,7 @@ def current_call() -> CallContext:
 
 @contextmanager
 def call_context(context: CallContext) -> Iterator[None]:
-    """Everything awaited in the block, and every task started in it, sees ``context``."""
+    """Set ``context`` for what the block awaits, and for the tasks that it starts."""
     token = _current.set(context)
     try:
         yield

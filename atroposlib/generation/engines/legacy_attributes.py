@@ -1,4 +1,4 @@
-"""Attributes of a server that environments written for the original read and set."""
+"""Server attributes that environments written for the original read and set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, Spli
 
 
 class LegacyServerAttributes:
-    """Views of the lanes and of the health under their old names."""
+    """Views of slots, timings and health under the names of the original."""
 
     train_stats: SplitStats
     eval_stats: SplitStats

@@ -1,4 +1,4 @@
-"""Chat and text completions over the OpenAI protocol, for every server that speaks it."""
+"""Clients over the OpenAI protocol: text only, and the base of the token engines."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ Payload = dict[str, Any]
 
 
 def request_body(kwargs: Mapping[str, Any]) -> Payload:
-    """The JSON body of keyword arguments as the openai package takes them.
+    """JSON body of a request from keyword arguments of the openai package.
 
-    ``extra_body`` is merged in; what only a client would use is left out. ``stream`` is
-    refused: a call returns a whole completion.
+    ``extra_body`` is merged in, and options of the client are left out.
+
+    Raises:
+        ConfigError: ``stream``; a call returns a whole completion.
     """
     if kwargs.get("stream"):
         raise ConfigError("stream: completions are returned whole; leave it out")
@@ -58,11 +60,10 @@ def merge_choices(payloads: list[Payload]) -> Payload:
 
 
 class OpenAICompatibleServer(APIServer):
-    """Base of the backends whose chat and completions are OpenAI's.
+    """Base of the backends with OpenAI's routes for chat and text completions.
 
-    Requests go over the same connections as everything else of the server; the openai
-    package only supplies the response types, imported at the first response because that
-    takes about a second.
+    Requests use the connection pool of the server. The openai package only supplies the
+    response types. It is imported at the first response, which takes about a second.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class OpenAICompatibleServer(APIServer):
         return completion_of(payload)
 
     async def _complete(self, path: str, kwargs: Mapping[str, Any]) -> Payload:
-        """A payload with ``n`` choices, whatever the server makes of ``n``."""
+        """A payload with ``n`` choices, also from servers that ignore ``n``."""
         body = request_body(kwargs)
         n = int(body.get("n") or 1)
 
@@ -117,13 +118,13 @@ class OpenAICompatibleServer(APIServer):
         if not isinstance(reply.payload, dict) or not reply.payload.get("choices"):
             raise InferenceUnavailable(f"{url}: the response has no choices")
         if any(choice.get("finish_reason") == "abort" for choice in reply.payload["choices"]):
-            # Text cannot be gone on with token by token; a torso must not pass for an answer.
+            # Text cannot be resumed token by token, and an incomplete reply must not be used.
             raise InferenceUnavailable(f"{url}: aborted, as when the server gets new weights")
         return reply.payload
 
 
 def chat_completion_of(payload: Payload) -> ChatCompletion:
-    """The openai package's type, unvalidated: servers add fields and leave some out."""
+    """The openai package's type, without validation: servers add and omit fields."""
     from openai.types.chat import ChatCompletion
 
     return ChatCompletion.model_construct(**payload)
@@ -137,9 +138,9 @@ def completion_of(payload: Payload) -> Completion:
 
 
 class OpenAIServer(OpenAICompatibleServer):
-    """Any OpenAI-compatible API. Good for evaluation and data generation.
+    """Any OpenAI-compatible API, for evaluation and data generation.
 
-    It returns no token ids, so its completions cannot be trained on token-exactly.
+    Its responses have no token ids, so they cannot be trained on token-exactly.
     """
 
     returns_tokens = False
@@ -154,7 +155,7 @@ class OpenAIServer(OpenAICompatibleServer):
 
 
 class TokenServer(OpenAICompatibleServer):
-    """A backend that takes token ids and returns token ids with logprobs."""
+    """Base of the engines that take token ids and return token ids with logprobs."""
 
     accepts_reasoning = False
 
@@ -181,14 +182,14 @@ class TokenServer(OpenAICompatibleServer):
         self._tokenizer = tokenizer
 
     def offer_tokenizer(self, tokenizer: Any) -> None:
-        """Use this one unless there is one already, so that none has to be loaded."""
+        """Set the tokenizer if there is none, so that none has to be loaded."""
         if self._tokenizer is None:
             self._tokenizer = tokenizer
 
     async def tokens_and_logprobs_completion(
         self, **kwargs: Any
     ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
-        """As the base class; a continuation cut short for new weights is resumed."""
+        """As the base class. A continuation that a weight update aborts is resumed."""
         ids = await self._prompt_ids(kwargs)
         return four_tuple(await self.generate(**{**kwargs, "input_ids": ids}))
 
@@ -201,7 +202,7 @@ class TokenServer(OpenAICompatibleServer):
             await asyncio.to_thread(lambda: self.tokenizer)  # seconds: not on the event loop
 
     async def _prompt_ids(self, kwargs: dict[str, Any]) -> list[int]:
-        """The ids to send; a tokenizer is loaded only where one is needed to tell."""
+        """The ids to send. A tokenizer is loaded only for text, or for a possible double BOS."""
         given = kwargs.get("input_ids")
         if given is None or (len(given) > 1 and given[0] == given[1]):
             await self._load_tokenizer()
@@ -221,9 +222,10 @@ def expect_outputs(outputs: list[Generation], n: int, where: str) -> list[Genera
 
 
 def take_top_k(kwargs: dict[str, Any]) -> int:
-    """How many alternatives per position ``get_logprobs`` is asked for; 0: only its own.
+    """Remove and return the number of alternatives per position that are requested.
 
-    ``top_k`` is not the sampling parameter here, so it is taken out.
+    0 requests only the logprob of the given token. ``top_k`` is not the sampling parameter
+    here.
     """
     asked = (kwargs.pop("top_k", None), kwargs.pop("top_logprobs", None))
     return max(0, int(next((k for k in asked if k is not None), 1)))

@@ -29,7 +29,7 @@ SGLANG_NAMES = {
 
 
 class SGLangServer(TokenServer):
-    """Chat and completions go the OpenAI way; token requests to ``/generate``."""
+    """OpenAI's routes for chat and completions, ``/generate`` for token requests."""
 
     async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
         ids = list(kwargs["input_ids"])
@@ -64,7 +64,7 @@ def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def logprobs_body(ids: list[int], top_k: int) -> dict[str, Any]:
-    """Only the prompt is computed; ``logprob_start_len`` 0 is its first token."""
+    """Body that computes only the prompt. ``logprob_start_len`` 0 is its first token."""
     return {
         "input_ids": ids,
         "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
@@ -76,7 +76,11 @@ def logprobs_body(ids: list[int], top_k: int) -> dict[str, Any]:
 
 
 def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
-    """One output is an object, several are a list of them."""
+    """Outputs of a payload, which is an object for one output and a list for several.
+
+    Raises:
+        TokensMissing: an output has tokens without logprobs.
+    """
     outputs = payload if isinstance(payload, list) else [payload]
     generations = []
     for output in outputs:

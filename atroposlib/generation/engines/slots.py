@@ -1,7 +1,7 @@
-"""How many requests one server may hold, as a share of its capacity.
+"""Slots and timings of one server: weighted semaphore, statistics per split.
 
-The rollout API gives every environment a weight; an environment of weight 0.25 may use a
-quarter of the slots. The weight changes while requests are in flight.
+The rollout API assigns every environment a weight. An environment of weight 0.25 may use a
+quarter of the slots. The weight can change while requests are in flight.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from atroposlib.utils.metrics import percentile
 
 
 def slot_limit(capacity: int, weight: float) -> int:
-    """Slots open at ``weight``: ceil(capacity * weight), but never none.
+    """Slots open at ``weight``: ceil(capacity * weight), at least one.
 
-    With no slot at all every caller would wait for ever on a weight that may never rise.
+    Without any slot every caller would wait until the weight rises, perhaps never.
     The small subtraction keeps 0.1 * 30 = 3.0000000000000004 from opening a fourth slot.
     """
     return max(1, math.ceil(capacity * weight - 1e-9))
 
 
 class AsyncSemWithAdaptiveWeight:
-    """A first-come-first-served semaphore whose limit can move under its holders.
+    """First-come-first-served semaphore whose limit may change while slots are held.
 
-    Raising the weight wakes waiters at once. Lowering it takes nothing from holders: the
-    next releases simply hand no slot on until the count is under the new limit.
+    A higher weight wakes waiters at once. A lower weight takes no slot from a holder: released
+    slots stay closed until fewer than the new limit are in use.
     """
 
     def __init__(self, value: int) -> None:
@@ -54,7 +54,7 @@ class AsyncSemWithAdaptiveWeight:
         return len(self._waiters)
 
     def min_val(self) -> float:
-        """Slots the weight keeps closed, of ``max_val``."""
+        """Slots that the weight closes, of ``max_val``."""
         return self.max_val * (1.0 - self.weight)
 
     def locked(self) -> bool:
@@ -75,7 +75,7 @@ class AsyncSemWithAdaptiveWeight:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release()  # the slot was handed over in the same tick; pass it on
+                self.release()  # the slot was assigned in the same tick; release it
             elif turn in self._waiters:
                 self._waiters.remove(turn)
             raise
@@ -91,7 +91,7 @@ class AsyncSemWithAdaptiveWeight:
         while self._waiters and self.free:
             turn = self._waiters.popleft()
             if not turn.done():
-                self.in_use += 1  # taken on behalf of the waiter, so nobody can overtake it
+                self.in_use += 1  # taken for the waiter, so that no other call overtakes it
                 turn.set_result(None)
 
     async def __aenter__(self) -> None:
@@ -107,7 +107,7 @@ class AsyncSemWithAdaptiveWeight:
 
 
 class SplitStats:
-    """The calls of one split: how many may run, how many there are, how long they took."""
+    """Calls of one split (train or eval) of one server: slots, active calls, timings."""
 
     def __init__(self, capacity: int, remembered: int) -> None:
         self.slots = AsyncSemWithAdaptiveWeight(capacity)
@@ -121,10 +121,10 @@ class SplitStats:
 
     @contextmanager
     def track(self) -> Iterator[None]:
-        """Count a call from the moment it chose this server.
+        """Count a call as active from the choice of this server.
 
-        Counting only slots would send a burst of callers, all still waiting for the first
-        health check, to one server.
+        If only slots counted, a burst of calls that wait for the first health check would all
+        choose the same server.
         """
         self.active_calls += 1
         try:
@@ -137,7 +137,7 @@ class SplitStats:
         self.attempts.append(attempts)
 
     def metrics(self, prefix: str) -> dict[str, float]:
-        """Figures over the remembered calls; nothing when there were none."""
+        """Statistics of the kept calls, in seconds; empty without calls."""
         if not self.timings_s:
             return {}
         return {

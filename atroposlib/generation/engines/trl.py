@@ -1,7 +1,7 @@
 """TRL's ``vllm-serve``: text or token ids in, ``completion_ids`` out.
 
-Newer servers also return ``prompt_ids`` and ``logprobs``; what older ones sample cannot
-be trained on, and token requests to them fail with TokensMissing.
+Newer servers also return ``prompt_ids`` and ``logprobs``. Samples of older ones cannot be
+trained on: token requests to them raise TokensMissing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 GENERATE_PATH = "/generate/"
 UNPROCESSABLE = 422
 
-# The fields the request has; anything else would be dropped there without a word.
+# Fields of the request; the server silently drops any other.
 FIELDS = {
     "n": 1,
     "repetition_penalty": 1.0,
@@ -48,7 +48,7 @@ _NOT_OURS = ("chat_template_kwargs", "tools", "tool_choice")
 
 
 class TrlVllmServer(TokenServer):
-    """Chats are rendered and decoded here, as the server only knows prompts and ids."""
+    """Chats are rendered and decoded here: the server takes prompts and ids only."""
 
     health_path = "/health/"
 
@@ -126,14 +126,18 @@ class TrlVllmServer(TokenServer):
 
 
 def generate_body(prompt: str | list[int], params: Mapping[str, Any]) -> dict[str, Any]:
-    """One prompt. Parameters the request has no field for go to ``generation_kwargs``."""
+    """Body for one prompt. Parameters without a field go into ``generation_kwargs``."""
     body = {"prompts": [prompt], **FIELDS, **{k: params[k] for k in FIELDS if k in params}}
     rest = {k: v for k, v in params.items() if k not in FIELDS}
     return {**body, "generation_kwargs": rest} if rest else body
 
 
 def read_generations(payload: Any, ids: list[int], eos: int | None) -> list[Generation]:
-    """Raises TokensMissing where the server says nothing about logprobs or its prompt."""
+    """Outputs of a payload.
+
+    Raises:
+        TokensMissing: no logprobs or no prompt ids, or a prompt other than ``ids``.
+    """
     prompts = require(payload.get("prompt_ids"), "prompt_ids", GENERATE_PATH)
     rows = require(payload.get("logprobs"), "logprobs", GENERATE_PATH)
     if any(list(prompt) != ids for prompt in prompts):
@@ -155,7 +159,7 @@ def read_generations(payload: Any, ids: list[int], eos: int | None) -> list[Gene
 
 
 def finish_reason(tokens: Sequence[int], eos: int | None) -> str:
-    """The server does not say; only an end token shows that the model chose to stop."""
+    """ "stop" if the tokens hold the end token, else "length": the server returns none."""
     return "stop" if eos in tokens else "length"
 
 
@@ -164,6 +168,6 @@ def up_to_eos(tokens: Sequence[int], eos: int | None) -> list[int]:
 
 
 def _number(value: Any) -> float:
-    """A logprob, or a list with the sampled token's logprob alone."""
+    """A logprob that is a number, or a list of only the sampled token's logprob."""
     found = value[0] if isinstance(value, list) and value else value
     return float(require(found if found != [] else None, "logprobs", GENERATE_PATH))

@@ -1,4 +1,12 @@
-"""vLLM, and servers that speak like it: tokens in, tokens with logprobs and versions out."""
+"""vLLM and compatible servers: tokens in, tokens with logprobs and versions out.
+
+Token requests use one of three routes. Each route class only builds bodies and reads
+payloads, without I/O.
+
+    DemoRoute         POST /generate               the original's server, and our local one
+    ScaleOutRoute     POST /inference/v1/generate  vLLM with --enable-scale-out
+    CompletionsRoute  POST /v1/completions         any vLLM: token-id prompt, return_token_ids
+"""
 
 from __future__ import annotations
 
@@ -33,11 +41,11 @@ VERSION_HEADER = "X-Weight-Version"
 
 
 class VLLMServer(TokenServer):
-    """Chat and completions go the OpenAI way; token requests go the best way there is.
+    """OpenAI's routes for chat and completions, the first of ``TOKEN_ROUTES`` for tokens.
 
-    Logprobs are those that vLLM reports. With a temperature other than 1 start vLLM with
-    ``--logprobs-mode processed_logprobs``, or they describe another distribution than the
-    one that was sampled from.
+    Logprobs are those that vLLM reports. For a temperature other than 1 start vLLM with
+    ``--logprobs-mode processed_logprobs``. Otherwise the logprobs are those of temperature 1
+    and not of the distribution that was sampled from.
     """
 
     def __init__(
@@ -53,8 +61,8 @@ class VLLMServer(TokenServer):
         params = sampling_params(kwargs)
         route = await self._token_route()
         body = route.generate_body(self.config.model_name, ids, params)
-        # Asked before sampling: when weights change in between, the label is too old rather
-        # than too new, and staleness is never understated. Spans and header say it better.
+        # Read before sampling: if weights change in between, the label is too old and not too
+        # new, so staleness is never understated. Spans and the header take precedence.
         label = await self._weight_label()
         url = f"{self.root_url}{route.path}"
         reply = await self.http.post(url, body, **request_options(kwargs))
@@ -78,10 +86,10 @@ class VLLMServer(TokenServer):
         }
 
     async def _token_route(self) -> TokenRoute:
-        """The first route this server has, found out once and without generating.
+        """The first route of this server, detected once and without generation.
 
-        An empty body makes a route that exists complain about the body (400, 422, or 500 from
-        the demo server) and one that does not answer 404, 405, or 403 when switched off.
+        An empty body is posted. A route that exists returns 400, 422, or 500 (demo server).
+        An absent route returns 404 or 405, and a disabled one 403.
         """
         if self._route is not None:
             return self._route
@@ -108,7 +116,7 @@ class VLLMServer(TokenServer):
         return response.status_code == 200 and VERSION_HEADER not in response.headers
 
     async def _weight_label(self) -> Any:
-        """GET /weight_info, for servers that have it and set no version header."""
+        """Version from GET /weight_info, for servers that set no version header."""
         if not self._has_weight_info:
             return None
         response = await self.http.send("GET", f"{self.root_url}/weight_info")
@@ -122,22 +130,22 @@ Body = dict[str, Any]
 
 
 class TokenRoute(Protocol):
-    """One request shape. ``label`` is the weight version of the response as a whole."""
+    """One format of token requests. ``label`` is the weight version of a whole response."""
 
     path: str
 
     def generate_body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
-        """Ask for continuations of ``ids`` (P,) with the logprob of each sampled token."""
+        """Request for continuations of ``ids`` (P,) with the logprob of each token."""
         ...
 
     def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        """Raises TokensMissing where ids or logprobs are absent."""
+        """Outputs of a payload. Raises TokensMissing if ids or logprobs are absent."""
         ...
 
     def logprobs_body(
         self, model: str, ids: list[int], top_k: int, params: Mapping[str, Any]
     ) -> Body:
-        """Ask for the ``top_k`` logprobs at each position of ``ids``; 0: only its own."""
+        """Request for ``top_k`` logprobs per position of ``ids``; 0: only the given token."""
         ...
 
     def read_prompt_logprobs(self, payload: Any) -> Any:
@@ -261,7 +269,7 @@ TOKEN_ROUTES: tuple[TokenRoute, ...] = (DemoRoute(), ScaleOutRoute(), Completion
 
 
 def topk_lists(raw: Any) -> tuple[list[list[int]], list[list[float]]]:
-    """Ids and logprobs per position, as two parallel lists; [] where nothing was reported.
+    """Ids and logprobs per position, as two parallel lists; [] for unreported positions.
 
     ``raw`` is [position] or [sequence][position] of a dict, a list of dicts, or null; a value
     is a number or {"logprob": number}.
@@ -282,14 +290,14 @@ def topk_lists(raw: Any) -> tuple[list[list[int]], list[list[float]]]:
 
 
 def require_unless_empty(values: Any, tokens: Sequence[int], path: str) -> Any:
-    """Servers leave the logprobs out altogether when nothing was sampled."""
+    """``values``, which may be missing only without sampled tokens."""
     return [] if values is None and not tokens else require(values, "logprobs", path)
 
 
 def _of_choice(
     choice: Mapping[str, Any], payload: Any, ids: list[int], logprobs: list[float], label: Any
 ) -> Generation:
-    """A choice in OpenAI's shape, once its logprobs are read."""
+    """Generation of a choice in OpenAI's format and of its logprobs."""
     tokens = list(choice["token_ids"])
     spans = choice.get("weight_versions") or payload.get("weight_versions")
     return Generation(
@@ -306,7 +314,7 @@ def in_order(choices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _is_nested(row: list[Any]) -> bool:
-    """Tell [sequence][position] from [position] with a list of dicts at position 0."""
+    """Whether ``row`` is the position list of [sequence][position], not one position."""
     return any(entry is None or isinstance(entry, list) for entry in row) or len(row) > 1
 
 

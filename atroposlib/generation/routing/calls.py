@@ -1,4 +1,4 @@
-"""The calls of a server, made on many: n in chunks, each chunk on a server that answers.
+"""Calls over several servers: n is split into chunks, and each chunk has a route.
 
 call -> split n into chunks -> a route per chunk -> one completion, renumbered
 """
@@ -32,13 +32,13 @@ Kwargs = dict[str, Any]
 
 
 class RoutedCalls(ABC):
-    """What a manager and a session of it have in common."""
+    """The calls that a manager and its sticky sessions share."""
 
     max_n_completions: int
 
     @abstractmethod
     def _route(self, tokens: bool = False) -> FailoverRoute:
-        """Where one chunk goes. ``tokens``: to servers that return token ids."""
+        """The route of one chunk. ``tokens``: only to servers that return token ids."""
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """As :meth:`APIServer.chat_completion`, with any n."""
@@ -77,7 +77,7 @@ class RoutedCalls(ABC):
     ) -> list[Generation]:
         """As :meth:`APIServer.generate`, with any n.
 
-        Where a server fails in the middle, another one goes on after the tokens that came.
+        If a server fails in the middle, another continues after the tokens received so far.
         """
         params = with_max_tokens({"max_tokens": max_tokens, **sampling})
         params.update(n=n, temperature=temperature)
@@ -115,7 +115,7 @@ class RoutedCalls(ABC):
         split = split_of(kwargs)
 
         async def one(chunk: Kwargs) -> T:
-            # a copy for each attempt: servers take out of it what is theirs
+            # a copy for each attempt, because servers remove keys from it
             return await self._route(tokens).call(
                 split, lambda server: call(server, dict(chunk))
             )
@@ -123,7 +123,7 @@ class RoutedCalls(ABC):
         return await gather_or_cancel(one(chunk) for chunk in self._chunks(kwargs))
 
     def _chunks(self, kwargs: Kwargs) -> list[Kwargs]:
-        """The keyword arguments of each request; a seed gives each its own draws."""
+        """The keyword arguments of each request. Each request has its own seed, if any."""
         sizes = chunk_sizes(int(kwargs.get("n") or 1), self.max_n_completions)
         if len(sizes) == 1:
             return [dict(kwargs)]
@@ -135,7 +135,7 @@ class RoutedCalls(ABC):
 
 
 class StickyRoute(FailoverRoute):
-    """Counts its session on the server it is on, so that the next session opens elsewhere."""
+    """Counts its session at its current server, so that new sessions go to others."""
 
     def __init__(self, servers: Sequence[APIServer], first: APIServer) -> None:
         super().__init__(servers, first, routing_key=str(uuid.uuid4()))
@@ -153,7 +153,11 @@ class StickyRoute(FailoverRoute):
 
 
 class StickySession(RoutedCalls):
-    """Has the calls of an :class:`APIServer`; everything else is that of its server."""
+    """One session's view of a manager: the same server for every call until it fails.
+
+    The turns of a session share their prefix, which the engine that served the last turn has
+    in its KV cache. Attributes other than the calls are those of the current server.
+    """
 
     def __init__(self, route: StickyRoute, max_n_completions: int) -> None:
         self.route = route
@@ -167,7 +171,7 @@ class StickySession(RoutedCalls):
         return self.route.on.config
 
     def __getattr__(self, name: str) -> Any:
-        if name == "route":  # not there yet: while it is copied or unpickled
+        if name == "route":  # unset while the object is copied or unpickled
             raise AttributeError(name)
         return getattr(self.route.on, name)
 
@@ -176,9 +180,9 @@ class StickySession(RoutedCalls):
 def sticky_session(
     servers: Sequence[APIServer], first: Any, max_n_completions: int
 ) -> Iterator[Any]:
-    """What a managed session samples from: ``first``, and the others when it fails.
+    """The server of a managed session: ``first``, then the others when it fails.
 
-    An object that a test put in the place of a server is used as it is.
+    A stand-in of a test, which is no :class:`APIServer`, is returned unchanged.
     """
     if not isinstance(first, APIServer):
         yield first
@@ -206,7 +210,7 @@ def join_choices(parts: Iterable[C]) -> C:
     first, *rest = parts
     if not rest:
         return first
-    joined: Any = first.model_copy(deep=True)  # a backend may keep what it returned
+    joined: Any = first.model_copy(deep=True)  # the backend may hold a reference to it
     for part in rest:
         joined.choices.extend(part.choices)
         if joined.usage is not None and part.usage is not None:

@@ -1,4 +1,4 @@
-"""Addresses of servers that nobody named: local ports, or the nodes of a SLURM job."""
+"""Generated server addresses: local ports, or the nodes of a SLURM job."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LOCAL_URLS = tuple(f"http://localhost:{port}/v1" for port in range(9004, 9008))
 FIRST_NODE_PORT = 9000
 GPUS_PER_NODE = 8
 SCONTROL_TIMEOUT_S = 30.0
-GENERATED_API_KEY = "x"  # local servers ask for none, some clients insist on one
+GENERATED_API_KEY = "x"  # local servers need none, but some clients require one
 
 
 def node_urls(hostnames: Sequence[str], training_nodes: int, infer_tp: int) -> list[str]:
     """Servers on the nodes after the training ones: 8 // ``infer_tp`` each, from port 9000.
 
-    With fewer than two nodes nothing is said about inference: an empty list.
+    Fewer than two nodes give an empty list.
 
     Raises:
-        ConfigError: two nodes or more, and none of them left to serve.
+        ConfigError: all nodes train, so that none is left for inference.
     """
     if len(hostnames) < 2:
         return []
@@ -44,7 +44,7 @@ def node_urls(hostnames: Sequence[str], training_nodes: int, infer_tp: int) -> l
 def slurm_urls(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Addresses from SLURM_JOB_NODELIST, NUM_TRAINING_NODES (1) and INFER_TP (1).
 
-    Outside a job, or in one of a single node, there are none.
+    Empty outside a SLURM job and in a job of one node.
     """
     nodelist = environ.get("SLURM_JOB_NODELIST")
     if not nodelist:

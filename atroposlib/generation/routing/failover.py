@@ -1,4 +1,4 @@
-"""Retry elsewhere: a call that fails on one server is made on another."""
+"""Choice of a server by free slots, and failover to another server."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 
 def pick_index(headrooms: Sequence[int], healthy: Sequence[bool]) -> int:
-    """The healthy server with most headroom; the first of equals; any when none is healthy.
+    """Index of the healthy server with most headroom; ties go to the first.
 
-    A server that is down still gets the call when there is no other: the call then waits for
-    it, within a bound, and says so.
+    If no server is healthy, one that is down is picked. The call then waits for it, at most
+    ``config.timeout`` seconds, and logs the wait.
     """
     return max(range(len(headrooms)), key=lambda i: (healthy[i], headrooms[i], -i))
 
 
 def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
-    """The one with most room, after asking those that are down once more."""
+    """The server with most free slots; servers that are down are probed in the background."""
     recheck(servers)
     index = pick_index(
         [free_slots(server, split) for server in servers],
@@ -37,7 +37,7 @@ def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
 
 
 def any_available(servers: Sequence[APIServer]) -> bool:
-    """Whether one of them is not known to be down; those that are get asked once more."""
+    """Whether a server is not known to be down; those that are down are probed again."""
     recheck(servers)
     return any(is_up(server) for server in servers)
 
@@ -56,10 +56,10 @@ def is_up(server: Any) -> bool:
 
 
 def free_slots(server: Any, split: str) -> int:
-    """Free slots, less one for each open session.
+    """Free slots minus open sessions.
 
-    Tests put objects of their own in place of servers, which only have the original's
-    attributes: then the free slots for training, where there are such.
+    Stand-ins of tests only have the attributes of the original: the free training slots
+    count, if there are any.
     """
     if isinstance(server, APIServer):
         return server.headroom(split) - server.sessions
@@ -72,13 +72,13 @@ def returns_tokens(server: APIServer) -> bool:
 
 
 def token_servers(servers: Sequence[APIServer]) -> Sequence[APIServer]:
-    """Those that return token ids, where there are such."""
+    """The servers that return token ids; all servers if none does."""
     return [one for one in servers if returns_tokens(one)] or servers
 
 
 @contextmanager
 def counted_session(server: Any) -> Iterator[Any]:
-    """Count a session, so that the next one opens elsewhere."""
+    """Count an open session, so that the next session goes to another server."""
     if not isinstance(server, APIServer):
         yield server
         return
@@ -90,12 +90,12 @@ def counted_session(server: Any) -> Iterator[Any]:
 
 
 class FailoverRoute:
-    """The way of a series of calls: one server while it answers, else another.
+    """Route of a series of calls: the same server until it fails, then another.
 
     Args:
-        servers: where the calls may go; they are taken to serve the same model.
-        first: the server to begin with; picked at the first call when not given.
-        routing_key: tells a gateway behind the address which calls belong together.
+        servers: candidates, which must serve the same model.
+        first: server of the first call; None picks one at that call.
+        routing_key: key that a gateway uses to send related calls to the same engine.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class FailoverRoute:
         self.routing_key = routing_key
 
     async def call(self, split: str, attempt: Callable[[APIServer], Awaitable[T]]) -> T:
-        """``attempt`` on the route's server; when that fails, on each other one once.
+        """Run ``attempt`` on the current server, and after a failure once on each other.
 
         Raises:
             InferenceUnavailable: the last failure, when every server failed.
@@ -136,7 +136,7 @@ class FailoverRoute:
                 logger.warning("%s; failing over to another server", failure)
 
     def _choose(self, servers: Sequence[APIServer], split: str) -> APIServer:
-        """Stay where the engine has the prompt in its cache, unless that server is gone."""
+        """The current server, whose KV cache has the prefix, unless it is down or failed."""
         here = self.server
         if here is None or here not in servers:
             self.move_to(pick_server(servers, split))

@@ -1,4 +1,4 @@
-"""Many servers as one: each call goes to the healthy server with the most room."""
+"""Facade of several servers: routed calls, managed sessions, metrics."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ PROXY_VARIABLE = "ATROPOS_PROXY_URL"
 
 
 class ServerManager(RoutedCalls):
-    """Routes calls to servers.
+    """Routes each call to the healthy server with most free slots.
 
     Args:
         configs: a list of servers, one server, or a baseline whose addresses are generated.
-        server_class: a backend class for all servers; the abstract default stands for the
-            backend of each config's ``server_type``.
+        server_class: backend class of all servers. The abstract default selects the backend
+            by the ``server_type`` of each config.
         slurm: take addresses from SLURM's variables, with ``configs[0]`` as template.
         testing: one :class:`ServerHarness` at ``servers[0]``.
         max_n_completions: larger n is split into concurrent requests.
-        proxy_url: managed sessions are kept by the proxy there; ATROPOS_PROXY_URL when not
-            given. ``use_proxy`` is true with either and may be switched off later.
+        proxy_url: address of the proxy that keeps managed sessions; ATROPOS_PROXY_URL if
+            None. Either sets ``use_proxy``, which can be set to False later.
         tool_parser: name of the parser of tool calls in managed sessions, such as hermes.
 
     Raises:
@@ -102,10 +102,9 @@ class ServerManager(RoutedCalls):
         return factory(config, self.reasoning_config)
 
     def announce_version(self, version: int | None) -> None:
-        """The policy version that servers serve now, as the rollout API says.
+        """Set the policy version that the rollout API reports as published.
 
-        It is stamped on tokens whose version the server does not report, as it was when
-        their request was sent.
+        Tokens without a version from their server get the value at the time of the request.
         """
         for server in self.servers:
             server.announced_version = version
@@ -116,8 +115,8 @@ class ServerManager(RoutedCalls):
     async def dedicated_server(self) -> AsyncIterator[APIServer]:
         """One server for the whole block.
 
-        No slot is held in between: each call takes its own, so as many sessions as slots
-        cannot lock one another out.
+        No slot is held between calls: each call takes its own. So as many sessions as slots
+        cannot deadlock.
         """
         with counted_session(pick_server(self.servers, "train")) as server:
             yield server
@@ -132,16 +131,15 @@ class ServerManager(RoutedCalls):
     ) -> AsyncIterator[ManagedServer | DummyManagedServer | ProxyManagedServer]:
         """A session that keeps the tokens, masks, logprobs and versions of what it samples.
 
-        It stays on one server, for the sake of its cache, and goes on with another one when
-        that fails.
+        It stays on one server, whose KV cache has its prefix, and fails over to another.
 
         Args:
-            tokenizer: that of the model; loaded by name when not given.
-            base_url: a particular server of this manager, and no other.
+            tokenizer: tokenizer of the model; None loads it by name.
+            base_url: address of the one server to use, without failover.
 
         Raises:
             NotImplementedError: the server returns text only, and
-                ATROPOS_ALLOW_DUMMY_MANAGED_SERVER does not allow made-up tokens.
+                ATROPOS_ALLOW_DUMMY_MANAGED_SERVER does not allow placeholder tokens.
         """
         if self.use_proxy:
             async with self._proxy_session(
@@ -174,7 +172,7 @@ class ServerManager(RoutedCalls):
     async def _proxy_session(
         self, base_url: str | None, track_tree: bool, preserve_think_blocks: bool
     ) -> AsyncIterator[ProxyManagedServer]:
-        """A session kept by a proxy process; deleted there at the end."""
+        """A session in a proxy process, deleted at the end of the block."""
         from atroposlib.generation.sessions.remote import create_proxy_session
 
         if not self.proxy_url:
@@ -195,7 +193,7 @@ class ServerManager(RoutedCalls):
     # --- upkeep -----------------------------------------------------------------------
 
     async def update_weight(self, weight: float) -> None:
-        """Open this share of every server's slots."""
+        """Limit every server to this share of its slots."""
         for server in self.servers:
             await server.update_weight(weight)
 
@@ -210,7 +208,7 @@ class ServerManager(RoutedCalls):
 
     @property
     def waiting_on(self) -> str | None:
-        """What callers wait for besides slots, or None: for status displays."""
+        """Reason why callers wait, apart from slots, for status displays; None if none."""
         waits = [server.health.waiting_on for server in self.servers]
         return next((wait for wait in waits if wait is not None), None)
 
@@ -249,7 +247,7 @@ def _server_list(configs: ServerConfigs, slurm: bool) -> list[APIServerConfig]:
 
 
 def _proxy_from_environment() -> str | None:
-    """One variable sends every environment of a shell elsewhere, so it is said aloud."""
+    """ATROPOS_PROXY_URL, with a warning: it affects every environment of the shell."""
     url = os.environ.get(PROXY_VARIABLE)
     if url:
         logger.warning(
@@ -269,7 +267,7 @@ BACKENDS: dict[str, ServerFactory] = {
 
 
 def backend_for(server_type: str) -> ServerFactory:
-    """The class for one ``server_type``; servers of one manager may be of different kinds."""
+    """The client class of one ``server_type``. One manager may mix several types."""
     if server_type not in BACKENDS:
         raise ConfigError(
             f"server_type: {server_type} has no client here; one of {', '.join(BACKENDS)}"

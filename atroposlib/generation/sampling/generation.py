@@ -1,4 +1,4 @@
-"""What a token backend returns: sampled tokens with their logprobs and policy versions."""
+"""Token requests and results: sampling parameters, sampled tokens, policy versions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from atroposlib.errors import ConfigError, TokensMissing
 
-# The server did not say which weights sampled the token. The wire uses the same number at
-# masked positions, so a row with it on a trained token has no versions worth sending.
+# The server reported no version of the token. The wire uses the same number at masked
+# positions, so the versions of a row with it on a trained token are not sent.
 UNKNOWN_VERSION = -1
 
-# Engines default to 16 new tokens, which truncates nearly everything without a word.
+# Engines default to 16 new tokens, which silently truncates nearly every reply.
 DEFAULT_MAX_TOKENS = 1024
 
 
@@ -25,7 +25,7 @@ class Generation:
     finish_reason "stop".
     """
 
-    prompt_ids: list[int]  # (P,) exactly what the server was given
+    prompt_ids: list[int]  # (P,) exactly as sent to the server
     tokens: list[int]  # (T,) the end token included where one was sampled
     logprobs: list[float]  # (T,) log p of each token under the sampler
     versions: list[int]  # (T,) policy version, or UNKNOWN_VERSION
@@ -58,7 +58,11 @@ def from_four_tuple(
     logprobs: Sequence[Sequence[float]],
     finish_reasons: Sequence[Any],
 ) -> list[Generation]:
-    """Generations of a backend that speaks only the original's shape; versions unknown."""
+    """Generations from a result in the original's shape, with unknown versions.
+
+    Raises:
+        TokensMissing: the lists have different lengths.
+    """
     if not len(tokens) == len(logprobs) == len(finish_reasons):
         raise TokensMissing(
             f"{len(tokens)} outputs came with {len(logprobs)} rows of logprobs "
@@ -77,14 +81,14 @@ def from_four_tuple(
 
 
 def finish_reason_text(reason: Any) -> str:
-    """SGLang answers {"type": "length", "length": 16}; everybody else a word, or null."""
+    """Finish reason as a word. SGLang returns {"type": "length", "length": 16}."""
     if isinstance(reason, Mapping):
         reason = reason.get("type")
     return str(reason) if reason else "stop"
 
 
 def version_number(label: Any) -> int:
-    """A server's weight label as a number: 3 and "3" are 3, null and "base" are unknown."""
+    """Number of a weight label: 3 and "3" are 3, null and "base" are UNKNOWN_VERSION."""
     text = str(label)
     return int(text) if text.isdigit() else UNKNOWN_VERSION
 
@@ -102,10 +106,10 @@ def token_versions(num_tokens: int, spans: Any, label: Any) -> list[int]:
 
 
 def with_version(output: Generation, version: int | None) -> Generation:
-    """``output`` with ``version`` on the tokens whose version the server did not report.
+    """``output`` with ``version`` on the tokens for which the server reported none.
 
-    ``version`` is what was announced before the request was sent: where weights change while
-    it runs, the label is too old rather than too new, and staleness is never understated.
+    ``version`` is the announced one from before the request. If weights change during the
+    request it is too old and not too new, so staleness is never understated.
     """
     if version is None or UNKNOWN_VERSION not in output.versions:
         return output
@@ -119,18 +123,18 @@ _NOT_SAMPLING = frozenset(
     | {"logprobs", "top_logprobs", "skip_reasoning"}
 )
 
-# Sent unless the caller says otherwise: a model's own generation_config.json would truncate
-# the distribution, and the logprobs would no longer be those of what is trained.
+# Sent unless the caller sets them: the generation_config.json of a model would truncate the
+# distribution, and its logprobs would not be those of the trained policy.
 UNTRUNCATED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 
-SEED_BITS = 31  # what every engine takes
+SEED_BITS = 31  # the range that every engine accepts
 
 
 def sampling_params(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling parameters by vLLM's names, with explicit defaults.
+    """Sampling parameters under vLLM's names, with explicit defaults.
 
-    ``max_new_tokens`` and ``max_completion_tokens`` mean ``max_tokens``; ``extra_body`` is
-    merged in.
+    ``max_new_tokens`` and ``max_completion_tokens`` become ``max_tokens``, and ``extra_body``
+    is merged in.
     """
     params = {k: v for k, v in kwargs.items() if k not in _NOT_SAMPLING and v is not None}
     params.update(kwargs.get("extra_body") or {})
@@ -139,7 +143,7 @@ def sampling_params(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_max_tokens(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """``kwargs`` with the limit under the one name ``max_tokens``."""
+    """``kwargs`` with the limit of new tokens as ``max_tokens`` only."""
     renamed = {k: v for k, v in kwargs.items() if k not in _LIMIT_NAMES}
     return {"max_tokens": DEFAULT_MAX_TOKENS, **renamed, **_given_limit(kwargs)}
 
@@ -153,17 +157,17 @@ def _given_limit(kwargs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def stop_strings(params: Mapping[str, Any]) -> list[str]:
-    """``stop`` is one string or several; empty ones stop nothing."""
+    """The stop strings of ``stop``, a string or a list; empty ones are left out."""
     stop = params.get("stop")
     given = [stop] if isinstance(stop, str) else list(stop or ())
     return [one for one in given if one]
 
 
 def derived_seed(seed: int, choice: int, done: int = 0) -> int:
-    """The seed of one choice after ``done`` tokens; (0, 0) keeps the caller's.
+    """Seed of one choice after ``done`` tokens; the caller's seed for (0, 0).
 
-    Requests that share a seed draw the same numbers: n of them would be one sample n times,
-    and a resumed segment would repeat the draws of the one before.
+    Requests with the same seed draw the same random numbers: n of them would return one
+    sample n times, and a resumed segment would repeat the draws before it.
     """
     if choice == 0 and done == 0:
         return seed
@@ -172,21 +176,23 @@ def derived_seed(seed: int, choice: int, done: int = 0) -> int:
 
 
 def with_choice_seed(kwargs: Mapping[str, Any], choice: int) -> dict[str, Any]:
-    """``kwargs`` of the part of a split request that begins at ``choice``."""
+    """``kwargs`` of the part of a split request whose first choice is ``choice``."""
     seed = kwargs.get("seed")
     return dict(kwargs) if seed is None else {**kwargs, "seed": derived_seed(seed, choice)}
 
 
 def request_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller says about the request itself: ``headers`` and ``timeout_s``."""
+    """Options of the HTTP request: ``headers`` and ``timeout_s``."""
     return {"headers": kwargs.get("extra_headers"), "timeout_s": kwargs.get("timeout")}
 
 
 def prompt_ids(kwargs: Mapping[str, Any], tokenizer: Any) -> list[int]:
-    """``input_ids`` as they are, else ``prompt`` encoded; a doubled BOS is made single.
+    """``input_ids``, else ``prompt`` encoded; one of two leading BOS is removed.
 
-    A rendered chat template brings its own BOS and encoding adds another: the model never
-    saw two in training.
+    A rendered chat template contains a BOS, and encoding adds a second. Training data has one.
+
+    Raises:
+        ConfigError: neither is given.
     """
     if kwargs.get("input_ids") is not None:
         ids = list(kwargs["input_ids"])

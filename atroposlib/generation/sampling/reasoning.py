@@ -1,4 +1,4 @@
-"""Asking a hosted model to think: which fields of the request say so."""
+"""Request fields that switch on the reasoning of hosted models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OFFICIAL_OPENAI_URL = f"https://{OFFICIAL_OPENAI_HOST}/v1"
 
 @dataclass
 class ReasoningConfig:
-    """How hard to think. Naming an effort or a token budget switches it on.
+    """Effort or token budget of reasoning. Either one switches reasoning on.
 
     Raises:
         ConfigError: ``effort`` is not one of :data:`VALID_REASONING_EFFORTS`.
@@ -59,7 +59,7 @@ class ReasoningConfig:
     def build_extra_body(
         self, base_url: str | None = None, use_max_tokens: bool = False
     ) -> dict[str, Any] | None:
-        """Fields to add to a chat request, or None when thinking was not asked for.
+        """Fields to add to a chat request, or None if reasoning is off.
 
         The official OpenAI API takes ``reasoning_effort``; other hosts take OpenRouter's
         ``reasoning`` object, in which the effort wins over the token budget unless
@@ -80,17 +80,20 @@ class ReasoningConfig:
 
 
 def is_official_openai(base_url: str) -> bool:
-    """By the host alone: a look-alike address must not get the key of the official API."""
+    """Whether the host is exactly the official one, which alone may get its key."""
     return urlsplit(base_url).hostname == OFFICIAL_OPENAI_HOST
 
 
 def with_extra_body(kwargs: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``kwargs`` of a chat with ``fields`` in its extra body, where they win."""
+    """``kwargs`` of a chat with ``fields`` in its extra body; they override its fields."""
     return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **fields}}
 
 
 def in_official_form(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The official API refuses ``max_tokens`` and any other temperature when it thinks."""
+    """``kwargs`` as the official API requires for reasoning models.
+
+    It rejects ``max_tokens`` and a temperature other than 1.
+    """
     form = {**kwargs, "temperature": 1.0}
     if "max_tokens" in form:
         form["max_completion_tokens"] = form.pop("max_tokens")

@@ -1,10 +1,10 @@
-"""Abort and resume: one continuation out of the segments that an engine cut it into.
+"""Resumption of aborted generations: one continuation out of several segments.
 
     ask(prompt, 10 tokens)             -> 4 tokens, "abort": the engine paused for new weights
     ask(prompt + 4 tokens, 6 tokens)   -> 6 tokens, "length"
 
 Frequency and presence penalties count from the start of a segment, because engines count
-what they generated and not what they were given; nothing on the wire can change that.
+generated tokens and not prompt tokens. No request field changes that.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ async def generate_with_resume(
     decoder: Decoder,
     stall_timeout_s: float,
 ) -> list[Generation]:
-    """``params["n"]`` continuations of ``input_ids`` (P,), none of them ending in an abort.
+    """``params["n"]`` continuations of ``input_ids`` (P,), none with reason "abort".
 
-    They start as one request and are resumed one by one, as they were cut at different
-    places.
+    They start as one request and are resumed separately, because each was aborted after a
+    different number of tokens.
 
     Args:
         params: sampling parameters with ``n`` and ``max_tokens``.
-        ask: one request; its outputs may end with finish reason "abort".
-        decoder: gets the text of tokens; called only where stop strings need it.
-        patience_s: how long an engine may go on aborting without giving a single token.
+        ask: one request. Its outputs may have the finish reason "abort".
+        decoder: returns the decoder of tokens; called only for stop strings.
+        stall_timeout_s: maximum seconds of aborts without a new token.
 
     Raises:
-        InferenceUnavailable: no token came for ``patience_s``.
+        InferenceUnavailable: no new token within ``stall_timeout_s``.
     """
     outputs = await ask(list(input_ids), params)
     return await gather_or_cancel(
@@ -91,10 +91,10 @@ async def _finished(
 
 
 def resumed_params(params: Mapping[str, Any], done: int, index: int) -> Params:
-    """Parameters of the request that goes on after ``done`` tokens of choice ``index``.
+    """Parameters of the request that continues choice ``index`` after ``done`` tokens.
 
-    What counts tokens gets what is left. The same seed would draw the same numbers again,
-    so each segment has its own. ``prompt`` is no longer the text of what is sent.
+    Token limits are reduced by ``done``. Each segment has its own seed, because the same seed
+    would draw the same numbers again. ``prompt`` is removed: it is not the text of the ids.
     """
     left = {k: v for k, v in params.items() if k != "prompt"}
     left.update(n=1, max_tokens=int(params["max_tokens"]) - done)
@@ -107,7 +107,11 @@ def resumed_params(params: Mapping[str, Any], done: int, index: int) -> Params:
 
 
 def join_segments(output: Generation, more: Generation) -> Generation:
-    """Both segments as one. Every token keeps the logprob and version it was sampled with."""
+    """Both segments as one. Every token keeps its logprob and version.
+
+    Raises:
+        TokensMissing: ``more`` does not continue ``output``.
+    """
     if more.prompt_ids != output.prompt_ids + output.tokens:
         raise TokensMissing("the server continued tokens other than those sent")
     return Generation(
@@ -122,10 +126,10 @@ def join_segments(output: Generation, more: Generation) -> Generation:
 def cut_at_spanning_stop(
     output: Generation, boundary: int, params: Mapping[str, Any], decode: Decode
 ) -> Generation:
-    """End ``output`` at a stop string that its last segment could not see whole.
+    """``output`` cut at a stop string that spans token ``boundary``, if there is one.
 
-    A server looks for stop strings in what it generates itself; one that begins in the
-    ``boundary`` tokens of the segments before would be missed.
+    A server searches only the text of the current segment for stop strings, and would miss one
+    that begins in the ``boundary`` tokens of earlier segments.
     """
     text = decode(output.tokens)
     end = spanning_stop_end(text, len(decode(output.tokens[:boundary])), stop_strings(params))
@@ -146,7 +150,7 @@ def cut_at_spanning_stop(
 
 
 def spanning_stop_end(text: str, boundary: int, stops: Sequence[str]) -> int | None:
-    """Where the first stop string ends that lies across character ``boundary``."""
+    """End of the first stop string that spans character ``boundary``, or None."""
     ends = [
         start + len(stop)
         for stop in stops

@@ -1,7 +1,7 @@
-"""A managed session over a server that returns text only: the tokens are made up.
+"""Managed session over a text-only server, with placeholder tokens.
 
-Good for trying an environment out against a hosted API. Nothing here can be trained on, so
-it has to be allowed by an environment variable.
+It serves to try an environment with a hosted API. Its rows cannot be trained on, so an
+environment variable must allow it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DUMMY_LOGPROB = -0.5
 
 
 def dummy_allowed() -> bool:
-    """Whether the environment variable allows made-up tokens."""
+    """Whether the environment variable allows placeholder tokens."""
     return os.environ.get(ALLOW_VARIABLE, "").lower() in ("1", "true", "yes")
 
 
 def require_dummy_allowed(server_type: str) -> None:
-    """Raises NotImplementedError, with what to do, unless made-up tokens are allowed."""
+    """Raise NotImplementedError with the remedy, unless placeholder tokens are allowed."""
     if not dummy_allowed():
         raise NotImplementedError(
             f"a server of type {server_type} returns no token ids, so a managed session "
@@ -40,7 +40,7 @@ def require_dummy_allowed(server_type: str) -> None:
 
 
 class DummyManagedServer:
-    """Forwards calls and gives every choice a node of made-up tokens."""
+    """Forwards calls; every choice gets a node of placeholder tokens."""
 
     def __init__(
         self, server: APIServer, tokenizer: Any = None, track_tree: bool = False

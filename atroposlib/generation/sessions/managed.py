@@ -1,8 +1,8 @@
-"""A chat session that keeps, token-exactly, what can be trained on.
+"""Chat session that records token-exact rows for training.
 
     messages -> prompt text and ids -> longest earlier sequence -> generate -> nodes
 
-The environment calls it like an OpenAI client and reads the rows with ``nodes_for``.
+An environment calls it like an OpenAI client and reads the rows with ``nodes_for``.
 """
 
 from __future__ import annotations
@@ -56,21 +56,22 @@ DEBUG_VARIABLE = "ATROPOS_DEBUG_REQUESTS"
 
 
 class ManagedServer:
-    """Chat and completions whose tokens, masks, logprobs and versions are kept.
+    """Chat and completions with recorded tokens, masks, logprobs and versions.
 
     Every choice becomes a :class:`SequenceNode`. A prompt that continues an earlier sequence
-    extends it, with the earlier samples still trained; a prompt whose template rewrote an
-    earlier turn starts another sequence, and the earlier one stays. Calls may run at once:
-    each reads its own nodes with :meth:`nodes_for`.
+    extends it, and the earlier samples stay trained. A prompt whose template rewrote an
+    earlier turn starts a new sequence, and the earlier one is kept. Calls may be concurrent:
+    :meth:`nodes_for` returns the nodes of one call.
 
     Args:
         server: any object with ``config`` and ``tokens_and_logprobs_completion``.
-        tokenizer: that of the model; else the server's, else the one of ``model_name``.
-        track_tree: keep every turn as a node with a link to the turn before.
-        tool_parser: how the model writes tool calls, such as "hermes"; without one, tools
-            are left out of the prompt and calls stay text.
-        preserve_think_blocks: keep earlier ``<think>`` blocks where the chat template would
-            drop them, so that multi-turn sequences of thinking models extend.
+        tokenizer: tokenizer of the model; None uses that of the server, or loads that of
+            ``model_name``.
+        track_tree: record every turn as a node with a link to its parent.
+        tool_parser: format of the tool calls, such as "hermes". None leaves tools out of the
+            prompt and calls in the text.
+        preserve_think_blocks: keep earlier ``<think>`` blocks that the chat template would
+            drop, so that multi-turn sequences of thinking models extend.
 
     Raises:
         ConfigError: there is no such tool parser.
@@ -112,8 +113,8 @@ class ManagedServer:
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """``messages`` and sampling parameters as for OpenAI, plus ``split``.
 
-        ``tools`` and ``tool_choice`` ("auto", "none", "required") count with a tool parser.
-        ``chat_template_kwargs``, also inside ``extra_body``, goes to the template.
+        ``tools`` and ``tool_choice`` ("auto", "none", "required") need a tool parser.
+        ``chat_template_kwargs``, also inside ``extra_body``, is passed to the template.
 
         Raises:
             ConfigError: messages that are not text, or ``stream``.
@@ -171,10 +172,11 @@ class ManagedServer:
         input_ids: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Logprobs of a given sequence; exactly one of the three says which.
+        """Logprobs of a given sequence: one of ``prompt``, ``messages`` and ``input_ids``.
 
         Raises:
-            NotImplementedError: the server gives none.
+            ConfigError: none of the three is given.
+            NotImplementedError: the server has no such call.
         """
         await self._load_tokenizer()
         if input_ids is None and messages is not None:
@@ -197,20 +199,20 @@ class ManagedServer:
     # --- what was sampled -------------------------------------------------------------
 
     def nodes_for(self, completion: ChatCompletion | Completion) -> list[SequenceNode]:
-        """The node of each choice, in choice order, as it was when the call returned."""
+        """The node of each choice at the return of the call, in choice order."""
         return list(self._nodes_of[completion.id])
 
     def get_state(self) -> dict[str, Any]:
         """``{"nodes": [...]}``, or ``{"sequences": ..., "tree": ...}`` of a tree.
 
         Nodes are in the order in which calls returned, the choices of one call in choice
-        order, and a continued sequence keeps its place. That order is the caller's only if
-        its calls followed one another: of calls that ran at once, ask ``nodes_for``.
+        order. A continued sequence keeps its place. For concurrent calls that order is not
+        the order of the calls: use ``nodes_for``.
         """
         return self._sequences.state()
 
     def reset(self) -> None:
-        """Forget every sequence; calls still running keep theirs to themselves."""
+        """Drop every sequence. Nodes of calls that are still running are not added later."""
         self._sequences = SequenceTree() if self.track_tree else SequenceList()
         self._nodes_of = {}
 
@@ -252,8 +254,8 @@ class ManagedServer:
     ) -> tuple[SequenceNode | None, list[int]]:
         """The sequence that the prompt continues, and the ids to send.
 
-        Ids that the caller gave (no ``encode``) are sent as they are. Text is encoded whole
-        only where it continues nothing: a long conversation costs its new words.
+        Ids of the caller (no ``encode``) are sent unchanged. Of a text that continues a
+        sequence only the new part is encoded.
         """
         known = self._sequences.candidates()
         if encode is not None:
@@ -278,7 +280,9 @@ class ManagedServer:
     ) -> tuple[list[Generation], list[SequenceNode]]:
         if kwargs.get("stream"):
             raise ConfigError("stream: completions are returned whole; leave it out")
-        sequences = self._sequences  # a reset() during the call must not get these nodes
+        sequences = (
+            self._sequences
+        )  # nodes of this call must not appear after a reset() during it
         parent, input_ids = self._extended(prompt_text, encode, ids)
         outputs = await sample_tokens(self.server, prompt_text, input_ids, kwargs)
         samples = [
@@ -303,7 +307,7 @@ class ManagedServer:
     def _chat_choice(
         self, output: Generation, tools: list[Any] | None, tool_choice: Any
     ) -> dict[str, Any]:
-        """Finish reason and message; the node keeps the raw tokens either way."""
+        """Finish reason and message of a choice. The node keeps the raw tokens."""
         reason = output.finish_reason
         if self._translator is None or not tools or tool_choice == "none":
             content = self._visible_text(output)

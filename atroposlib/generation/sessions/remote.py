@@ -1,4 +1,4 @@
-"""A managed session kept by a proxy process, used like the one in this process.
+"""Client of a managed session in a proxy process.
 
 session = await create_proxy_session("http://localhost:9100", tool_parser="hermes")
 completion = await session.chat_completion(messages=[...], max_tokens=64)
@@ -36,14 +36,14 @@ _NOT_SENT = frozenset({"extra_body", "extra_headers", "timeout", "stream"})
 
 
 class ProxyManagedServer:
-    """Samples through one session of a proxy; every argument of a call goes there.
+    """Samples through one session of a proxy, which gets every argument of a call.
 
     Args:
         proxy_url: such as http://localhost:9100.
-        session_uuid: from :func:`create_proxy_session`, which is the usual way to get one.
-        model_name: of the completions, where the proxy does not say.
-        base_url: of the inference server behind the proxy.
-        api_key: of the session; needed where the proxy asks for it.
+        session_uuid: id of the session; :func:`create_proxy_session` creates one.
+        model_name: model in the requests.
+        base_url: address of the inference server behind the proxy.
+        api_key: key of the session, if the proxy requires it.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class ProxyManagedServer:
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """As ``ManagedServer.chat_completion``.
 
-        An attempt that got no answer is repeated under the same idempotency key, so the
-        session has each completion once.
+        An attempt without a response is repeated with the same idempotency key, so the
+        session records each completion once.
 
         Raises:
-            UnknownSession: the session was closed or left alone for too long.
-            InferenceUnavailable: no answer came, or the proxy's inference servers failed.
+            UnknownSession: the session was closed or has expired.
+            InferenceUnavailable: no response, or the proxy's inference servers failed.
             InferenceRefused: the request cannot succeed.
         """
         from atroposlib.generation.sessions.replies import read_chat_completion
@@ -111,10 +111,10 @@ class ProxyManagedServer:
     # --- what was sampled -------------------------------------------------------------
 
     def nodes_for(self, completion: ChatCompletion) -> list[SequenceNode]:
-        """The node of each choice, in choice order, as it was when the call returned.
+        """The node of each choice at the return of the call, in choice order.
 
         Raises:
-            TokensMissing: the proxy is one that does not say.
+            TokensMissing: the proxy returned no nodes with the completion.
         """
         if completion.id not in self._nodes_of:
             raise TokensMissing(
@@ -128,7 +128,7 @@ class ProxyManagedServer:
         return {"nodes": list(self._nodes)}
 
     async def fetch_state(self) -> dict[str, Any]:
-        """Ask the proxy for the nodes. Every call does that itself."""
+        """Fetch the nodes from the proxy. Every call does so itself."""
         self._last_fetch += 1
         number = self._last_fetch
         reply = await self._send("GET", f"{self.proxy_url}/{self.session_uuid}/nodes")
@@ -138,13 +138,13 @@ class ProxyManagedServer:
         return self.get_state()
 
     def reset(self) -> None:
-        """Forget every sequence: here at once, at the proxy before the next call."""
+        """Drop every sequence: here at once, in the proxy before the next call."""
         self._nodes, self._nodes_of = [], {}
         self._applied_fetch = self._last_fetch
         self._reset_due = True
 
     async def cleanup(self) -> None:
-        """Delete the session and close the connections; a session that is gone is fine."""
+        """Delete the session, if it still exists, and close the connections."""
         try:
             await self._send("DELETE", f"{self.proxy_url}/{self.session_uuid}")
         except UnknownSession:
@@ -186,14 +186,14 @@ async def create_proxy_session(
     split: str = "train",
     timeout_s: float = TIMEOUT_S,
 ) -> ProxyManagedServer:
-    """Open a session at a proxy. An admin token is read from ATROPOS_PROXY_TOKEN.
+    """Create a session in a proxy. The admin token is read from ATROPOS_PROXY_TOKEN.
 
     Args:
-        base_url: a particular inference server of the proxy.
+        base_url: address of one inference server of the proxy; None lets the proxy choose.
 
     Raises:
-        InferenceUnavailable: the proxy does not answer.
-        InferenceRefused: it will not, such as 401 without the token it wants.
+        InferenceUnavailable: no response from the proxy.
+        InferenceRefused: rejected, such as 401 for a missing token.
     """
     root = proxy_url.rstrip("/")
     http = _http_client(timeout_s, os.environ.get(TOKEN_VARIABLE))
@@ -233,7 +233,7 @@ async def _send_with_retries(
     body: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JsonReply:
-    """Repeats only what got no answer: the proxy itself tries its servers again."""
+    """Retries only requests without a response: the proxy itself retries its servers."""
     failed = 0
     while True:
         try:

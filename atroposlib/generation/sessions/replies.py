@@ -17,11 +17,11 @@ from openai.types.chat.chat_completion import Choice
 from atroposlib.generation.engines.openai import chat_completion_of, completion_of
 from atroposlib.generation.sampling.generation import Generation
 
-# Only fields that serialise as what they hold: the package's own would warn at every dict.
+# Fields of type dict serialise dicts without a warning, unlike those of the openai package.
 
 
 class ToolMessage(ChatCompletionMessage):
-    """A message whose calls can go back into ``messages`` as they are."""
+    """Message whose tool calls are dicts, which can be used in ``messages`` unchanged."""
 
     tool_calls: Optional[list[dict[str, Any]]] = None  # type: ignore[assignment]
 

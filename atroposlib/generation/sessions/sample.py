@@ -1,8 +1,8 @@
-"""One way to sample tokens from any server, those of the original's shape included.
+"""Token sampling of a session from servers of either interface, and its client face.
 
-A server needs ``config`` and ``tokens_and_logprobs_completion(**kwargs)``, which answers
-``(prompt ids, [tokens], [logprobs], [finish reason])``. One that also has ``generate`` tells
-the policy version of each token.
+A server needs ``config`` and ``tokens_and_logprobs_completion(**kwargs)``, which returns
+``(prompt ids, [tokens], [logprobs], [finish reason])``. A server with ``generate`` also
+returns the policy version of each token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REQUEST_OPTIONS = ("split", "timeout", "extra_headers")  # not sampling paramet
 
 
 class SamplingServer(Protocol):
-    """The original's servers, and whatever a test puts in their place."""
+    """Servers of the original's interface, and stand-ins of tests."""
 
     config: Any
 
@@ -38,10 +38,10 @@ async def sample_tokens(
 ) -> list[Generation]:
     """Continuations of ``input_ids``; ``kwargs`` are the caller's sampling parameters.
 
-    The prompt that the server says it was given is the prompt of the result.
+    The prompt ids of the result are those that the server reports.
 
     Raises:
-        TokensMissing: the answer has no token ids, or not one logprob for each.
+        TokensMissing: the result has no token ids, or not one logprob per token.
     """
     if has_generate(server):
         request = {k: kwargs[k] for k in _REQUEST_OPTIONS if kwargs.get(k) is not None}
@@ -60,10 +60,10 @@ async def sample_tokens(
 
 
 def has_generate(server: object) -> bool:
-    """Whether ``generate`` is how this server wants to be asked.
+    """Whether to call ``generate`` of this server.
 
-    Classes are asked, not objects: a test's stand-in has every attribute, and a test that
-    replaces the older call of one object means that call.
+    The class is inspected and not the object: a mock has every attribute, and if a test
+    replaced the older call of one object, that call is used.
     """
     return hasattr(type(server), "generate") and _TOKENS_CALL not in vars(server)
 
@@ -88,7 +88,7 @@ async def sequence_logprobs(
     prompt_text: str | None,
     kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Logprobs of ``input_ids``, from the server's own ``get_logprobs``.
+    """Logprobs of ``input_ids`` from ``get_logprobs`` of the server.
 
     Raises:
         NotImplementedError: the server has none.
@@ -102,7 +102,7 @@ async def sequence_logprobs(
 
 
 def pop_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The template's options out of ``kwargs``; agents put them into ``extra_body``."""
+    """Remove the options of the chat template from ``kwargs`` and its ``extra_body``."""
     extra = dict(kwargs.get("extra_body") or {})
     inner = extra.pop("chat_template_kwargs", None)
     if inner is not None:
@@ -132,10 +132,10 @@ class _Chat:
 
 
 class ManagedServerAdapter:
-    """Lets code written for an OpenAI client sample through a managed session.
+    """Interface of ``openai.AsyncOpenAI`` over a managed session.
 
-    ``chat.completions.create(...)`` and ``completions.create(...)`` work; a client's raw
-    ``post`` and ``copy`` would bypass the session and are refused.
+    ``chat.completions.create(...)`` and ``completions.create(...)`` work. ``post`` and
+    ``copy`` would bypass the session and raise NotImplementedError.
     """
 
     def __init__(self, managed: ManagedCalls, base_url: str) -> None:

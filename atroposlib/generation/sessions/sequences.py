@@ -1,7 +1,6 @@
-"""Token-exact sequences: what was sampled, which tokens are trained, and how turns join.
+"""Token-exact sequences of a session: masks, logprobs, versions, prefix extension.
 
-Pure: no server, no tokenizer object, only ids and the two functions that turn text into ids
-and back.
+Pure: no server and no tokenizer, only ids, texts and an encoding function.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class SequenceNode(BaseModel):
     logprobs [1.0, 1.0, -0.2, -0.9], versions [-1, -1, 3, 3].
     """
 
-    full_text: str  # what the tokens decode to, end-of-turn markers included
+    full_text: str  # text of the tokens, end-of-turn markers included
     tokens: list[int]  # (T,)
     masked_tokens: list[int]  # (T,) -100 where not trained
     logprobs: list[float]  # (T,) 1.0 where not trained
@@ -49,11 +48,11 @@ def text_extension(
     prompt_text: str,
     encode_after: Callable[[SequenceNode, str], list[int]],
 ) -> Extension | None:
-    """The longest earlier sequence whose text the new prompt goes on with, or None.
+    """The longest earlier sequence whose text is a prefix of the prompt, or None.
 
-    Sampled tokens need not be those the tokenizer would choose for the same text, so the
-    sampled ones are kept and only what follows is encoded, by ``encode_after(node, text)``.
-    Anything else (a template that drops earlier thinking, an edited turn) continues nothing.
+    A tokenizer may encode the same text as other tokens than were sampled. So the sampled
+    tokens are kept, and ``encode_after(node, text)`` encodes only the rest. A prompt with a
+    changed earlier turn (edited, or without its thinking) extends no sequence.
     """
     for node in _longest_first(nodes):
         if prompt_text.startswith(node.full_text):
@@ -65,7 +64,7 @@ def text_extension(
 def token_extension(
     nodes: Iterable[SequenceNode], prompt_ids: Sequence[int]
 ) -> Extension | None:
-    """The longest earlier sequence whose tokens the new prompt starts with, or None."""
+    """The longest earlier sequence whose tokens are a prefix of the prompt, or None."""
     for node in _longest_first(nodes):
         if is_prefix(node, prompt_ids):
             return Extension(node, list(prompt_ids))
@@ -73,10 +72,10 @@ def token_extension(
 
 
 def _longest_first(nodes: Iterable[SequenceNode]) -> list[SequenceNode]:
-    """Sequences that can be continued; of equally long ones the first stays first.
+    """Sequences that can be extended, longest first; equal lengths keep their order.
 
-    A node that ends in a prompt holds no sample after it, and every sibling continues that
-    prompt too: it is never extended.
+    A node without a sample at its end is never extended: it equals the prompt that all its
+    siblings continue.
     """
     extendable = [node for node in nodes if node.ends_sampled]
     return sorted(extendable, key=lambda node: -len(node.tokens))
@@ -90,16 +89,16 @@ def is_prefix(parent: SequenceNode | None, prompt_ids: Sequence[int]) -> bool:
 def extend_node(
     parent: SequenceNode | None, generation: Generation, full_text: str
 ) -> SequenceNode:
-    """The sequence after one more sample; earlier samples of ``parent`` stay trained.
+    """The sequence of ``parent`` and one more sample; earlier samples stay trained.
 
-    ``parent`` counts only while its tokens really start what the server was given.
+    ``parent`` is used only if its tokens are a prefix of the prompt that the server got.
     """
     prompt = generation.prompt_ids
     masked, logprobs, versions = [], [], []
     if parent is not None and is_prefix(parent, prompt):
         masked, logprobs = list(parent.masked_tokens), list(parent.logprobs)
         versions = list(parent.versions)
-    between = len(prompt) - len(masked)  # the new turn's text: given, not sampled
+    between = len(prompt) - len(masked)  # tokens of the new turn, which were not sampled
     return SequenceNode(
         full_text=full_text,
         tokens=prompt + generation.tokens,
@@ -119,13 +118,12 @@ class SequenceSample:
 
 
 class SequenceList:
-    """Sequences as a list: a turn replaces the sequence it continues.
+    """Sequences as a list of leaves: a turn replaces the sequence that it extends.
 
-    Every leaf is a whole trajectory: its trained tokens are all samples on its way. A turn
-    that several branches continue is in each of them, whether they ran at once or one after
-    the other, and a sequence that nothing continued stays. Leaves are in the order in which
-    their calls returned, choices of one call in choice order; a replaced leaf passes its
-    place on to the first choice that continues it.
+    Every leaf is a whole trajectory whose trained tokens are all samples on its path. A turn
+    that several branches extend is in each of them, for concurrent and for sequential calls.
+    Leaves are in the order in which their calls returned, choices of one call in choice
+    order. The first choice that extends a leaf takes its place.
     """
 
     def __init__(self) -> None:
@@ -133,7 +131,7 @@ class SequenceList:
         self._replaced: list[SequenceNode] = []
 
     def candidates(self) -> list[SequenceNode]:
-        """Leaves first: of two identical siblings the one not yet continued is taken."""
+        """Leaves first, so that of two identical siblings the unextended one is found."""
         return [*self.leaves, *self._replaced]
 
     def add(
@@ -149,17 +147,18 @@ class SequenceList:
             if place is not None and is_prefix(parent, sample.generation.prompt_ids):
                 self._replaced.append(self.leaves[place])
                 self.leaves[place] = node
-                place = None  # further choices branch off
+                place = None  # further choices are new leaves
             else:
                 self.leaves.append(node)
             nodes.append(node)
         return nodes
 
     def _place_of(self, parent: SequenceNode) -> int | None:
-        """Where ``parent`` is a leaf, or an identical sibling of it is.
+        """Index of the leaf ``parent``, or of an identical sibling.
 
-        Calls that run at once may all have chosen the same one of several siblings; each
-        then takes one that is left, or a sibling would stay behind and another count twice.
+        Concurrent calls may all have chosen the same one of several siblings. Each then takes
+        one that is left. Otherwise a sibling would remain unextended, and another would be in
+        two rows.
         """
         same = [
             i
@@ -173,9 +172,9 @@ class SequenceList:
 
 
 class SequenceTree:
-    """Every turn as a node of its own: only its own sample is trained, parents are links.
+    """Sequences as a tree: one node per turn, which trains only the sample of that turn.
 
-    Keys are the full texts; an identical sibling gets ``#2``, ``#3``... appended.
+    Keys are the full texts, with ``#2``, ``#3``... appended for identical siblings.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""How models write tool calls: one file per format, one line here per format.
+"""Formats of tool calls: one file and one line of TOOL_PARSERS per format.
 
     raw text  --parse-->  text before the calls, [FoundCall]  --write-->  raw text
 
-To add a format, write a file with a class that has what :class:`ToolParser` asks for.
+A new format needs a file with a class of the protocol :class:`ToolParser`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
 
 
 def tool_parser_named(name: str, tokenizer: Any = None) -> ToolParser:
-    """The parser of this name: ours, else vLLM's where vLLM is installed.
+    """The parser ``name`` of TOOL_PARSERS, else of vLLM if it is installed.
 
-    ``vllm:<name>`` asks for vLLM's even where there is one of ours.
+    ``vllm:<name>`` selects the parser of vLLM also for a name of TOOL_PARSERS.
 
     Raises:
-        ConfigError: neither knows the name.
+        ConfigError: there is no parser of this name.
     """
     if name in TOOL_PARSERS:
         return TOOL_PARSERS[name]()

@@ -21,7 +21,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser:
-    """Text before the first tag is content; the last tag may be left open."""
+    """Text before the first tag is content. The last closing tag may be missing."""
 
     markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
 

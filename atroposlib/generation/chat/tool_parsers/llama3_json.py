@@ -1,4 +1,4 @@
-"""Llama 3.x: the whole answer is ``{"name": ..., "parameters": {...}}``, more after ``;``."""
+"""Llama 3.x: only ``{"name": ..., "parameters": {...}}``, repeated after ``;``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TAG = "<|python_tag|>"
 
 
 class Llama3JsonParser:
-    """Text may stand before the calls only where ``<|python_tag|>`` divides them."""
+    """Text before the calls is allowed only if ``<|python_tag|>`` follows it."""
 
     markers: ClassVar[tuple[str, ...]] = (TAG,)
 

@@ -23,7 +23,7 @@ _NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*\S+?\s*)?(?:\[ARGS\])?")
 
 
 class MistralParser:
-    """Reads the list of older models and the name with arguments of newer ones."""
+    """Reads the list format of older models and the name format of newer ones."""
 
     markers: ClassVar[tuple[str, ...]] = (TAG, "[ARGS]", "[CALL_ID]")
 

@@ -1,4 +1,4 @@
-"""The seam of tool-call formats, and the JSON that most of them are made of."""
+"""Protocol of tool-call parsers, and reading of the JSON in most formats."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class FoundCall:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a model's raw text holds: words first, then calls (at least one)."""
+    """Content and calls (at least one) of a model's raw text."""
 
     content: str
     calls: list[FoundCall]
 
 
 class MalformedCall(ValueError):
-    """The text is not a well-formed call; all of it is then plain text."""
+    """The text is not a well-formed call, so that all of it stays text."""
 
 
 class ToolParser(Protocol):
-    """One format of tool calls. Pure: it sees text and the tools on offer, nothing else."""
+    """One format of tool calls. Pure: its input is the text and the tools."""
 
     #: Parts of the special tokens that belong to a call, not to the end of a turn.
     markers: ClassVar[tuple[str, ...]]
 
     def parse(self, raw: str, tools: Tools) -> Parsed | None:
-        """The calls in ``raw``; None when there is none, or one that is malformed."""
+        """The calls in ``raw``; None without a call, or with a malformed one."""
 
     def write(self, calls: Sequence[FoundCall]) -> str:
-        """The text a model of this format would write: ``parse`` finds the same calls."""
+        """Text of the calls in this format, from which ``parse`` returns the same calls."""
 
 
 def _reject_constant(name: str) -> NoReturn:
@@ -59,25 +59,29 @@ def skip_space(text: str, at: int) -> int:
 
 
 def read_json(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that starts at ``at`` and where it ends.
+    """The JSON value that starts at ``at``, and its end.
 
-    Reading the value itself, rather than up to a closing tag, lets an argument hold the tag.
+    The value is decoded up to its own end and not up to a closing tag, because an argument
+    may contain the tag.
 
     Raises:
-        NotACall: no well-formed value is there.
+        MalformedCall: there is no well-formed value.
     """
     try:
         return _DECODER.raw_decode(text, skip_space(text, at))
-    except (ValueError, RecursionError) as cause:  # a model may nest ten thousand brackets
+    except (
+        ValueError,
+        RecursionError,
+    ) as cause:  # RecursionError: thousands of nested brackets
         raise MalformedCall("malformed JSON") from cause
 
 
 def json_text(value: Any) -> str:
-    """JSON in the characters a model writes; escaped only where UTF-8 has no bytes for it."""
+    """JSON without escapes, except of characters that UTF-8 cannot encode."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, from an escape the model cut
+    except UnicodeEncodeError:  # half of a surrogate pair, from an incomplete escape
         return json.dumps(value)
     return text
 
@@ -85,12 +89,12 @@ def json_text(value: Any) -> str:
 def call_of(
     value: Any, arguments_keys: tuple[str, ...] = ("arguments", "parameters")
 ) -> FoundCall:
-    """The call that ``{"name": ..., "arguments": {...}}`` describes.
+    """The call of a decoded ``{"name": ..., "arguments": {...}}``.
 
-    Arguments may be left out, or be an object written as a string.
+    Arguments may be missing, or an object as JSON text.
 
     Raises:
-        NotACall: it describes none.
+        MalformedCall: no name, or arguments that are no object.
     """
     if not isinstance(value, Mapping):
         raise MalformedCall("a call is an object")
@@ -106,7 +110,7 @@ def call_of(
 
 
 def arguments_value(call: FoundCall) -> Any:
-    """The arguments as a value; text that is no JSON stays text."""
+    """The decoded arguments; their text if it is not JSON."""
     try:
         return json.loads(call.arguments)
     except ValueError:

@@ -24,7 +24,7 @@ _PARAMETER = re.compile(
 
 
 class Qwen3CoderParser:
-    """Values are text where the tool's schema says so (or says nothing), else JSON."""
+    """Values are text if the tool's schema has type string or no type, else JSON."""
 
     markers: ClassVar[tuple[str, ...]] = ("tool_call>", "<function=", "</function>")
 

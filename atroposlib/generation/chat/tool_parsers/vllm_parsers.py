@@ -1,4 +1,4 @@
-"""vLLM's tool-call parsers behind our seam, for formats that have no file of their own here."""
+"""Adapter of vLLM's tool-call parsers, for formats without a file here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.tool_parsers.hermes import HermesParser
 from atroposlib.generation.chat.tool_parsers.parsing import FoundCall, Parsed, Tools
 
-#: Whether vLLM can be imported; finding out does not import it.
+#: Whether vLLM can be imported; the check does not import it.
 VLLM_AVAILABLE = find_spec("vllm") is not None
 
-# vLLM has moved them; the first that exists is taken.
+# Their place differs between versions of vLLM; the first that exists is used.
 _PARSER_MODULES = ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
 _REQUEST_MODULES = (
     "vllm.entrypoints.openai.chat_completion.protocol",
@@ -23,8 +23,10 @@ _REQUEST_MODULES = (
 
 
 class VllmParser:
-    """``ToolParserManager.get_tool_parser(name)``; it reads only, so calls that were never
-    sampled are written the Hermes way."""
+    """``ToolParserManager.get_tool_parser(name)`` of vLLM.
+
+    It only reads, so that calls which were not sampled are written in the Hermes format.
+    """
 
     markers: ClassVar[tuple[str, ...]] = ("tool", "TOOL", "python_tag")
 
