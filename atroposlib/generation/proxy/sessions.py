@@ -122,7 +122,7 @@ class Sessions:
         self.limits = limits
         self._sessions: dict[str, ProxySession] = {}
         self._by_key: dict[str, ProxySession] = {}
-        self._assignments: dict[str, Assignment] = {}  # by session id
+        self._assignments: dict[str, ServerAssignment] = {}  # by session id
         self._opening = 0
         self._owned: list[Any] = []  # managers made by replace_servers, closed here
 
@@ -246,7 +246,7 @@ class Sessions:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class ServerAssignment:
     """Server of one session; ``release`` is called when the session ends."""
 
     server: Any
@@ -256,7 +256,7 @@ class Assignment:
 
 async def assign_server(
     manager: Servers, base_url: str | None, settings: SessionSettings, tokenizer: Any
-) -> Assignment:
+) -> ServerAssignment:
     """Assign the server at ``base_url``, else the freest healthy one.
 
     With an ``APIServer`` a session fails over when its server fails, unless ``base_url``
@@ -273,7 +273,7 @@ async def assign_server(
     chosen = pick_server(candidates, settings.split)
     if not all(isinstance(server, APIServer) for server in candidates):
         managed = await _managed(chosen, chosen, settings, tokenizer)
-        return Assignment(chosen, managed, lambda: None)
+        return ServerAssignment(chosen, managed, lambda: None)
     if isinstance(chosen, TokenServer) and tokenizer is not None:
         chosen.offer_tokenizer(tokenizer)
     route = StickyRoute(candidates, chosen)
@@ -283,7 +283,7 @@ async def assign_server(
     except BaseException:
         route.end()
         raise
-    return Assignment(chosen, managed, route.end)
+    return ServerAssignment(chosen, managed, route.end)
 
 
 def address_of(server: Any) -> str | None:

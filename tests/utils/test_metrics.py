@@ -1,0 +1,22 @@
+"""Summary statistics and percentiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from atroposlib.utils.metrics import get_std_min_max_avg, percentile
+
+
+def test_statistics_are_named_and_by_hand():
+    metrics = get_std_min_max_avg("t", [1.0, 3.0], {"old": 0})
+    assert metrics == {"old": 0, "t_mean": 2.0, "t_std": 1.0, "t_max": 3.0, "t_min": 1.0}
+    assert get_std_min_max_avg("t", [], {}) == {}
+    assert get_std_min_max_avg("t", np.array([2, 2]), {})["t_std"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("share", "value"), [(0.0, 1), (0.5, 2), (0.75, 3), (0.95, 4), (1.0, 4)]
+)
+def test_a_percentile_is_a_value_of_the_data(share, value):
+    assert percentile([4, 2, 1, 3], share) == value
