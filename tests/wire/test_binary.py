@@ -7,7 +7,6 @@ import re
 import struct
 import tracemalloc
 
-import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -16,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire import ScoredData
 from atroposlib.wire.binary import (
     frames,
     pack_group,
@@ -25,22 +23,7 @@ from atroposlib.wire.binary import (
 )
 from atroposlib.wire.safetensors import MalformedBinary
 from tests.api.codec.group_strategies import broken, groups
-
-GROUP = {
-    "tokens": [[1, 5, 9], [2, 7]],
-    "masks": [[-100, -100, 9], [-100, 7]],
-    "scores": [0.1, -1],
-    "inference_logprobs": [[1.0, 1.0, -0.5], [1.0, -0.25]],
-    "versions": [[-1, -1, 3], [-1, 4]],
-    "messages": [[], [{"role": "user", "content": "é[\\u005b"}]],
-    "env_id": 3,
-    "group_id": "g/1",
-    "idempotency_key": "k",
-}
-
-
-def as_record(group):
-    return msgspec.convert(group, ScoredData)
+from tests.wire.records import GROUP, as_record
 
 
 def rounded(rows):
@@ -70,78 +53,11 @@ def test_a_group_comes_back_with_floats_rounded_to_float32_and_scores_exact(grou
     assert unpack_group(pack_group(group, compress=compress)) == expected(group)
 
 
-def test_the_layout_is_as_documented_and_the_library_reads_it():
-    arrays = safetensors.numpy.load(pack_group(GROUP, compress=False))
-    assert {name: (one.dtype.str, one.tolist()) for name, one in arrays.items()} == {
-        "tokens": ("<i4", [1, 5, 9, 2, 7]),
-        "seq_lens": ("<i4", [3, 2]),
-        "mask": ("|u1", [0, 0, 1, 0, 1]),
-        "scores": ("<f8", [0.1, -1.0]),
-        "inference_logprobs": ("<f4", [1.0, 1.0, -0.5, 1.0, -0.25]),
-        "versions": ("<i4", [-1, -1, 3, -1, 4]),
-        "rest": ("|u1", list(b'{"messages":' + msgspec.json.encode(GROUP["messages"]) + b"}")),
-    }
-
-
-def test_a_file_of_the_library_is_read():
-    data = safetensors.numpy.save(
-        {
-            "tokens": np.array([4, 5, 6], np.int32),
-            "seq_lens": np.array([1, 2], np.int32),
-            "mask": np.array([0, 1, 1], np.uint8),
-            "scores": np.array([1.0, 0.5], np.float16),
-            "distill_token_ids": np.array([[1, 2], [3, 4], [5, 6]], np.int32),
-        },
-        metadata={"env_id": "7"},
-    )
-    group = unpack_group(data)
-    assert (group.tokens, group.masks) == ([[4], [5, 6]], [[-100], [5, 6]])
-    assert (group.scores, group.env_id, group.group_id) == ([1.0, 0.5], 7, None)
-    assert group.distill_token_ids == [[[1, 2]], [[3, 4], [5, 6]]]
-
-
 def test_a_label_that_is_not_the_token_survives():
     odd = GROUP | {"masks": [[-100, 8, 9], [-7, 7]]}
     data = pack_group(odd, compress=False)
     assert safetensors.numpy.load(data)["labels"].tolist() == [-100, 8, 9, -7, 7]
     assert unpack_group(data).masks == odd["masks"]
-
-
-def test_positions_may_have_unequal_numbers_of_distilled_choices():
-    choices = [[[], [1, 2], [3]], [[4], []]]
-    data = pack_group(GROUP | {"distill_token_ids": choices}, compress=False)
-    assert safetensors.numpy.load(data)["distill_counts"].tolist() == [0, 2, 1, 1, 0]
-    assert unpack_group(data).distill_token_ids == choices
-
-
-@pytest.mark.parametrize(
-    ("change", "place"),
-    [
-        ({"tokens": [[1, 5, 9], [2, 2**31]]}, "tokens[1][1]"),
-        ({"tokens": [[1, 5, 9], [2, 2**70]]}, "tokens"),
-        ({"tokens": [[1, 5, 9], []]}, "masks[1]"),
-        (dict.fromkeys(["tokens", "masks", "scores"], []) | {"versions": []}, "logprobs"),
-        ({"masks": [[-100, -100, 9], [7]]}, "masks[1]"),
-        ({"scores": [0.1]}, "scores"),
-        ({"scores": [0.1, float("nan")]}, "scores[1]"),
-        ({"inference_logprobs": [[1.0, 1.0, -0.5], [1.0, float("inf")]]}, "[1][1]"),
-        ({"versions": [[-1, -1, 3], [-1, -2]]}, "versions[1][1]"),
-        ({"distill_token_ids": [[[1]], [[2]]]}, "distill_token_ids"),
-        ({"messages": [[{"role": "user"}], []]}, "messages[0][0]"),
-        ({"outcomes": ["ok", "secret"]}, "group"),
-    ],
-)
-def test_what_cannot_be_trained_on_is_not_packed(change, place):
-    with pytest.raises(InvalidGroup) as refusal:
-        pack_group(GROUP | change)
-    assert place in str(refusal.value) and "secret" not in str(refusal.value)
-
-
-def test_numbers_of_another_kind_are_not_cut_to_fit():
-    record = as_record(GROUP)
-    record.tokens = [[1, 5.5, 9], [2, 7]]
-    with pytest.raises(InvalidGroup, match="tokens"):
-        pack_group(record)
 
 
 # --- damage -----------------------------------------------------------------------------

@@ -5,13 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import apsw
 import pytest
 
-from atroposlib.api.store.sqlite import database as sqlite_database
 from atroposlib.api.store.sqlite import store as sqlite
 from atroposlib.api.store.sqlite.store import (
     DATABASE,
@@ -22,13 +19,6 @@ from atroposlib.api.store.sqlite.store import (
 )
 from atroposlib.errors import ConfigError, CorruptPayload, StoreError, StoreFull, StoreLocked
 from tests.api.store.store_talk import ack, claim, group, held, put, register
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = SqliteStore(tmp_path)
-    yield store
-    store.close()
 
 
 def by_hand(directory, sql, *values):
@@ -134,24 +124,6 @@ def test_a_changed_payload_is_never_delivered(tmp_path, store):
     assert store.read([2])[0].data == b"other"
 
 
-def test_a_page_that_cannot_be_read_damages_only_the_groups_on_it(tmp_path):
-    store = SqliteStore(tmp_path)
-    put(store, *(group(bytes([65 + i]) * 100_000, 4) for i in range(4)))
-    store.close()
-    path = tmp_path / DATABASE
-    file = bytearray(path.read_bytes())
-    inside = file.index(b"B" * 10_000)  # the payload of group 2: its next page is lost
-    page = inside - inside % sqlite_database.PAGE_BYTES
-    file[page : page + 4] = b"\xff\xff\xff\xff"
-    path.write_bytes(file)
-    store = SqliteStore(tmp_path)
-    with pytest.raises(CorruptPayload) as refused:
-        store.read([1, 2, 3, 4])
-    assert refused.value.gids == (2,)
-    assert store.read([4])[0].data == b"D" * 100_000
-    store.close()
-
-
 def test_puts_stop_before_the_disk_is_full_and_draining_goes_on(tmp_path):
     free = [RESERVE_BYTES * 2]
     store = SqliteStore(tmp_path, free_bytes=lambda _: free[0])
@@ -167,102 +139,11 @@ def test_puts_stop_before_the_disk_is_full_and_draining_goes_on(tmp_path):
     store.close()
 
 
-def test_the_file_does_not_grow_with_what_passed_through_it(tmp_path):
-    store = SqliteStore(tmp_path)
-    generation = register(store)
-
-    def pass_through(n):
-        for _ in range(n):
-            put(store, *(group(os.urandom(250_000), 4) for _ in range(2)))
-            ack(store, claim(store, generation), commit=True)
-        return (tmp_path / DATABASE).stat().st_size, _log_of(tmp_path).stat().st_size
-
-    pass_through(40)
-    database, log = pass_through(40)
-    assert database < 4 * 2**20
-    assert log < 2 * sqlite_database.CHECKPOINT_PAGES * sqlite_database.PAGE_BYTES
-    store.close()
-
-
 def _log_of(directory):
     return directory / f"{DATABASE}-wal"
 
 
-def test_readers_that_never_pause_do_not_keep_the_log_from_starting_over(
-    tmp_path, store, monkeypatch
-):
-    monkeypatch.setattr(sqlite_database, "CHECKPOINT_PAGES", 20)
-    monkeypatch.setattr(sqlite_database, "MAX_LOG_PAGES", 60)
-    put(store, group("x" * 200_000, 8))
-    stop = threading.Event()
-
-    def read():
-        while not stop.is_set():
-            store.read([1])
-
-    with ThreadPoolExecutor(3) as pool:
-        readers = [pool.submit(read) for _ in range(3)]
-        for i in range(60):
-            put(store, group(os.urandom(100_000)))
-        stop.set()
-        for reader in readers:
-            reader.result(timeout=30)
-    pages = _log_of(tmp_path).stat().st_size / sqlite_database.PAGE_BYTES
-    assert pages < 60 + 20
-
-
 # --- the writer ---------------------------------------------------------------------
-
-
-def test_an_operation_that_sqlite_refuses_does_not_fail_its_neighbours(store):
-    store._database.raw.limit(apsw.SQLITE_LIMIT_LENGTH, 1000)
-
-    def post(i):
-        text = "x" * (2000 if i % 5 == 0 else 10)
-        try:
-            return put(store, group(text, key=f"{i}"), revision=0)
-        except StoreError:
-            return None
-
-    with ThreadPoolExecutor(16) as pool:
-        outcomes = list(pool.map(post, range(40)))
-    failed = [i for i, outcome in enumerate(outcomes) if outcome is None]
-    assert failed == list(range(0, 40, 5))
-    assert held(store) == 32
-
-
-@pytest.mark.parametrize("key", ["\ud800", "a\x00b"])
-def test_a_key_that_is_no_text_hurts_nobody_else(store, key):
-    try:
-        put(store, group("x", key=key))
-    except StoreError:
-        pass
-    assert put(store, group("y"))[0].duplicate is False
-
-
-def test_many_waiting_operations_share_transactions(store):
-    commits = []
-    store._database.raw.set_commit_hook(lambda: bool(commits.append(1)))
-    with ThreadPoolExecutor(32) as pool:
-        list(pool.map(lambda i: put(store, group(f"{i}"), revision=0), range(200)))
-    assert len(commits) < 200
-
-
-def test_payloads_are_read_while_a_write_is_under_way(store):
-    put(store, group("a"))
-    entered, leave = threading.Event(), threading.Event()
-
-    def slow(connection):
-        entered.set()
-        assert leave.wait(30)
-
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(store._write, slow)
-        assert entered.wait(30)
-        assert store.read([1])[0].data == b"a"
-        assert held(store) == 1
-        leave.set()
-        writing.result(timeout=30)
 
 
 def test_a_closed_store_says_so(store):
@@ -270,19 +151,6 @@ def test_a_closed_store_says_so(store):
     for use in (store.stats, store.reset, lambda: store.read([1])):
         with pytest.raises(StoreError, match="closed"):
             use()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_unforeseen_error_in_the_writer_leaves_nobody_waiting(store):
-    put(store, group("a", 8))
-
-    def broken(queue, fair_share):
-        raise ZeroDivisionError
-
-    with pytest.raises(StoreError, match="log"):
-        claim(store, register(store), choose=broken)
-    assert put(store, group("b", 8))[0].gid == 2
-    assert claim(store, register(store)).gids == (1,)
 
 
 def test_a_damaged_kind_of_payload_is_discarded_and_wedges_nobody(tmp_path):

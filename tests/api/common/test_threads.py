@@ -1,0 +1,46 @@
+"""Thread pools and the broadcast event."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from atroposlib.api.common.threads import BroadcastEvent, Pool, wait_at_most
+
+
+async def test_a_pool_returns_the_result_and_raises_the_error():
+    pool = Pool(1)
+    assert await pool.run(lambda: 6 * 7) == 42
+    with pytest.raises(KeyError):
+        await pool.run(lambda: {}["absent"])
+
+
+async def test_a_cancelled_caller_waits_until_its_call_has_ended():
+    started, release, ended = threading.Event(), threading.Event(), []
+
+    def call():
+        started.set()
+        release.wait(60)
+        ended.append(True)
+
+    task = asyncio.create_task(Pool(1).run(call))
+    await asyncio.to_thread(started.wait, 60)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done() and not ended
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [True]
+
+
+async def test_a_notification_wakes_current_subscribers_only():
+    changed = BroadcastEvent()
+    first, second = changed.subscribe(), changed.subscribe()
+    changed.notify()
+    later = changed.subscribe()
+    assert first.is_set() and second.is_set() and not later.is_set()
+    assert await wait_at_most(first, 60.0)
+    assert not await wait_at_most(later, 0.0)

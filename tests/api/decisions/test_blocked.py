@@ -1,0 +1,99 @@
+"""Blocked reasons: the message for each cause, and agreement with the batch selection."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atroposlib.api.common.records import GroupCount, GroupState
+from atroposlib.api.decisions.blocked import blocked_reason
+from tests.api.decisions.summaries import SOME, groups, needs, pick, queue_of
+
+
+def tallies_of(queue):
+    counts = Counter((group.env, group.n_seq) for group in queue)
+    return [GroupCount(GroupState.PENDING, *kind, groups) for kind, groups in counts.items()]
+
+
+@given(queue=groups, target=st.integers(1, 24), needs=needs)
+@SOME
+def test_tallies_alone_say_what_a_claim_would_say(queue, target, needs):
+    selection = pick(queue, target, needs)
+    assert blocked_reason(tallies_of(queue), target, needs) == selection.blocked_reason
+
+
+@pytest.mark.parametrize(
+    ("queue", "batch_size", "needs", "reason"),
+    [
+        ([], 8, {}, "the queue is empty: waiting for scored groups"),
+        ([(0, 4)], 8, {}, "4 of 8 sequences queued: waiting for scored groups"),
+        (
+            [(1, 8)],
+            8,
+            {0: 2},
+            "each batch holds at least 2 sequences of gsm8k_0 (env 0), but 0 are queued: "
+            "waiting for it",
+        ),
+        (
+            [(0, 3), (0, 3), (0, 3)],
+            8,
+            {},
+            "no combination of the queued groups (3 of size 3) makes exactly 8 sequences: "
+            "choose a batch size that the group sizes divide",
+        ),
+        (
+            [(0, 3), (0, 3), (1, 5)],
+            10,
+            {},
+            "no combination of the queued groups (2 of size 3, 1 of size 5) makes exactly 10 "
+            "sequences: waiting for groups that fill the gap",
+        ),
+        (
+            [(0, 4), (1, 8), (1, 8)],
+            16,
+            {0: 1},
+            "no combination of the queued groups (1 of size 4, 2 of size 8) makes exactly 16 "
+            "sequences with the minimum allocations kept (gsm8k_0 (env 0) at least 1): "
+            "waiting for groups that fill the gap",
+        ),
+        (
+            [(0, 4), (1, 4), (2, 4)],
+            16,
+            {0: 5, 1: 5, 2: 5},
+            "the minimum allocations can never be met by a batch of 16 sequences "
+            "(gsm8k_0 (env 0) at least 5 in groups of 4, env 1 at least 5 in groups of 4, "
+            "env 2 at least 5 in groups of 4): lower them, or choose group sizes that fit",
+        ),
+        (
+            [(0, 16), (None, 32)],
+            8,
+            {},
+            "every queued group is larger than a batch of 8 sequences (gsm8k_0 (env 0) 16, "
+            "groups without env 32): raise the batch size, or lower the group size of the "
+            "environments",
+        ),
+        (
+            [(0, 16), (0, 4)],
+            8,
+            {},
+            "4 of 8 sequences queued: waiting for scored groups (left out: 1 larger than a "
+            "whole batch)",
+        ),
+    ],
+)
+def test_the_reason_says_what_to_do(queue, batch_size, needs, reason):
+    selection = pick(queue_of(*queue), batch_size, needs, names={0: "gsm8k_0"})
+    assert selection.blocked_reason == reason
+
+
+def test_the_reason_names_minima_that_the_queued_groups_cannot_keep():
+    queue = queue_of((0, 4), (1, 8), (1, 8), (2, 4), (2, 4))
+    reason = pick(queue, 16, {0: 1, 1: 1, 2: 8}).blocked_reason
+    assert reason == (
+        "the minimum allocations can never be met by a batch of 16 sequences (env 0 at least "
+        "1 in groups of 4, env 1 at least 1 in groups of 8, env 2 at least 8 in groups of "
+        "4): lower them, or choose group sizes that fit"
+    )

@@ -1,0 +1,113 @@
+"""PostgreSQL server: checks at the start, tables, escaped text, retries."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from atroposlib.api.store import open_store
+from atroposlib.api.store.postgres.store import PostgresStore
+from atroposlib.errors import ConfigError, StoreError
+from tests.api.store.store_talk import group, held, put
+from tests.postgres_server import running_server
+
+
+def test_a_server_that_is_not_there_is_named_without_the_password():
+    pytest.importorskip("psycopg")
+    with pytest.raises(StoreError) as refused:
+        open_store("postgresql://u:sekret@127.0.0.1:1/x")
+    assert "sekret" not in str(refused.value) and "127.0.0.1" in str(refused.value)
+
+
+def test_a_url_that_cannot_be_read_is_not_repeated():
+    pytest.importorskip("psycopg")
+    with pytest.raises(ConfigError) as refused:
+        open_store("postgresql://u:sekret@h/x?nonsense=1")
+    assert "sekret" not in str(refused.value)
+
+
+def test_a_role_that_may_only_read_is_refused(postgres, url, replicas):
+    replicas()._write(lambda c: c.execute("CREATE ROLE reader LOGIN"))
+    replicas()._write(
+        lambda c: c.execute("ALTER ROLE reader SET default_transaction_read_only = on")
+    )
+    with pytest.raises(ConfigError, match="standby or read-only"):
+        PostgresStore(url.replace("atropos@", "reader@"))
+
+
+@pytest.mark.slow
+def test_a_standby_and_a_server_without_fsync_are_refused():
+    with running_server() as server:
+        server.stop()
+        conf = server.data / "postgresql.conf"
+        conf.write_text(conf.read_text() + "fsync = off\n")
+        server.start()
+        with pytest.raises(ConfigError, match="fsync=off"):
+            PostgresStore(server.url())
+        server.shut_down()
+        server.make_standby()
+        server.start()
+        with pytest.raises(ConfigError, match="standby or read-only"):
+            PostgresStore(server.url())
+
+
+def test_tables_of_another_release_are_refused(url, replicas):
+    replicas()._write(lambda c: c.execute("UPDATE meta SET layout = 99"))
+    with pytest.raises(ConfigError, match="layout 99"):
+        PostgresStore(url)
+
+
+def test_tables_of_layout_2_are_refused_under_their_old_names(url, replicas):
+    def as_before(connection):
+        connection.execute("ALTER TABLE meta RENAME TO head")
+        connection.execute("UPDATE head SET layout = 2")
+
+    replicas()._write(as_before)
+    with pytest.raises(ConfigError, match="layout 2, this release knows 3"):
+        PostgresStore(url)
+
+
+def test_keys_may_hold_what_text_may_not(replicas):
+    store = replicas()
+    odd = ["a\0b", "a\\0b", "a\\\0", "\\\\", "%s ? $1", "ü\u2028"]
+    stored = put(store, *(group(key, key=key) for key in odd))
+    assert [one.duplicate for one in stored] == [False] * len(odd)
+    again = put(store, *(group(key, key=key) for key in odd))
+    assert [(one.gid, one.duplicate) for one in again] == [(one.gid, True) for one in stored]
+
+
+@pytest.mark.slow
+def test_a_server_that_stays_away_is_an_error_and_its_return_is_noticed():
+    with running_server() as server:
+        store = PostgresStore(server.url(), reconnect_timeout_s=0.5)
+        put(store, group("a"))
+        server.shut_down()
+        with pytest.raises(StoreError):
+            put(store, group("lost"), revision=0)
+        with pytest.raises(StoreError):
+            store.stats()
+        server.start()
+        deadline = time.monotonic() + 30
+        while (answer := put_or_none(store, group("b"))) is None:
+            assert time.monotonic() < deadline
+        assert [one.gid for one in answer] == [2] and held(store) == 2
+        server.shut_down()
+        store.close()
+
+
+def put_or_none(store, one):
+    try:
+        return put(store, one)
+    except StoreError:
+        return None
+
+
+def test_replicas_that_open_at_the_same_time_make_the_tables_once(postgres):
+    url = postgres.fresh_url()
+    with ThreadPoolExecutor(4) as pool:
+        stores = list(pool.map(lambda _: PostgresStore(url), range(4)))
+    assert [held(store) for store in stores] == [0] * 4
+    for store in stores:
+        store.close()

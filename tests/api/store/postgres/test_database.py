@@ -1,0 +1,69 @@
+"""PostgreSQL writer and readers: lost sessions, lost responses to COMMIT."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from atroposlib.api.store.postgres.store import split_schema
+from atroposlib.errors import StoreError
+from tests.api.store.postgres.postgres_line import Line
+from tests.api.store.store_talk import ack, claim, group, held, put, register
+
+
+def test_sessions_that_the_server_ended_are_replaced_without_an_error(postgres, replicas):
+    store = replicas()
+    generation = register(store)
+    put(store, group("a", 8))
+    postgres.drop_connections()
+    put(store, group("b", 8), revision=store.stats().revision)
+    postgres.drop_connections()
+    first = claim(store, generation)
+    postgres.drop_connections()
+    assert store.read(first.gids)[0].data == b"a"
+    postgres.drop_connections()
+    assert ack(store, first, commit=True)
+
+
+@pytest.fixture
+def line(postgres):
+    line = Line(postgres.folder)
+    yield line
+    line.close()
+
+
+def test_a_commit_whose_answer_got_lost_is_looked_up_and_answered_once(line, url, replicas):
+    store = replicas(line.url(split_schema(url)[1]))
+    revision = store.stats().revision
+    line.break_at_commit("after")
+    [stored] = put(store, group("a"), revision=revision)
+    assert (stored.gid, stored.duplicate, held(store)) == (1, False, 1)
+
+
+def test_a_commit_that_never_arrived_is_an_error_and_nothing_happened(line, url, replicas):
+    store = replicas(line.url(split_schema(url)[1]))
+    revision = store.stats().revision
+    line.break_at_commit("before")
+    with pytest.raises(StoreError):
+        put(store, group("a"), revision=revision)
+    assert held(store) == 0
+    put(store, group("b"))
+    assert held(store) == 1
+
+
+def test_a_lost_commit_of_many_is_right_for_each_of_them(line, url, replicas):
+    store = replicas(line.url(split_schema(url)[1]))
+    revision = store.stats().revision
+
+    def post(i):
+        if i % 10 == 0:
+            line.break_at_commit("after" if i % 20 else "before")
+        try:
+            return [one.gid for one in put(store, group(f"{i}"), revision=revision)]
+        except StoreError:
+            return []
+
+    with ThreadPoolExecutor(8) as pool:
+        answered = [gid for gids in pool.map(post, range(80)) for gid in gids]
+    assert len(answered) == len(set(answered)) == held(store)

@@ -1,0 +1,47 @@
+"""Columns: checks, ragged distillation, exact numbers."""
+
+from __future__ import annotations
+
+import pytest
+import safetensors.numpy
+
+from atroposlib.errors import InvalidGroup
+from atroposlib.wire.binary import pack_group, unpack_group
+from tests.wire.records import GROUP, as_record
+
+
+def test_positions_may_have_unequal_numbers_of_distilled_choices():
+    choices = [[[], [1, 2], [3]], [[4], []]]
+    data = pack_group(GROUP | {"distill_token_ids": choices}, compress=False)
+    assert safetensors.numpy.load(data)["distill_counts"].tolist() == [0, 2, 1, 1, 0]
+    assert unpack_group(data).distill_token_ids == choices
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"tokens": [[1, 5, 9], [2, 2**31]]}, "tokens[1][1]"),
+        ({"tokens": [[1, 5, 9], [2, 2**70]]}, "tokens"),
+        ({"tokens": [[1, 5, 9], []]}, "masks[1]"),
+        (dict.fromkeys(["tokens", "masks", "scores"], []) | {"versions": []}, "logprobs"),
+        ({"masks": [[-100, -100, 9], [7]]}, "masks[1]"),
+        ({"scores": [0.1]}, "scores"),
+        ({"scores": [0.1, float("nan")]}, "scores[1]"),
+        ({"inference_logprobs": [[1.0, 1.0, -0.5], [1.0, float("inf")]]}, "[1][1]"),
+        ({"versions": [[-1, -1, 3], [-1, -2]]}, "versions[1][1]"),
+        ({"distill_token_ids": [[[1]], [[2]]]}, "distill_token_ids"),
+        ({"messages": [[{"role": "user"}], []]}, "messages[0][0]"),
+        ({"outcomes": ["ok", "secret"]}, "group"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_not_packed(change, place):
+    with pytest.raises(InvalidGroup) as refusal:
+        pack_group(GROUP | change)
+    assert place in str(refusal.value) and "secret" not in str(refusal.value)
+
+
+def test_numbers_of_another_kind_are_not_cut_to_fit():
+    record = as_record(GROUP)
+    record.tokens = [[1, 5.5, 9], [2, 7]]
+    with pytest.raises(InvalidGroup, match="tokens"):
+        pack_group(record)
