@@ -1,11 +1,11 @@
-"""The rollout API beside a naive one and the bare HTTP server, in one run.
+"""Rollout API compared with a naive one and a bare HTTP server, in one run.
 
     python benchmarks/bench_api.py                         under 4 minutes
     python benchmarks/bench_api.py --full --write          every figure, and the page
     python benchmarks/bench_api.py --only posts,batches    some scenarios
 
-Servers are processes of their own on the loopback interface, ours with durable writes.
-Repeats of the servers follow one another in turn, and the least disturbed repeat is shown.
+Each server is a separate process on the loopback interface; ours writes durably. The servers
+take turns, and the least disturbed repeat is shown.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def write_page() -> None:
-    """The generated part of the page, from the results beside it."""
+    """The generated part of the page, from the stored results."""
     results = msgspec.json.decode(RESULTS.read_bytes(), type=Results)
     PAGE.write_text(
         with_page(PAGE.read_text(encoding="utf-8"), page(results)), encoding="utf-8"

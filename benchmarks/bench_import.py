@@ -1,10 +1,9 @@
-"""What ``import atroposlib.envs.base`` costs beside ``import httpx``: seconds and memory.
+"""Cost of ``import atroposlib.envs.base`` against ``import httpx``: seconds and memory.
 
     python benchmarks/bench_import.py [--repeats 7]
 
-Each import runs in a process of its own, in turns, so that other load on the machine hits
-all of them alike. The ratio of CPU seconds is the figure to keep; what a user waits for is
-wall time. Memory is the highest resident set.
+Each import runs in a fresh process, in turns, so that other load on the machine affects all of
+them alike. Compare the ratio of CPU seconds; a user waits for wall time. Memory is the highest resident set.
 """
 
 from __future__ import annotations

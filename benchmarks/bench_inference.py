@@ -1,11 +1,11 @@
-"""Tokens per second of the local engine beside plain ``model.generate``, in one run.
+"""Tokens per second of the local engine against plain ``model.generate``, in one run.
 
     python benchmarks/bench_inference.py --model DIR --prompts 8 --n 8 --max-tokens 6
 
-The ratio is the figure to keep: both sides run alternately on the same machine in the
-same minutes, so other load hits both. CPU seconds are printed because wall time alone
-says little on a shared machine. ``generate`` gets its best case: all rows at once, equal
-lengths, no logprobs asked of it.
+Compare the ratio: both sides run alternately on the same machine in the
+same minutes, so other load affects both. CPU seconds are printed because wall time alone
+is unreliable on a shared machine. ``generate`` gets its best case: all rows at once, equal
+lengths, without logprobs.
 """
 
 from __future__ import annotations

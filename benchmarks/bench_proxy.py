@@ -2,10 +2,10 @@
 
     python benchmarks/bench_proxy.py --sessions 40 --turns 8
 
-Every turn of every conversation is asked twice, one after the other: of an instant server by
-its own chat route, and of the proxy, which renders, tokenizes, finds the sequence that the
-turn extends, asks the same server for tokens, and keeps them. Server and proxy are processes
-of their own. The tokenizer has one token per character, so a row is longer than in real life.
+Every turn of every conversation is requested twice: from the chat route of an instant server,
+then from the proxy, which renders, tokenizes, finds the sequence that the turn extends,
+requests tokens from the same server and records them. Server and proxy are separate
+processes. The tokenizer has one token per character, so a row is longer than in real life.
 """
 
 from __future__ import annotations

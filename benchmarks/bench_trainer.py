@@ -1,15 +1,15 @@
-"""A trainer step: packed and padded, beside full logits and TRL, in one run.
+"""One trainer step, packed and padded, against full logits and TRL, in one run.
 
     python benchmarks/bench_trainer.py                               CPU, about 3 minutes
     python benchmarks/bench_trainer.py --groups 4 --median 200 --longest 1000 --repeats 3
     python benchmarks/bench_trainer.py --device cuda --size 0.5b,1.5b
 
-Every contestant (see trainerbench/contestants.py) is a process of its own: its peak memory
-is its own. It takes one short step, so that kernels and optimizer state are there, then the
-step that counts, on the same random weights and the same ragged rows. Processes follow one
-another; with ``--repeats`` all of them in turn, again, and the fastest of each counts.
+Every contestant (see trainerbench/contestants.py) is a separate process, so that its peak
+memory can be measured. It takes one short step to create kernels and optimizer state, then the
+measured step, on the same random weights and the same ragged rows. Processes run one after the
+other; with ``--repeats`` all of them again in turn, and the fastest of each counts.
 
-Ratios are the figures to keep: contestant / ``shared``. MFU is the work of the plain rows
+Compare the ratios contestant / ``shared``. MFU is the work of the plain rows
 without padding over the time and the machine's peak, which is measured by a matrix product
 (or given: ``--peak-tflops``). A prefix that is shared counts as often as rows have it, so
 the MFU of ``shared`` may pass that of the machine. Loss and gradient norm are printed to

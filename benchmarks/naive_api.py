@@ -1,10 +1,10 @@
-"""The naive rollout API that ours is held against, written the way one writes it first.
+"""Naive rollout API, the baseline of the benchmarks: the simplest implementation.
 
     uvicorn --app-dir benchmarks naive_api:app
 
-A pydantic model in, ``jsonable_encoder`` out, a list in memory, gzip level 9 for whoever
-accepts it, all on the event loop: how the first API of this kind worked. It forgets
-everything when it stops. Only what the benchmarks call is here.
+A pydantic model in, ``jsonable_encoder`` out, a list in memory, gzip level 9 for clients
+that accept it, all on the event loop, as the API of the original works. The queue is lost when
+the process stops. Only the routes that the benchmarks call exist.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def require_pip(python: Path, log: Path) -> None:
 def torch_index(python: Path) -> "str | None":
     """An extra package index for torch, or None to take what pip takes by itself.
 
-    Order: what TORCH_INDEX says; nothing where a GPU could use the default build or where
+    Order: the value of TORCH_INDEX; nothing where a GPU could use the default build or where
     that build is a CPU one anyway; PyTorch's CPU index if it answers within a few seconds.
     An index that does not answer costs size, never the installation.
     """

@@ -1,4 +1,4 @@
-"""Fill docs/wire.md with what the running API says; `--check` only compares.
+"""Fill docs/wire.md from the responses of the running API; `--check` only compares.
 
     python scripts/generate_wire_doc.py [--check]
 
@@ -132,5 +132,5 @@ def row(at: int, data: bytes, note: str) -> str:
 
 
 if __name__ == "__main__":
-    stale = "docs/wire.md is not what the API says; run: make wire"
+    stale = "docs/wire.md does not match the API; run: make wire"
     sys.exit(refresh(__doc__ or "", TARGET, page, stale))

@@ -1,7 +1,7 @@
 """Rewrite constraints.txt from the ranges of pyproject.toml (`make lock`; needs uv).
 
-One universal resolution covers Python 3.10 to 3.13 on every platform; markers tell the
-branches apart. Newest versions are taken: read the diff and run `make test` after it.
+One universal resolution covers Python 3.10 to 3.13 on every platform; markers
+separate the branches. Newest versions are taken: read the diff and run `make test` after it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     python scripts/torture.py kills=50 mutants       these, and this many kills
     python scripts/torture.py --table power          rows for docs/reliability.md
 
-Exit status 1: a promise was broken; the line says which.
+Exit status 1: a promise was broken; the line names it.
 """
 
 from __future__ import annotations

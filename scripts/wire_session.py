@@ -73,10 +73,10 @@ def group(mark: int, **more: Any) -> dict[str, Any]:
 
 
 class Session:
-    """Talks, and keeps what was said under a name."""
+    """Client that records each exchange under a name."""
 
     def __init__(self, **options: Any) -> None:
-        self.said: dict[str, Exchange] = {}
+        self.exchanges: dict[str, Exchange] = {}
         store = open_store("memory", **options)
         self.app = create_app(store, clock=lambda: 1_700_000_000.0)
         transport = httpx.ASGITransport(self.app)
@@ -104,7 +104,7 @@ class Session:
         if name is not None:
             request = self._text(f"{method} {path}", headers, shown or body)
             kept = {k: v for k, v in response.headers.items() if k in SHOWN_HEADERS}
-            self.said[name] = Exchange(
+            self.exchanges[name] = Exchange(
                 request, self._text(str(response.status_code), kept, answer)
             )
         return answer
@@ -118,7 +118,7 @@ class Session:
         return text.replace(self.run_id, RUN_ID) if self.run_id else text
 
     async def events(self) -> str:
-        """Everything that /events would have said."""
+        """All events that /events would have sent."""
         events = self.app.state.service.events
         reader = events.subscribe(after="")
         events.close()
@@ -140,7 +140,7 @@ def _decoded(response: httpx.Response) -> Any:
 def _settled(value: Any) -> Any:
     """The same, without what chance decided and without the empty fields of groups."""
     if isinstance(value, dict):
-        group = "tokens" in value  # every key of the record is there; most say nothing
+        group = "tokens" in value  # every key of the record is there, most without information
         fixed = {"uuid": 271828182845904523536028747135266249775}
         return {
             k: fixed[k] if k in fixed else _settled(v)
@@ -191,7 +191,7 @@ async def record() -> dict[str, Exchange]:
         await step(session)
     await session.close()
     full = await _full_queue()
-    return {**session.said, **full}
+    return {**session.exchanges, **full}
 
 
 async def _begin(s: Session) -> None:
@@ -260,7 +260,7 @@ async def _watching(s: Session) -> None:
     await s.say("health", "GET", "/health")
     page = await s.say(None, "GET", "/metrics")
     lines = "\n".join(match[0] for match in METRICS_SHOWN.finditer(page))
-    s.said["metrics"] = Exchange("GET /metrics", f"200\n\n...\n{lines}\n...")
+    s.exchanges["metrics"] = Exchange("GET /metrics", f"200\n\n...\n{lines}\n...")
 
 
 async def _old_clients(s: Session) -> None:
@@ -281,7 +281,7 @@ async def _old_clients(s: Session) -> None:
 async def _end(s: Session) -> None:
     await s.say("disconnect-env", "POST", "/disconnect-env", {"env_id": 0})
     await s.say("reset_data", "POST", "/reset_data")
-    s.said["events"] = Exchange(
+    s.exchanges["events"] = Exchange(
         "GET /events\nlast-event-id: 18f3c2-0", f"200\n\n{await s.events()}"
     )
 
@@ -291,4 +291,4 @@ async def _full_queue() -> dict[str, Exchange]:
     await session.say(None, "POST", "/groups", [group(7)])
     await session.say("groups full", "POST", "/groups", [group(9)])
     await session.close()
-    return session.said
+    return session.exchanges

@@ -1,7 +1,7 @@
-"""A small inference server over transformers: exact logprobs, in-place weight updates.
+"""Local inference server over transformers: exact logprobs, in-place weight updates.
 
     HTTP routes -> Engine (one thread owns the model) -> scheduler -> model forward
                                                       -> sampling -> finished sequences
 
-Nothing here is imported by environments or the rollout API: they speak HTTP.
+Environments and the rollout API import nothing from here; they send HTTP requests.
 """

@@ -21,7 +21,7 @@ BACKLOG = 2048  # connections that wait to be accepted
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until interrupted; returns the exit status."""
+    """Serve until interrupted; return the exit status."""
     options = parse_args(argv)
     try:
         refuse_exposure(options.host, allow_remote=options.allow_remote)
@@ -59,7 +59,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def refuse_exposure(host: str, *, allow_remote: bool) -> None:
-    """
+    """Reject an address beyond loopback without ``allow_remote``.
+
     Raises:
         ConfigError: other machines could reach the server, which has no authentication.
     """
@@ -71,7 +72,7 @@ def refuse_exposure(host: str, *, allow_remote: bool) -> None:
 
 
 def warm_up(engine: Engine, timeout_s: float = 300.0) -> None:
-    """Generate two tokens: a model that cannot be served fails here, not in a rollout."""
+    """Generate two tokens, so that a model which cannot be served fails at the start."""
     from atroposlib.inference.engine.request import GenerationRequest, SamplingParams
 
     request = GenerationRequest(prompt_ids=[0], params=SamplingParams(max_tokens=2))
@@ -80,7 +81,7 @@ def warm_up(engine: Engine, timeout_s: float = 300.0) -> None:
 
 
 def default_kv_bytes(device: torch.device) -> float:
-    """On a GPU most of what the model left free; on a CPU a share that leaves room to others."""
+    """Memory for keys and values: 60 % of the free memory on a GPU, 2 GiB on a CPU."""
     import torch
 
     if device.type == "cuda":
@@ -89,7 +90,7 @@ def default_kv_bytes(device: torch.device) -> float:
 
 
 def serve(options: argparse.Namespace, listener: socket.socket) -> int:
-    """Load the model and answer on ``listener``."""
+    """Load the model and serve requests on ``listener``."""
     import torch
     import uvicorn
     from transformers.utils import logging
@@ -129,7 +130,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
         create_app(engine),
         log_level=options.log_level,
         access_log=False,
-        timeout_graceful_shutdown=5,  # requests held by a pause would keep it up for ever
+        timeout_graceful_shutdown=5,  # requests held by a pause would otherwise keep it alive
     )
     uvicorn.Server(config).run(sockets=[listener])
     return 0

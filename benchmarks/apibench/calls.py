@@ -196,19 +196,19 @@ class Prober:
 
     def __enter__(self) -> Prober:
         self._process.start()
-        self._hear()
+        self._receive()
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._pipe.send("stop")
-        self.samples = self._hear()
+        self.samples = self._receive()
         self._process.join(10)
 
-    def _hear(self) -> Any:
-        """What the process says next.
+    def _receive(self) -> Any:
+        """Next message of the process.
 
         Raises:
-            Refused: it says nothing, for its calls fail or it never came up.
+            Refused: no message came, because its calls fail or it never started.
         """
         if not self._pipe.poll(_PROBE_S):
             self._process.kill()

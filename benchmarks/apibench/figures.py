@@ -105,7 +105,7 @@ def times(least: float) -> Target:
 
 
 def at_most(bound: float) -> Target:
-    """Our own figure is bounded, whatever the naive server does."""
+    """Upper bound on our own figure, independent of the naive server."""
     return Target(at_most=bound, on_value=True)
 
 

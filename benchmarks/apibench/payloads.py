@@ -1,9 +1,9 @@
-"""Scored groups as real runs post them, built before anything is timed.
+"""Scored groups of the shape of real runs, built before the measurement.
 
 Token ids: a fifth below 256 (punctuation, bytes), the others log-uniform up to 128,000,
 which is near a Zipf law. The first quarter of a sequence is prompt: mask -100, logprob 1.0.
 Logprobs are float32 values widened to double, 16 to 18 digits each in JSON, as an
-inference engine hands them over.
+inference engine returns them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def body(made: dict[str, Any] | list[dict[str, Any]], encoding: Encoding) -> Bod
 
 
 def packed(made: dict[str, Any], compress: bool = True) -> bytes:
-    """One group as a safetensors file, in a zstd frame unless told otherwise."""
+    """One group as a safetensors file, in a zstd frame unless ``compress`` is false."""
     from atroposlib.wire.binary import pack_group
 
     return pack_group(ScoredData(**made), compress=compress)

@@ -1,4 +1,4 @@
-"""The servers under load, each a process of its own on a free port."""
+"""Servers under load, each a separate process on a free port."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def summary(results: Results) -> str:
 
 
 def page(results: Results) -> str:
-    """All sections, under a line that says on what machine and in what weather."""
+    """All sections, below a line with the machine and its load average."""
     before, after = results.load
     parts = [
         f"{results.taken}, plan `{results.plan}`. {results.machine}. Load average "

@@ -77,7 +77,7 @@ def rows_of(load: Workload) -> list[Row]:
 
 
 def write_model(directory: Path, load: Workload) -> Path:
-    """A configuration without weights, and a tokenizer that nobody asks anything."""
+    """A configuration without weights, and a tokenizer that no contestant uses."""
     from transformers import LlamaConfig
 
     vocabulary, hidden, mlp, layers, heads, key_heads = SIZES[load.size]

@@ -1,8 +1,8 @@
 """The running batch as columns of tensors: one row per sequence, row b = KV row b.
 
-Everything the decode loop needs per token lives here, so that a step is a handful of
-tensor operations whatever the number of sequences; Python objects are touched only
-when a sequence joins, ends or is watched (streaming, stop strings, top logprobs).
+The decode loop reads only these tensors per token, so a step is a handful of tensor
+operations for any number of sequences. Python objects are touched only when a sequence
+joins, ends or is watched (streaming, stop strings, top logprobs).
 
 R rows (capacity), B active rows, C columns (positions).
 """
@@ -86,7 +86,7 @@ class RunningBatch:
         return rows
 
     def _summarise(self) -> None:
-        """What a step must know of all rows, found when the rows change and not per token."""
+        """Flags over all rows, computed when rows change and not per token."""
         params = [s.request.params for s in self.sequences]
         self.watched = [row for row, s in enumerate(self.sequences) if s.is_watched]
         self.any_greedy = any(p.temperature <= 0 for p in params)

@@ -1,10 +1,10 @@
-"""The generation loop without threads: who runs, one step at a time.
+"""Generation loop without threads: admit, prefill, decode, finish, one step per call.
 
     add -> waiting -> admit -> prefill -> decode -> decode ... -> finish -> future
                                (one forward per distinct prompt)
 
-Sequences join and leave between steps, so nobody waits for another to finish while there
-is room (continuous batching). The engine thread owns one of these; tests may call it too.
+Continuous batching: sequences join and leave between steps, so a new one starts as soon as
+memory is free. The engine thread owns one core; tests may call it directly.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Counters:
     """Totals since the start."""
 
     prompt_tokens: int = 0
-    prefilled_tokens: int = 0  # less than prompt_tokens by what prompts shared
+    prefilled_tokens: int = 0  # prompt_tokens minus the shared prompts
     generated_tokens: int = 0
     finished_sequences: int = 0
     decode_steps: int = 0
     weight_updates: int = 0
-    forgotten_pauses: int = 0  # ended because whoever paused did not come back
+    forgotten_pauses: int = 0  # bounded pauses that ended without a /resume
 
 
 class EngineCore:
@@ -85,10 +85,10 @@ class EngineCore:
         self._is_eos = torch.zeros(served.vocab_size, dtype=torch.bool, device=served.device)
         self._is_eos[list(served.eos_ids)] = True
 
-    # --- requests come and go ----------------------------------------------------------
+    # --- requests ---------------------------------------------------------
 
     def add(self, request: GenerationRequest) -> None:
-        """Queue a request; from here on only this class resolves its future."""
+        """Queue a request; from now on only this class resolves its future."""
         if not request.future.set_running_or_notify_cancel():
             return
         self._in_flight.add(request)
@@ -110,7 +110,7 @@ class EngineCore:
         request.resolve_if_complete()
 
     def remove(self, request: GenerationRequest) -> None:
-        """Free all that a request holds; nobody waits for its result any more."""
+        """Free the rows and queue entries of a cancelled request."""
         self.scheduler.remove(request)
         self.to_score = [r for r in self.to_score if r is not request]
         self._drop_rows(
@@ -119,14 +119,14 @@ class EngineCore:
         self._fail(request, InferenceUnavailable("the request was cancelled"))
 
     def abort_all(self) -> None:
-        """End all that runs with what it has, and all that waits with nothing."""
+        """Finish running sequences with their tokens so far, waiting ones with none."""
         self._finish({row: FinishReason.ABORT for row in range(len(self.batch))})
         for sequence in self.scheduler.drain():
             nothing = Output([], [], FinishReason.ABORT, [], [])
             sequence.request.deliver(sequence.index, nothing)
 
     def fail_all(self, error: AtroposError) -> None:
-        """A forward failed: every request in flight gets the error; the core starts empty."""
+        """After a failed forward: set the error on every request in flight and start empty."""
         self.scheduler.drain()
         self.to_score = []
         self.batch = RunningBatch(self.served.device)
@@ -192,7 +192,7 @@ class EngineCore:
         uniforms = uniform(params.seed, lengths - batch.column("prompt_len", rows))
         tokens, logprobs = sample(scaled, params, uniforms, banned)
         if not bool(torch.isfinite(logprobs).all()):
-            raise InferenceUnavailable("the model gives logits that are not finite")
+            raise InferenceUnavailable("the model returned logits that are not finite")
         batch.append(rows, tokens, logprobs)
         self.counters.generated_tokens += len(tokens)
         ends = self._is_eos[tokens] & ~batch.column("ignore_eos", rows)
@@ -233,7 +233,7 @@ class EngineCore:
         return stopped
 
     def _finish(self, reasons: dict[int, FinishReason]) -> None:
-        """Hand out the outputs of these rows and close the gaps they leave."""
+        """Deliver the outputs of these rows and remove the rows from the batch."""
         if not reasons:
             return
         batch, rows = self.batch, sorted(reasons)
@@ -264,7 +264,7 @@ class EngineCore:
             self._cache.move_rows(*self.batch.leave(rows), width)
 
     def _reserve(self, sequences: list[SequenceState]) -> None:
-        """Make room in the batch and the cache for these to run to their end."""
+        """Reserve batch and cache memory for these sequences up to their last token."""
         batch, cache = self.batch, self._cache
         rows = len(batch) + len(sequences)
         columns = max(s.reserved_len for s in (*batch.sequences, *sequences))
@@ -279,7 +279,7 @@ class EngineCore:
     # --- scoring and weights ---------------------------------------------------------------
 
     def score(self) -> None:
-        """Teacher-forced logprobs of prompts, as many together as one forward may hold."""
+        """Teacher-forced logprobs of prompts, in batches bounded by ``prefill_tokens``."""
         requests, self.to_score = self.to_score, []
         lengths = [len(r.prompt_ids) for r in requests]
         for group in prefill_groups(lengths, self.limits.prefill_tokens):
@@ -294,7 +294,7 @@ class EngineCore:
                 request.resolve_if_complete()
 
     def update_weights(self, load: Callable[[Any], int], version: int | None) -> int:
-        """Change the model by ``load``, then bring kept rows up to date; returns its count.
+        """Change the model by ``load``, then recompute the KV of kept rows; return its count.
 
         Raises:
             WeightsError: ``load`` changed nothing.
@@ -313,7 +313,7 @@ class EngineCore:
             sequence.begin_version(version, length - sequence.prompt_len)
 
     def _recompute_kv(self) -> None:
-        """Forward what the kept rows already hold through the new weights."""
+        """Recompute keys and values of the kept rows with the new weights."""
         batch = self.batch
         # the last known token has not been forwarded yet: the next decode does that
         lengths = (batch.column("length", slice(0, len(batch))) - 1).tolist()

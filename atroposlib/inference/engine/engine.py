@@ -1,4 +1,4 @@
-"""The engine: one thread owns the model, everything else talks to it through an inbox.
+"""Engine thread: owns the model and runs commands from an inbox between two steps.
 
     submit / cancel / pause / resume / update_weights      (any thread)
             |
@@ -31,30 +31,30 @@ from atroposlib.inference.weights.adapter import MergedAdapter
 from atroposlib.inference.weights.load import load_in_place
 
 T = TypeVar("T")
-GATHER_S = 0.002  # an idle engine waits this long for company after the first request,
-GATHER_MAX_S = 0.02  # again after each newcomer, and at most this long in all
+GATHER_S = 0.002  # an idle engine waits this long for further requests after the
+GATHER_MAX_S = 0.02  # first one, again after each, and at most this long in total
 
 
 class EngineState(str, Enum):
-    """What the engine does with sequences."""
+    """State of the engine thread."""
 
     RUNNING = "running"
     DRAINING = "draining"  # pause(wait): finishes what runs, admits nothing
-    PAUSED = "paused"  # nothing runs, newcomers wait
+    PAUSED = "paused"  # nothing runs, new requests wait
     FROZEN = "frozen"  # pause(keep): running sequences stay in memory, untouched
     CLOSED = "closed"
 
 
 class PauseMode(str, Enum):
-    """What a pause does to running sequences."""
+    """Treatment of running sequences by a pause."""
 
     WAIT = "wait"  # let them finish
-    ABORT = "abort"  # end them, and those that wait, with what they have
-    KEEP = "keep"  # freeze them; they go on after resume, under new weights if there are
+    ABORT = "abort"  # end running and waiting ones with their tokens so far
+    KEEP = "keep"  # freeze them; they continue after resume, under the weights of that time
 
 
 class Engine:
-    """Generates for many requests at once; see the module's drawing."""
+    """Generates for many requests at once; the diagram of the module shows the flow."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Engine:
         self._thread.start()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Abort what runs and end the thread."""
+        """Abort running sequences and end the thread."""
         self._inbox.put(self._close)
         self._thread.join(timeout_s)
 
@@ -91,23 +91,22 @@ class Engine:
         self._inbox.put(lambda: self._core.add(request))
 
     def cancel(self, request: GenerationRequest) -> None:
-        """Free what a request holds; nobody waits for its result any more."""
+        """Free the rows of a request whose client has disconnected."""
         self._inbox.put(lambda: self._cancel(request))
 
     def pause(
         self, mode: PauseMode, timeout_s: float = 60.0, resume_after_s: float | None = None
     ) -> None:
-        """Stop sampling; returns once nothing is sampled any more.
+        """Stop sampling; return once no sequence is sampled any more.
 
         Args:
-            resume_after_s: go on by itself after this time, for a caller that may die. A
-                later pause replaces the bound or, without one, lifts it; so does any
-                attempt to change weights, because what they became is for the caller to
-                judge.
+            resume_after_s: resume automatically after this time, for a caller that may
+                crash. A later pause replaces the bound or, without one, lifts it. An attempt
+                to change weights lifts it too: only the caller can check the result.
 
         Raises:
             InferenceUnavailable: running sequences did not finish in time (mode wait).
-                The engine goes on draining: resume it, or pause it in another mode.
+                The engine continues to drain: resume it, or pause it in another mode.
         """
         done: Future[None] = Future()
         self._inbox.put(lambda: self._pause(mode, done, resume_after_s))
@@ -133,8 +132,8 @@ class Engine:
         """Let ``load`` replace all weights of the model it is given; returns its count.
 
         Running sequences keep their tokens; their KV is recomputed, so that every later
-        logprob belongs to the new weights. Without a ``version`` the present one rises
-        by one: weights that changed under the same number would be a lie.
+        logprob belongs to the new weights. Without a ``version`` the current one is
+        incremented, so changed weights never keep the old version number.
 
         Raises:
             WeightsError: nothing changed.
@@ -150,7 +149,7 @@ class Engine:
     def load_adapter(
         self, directory: str, name: str, version: int | None, timeout_s: float = 600.0
     ) -> int:
-        """Merge a LoRA adapter instead of the present one; returns the number of weights.
+        """Merge a LoRA adapter in place of the current one; return the number of weights.
 
         Raises:
             WeightsError: nothing changed.
@@ -161,7 +160,7 @@ class Engine:
         )
 
     def unload_adapter(self, name: str, version: int | None, timeout_s: float = 600.0) -> int:
-        """Serve the weights without the adapter; returns how many change.
+        """Serve the weights without the adapter; return the number of changed ones.
 
         Raises:
             WeightsError: it is not loaded.
@@ -176,7 +175,7 @@ class Engine:
         self._control(self._lift_bound, timeout_s, "stay_paused")
 
     def set_weight_version(self, version: int, timeout_s: float = 60.0) -> None:
-        """Rename the present weights."""
+        """Set the version number of the current weights."""
         self._control(
             lambda: self._core.begin_version(version), timeout_s, "set_weight_version"
         )
@@ -196,7 +195,7 @@ class Engine:
 
     @property
     def resumes_in_s(self) -> float | None:
-        """Seconds until a pause ends by itself; None when it does not."""
+        """Seconds until a pause ends automatically; None without a bound."""
         at = self._resume_at
         return None if at is None else max(0.0, at - time.monotonic())
 
@@ -245,13 +244,13 @@ class Engine:
                 self._end_forgotten_pause()
                 if self._has_work():
                     self._step()
-            self._read_inbox(wait=False)  # whoever still asks is answered
+            self._read_inbox(wait=False)  # later commands still get a result
             self._core.abort_all()
 
     def _has_work(self) -> bool:
         core = self._core
         if core.to_score:
-            return True  # also while paused: a client verifies new weights, then resumes
+            return True  # also while paused: a client verifies new weights before it resumes
         if self.state is EngineState.RUNNING:
             return bool(core.scheduler.waiting or core.batch.sequences)
         return self.state is EngineState.DRAINING and bool(core.batch.sequences)
@@ -295,7 +294,7 @@ class Engine:
         self._pause_if_drained()
 
     def _change_weights(self, load: Callable[[Any], int], version: int | None) -> int:
-        self._lift_bound()  # even if it fails: other servers may hold the new ones by now
+        self._lift_bound()  # even on failure: other servers may already hold the new weights
         return self._core.update_weights(load, version)
 
     def _lift_bound(self) -> None:
@@ -326,7 +325,7 @@ class Engine:
             self._enter_state(EngineState.PAUSED)
 
     def _enter_state(self, state: EngineState) -> None:
-        """Enter a state and release whoever waited for the end of a drain."""
+        """Set the state and release the callers that wait for the end of a drain."""
         self.state = state
         if state in (EngineState.RUNNING, EngineState.CLOSED):
             self._lift_bound()

@@ -61,7 +61,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store new (P or B, H, T, D) states; return what attention should look at."""
+        """Store new (P or B, H, T, D) states; return the keys and values for attention."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         write = self.shared.write
@@ -122,12 +122,12 @@ class SlotCache(Cache):
             slot.values[target, :width] = slot.values[source, :width]
 
     def plan_decode(self, positions: Tensor, width: int) -> None:
-        """The next forward brings one token for each row, written at its position (B,)."""
+        """Plan one token per row for the next forward, written at its position (B,)."""
         rows = torch.arange(len(positions), device=positions.device)
         self.write = DecodeWrite(rows * self.num_columns + positions, len(positions), width)
 
     def plan_prefill(self, rows: Tensor, source: Tensor) -> None:
-        """The next forward brings whole prompts; row ``rows[i]`` gets prompt ``source[i]``."""
+        """Plan whole prompts for the next forward; row ``rows[i]`` gets prompt ``source[i]``."""
         self.write = PrefillWrite(rows, source)
 
 

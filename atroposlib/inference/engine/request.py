@@ -1,4 +1,4 @@
-"""What is generated: one request, its n sequences, and what became of each.
+"""Types of generation: request, its n sequences, their outputs; incremental decoding.
 
 GenerationRequest -> Sequence (n of them) -> Output (one per sequence) -> RequestResult
 """
@@ -25,7 +25,7 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample. ``temperature`` 0 is greedy; ``top_k`` 0 keeps the whole vocabulary."""
+    """Sampling options. ``temperature`` 0 is greedy; ``top_k`` 0 keeps the whole vocabulary."""
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -84,12 +84,12 @@ class RequestResult:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GenerationRequest:
-    """A prompt and what is wanted from it. ``future`` resolves once, with everything."""
+    """A prompt with its sampling options. ``future`` resolves once, with all outputs."""
 
     prompt_ids: list[int]
     params: SamplingParams
     n: int = 1
-    prompt_logprobs: int | None = None  # how many alternatives beside the actual token
+    prompt_logprobs: int | None = None  # number of alternatives besides the actual token
     on_event: Callable[[TokenEvent], None] | None = None  # called from the engine thread
     future: Future[RequestResult] = field(default_factory=Future)
     outputs: dict[int, Output] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class SequenceState:
 
     @property
     def reserved_len(self) -> int:
-        """Columns of KV memory it may come to need."""
+        """Columns of KV memory it needs at most."""
         return self.prompt_len + self.request.params.max_tokens
 
     def begin_version(self, version: int, num_output: int) -> None:
@@ -158,7 +158,7 @@ class SequenceState:
 
 
 class TextStream:
-    """Text of a growing token list; :meth:`push` returns what a token made certain.
+    """Text of a growing token list; :meth:`push` returns the text that a token completes.
 
     Decoding tokens one by one would lose the spaces and bytes that depend on neighbours,
     so each step decodes the last few tokens twice, with and without the new one.
@@ -190,7 +190,7 @@ class TextStream:
         return self._emit(len(self.text) - (0 if self.stopped else self._held_back))
 
     def flush(self) -> str:
-        """What was held back in case a stop string would follow; call at the end."""
+        """Return the text held back for a possible stop string; call at the end."""
         if not self.stopped:
             tail = self._decode(self._tokens[self._context :])
             self.text += tail[len(self._decode(self._tokens[self._context : self._done])) :]

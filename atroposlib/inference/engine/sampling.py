@@ -1,10 +1,10 @@
-"""From logits to a token and its logprob, for every row of the batch at once.
+"""Sampling: logits to one token and its logprob per row of the batch.
 
 B rows, V vocabulary entries. The logprob is that of the distribution after temperature
 and before top-p and top-k: that is the policy the trainer differentiates.
 
-Each row draws from its own counter-based stream, uniform(seed, step), so what a seeded
-request samples does not depend on who shares its batch.
+Each row draws from its own counter-based stream, uniform(seed, step), so the
+samples of a seeded request do not depend on the other rows of its batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def uniform(seed: Tensor, step: Tensor) -> Tensor:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """A seed of its own for each of the n samples of a request."""
+    """Seed of sample ``index`` of a request."""
     mixed = random.Random(f"{seed}/{index}")  # hashed: near seeds give unrelated streams
     return mixed.getrandbits(62)
 

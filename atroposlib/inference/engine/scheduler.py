@@ -1,9 +1,9 @@
-"""Who may join the batch now. Pure decisions: no tensors, no clock, no thread.
+"""Admission of waiting sequences to the batch. Pure: no tensors, no clock, no thread.
 
 Memory is a rectangle of rows x columns, as wide as the longest reservation (prompt +
 max_tokens), so a sequence that was admitted can always finish: nothing is preempted.
-Order is first come, first served: letting short requests pass a long one that does
-not fit yet would be faster on average and could keep the long one waiting for ever.
+Order is first come, first served. Letting short requests overtake a long one that does
+not fit yet would be faster on average, but could starve the long one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Scheduler:
         self.waiting.extend(sequences)
 
     def admit(self, running: list[SequenceState]) -> list[SequenceState]:
-        """Take from the queue all that fit beside the running ones, in order."""
+        """Dequeue, in order, the sequences that fit in memory with the running ones."""
         admitted: list[SequenceState] = []
         rows = len(running)
         width = max((s.reserved_len for s in running), default=0)
@@ -39,11 +39,11 @@ class Scheduler:
         return admitted
 
     def remove(self, request: GenerationRequest) -> None:
-        """Forget a request whose client is gone."""
+        """Remove the sequences of a request whose client has disconnected."""
         self.waiting = deque(s for s in self.waiting if s.request is not request)
 
     def drain(self) -> list[SequenceState]:
-        """Empty the queue and hand back what waited."""
+        """Empty the queue and return its sequences."""
         taken = list(self.waiting)
         self.waiting.clear()
         return taken

@@ -1,4 +1,4 @@
-"""The model behind the engine: loading, and the three forward passes it runs.
+"""Loading of the served model and its three forward passes: prefill, decode, score.
 
 P prompts, T tokens of the longest prompt, B running rows, V vocabulary.
 """
@@ -228,7 +228,7 @@ def _context_limit(config: Any, asked: int | None) -> int:
 
 
 def _require_plain_head(model: Any) -> None:
-    """The engine applies the output layer itself; what comes after it would be lost."""
+    """Reject a model with operations after its output layer, which the engine applies itself."""
     config = model.config.get_text_config()
     for setting in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
         if getattr(config, setting, None) not in (None, 1.0, 1):

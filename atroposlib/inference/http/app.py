@@ -1,4 +1,4 @@
-"""The HTTP application around an engine."""
+"""HTTP application around an engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Weights by broadcast: a process group of the trainer, rank 0, and the servers.
+"""Weights by broadcast: a process group of the trainer (rank 0) and the servers.
 
-Tensors are collected in memory of their own until the last one is here and only then
-copied into the served weights, so a trainer that dies in the middle changes nothing.
+Tensors are collected in separate memory and copied into the served weights only after the
+last one has arrived, so a trainer that dies in between changes nothing.
 The store and its prefixes are those of ``torch.distributed``, as SGLang lays them out.
 """
 
@@ -24,13 +24,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class WeightGroup:
-    """This server's membership in one group, and what it has received since the last take."""
+    """Membership of this server in one group, and the tensors received since the last take."""
 
     def __init__(self, body: InitWeightsGroup, device: torch.device) -> None:
-        """Joins; returns when every member is there.
+        """Join the group; return when every member has joined.
 
         Raises:
-            WeightsError: they did not meet within the bound.
+            WeightsError: not every member joined within ``timeout_s``.
         """
         self.name = body.group_name
         self.staged: dict[str, Tensor] = {}
@@ -55,7 +55,7 @@ class WeightGroup:
         """Take part in one broadcast per name.
 
         Raises:
-            WeightsError: the trainer fell silent; what came before is dropped as well.
+            WeightsError: a broadcast failed; tensors received before are dropped too.
         """
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
@@ -69,7 +69,7 @@ class WeightGroup:
             raise WeightsError(f"a broadcast did not arrive: {_line(cause)}") from cause
 
     def take(self) -> dict[str, Tensor]:
-        """All that was received, handed over."""
+        """Return the received tensors and release them here."""
         staged, self.staged = self.staged, {}
         return staged
 
@@ -81,20 +81,20 @@ class WeightGroup:
 
 
 class WeightGroups:
-    """The one group a server is in. Calls come from many threads of the HTTP server."""
+    """The one group of a server. Calls come from many threads of the HTTP server."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._group: WeightGroup | None = None
 
     def join(self, body: InitWeightsGroup, device: torch.device) -> None:
-        """Enter a group; one that was there before, of a trainer that died, is left."""
+        """Join a group; an earlier one, of a trainer that died, is left first."""
         with self._lock:
             self._leave()
             self._group = WeightGroup(body, device)
 
     def receive(self, body: UpdateFromGroup) -> dict[str, Tensor] | None:
-        """The tensors of one message join those before; all of them with the last message."""
+        """Collect the tensors of one message; return all of them with the last message."""
         with self._lock:
             if self._group is None or self._group.name != body.group_name:
                 raise InferenceRefused(

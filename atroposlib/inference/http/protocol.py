@@ -1,8 +1,8 @@
-"""What clients may send, and the limits put on it.
+"""Request bodies and their limits.
 
-Unknown fields are tolerated, as clients of other servers send many; a field this server
-knows but cannot honour is refused, because ignoring it would sample from another policy
-than the one asked for.
+Unknown fields are ignored, as clients of other servers send many. A known field that this
+server cannot apply is rejected, because ignoring it would sample from another policy than
+the requested one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SamplingFields(BaseModel):
     stream: bool = False
     return_token_ids: bool = False
 
-    # known and not honoured: only the neutral value passes
+    # known but not supported: only the neutral value passes
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -95,7 +95,7 @@ class SamplingFields(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream ends with."""
+    """Options of the last chunk of a stream."""
 
     include_usage: bool = False
 
@@ -158,7 +158,7 @@ class SharedWeights(BaseModel):
 
 
 class LoadAdapter(BaseModel):
-    """POST /v1/load_lora_adapter (vLLM's name). Requests go on naming the served model."""
+    """POST /v1/load_lora_adapter (vLLM's name). Requests keep the name of the served model."""
 
     lora_name: str
     lora_path: str

@@ -25,7 +25,7 @@ Last = Callable[[int, Output, str], Json]  # the closing choice of one sequence
 
 
 class JsonResponse(Response):
-    """JSON by msgspec: a batch of sequences is 10^5 numbers, a slow encoder would show."""
+    """JSON by msgspec: a batch of sequences is 10^5 numbers, so the encoder matters."""
 
     media_type = "application/json"
 
@@ -162,7 +162,7 @@ def _stream_response(
     choice: Chunk,
     last: Last,
 ) -> StreamingResponse:
-    # checked here, before the first byte: a refusal must still be a 4xx
+    # checked before the first byte, so that a refusal is still a 4xx
     service.request(prompt_ids, body, **options)
 
     def make(on_event: Callable[[TokenEvent], None]) -> GenerationRequest:
@@ -182,7 +182,7 @@ async def _lines(chunks: AsyncIterator[Json], head: Json, first: Json) -> AsyncI
             yield _event({**head, **first, **chunk})
             first = {}
     except AtroposError as error:
-        # the status line is out: the client learns of it in the stream or not at all
+        # the status line is sent: only the stream can carry the error
         yield _event({"error": {"message": str(error), "type": "server_error", "code": 500}})
     yield b"data: [DONE]\n\n"
 

@@ -1,4 +1,4 @@
-"""Between HTTP and the engine: text to tokens, requests to futures, disconnects to cancels."""
+"""HTTP requests as engine requests: tokenization, checks, futures, cancel on disconnect."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Detokenizer:
 
 
 class InferenceService:
-    """What the routes share; it runs on the event loop and never touches the model."""
+    """Shared by the routes; runs on the event loop and never touches the model."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -76,10 +76,10 @@ class InferenceService:
         prompt_logprobs: int | None = None,
         on_event: Callable[[TokenEvent], None] | None = None,
     ) -> GenerationRequest:
-        """Check what a client wants against the model.
+        """Validate a request against the model and build it.
 
         Raises:
-            InferenceRefused: 400 (or 404 for another model), and what would be accepted.
+            InferenceRefused: 400 (404 for another model), with the accepted values.
         """
         context_left = self._context_left(prompt_ids, fields)
         self._require_tokens(prompt_ids)
@@ -91,9 +91,7 @@ class InferenceService:
             context_left=context_left, default_max_tokens=default_max_tokens, top=top
         )
         if not params.max_tokens and prompt_logprobs is None:
-            raise InferenceRefused(
-                400, "max_tokens 0 asks for nothing without prompt_logprobs"
-            )
+            raise InferenceRefused(400, "max_tokens 0 needs prompt_logprobs")
         return GenerationRequest(
             prompt_ids=list(prompt_ids),
             params=params,
@@ -109,7 +107,7 @@ class InferenceService:
         if context_left < wants_tokens:
             raise InferenceRefused(
                 400,
-                f"the prompt has {len(prompt_ids)} tokens and leaves no room for an answer in "
+                f"the prompt has {len(prompt_ids)} tokens and leaves no space for an answer in "
                 f"the {context} tokens of context",
             )
         return context_left
@@ -123,7 +121,7 @@ class InferenceService:
     async def run(
         self, requests: list[GenerationRequest], http: Request
     ) -> list[RequestResult]:
-        """All results, or nothing: a client that hangs up frees its rows at once."""
+        """Return all results; cancel every request when the client disconnects."""
         for request in requests:
             self.engine.submit(request)
         gone = asyncio.ensure_future(_disconnected(http))
@@ -171,7 +169,7 @@ async def _results(requests: list[GenerationRequest]) -> list[RequestResult]:
 
 
 async def _disconnected(http: Request) -> None:
-    """Returns when the client is gone; the body has been read before."""
+    """Return when the client has disconnected; the body has been read before."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
 

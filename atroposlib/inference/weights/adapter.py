@@ -1,8 +1,8 @@
-"""A LoRA adapter merged into the served weights: W = base + scale B A.
+"""LoRA adapter merged into the served weights: W = base + scale B A.
 
-Requests go on naming the model that is served; whoever asks gets the adapted weights.
-What a merged weight was before is kept, so every adapter is merged into the very weights
-that were loaded, and unloading restores them to the bit.
+Requests keep the name of the served model, and all of them get the adapted weights. The
+original of each merged weight is kept, so every adapter is merged into the loaded weights,
+and unloading restores them bit for bit.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ CONFIG_FILE = "adapter_config.json"
 
 
 class MergedAdapter:
-    """Which adapter is in the served weights, and what these were without it."""
+    """Name of the merged adapter, and the weights without it."""
 
     def __init__(self) -> None:
         self.name: str | None = None
         self._base: dict[str, Tensor] = {}  # of the merged weights only
 
     def forget(self) -> None:
-        """Other weights were loaded: they are what the next adapter is merged into."""
+        """Drop the base after other weights were loaded; the next adapter uses those."""
         self.name, self._base = None, {}
 
     @torch.no_grad()
     def load(self, model: Any, directory: str, name: str) -> int:
-        """Merge the adapter in ``directory``; one that was merged before leaves.
+        """Merge the adapter in ``directory`` in place of an earlier one.
 
-        Returns the number of weights it touches.
+        Returns the number of changed weights.
 
         Raises:
-            WeightsError: nothing was changed; the adapter is not one that can be merged.
+            WeightsError: nothing was changed; the adapter cannot be merged.
         """
         targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
         deltas = read_deltas(Path(directory), targets)
@@ -62,7 +62,7 @@ class MergedAdapter:
 
     @torch.no_grad()
     def unload(self, model: Any, name: str) -> int:
-        """Serve the weights without it; returns how many change.
+        """Restore the weights without it; return the number of changed ones.
 
         Raises:
             WeightsError: another adapter is merged, or none.

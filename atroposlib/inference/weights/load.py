@@ -1,5 +1,6 @@
-"""New weights into the model's own tensors, all or none: from a directory, from a file in
-shared memory, or from tensors that are already here.
+"""In-place replacement of all weights, all or none.
+
+Sources: a model directory, a file in shared memory, or tensors in memory.
 
 Names and shapes of every tensor are verified before the first byte is copied; a mismatch
 leaves the served weights as they were. Tied tensors (an output layer that is the
@@ -83,7 +84,7 @@ def _reader(file: Path, stack: ExitStack) -> Any:
 
 
 def _require_private(path: str) -> None:
-    """Only this user may have written what is about to be served."""
+    """Require a regular file that only this user can read and write."""
     try:
         info = os.lstat(path)
     except OSError as cause:
@@ -111,7 +112,9 @@ def weight_files(directory: Path) -> list[Path]:
 def verify_shapes(
     model: Any, shapes: Mapping[str, tuple[int, ...]], *, complete: bool
 ) -> None:
-    """Every name is a tensor of the model with this shape; ``complete``: and none lacks.
+    """Check that every name is a tensor of the model with this shape.
+
+    With ``complete``, no tensor of the model may be missing either.
 
     Raises:
         WeightsError: names the first tensors that do not fit.

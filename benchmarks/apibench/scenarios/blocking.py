@@ -1,4 +1,4 @@
-"""Whether a big batch holds up everybody else."""
+"""Latency of other requests while a large batch is served."""
 
 from __future__ import annotations
 

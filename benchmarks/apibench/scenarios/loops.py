@@ -1,4 +1,4 @@
-"""Which event loop and which HTTP parser uvicorn should run on."""
+"""Event loops and HTTP parsers of uvicorn compared."""
 
 from __future__ import annotations
 

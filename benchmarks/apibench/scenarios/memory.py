@@ -1,4 +1,4 @@
-"""What a queued token costs in memory."""
+"""Memory per queued token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one posted group costs the server, in CPU."""
+"""CPU time of the server per posted group."""
 
 from __future__ import annotations
 

@@ -90,5 +90,5 @@ async def test_the_openai_package_is_a_client(http):
     assert ends in (["length"], ["stop"])
     completion = await client.completions.create(model="tiny", prompt="abc", max_tokens=3)
     assert completion.choices[0].finish_reason in ("length", "stop")
-    with pytest.raises(openai.BadRequestError, match="no room"):
+    with pytest.raises(openai.BadRequestError, match="no space"):
         await client.completions.create(model="tiny", prompt="a" * 300)
