@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _listening(made.add_argument_group("where it listens"))
     _keeping(made.add_argument_group("where groups are kept"))
-    _admitting(made.add_argument_group("who may call"))
+    _admitting(made.add_argument_group("access"))
     _limiting(made.add_argument_group("limits"))
     _running(made.add_argument_group("running it"))
     return made
@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
 def _listening(group: argparse._ArgumentGroup) -> None:
     _value(group, "--host", "127.0.0.1", "address to listen on")
     _value(group, "--port", "8000", "port, 0 for any free one", type=_within(0, 65535))
-    _value(group, "--ssl-certfile", None, "certificate chain as PEM; the API speaks https")
+    _value(
+        group, "--ssl-certfile", None, "certificate chain as PEM; the API then serves https"
+    )
     _value(group, "--ssl-keyfile", None, "private key of the certificate as PEM")
 
 
@@ -98,14 +100,14 @@ def _admitting(group: argparse._ArgumentGroup) -> None:
     _flag(
         group,
         "--allow-remote",
-        "listen beyond this machine without tokens or TLS: whoever reaches the port can "
+        "listen beyond this machine without tokens or TLS: every host that reaches the port can "
         "read, write and wipe the run",
     )
     _flag(
         group,
         "--insecure-plaintext",
-        "listen beyond this machine with tokens and without TLS: who reads the network "
-        "reads the tokens. Right behind a proxy that speaks TLS",
+        "listen beyond this machine with tokens and without TLS, which exposes the tokens "
+        "on the network. For use behind a TLS proxy",
     )
 
 

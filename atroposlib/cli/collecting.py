@@ -90,7 +90,7 @@ def build_parser(
     add(
         "--reset",
         action="store_true",
-        help="if somebody has opened a run at this API, wipe it, its queue included",
+        help="wipe an existing run of this API, including its queue",
     )
     return parser
 
@@ -209,7 +209,7 @@ def require_free(status: RunStatus, url: str, out: LineFile) -> None:
     if status.state != "EMPTY" and not ours:
         raise ConfigError(
             f"a run is open at {url} (step {status.current_step}, {status.queue_size} groups"
-            " queued) and would lose its trainer: use an API of its own, or --reset to wipe"
+            " queued) and would lose its trainer: use another API, or --reset to wipe"
             " that run and take its environments over"
         )
 

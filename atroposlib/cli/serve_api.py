@@ -76,12 +76,12 @@ def refuse_exposure(options: argparse.Namespace) -> None:
     if options.tokens is None:
         raise ConfigError(
             f"--host {options.host} is reachable from other machines: add --tokens FILE (see "
-            "--new-token), or --allow-remote if everybody who reaches it may do everything"
+            "--new-token), or --allow-remote to permit every call to every host that reaches it"
         )
     if options.ssl_certfile is None and not options.insecure_plaintext:
         raise ConfigError(
             f"--host {options.host} would carry tokens in the clear: add --ssl-certfile and "
-            "--ssl-keyfile, or --insecure-plaintext behind a proxy that speaks TLS"
+            "--ssl-keyfile, or --insecure-plaintext behind a TLS proxy"
         )
 
 

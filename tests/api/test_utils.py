@@ -54,7 +54,7 @@ def test_a_minimum_is_kept_and_data_without_env_still_flows():
     assert rest == queue[1:2]
 
 
-def test_the_minimum_of_a_disconnected_env_binds_nobody():
+def test_the_minimum_of_a_disconnected_env_is_ignored():
     envs = [{"registered_id": 5, "connected": False, "min_batch_allocation": 0.5}]
     batch, rest = grab_batch_with_minimum_allocations(groups(4, 4, env_id=0), 8, envs)
     assert len(batch) == 2 and rest == []

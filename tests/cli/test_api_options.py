@@ -81,7 +81,7 @@ def test_options_come_from_the_environment_unless_given(without_variables):
         ("STORE", "redis://x"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named_wherever_it_comes_from(
+def test_an_invalid_value_is_named_from_the_command_line_and_the_environment(
     without_variables, capsys, name, value
 ):
     flag = "--" + name.lower().replace("_", "-")
@@ -111,7 +111,7 @@ def test_listening_beyond_this_machine_needs_tokens(capsys, host):
     assert "--tokens FILE" in error and "--allow-remote" in error
 
 
-def test_tokens_do_not_cross_a_network_in_the_clear(capsys, tmp_path):
+def test_tokens_over_a_network_need_tls_or_a_flag(capsys, tmp_path):
     assert run_api.main(["--host", "0.0.0.0", "--tokens", str(tmp_path / "t")]) == 1
     error = capsys.readouterr().err
     assert "--ssl-certfile" in error and "--insecure-plaintext" in error
@@ -130,7 +130,7 @@ def test_tokens_do_not_cross_a_network_in_the_clear(capsys, tmp_path):
         ["--host", "0.0.0.0", "--tokens", "t", "--allow-remote"],
     ],
 )
-def test_what_is_safe_or_was_asked_for_passes(more):
+def test_safe_or_explicitly_allowed_addresses_are_accepted(more):
     serve_api.refuse_exposure(api_options.parse(more))
 
 
@@ -199,9 +199,7 @@ def test_a_new_token_may_end(capsys, tmp_path):
         (["--tokens", "missing"], "--new-token admin"),
     ],
 )
-def test_what_is_wrong_with_tokens_is_one_line(
-    capsys, tmp_path, without_variables, argv, told
-):
+def test_an_error_about_tokens_is_one_line(capsys, tmp_path, without_variables, argv, told):
     without_variables.chdir(tmp_path)
     assert run_api.main(["--store", "memory", "--port", "0", *argv]) == 1
     error = capsys.readouterr().err

@@ -130,9 +130,7 @@ def test_an_existing_file_is_refused_before_anything_is_asked(tmp_path, capsys):
     assert sft(nowhere, tmp_path / "no" / "sft.jsonl", "none") == 1
 
 
-def test_a_run_of_another_trainer_is_left_alone_unless_told(
-    api, tmp_path, tokenizer_dir, capsys
-):
+def test_a_run_of_another_trainer_is_kept_without_reset(api, tmp_path, tokenizer_dir, capsys):
     with RolloutClient(api) as trainer:
         trainer.register(registration())
         post(api, group(0))
@@ -205,7 +203,7 @@ def test_a_finished_collection_is_followed_by_another_of_the_same_size(
     assert len(lines_of(out)) == 4
 
 
-def test_a_trainer_that_took_the_run_over_is_not_fenced(api, tmp_path, tokenizer_dir, capsys):
+def test_a_trainer_that_took_the_run_over_keeps_it(api, tmp_path, tokenizer_dir, capsys):
     out = tmp_path / "sft.jsonl"
     cut_off_after(1, api, out, tokenizer_dir)
     beat = {"role": "trainer", "name": "grpo", "phase": "training", "waiting_on": None}

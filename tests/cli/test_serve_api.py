@@ -109,7 +109,7 @@ def test_a_trainer_and_an_environment_survive_a_restart(tmp_path):
 
 
 @pytest.mark.slow
-def test_fresh_forgets_and_otherwise_the_start_says_what_it_resumed(tmp_path):
+def test_fresh_wipes_the_store_and_otherwise_the_start_reports_the_resumed_run(tmp_path):
     with serving(tmp_path) as (_, url):
         client = RolloutClient(url)
         client.register(registration())

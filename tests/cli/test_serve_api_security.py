@@ -100,7 +100,7 @@ def test_the_log_holds_no_token_and_nothing_of_a_body(tmp_path, issued, style):
 
 
 @pytest.mark.slow
-def test_it_speaks_tls(tmp_path):
+def test_the_api_serves_https(tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the certificate, is not on the path")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"

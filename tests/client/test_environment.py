@@ -99,7 +99,7 @@ async def test_numpy_values_are_sent_as_numbers(env):
     )
 
 
-async def test_what_the_api_refuses_is_raised_as_what_it_is(env):
+async def test_refusals_of_the_api_are_raised_as_their_errors(env):
     with pytest.raises(RolloutApiRefused, match=r"422.*masks"):
         await env.send_groups([group(masks=[[-100, 7], [7]])])
     with pytest.raises(UnknownEnv):

@@ -17,7 +17,7 @@ def test_a_large_body_is_compressed_only_for_another_machine():
     assert far.headers["content-encoding"] == "gzip" and len(far.content) < 900
 
 
-def test_frames_say_what_json_says():
+def test_frames_and_json_carry_the_same_groups():
     groups = [group(3), group(4, versions=[[-1, 2], [-1, 2]])]
     body = as_frames(groups, ["a", "b"], compress=True)
     headers = body.headers | {"x-atropos-batch": "5", "x-atropos-epoch": "1"}

@@ -44,7 +44,7 @@ def answer(code, **answer):
         (422, "", RolloutApiRefused),
     ],
 )
-def test_a_refusal_is_raised_as_what_it_is_with_the_words_of_the_api(code, status, error):
+def test_a_refusal_is_raised_as_its_error_with_the_detail_of_the_api(code, status, error):
     with pytest.raises(error, match="because"):
         answer(code, json={"status": status, "detail": "because"})
 
@@ -54,12 +54,12 @@ def test_a_404_that_names_no_env_is_a_refusal_and_not_a_reason_to_register_again
         answer(404, json={"detail": "Not Found"})
 
 
-def test_what_is_no_json_is_quoted():
+def test_an_error_without_json_is_quoted():
     with pytest.raises(RolloutApiRefused, match="418.*teapot"):
         answer(418, text="teapot")
 
 
-def test_a_success_that_no_rollout_api_gives_is_refused():
+def test_a_success_with_another_body_is_refused():
     with pytest.raises(RolloutApiRefused, match="not one of a rollout API"):
         answer(200, text="<html>welcome</html>")
 
@@ -69,7 +69,7 @@ def test_a_redirect_is_named_and_not_followed():
         answer(307, headers={"location": "http://elsewhere/status"})
 
 
-def test_what_the_api_cannot_do_now_is_postponed():
+def test_temporary_errors_are_retried_later():
     assert answer(503, json={"detail": "no room"}) == RetryLater("HTTP 503 no room")
     assert answer(408, json={"detail": "slow"}) == RetryLater("HTTP 408 slow")
     full = answer(429, json={"detail": "full"}, headers={"retry-after": "7"})
@@ -114,7 +114,7 @@ def test_without_an_api_best_effort_calls_return_and_the_others_give_up():
             client.status()
 
 
-def test_a_client_that_never_registered_is_told_to():
+def test_calls_about_batches_need_a_registration():
     with RolloutClient(URL) as client:
         with pytest.raises(NotRegistered):
             client.claim()
@@ -123,7 +123,7 @@ def test_a_client_that_never_registered_is_told_to():
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", ""])
-def test_a_url_that_is_none_is_named(url):
+def test_an_invalid_url_is_named(url):
     with pytest.raises(ConfigError, match="no URL"):
         RolloutClient(url)
 
@@ -136,7 +136,7 @@ def authorization_of(client: RolloutClient, sent: list[httpx.Request]) -> str | 
     return sent[-1].headers.get("authorization")
 
 
-def test_the_token_is_an_argument_or_the_variable_and_none_is_none(monkeypatch):
+def test_the_token_is_the_argument_or_the_variable(monkeypatch):
     sent: list[httpx.Request] = []
 
     def answer(request):

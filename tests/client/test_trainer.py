@@ -38,7 +38,7 @@ def test_a_batch_is_claimed_acked_once_and_counted(transport, trainer):
     assert trainer.health()
 
 
-def test_a_lost_claim_reply_brings_the_same_batch(transport):
+def test_a_repeated_claim_returns_the_same_batch_after_a_lost_reply(transport):
     client, lossy = losing(transport, "/batches/claim")
     client.register(registration())
     post(transport, group(1), group(2))
@@ -84,7 +84,7 @@ def test_a_lost_ack_reply_acks_once(transport):
     assert lossy.left == 0 and client.status().batches_acked == 1
 
 
-def test_arrays_and_json_bring_the_same_batch(transport, trainer):
+def test_arrays_and_json_return_the_same_batch(transport, trainer):
     trainer.register(registration(batch_size=4))
     sent = [group(1, versions=[[-1, 3]] * 2, inference_logprobs=[[1.0, -0.5]] * 2), group(2)]
     with httpx.Client(transport=transport, base_url=URL) as http:
@@ -98,7 +98,7 @@ def test_arrays_and_json_bring_the_same_batch(transport, trainer):
     assert (by_arrays.batch_no, by_arrays.batch) == (by_json.batch_no, by_json.batch)
 
 
-def test_an_empty_claim_for_arrays_says_why(trainer):
+def test_an_empty_claim_for_arrays_has_a_reason(trainer):
     trainer.register(registration())
     claimed = trainer.claim(wait_s=0, binary=True)
     assert claimed.batch is None and claimed.blocked_reason
@@ -122,7 +122,7 @@ def test_ranks_share_a_batch_and_the_last_one_acks_it(transport, trainer):
     assert trainer.status().batches_acked == 1
 
 
-def test_a_lease_that_ended_brings_the_batch_again_and_fences_the_first_delivery(
+def test_an_expired_lease_delivers_the_batch_again_and_makes_the_first_delivery_stale(
     transport, trainer, clock
 ):
     trainer.register(registration())
@@ -165,7 +165,7 @@ def test_training_from_a_checkpoint_sees_what_came_after_it_again(transport, tra
     assert reborn.commit(3).committed == 2
 
 
-def test_a_trainer_that_was_replaced_is_told_and_does_not_take_the_run_back(transport):
+def test_a_replaced_trainer_gets_an_error_and_does_not_register_again(transport):
     old = RolloutClient(URL, transport=transport)
     old.register(registration())
     new = RolloutClient(URL, transport=transport)

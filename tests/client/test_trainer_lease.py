@@ -30,7 +30,7 @@ def test_a_held_lease_outlives_its_first_end(transport, clock):
     assert trainer.ack(claimed) is True
 
 
-def test_a_lost_lease_is_told_when_asked_and_does_not_interrupt_the_step(transport):
+def test_a_lost_lease_is_raised_by_check_and_does_not_interrupt_the_step(transport):
     _, helper, claimed = claimed_by(transport)
     RolloutClient(URL, transport=transport).register(registration())
     with LeaseKeeper(helper, claimed, lease_s=100) as held:
@@ -47,7 +47,7 @@ def test_an_api_that_is_away_does_not_take_the_lease():
     held.check()
 
 
-def test_holding_speaks_through_a_connection_of_its_own():
+def test_keep_lease_uses_a_separate_connection():
     with served_api() as url, RolloutClient(url) as trainer:
         trainer.register(registration())
         body = {"tokens": [[1, 7]] * 2, "masks": [[-100, 7]] * 2, "scores": [0.5, 1.0]}

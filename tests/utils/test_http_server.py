@@ -52,7 +52,7 @@ async def test_another_name_is_refused_with_the_option_that_allows_it(host):
     "host",
     ["", "local host", "localhost/", "a@localhost", "[::1", "localhost:80:80", "x" * 300, "é"],
 )
-async def test_what_is_no_host_is_refused(host):
+async def test_a_malformed_host_header_is_refused(host):
     assert (await ask(host.encode())).status_code == 400
 
 
@@ -86,7 +86,7 @@ def test_a_host_is_read_without_its_port():
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "Same-Origin", ""])
-async def test_what_a_browser_sends_for_another_site_is_refused(site):
+async def test_requests_of_a_browser_for_another_site_are_refused(site):
     guarded = SameSiteGuard(PlainTextResponse("in"), refuse)
     transport = httpx.ASGITransport(guarded)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:

@@ -115,7 +115,7 @@ class TokenFile:
             if hmac.compare_digest(entry.digest, digest):
                 found = entry
         if found is None:
-            raise Unauthorized("nobody issued this token")
+            raise Unauthorized("this token is unknown")
         if found.ends is not None and self._clock() >= found.ends:
             raise Unauthorized("this token has ended")
         return found.caller()

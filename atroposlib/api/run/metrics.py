@@ -211,7 +211,7 @@ class _Gauges:
         self._asked = gauge("env_share_asked", "of the trained tokens, 0..1", "env")
         self._realised = gauge("env_share_realised", "of the trained tokens, 0..1", "env")
         self._waiting = gauge("participants_waiting", "processes that wait", "role")
-        self._participants = gauge("participants", "processes heard of", "role")
+        self._participants = gauge("participants", "processes with a heartbeat", "role")
         self._blocked = gauge("blocked", "1 while no batch can be formed")
         self._plain = {
             "queue_groups": gauge("queue_groups", "groups queued, leased or buffered"),

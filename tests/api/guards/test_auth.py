@@ -109,16 +109,16 @@ def test_every_route_has_scopes_and_only_health_is_open():
         ("TRACE", "/"),
     ],
 )
-def test_what_the_table_does_not_name_is_for_admins(method, path):
+def test_a_route_missing_in_the_table_needs_the_scope_admin(method, path):
     assert scopes_for(method, path) == ADMIN
 
 
-def test_a_head_is_a_get():
+def test_head_has_the_scopes_of_get():
     assert scopes_for("HEAD", "/health") == ANYONE
     assert scopes_for("HEAD", "/batch") == scopes_for("GET", "/batch")
 
 
-def test_an_address_is_known_by_its_template():
+def test_a_path_with_parameters_matches_its_template():
     assert route_of("POST", "/batches/17/ack") == "/batches/{no}/ack"
     assert route_of("GET", "/batches/17/shards/2") == "/batches/{no}/shards/{rank}"
     assert route_of("GET", "/nowhere") is None
@@ -140,7 +140,7 @@ async def test_without_a_good_token_every_route_but_health_answers_401(app, issu
     assert await app.state.service.status() == before
 
 
-async def test_a_token_in_the_address_or_the_body_opens_nothing(app, issued):
+async def test_a_token_in_the_url_or_the_body_is_ignored(app, issued):
     token = issued[1]["admin"]
     async with http_of(app) as http:
         for where in ("token", "access_token", "authorization"):
@@ -208,7 +208,7 @@ async def test_a_websocket_is_closed_before_anything_else(issued):
     assert sent == ["websocket.close"]
 
 
-async def test_a_token_file_that_cannot_be_read_closes_the_door_and_says_to_wait(app, issued):
+async def test_an_unreadable_token_file_is_a_503_with_retry_after(app, issued):
     path, named = issued
     path.chmod(0o644)
     async with http_of(app) as http:
@@ -245,7 +245,7 @@ async def run_with_two_environments(http, named):
     return ids
 
 
-async def test_a_bound_token_speaks_for_its_environment_only(app, issued):
+async def test_a_bound_token_is_valid_for_its_environment_only(app, issued):
     async with http_of(app) as http:
         ids = await run_with_two_environments(http, issued[1])
         held = await app.state.service.status()
@@ -291,7 +291,7 @@ async def test_a_list_with_one_foreign_group_is_refused_whole(app, issued):
         assert (await app.state.service.status()).queue_size == 0
 
 
-async def test_without_tokens_everybody_may_do_everything():
+async def test_without_tokens_every_call_is_allowed():
     app = create_app()
     async with http_of(app) as http:
         assert (await http.get("/status")).status_code == 200

@@ -124,7 +124,7 @@ async def test_a_body_over_the_limit_is_refused_declared_sent_or_inflated(app):
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-async def test_a_page_of_somebody_else_gets_nothing_done(app, site):
+async def test_a_request_of_another_site_does_not_reach_the_app(app, site):
     guarded = SameSiteGuard(RequestBody(app), lambda code, why: PlainTextResponse(why, code))
     got = await Exchange(guarded, method="GET", sec_fetch_site=site).run()
     assert got.status == 403 and app.bodies == []
@@ -150,7 +150,7 @@ async def settled():
         await asyncio.sleep(0)
 
 
-async def test_large_bodies_wait_for_room_and_small_ones_do_not(app):
+async def test_large_bodies_wait_for_memory_and_small_ones_do_not(app):
     middleware = RequestBody(app, max_bytes=BIG, in_flight_bytes=2 * BIG)
     app.may_end.clear()
     large = [Exchange(middleware, [b"x" * BIG], content_length=BIG) for _ in range(3)]
@@ -165,7 +165,7 @@ async def test_large_bodies_wait_for_room_and_small_ones_do_not(app):
     assert len(app.bodies) == 4
 
 
-async def test_who_finds_no_room_in_time_is_told_to_come_back(app):
+async def test_a_body_without_memory_in_time_gets_a_503(app):
     middleware = RequestBody(app, max_bytes=BIG, in_flight_bytes=BIG, budget_timeout_s=0.01)
     app.may_end.clear()
     large = [Exchange(middleware, [b"x" * BIG], content_length=BIG) for _ in range(3)]
@@ -198,7 +198,7 @@ async def test_undeclared_and_dense_bodies_count_as_well(app, streams):
     assert len(app.bodies) == 2
 
 
-async def test_room_is_given_first_come_first_served_and_survives_who_leaves():
+async def test_memory_is_granted_first_come_first_served_also_after_a_cancellation():
     room = BodyMemoryBudget(10, wait_s=60.0)
     order = []
 

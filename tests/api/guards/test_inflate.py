@@ -23,7 +23,7 @@ def streamed(data):
 
 
 @given(st.binary(max_size=2000))
-def test_what_was_compressed_comes_back(data):
+def test_a_compressed_body_is_inflated(data):
     for packed, inflate in (
         (gzip.compress(data), gunzip),
         (zstandard.ZstdCompressor().compress(data), unzstd),
@@ -35,11 +35,11 @@ def test_what_was_compressed_comes_back(data):
                 inflate(packed, len(data) - 1)
 
 
-def test_nothing_inflates_to_nothing():
+def test_an_empty_body_inflates_to_an_empty_body():
     assert gunzip(b"", 10) == unzstd(b"", 10) == b""
 
 
-def test_a_dense_body_within_the_limit_is_understood():
+def test_a_dense_body_within_the_limit_is_inflated():
     dense = bytes(40 * MB)
     assert gunzip(gzip.compress(dense, 1), LIMIT) == dense
     assert unzstd(zstandard.ZstdCompressor().compress(dense), LIMIT) == dense

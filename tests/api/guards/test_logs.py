@@ -87,7 +87,7 @@ async def test_an_unknown_path_is_not_repeated(logged):
     "status, level",
     [(200, "debug"), (307, "debug"), (422, "info"), (503, "info"), (500, "error")],
 )
-async def test_how_it_ended_sets_the_level(logged, status, level):
+async def test_the_status_sets_the_log_level(logged, status, level):
     text = logged("json")
     await call(logs.RequestLog(PlainTextResponse("x", status)))
     assert json.loads(text())["level"] == level
@@ -125,7 +125,7 @@ def test_secrets_in_texts_and_exceptions_are_taken_out(logged, style):
     assert text().count(logs.REDACTED) >= 4
 
 
-def test_an_event_of_a_stranger_s_making_stays_on_its_line(logged):
+def test_control_characters_in_an_event_do_not_break_its_line(logged):
     text = logged("text")
     logging.getLogger("atroposlib.x").info(
         "a\nlevel=error\r\x1b[31m", extra={"fields": {"k": "v w"}}
@@ -134,7 +134,7 @@ def test_an_event_of_a_stranger_s_making_stays_on_its_line(logged):
     assert r"a\nlevel=error\r\x1b[31m" in line and 'k="v w"' in line
 
 
-def test_what_libraries_say_appears_from_warning_on(logged):
+def test_libraries_are_logged_from_level_warning_on(logged):
     text = logged("text")
     logging.getLogger("httpx").info("quiet")
     logging.getLogger("uvicorn.error").info("quiet")

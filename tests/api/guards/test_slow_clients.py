@@ -146,7 +146,7 @@ async def test_an_idle_connection_is_closed_also_while_newlines_trickle_in():
 
 
 @pytest.mark.slow
-async def test_a_refused_upload_is_answered_and_its_rest_is_not_awaited_for_ever():
+async def test_a_refused_upload_is_answered_and_its_rest_is_awaited_within_a_bound():
     app = App()
     app.reads = False
     async with serving(app, SHORT) as (_, port):

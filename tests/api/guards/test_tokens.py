@@ -38,7 +38,7 @@ def test_a_new_token_is_kept_as_a_digest_in_a_file_nobody_else_reads(path):
     assert len(token) == len("atr_") + 43  # 256 bits in base64
 
 
-def test_every_token_is_another_one(path):
+def test_tokens_differ(path):
     assert len({add_token(path, "read") for _ in range(20)}) == 20
 
 
@@ -61,7 +61,7 @@ def test_a_token_covers_its_scope_and_what_that_implies(path, grant, caller):
 @pytest.mark.parametrize(
     "token", ["", " ", "short", "a" * 600, "tök", "atr_\n", "a b", "=", "Bearer x"]
 )
-def test_what_nobody_issued_is_refused(path, token):
+def test_an_unknown_token_is_refused(path, token):
     add_token(path, "admin")
     with pytest.raises(Unauthorized):
         TokenFile(path).identify(token)
@@ -69,7 +69,7 @@ def test_what_nobody_issued_is_refused(path, token):
 
 def test_a_digest_is_not_a_token(path):
     add_token(path, "admin")
-    with pytest.raises(Unauthorized, match="nobody issued"):
+    with pytest.raises(Unauthorized, match="this token is unknown"):
         TokenFile(path).identify(path.read_text().split()[1])
 
 
@@ -139,7 +139,7 @@ def test_a_line_that_is_no_token_stops_the_start_and_is_not_quoted(path, bad):
     assert "0" * 64 not in str(refused.value)
 
 
-def test_later_a_bad_line_is_left_out_and_said(path, caplog):
+def test_a_bad_line_added_later_is_skipped_and_logged(path, caplog):
     write(path, line("a" * 20))
     tokens = TokenFile(path)
     write(path, "oops", line("b" * 20))
@@ -150,7 +150,7 @@ def test_later_a_bad_line_is_left_out_and_said(path, caplog):
         tokens.identify("a" * 20)
 
 
-def test_a_missing_file_says_how_to_begin(path):
+def test_the_error_of_a_missing_file_names_the_first_command(path):
     with pytest.raises(ConfigError, match="--new-token admin"):
         TokenFile(path)
 
@@ -164,7 +164,7 @@ def test_a_file_that_others_read_or_write_is_not_trusted(path, mode):
         add_token(path, "admin")
 
 
-def test_while_the_file_is_gone_or_open_to_others_nobody_gets_in_and_then_again(path):
+def test_no_token_is_valid_while_the_file_is_missing_or_open_to_others(path):
     write(path, line("a" * 20))
     tokens = TokenFile(path)
     path.chmod(0o644)
@@ -177,7 +177,7 @@ def test_while_the_file_is_gone_or_open_to_others_nobody_gets_in_and_then_again(
     tokens.identify("a" * 20)
 
 
-def test_a_token_goes_on_a_line_of_its_own_after_a_file_without_a_last_newline(path):
+def test_a_token_is_appended_on_a_new_line(path):
     path.write_text(line("a" * 20))
     path.chmod(0o600)
     token = add_token(path, "read", ends=2**40)

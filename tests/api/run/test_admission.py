@@ -35,7 +35,7 @@ async def test_the_bound_lets_so_many_batches_be_ahead_of_the_trainer(api):
     assert (await admit(api, env_id, 6, admission_id="c"))["granted"] == 4
 
 
-async def test_what_is_given_back_or_over_may_be_granted_again(api):
+async def test_released_and_expired_admissions_may_be_granted_again(api):
     [env_id] = await api.started(max_staleness=0)
     assert (await admit(api, env_id, 4, admission_id="a"))["granted"] == 4
     assert await api.post("/admission/release", {"admission_id": "a"}) == {
@@ -49,7 +49,7 @@ async def test_what_is_given_back_or_over_may_be_granted_again(api):
     assert (await admit(api, env_id, 4))["granted"] == 4
 
 
-async def test_what_is_queued_counts_until_it_is_trained_on_and_published(api):
+async def test_queued_sequences_count_until_they_are_trained_on_and_published(api):
     [env_id] = await api.started(max_staleness=0)
     generation = await api.registered(max_staleness=0)
     await api.post("/scored_data", group(4, env_id=env_id))

@@ -54,7 +54,7 @@ async def test_groups_that_name_no_version_are_as_old_as_their_arrival(api):
     assert (await api.get("/status"))["dropped_groups"] == 2
 
 
-async def test_the_shares_say_what_was_asked_and_what_was_trained(api):
+async def test_the_status_shows_requested_and_realised_shares(api):
     env = {"max_token_length": 64, "group_size": 2}
     heavy = env | {"desired_name": "heavy", "weight": 3.0}
     light = env | {"desired_name": "light", "weight": 1.0}

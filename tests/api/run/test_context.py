@@ -26,7 +26,7 @@ async def replicas(tmp_path, monkeypatch):
         await api.end()
 
 
-async def test_what_one_replica_is_told_the_other_acts_on(replicas):
+async def test_a_call_at_one_replica_takes_effect_at_the_other(replicas):
     one, two = replicas
     generation = (await one.post("/register", TRAINER))["generation"]
     assert await two.get("/info") == {"batch_size": 4, "max_token_len": 64}
@@ -43,7 +43,7 @@ async def test_what_one_replica_is_told_the_other_acts_on(replicas):
     assert (await one.get("/status"))["batches_acked"] == 1
 
 
-async def test_a_claim_that_waits_at_one_replica_gets_what_came_to_the_other(replicas):
+async def test_a_claim_waiting_at_one_replica_gets_groups_posted_to_the_other(replicas):
     one, two = replicas
     generation = (await one.post("/register", TRAINER))["generation"]
     waiting = asyncio.create_task(one.claim(generation, wait_s=20))
@@ -51,7 +51,7 @@ async def test_a_claim_that_waits_at_one_replica_gets_what_came_to_the_other(rep
     assert marks(await waiting) == [1]
 
 
-async def test_two_trainers_at_two_replicas_fence_each_other(replicas):
+async def test_a_trainer_at_one_replica_is_stale_after_a_registration_at_the_other(replicas):
     one, two = replicas
     await one.post("/scored_data_list", [group(4, mark=1), group(4, mark=2)])
     old = (await one.post("/register", TRAINER))["generation"]
@@ -66,7 +66,7 @@ async def test_two_trainers_at_two_replicas_fence_each_other(replicas):
     assert marks(await one.claim(new)) == [1]
 
 
-async def test_transitions_at_two_replicas_all_count(replicas):
+async def test_concurrent_transitions_at_two_replicas_are_all_saved(replicas):
     one, two = replicas
     generation = (await one.post("/register", TRAINER))["generation"]
     await one.claim(generation)

@@ -18,7 +18,7 @@ async def read(reader, count):
     return [await reader.next_within(5.0) for _ in range(count)]
 
 
-async def test_a_reader_gets_what_happens_after_it_came():
+async def test_a_subscriber_gets_events_after_its_subscription():
     events = made()
     events.publish("register", generation=1)
     reader = events.subscribe()
@@ -27,7 +27,7 @@ async def test_a_reader_gets_what_happens_after_it_came():
     assert (event.id, event.kind, dict(event.fields)) == ("i-2", "ack", {"batch_no": 1})
 
 
-async def test_a_reader_that_waits_is_woken():
+async def test_a_waiting_subscriber_is_woken():
     events = made()
     readers = [events.subscribe() for _ in range(3)]
     waiting = [asyncio.ensure_future(reader.next_within(5.0)) for reader in readers]
@@ -36,13 +36,13 @@ async def test_a_reader_that_waits_is_woken():
     assert [event.kind for event in await asyncio.gather(*waiting)] == ["ack"] * 3
 
 
-async def test_nothing_within_the_time_is_none_and_not_the_end():
+async def test_a_timeout_returns_none_and_does_not_end_the_subscription():
     reader = made().subscribe()
     assert await reader.next_within(0.001) is None
     assert not reader.ended
 
 
-async def test_after_a_broken_connection_a_reader_goes_on_where_it_was():
+async def test_a_subscriber_continues_after_its_last_event_id():
     events = made()
     for no in range(5):
         events.publish("ack", batch_no=no)
@@ -51,7 +51,7 @@ async def test_after_a_broken_connection_a_reader_goes_on_where_it_was():
 
 
 @pytest.mark.parametrize("after", ["other-3", "", "i-", "i-x", "-", "\x00"])
-async def test_an_id_of_another_process_brings_all_there_is(after):
+async def test_an_id_of_another_process_returns_the_whole_ring(after):
     events = made()
     events.publish("a")
     events.publish("b")
@@ -66,7 +66,7 @@ async def test_an_id_from_the_future_waits_for_the_next_event():
     assert [one.kind for one in await read(reader, 1)] == ["b"]
 
 
-async def test_a_slow_reader_loses_the_oldest_and_is_told_how_many():
+async def test_a_slow_subscriber_loses_the_oldest_events_and_gets_their_number():
     events = made()
     reader = events.subscribe()
     for no in range(RING_EVENTS + 7):
@@ -78,7 +78,7 @@ async def test_a_slow_reader_loses_the_oldest_and_is_told_how_many():
     assert (await read(events.subscribe(missed.id), 1))[0].id == first.id
 
 
-async def test_a_shutdown_ends_readers_after_what_they_had_not_read():
+async def test_a_shutdown_ends_subscribers_after_their_unread_events():
     events = made()
     reader = events.subscribe()
     events.publish("ack")
@@ -90,7 +90,7 @@ async def test_a_shutdown_ends_readers_after_what_they_had_not_read():
     assert [event.kind async for event in reader] == ["ack"]
 
 
-async def test_the_number_of_readers_is_bounded_and_a_closed_one_frees_its_place():
+async def test_the_number_of_subscribers_is_bounded_and_a_closed_one_frees_its_slot():
     events = made(max_subscribers=1)
     reader = events.subscribe()
     assert events.full

@@ -16,7 +16,7 @@ def entry(env_id: int) -> EnvEntry:
     return EnvEntry(env_id=env_id, wandb_name=f"env_{env_id}", **ENV.model_dump())
 
 
-def test_who_is_live_is_one_object_until_somebody_falls_silent_or_calls_again():
+def test_the_live_environments_are_one_object_until_one_falls_silent_or_calls_again():
     now = [0.0]
     liveness = Liveness(lambda: now[0], 300.0)
     envs = (entry(0), entry(1))

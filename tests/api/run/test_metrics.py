@@ -89,7 +89,7 @@ def test_more_environments_than_labels_share_one():
     assert sum(1 for key in shown if key[0] == "atropos_groups_in_total") == MAX_ENVS + 1
 
 
-def test_ages_are_those_at_the_first_delivery():
+def test_staleness_is_measured_at_the_first_delivery():
     metrics = Metrics()
     assert metrics.staleness() is None
     metrics.delivered(batch(member(3, 5), member(5, 5), member(None, 5), dropped=2), 6)
@@ -107,7 +107,7 @@ def test_ages_are_those_at_the_first_delivery():
     assert shown["atropos_staleness", "max", "in_flight"] == 2
 
 
-def test_a_group_newer_than_a_policy_that_went_back_is_not_stale():
+def test_a_group_newer_than_a_rewound_policy_is_not_stale():
     metrics = Metrics()
     metrics.delivered(batch(member(9, 5)), 2)
     report = metrics.staleness()
@@ -122,7 +122,7 @@ def test_the_95th_percentile_is_a_value_that_was_measured(values, p95):
     assert lag_of(list(values)).p95 == p95
 
 
-def test_gauges_say_what_the_status_says_and_forget_who_left():
+def test_gauges_equal_the_status_and_drop_environments_that_left():
     metrics = Metrics()
     here = EnvShare(env_id=0, name="a_0", weight=1.0, asked=0.25, realised=0.5)
     waiting = Participant(
@@ -204,7 +204,7 @@ async def test_a_client_that_hung_up_before_the_answer_counts_as_499():
     )
 
 
-async def test_what_is_no_request_passes_unmeasured():
+async def test_messages_other_than_http_pass_unmeasured():
     seen = []
 
     async def app(scope, receive, send):

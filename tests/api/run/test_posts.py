@@ -36,7 +36,7 @@ async def fill(api):
 # --- no room ------------------------------------------------------------------------
 
 
-async def test_an_old_post_waits_for_room_and_then_is_told_to_come_back(small):
+async def test_a_post_of_the_original_waits_for_space_and_then_gets_a_503(small):
     await fill(small)
     reply = await small.http.post("/scored_data", json=group(4, mark=3))
     assert (reply.status_code, reply.json()["status"]) == (503, "store_full")
@@ -44,7 +44,7 @@ async def test_an_old_post_waits_for_room_and_then_is_told_to_come_back(small):
     assert (await small.get("/status"))["queue_size"] == 2
 
 
-async def test_an_old_post_goes_through_as_soon_as_the_trainer_makes_room(tmp_path):
+async def test_a_held_post_succeeds_as_soon_as_the_trainer_frees_space(tmp_path):
     api = Api(tmp_path, max_bytes=2 * await size_of_group(tmp_path) + 50, hold_s=60.0)
     generation = await api.registered()
     await fill(api)
@@ -56,7 +56,7 @@ async def test_an_old_post_goes_through_as_soon_as_the_trainer_makes_room(tmp_pa
     await api.end()
 
 
-async def test_a_new_post_is_told_at_once_how_much_would_fit(small):
+async def test_a_post_with_credit_gets_a_429_with_the_bytes_that_fit(small):
     first = await small.post("/groups", [group(4, mark=1)])
     assert (first["accepted"], first["duplicates"], first["buffered"]) == (1, 0, 0)
     await small.post("/groups", [group(4, mark=2)])
@@ -66,7 +66,7 @@ async def test_a_new_post_is_told_at_once_how_much_would_fit(small):
     assert 0 <= reply.json()["credit_bytes"] < first["credit_bytes"]
 
 
-async def test_a_duplicate_passes_where_nothing_else_fits(small):
+async def test_a_duplicate_is_accepted_by_a_full_store(small):
     await fill(small)
     again = await small.post("/scored_data", group(4, mark=1, idempotency_key="k1"))
     assert again == {"status": "received", "duplicate": True}
@@ -78,7 +78,7 @@ async def test_a_group_that_never_fits_is_refused_and_not_held(small):
     assert reply.status_code == 422 and "bytes" in reply.json()["detail"]
 
 
-async def test_no_environment_fills_the_store_while_another_lives(tmp_path):
+async def test_no_environment_fills_the_store_while_another_is_live(tmp_path):
     room = 6 * (await size_of_group(tmp_path) + 4)
     api = Api(tmp_path, max_bytes=room, hold_s=0.0)
     greedy, modest = await api.started(envs=(ENV | {"group_size": 4},) * 2)
@@ -98,7 +98,7 @@ async def test_no_environment_fills_the_store_while_another_lives(tmp_path):
     await api.end()
 
 
-async def test_a_full_disk_is_a_503_with_a_time_to_come_back(tmp_path):
+async def test_a_full_disk_is_a_503_with_retry_after(tmp_path):
     api = Api(tmp_path, "sqlite", hold_s=0.0)
     api.service.store._spare_bytes = lambda: 0
     reply = await api.http.post("/scored_data", json=group())
@@ -109,7 +109,7 @@ async def test_a_full_disk_is_a_503_with_a_time_to_come_back(tmp_path):
 # --- lost answers -------------------------------------------------------------------
 
 
-async def test_equal_groups_on_purpose_all_count(api):
+async def test_equal_groups_without_a_lost_reply_are_all_kept(api):
     for _ in range(3):
         assert await api.post("/scored_data", group()) == {"status": "received"}
     assert (await api.get("/status"))["queue_size"] == 3
@@ -137,7 +137,7 @@ async def test_a_list_whose_client_hung_up_is_absorbed_group_by_group(api):
     assert (await api.get("/status"))["queue_size"] == 3
 
 
-async def test_groups_that_came_shortly_before_a_restart_are_absorbed_once(durable):
+async def test_repeats_of_groups_from_shortly_before_a_restart_are_absorbed_once(durable):
     await durable.post("/scored_data", group(mark=1))
     durable.now += LOST_REPLY_WINDOW_S + 1
     await durable.post("/scored_data", group(mark=2))
@@ -183,7 +183,7 @@ async def test_a_held_post_whose_client_hung_up_keeps_nothing(tmp_path):
 # --- the latest example ---------------------------------------------------------------
 
 
-async def test_a_large_example_is_read_from_the_store_and_gone_with_it(api):
+async def test_a_large_example_is_read_from_the_store_until_it_is_freed(api):
     large = group(4, metadata={"text": "x" * 400_000})
     generation = await api.registered()
     await api.post("/scored_data", large)

@@ -54,7 +54,7 @@ async def test_environments_that_join_at_once_share_a_save_and_no_id(run_cache):
     assert all(len(view.run.envs) > env for view, env in zip(views, ids))
 
 
-async def test_a_refused_change_leaves_those_beside_it_alone(run_cache):
+async def test_a_refused_change_does_not_affect_the_others_of_its_save(run_cache):
     ids: list[int] = []
 
     def refused(run: RunRecord) -> RunRecord:
@@ -70,7 +70,7 @@ async def test_a_refused_change_leaves_those_beside_it_alone(run_cache):
     assert len(run_cache.view.run.envs) == 2
 
 
-async def test_each_trainer_gets_a_generation_of_its_own_among_other_changes(run_cache):
+async def test_each_registration_gets_a_separate_generation_among_other_changes(run_cache):
     def enter(run: RunRecord) -> RunRecord:
         return register(run, TRAINER, "run", 0)
 
@@ -85,7 +85,7 @@ async def test_each_trainer_gets_a_generation_of_its_own_among_other_changes(run
     assert views[3].run.policy_version == 0
 
 
-async def test_a_change_whose_caller_left_in_line_does_not_happen(run_cache):
+async def test_a_change_cancelled_before_its_save_is_not_made(run_cache):
     ids: list[int] = []
     first = asyncio.ensure_future(run_cache.update(joining(ids)))
     await asyncio.sleep(0)

@@ -33,7 +33,7 @@ async def becomes(api, path, **expected):
     raise AssertionError(f"{path} still shows {shown}")
 
 
-async def test_an_env_registers_here_and_posts_there_and_the_trainer_claims_anywhere(replicas):
+async def test_registration_post_and_claim_may_use_different_replicas(replicas):
     one, other = replicas
     generation = await one.registered()
     await one.claim(generation)
@@ -50,7 +50,7 @@ async def test_an_env_registers_here_and_posts_there_and_the_trainer_claims_anyw
     await becomes(one, "/status", batches_acked=2)
 
 
-async def test_envs_that_register_at_both_get_ids_of_their_own(replicas):
+async def test_environments_that_register_at_both_replicas_get_different_ids(replicas):
     one, other = replicas
     await one.started(envs=())
     asked = [replica.post("/register-env", ENV) for replica in (one, other) * 4]
@@ -59,7 +59,7 @@ async def test_envs_that_register_at_both_get_ids_of_their_own(replicas):
     assert len({answer["wandb_name"] for answer in answers}) == 8
 
 
-async def test_a_claim_that_waits_here_gets_what_is_posted_there(replicas):
+async def test_a_waiting_claim_gets_groups_posted_to_the_other_replica(replicas):
     one, other = replicas
     generation = await one.registered()
     waiting = asyncio.create_task(one.claim(generation, wait_s=20))
@@ -69,7 +69,7 @@ async def test_a_claim_that_waits_here_gets_what_is_posted_there(replicas):
     assert marks(await waiting) == [1, 2]
 
 
-async def test_a_reset_here_is_seen_there(replicas):
+async def test_a_reset_is_seen_by_the_other_replica(replicas):
     one, other = replicas
     [env] = await one.started()
     await other.post("/scored_data", group(env_id=env))
@@ -80,7 +80,7 @@ async def test_a_reset_here_is_seen_there(replicas):
     await becomes(other, "/status", queue_size=0)
 
 
-async def test_a_trainer_that_registers_there_fences_the_one_here(replicas):
+async def test_a_registration_at_the_other_replica_makes_a_trainer_stale(replicas):
     one, other = replicas
     await one.started(envs=())
     older = await one.registered()
@@ -122,7 +122,7 @@ async def test_no_batch_is_delivered_twice_and_no_group_is_lost_under_concurrenc
     assert seen == {mark: 1 for mark in range(10, 10 + posts)}
 
 
-async def test_an_env_that_calls_only_there_is_not_taken_for_silent_here(replicas):
+async def test_an_environment_that_calls_the_other_replica_is_not_silent(replicas):
     one, other = replicas
     demanding = ENV | {"min_batch_allocation": 0.5}
     talker, _ = await one.started(envs=(demanding, ENV))
@@ -136,7 +136,7 @@ async def test_an_env_that_calls_only_there_is_not_taken_for_silent_here(replica
     await becomes(one, "/status", blocked_reason=waiting)
 
 
-async def test_the_policy_version_rises_everywhere(replicas):
+async def test_the_policy_version_rises_at_both_replicas(replicas):
     one, other = replicas
     await one.started()
     await one.post("/policy_version", {"version": 3})
@@ -145,7 +145,7 @@ async def test_the_policy_version_rises_everywhere(replicas):
     await becomes(other, "/status", policy_version=3)
 
 
-async def test_the_same_key_at_both_is_kept_once(replicas):
+async def test_the_same_key_at_both_replicas_is_kept_once(replicas):
     one, other = replicas
     await one.post("/register", TRAINER)
     twice = [

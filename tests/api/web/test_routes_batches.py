@@ -54,7 +54,7 @@ async def test_a_waiting_claim_gets_the_batch_as_soon_as_it_forms(api):
     assert len((await waiting)["batch"]) == 2
 
 
-async def test_an_environment_is_told_of_batches_fetched_ahead(api):
+async def test_the_status_of_an_environment_counts_prefetched_batches(api):
     generation = await api.registered(batch_size=4)
     await api.claim(generation)  # the run has started: environments may join
     env_id = (await api.post("/register-env", ENV))["env_id"]
@@ -78,7 +78,7 @@ async def test_the_next_batch_may_be_fetched_while_one_is_in_training(any_api):
     assert (await api.get("/status"))["batches_open"] == 2
 
 
-async def test_a_batch_whose_lease_ended_comes_again_whole(api):
+async def test_a_batch_with_an_expired_lease_is_delivered_again_whole(api):
     generation = await api.registered()
     await api.post("/scored_data_list", [group(4, mark=1), group(4, mark=2)])
     first = await api.claim(generation, claim_id="a", lease_s=60)
@@ -109,7 +109,7 @@ async def test_a_claim_whose_client_is_gone_stops_waiting_and_leases_nothing(api
     assert (await api.claim(generation))["epoch"] == 1
 
 
-async def test_a_second_trainer_fences_the_first_and_takes_over_its_batch(any_api):
+async def test_a_second_trainer_makes_the_first_stale_and_takes_over_its_batch(any_api):
     api = any_api
     old = await api.registered()
     await api.post("/scored_data", group(4))
@@ -122,7 +122,7 @@ async def test_a_second_trainer_fences_the_first_and_takes_over_its_batch(any_ap
     assert (await api.ack(again, new))["first"] is True
 
 
-async def test_a_damaged_group_ends_the_reply_and_the_others_come_in_another_batch(durable):
+async def test_a_damaged_group_aborts_the_reply_and_the_others_come_in_a_later_batch(durable):
     api = durable
     generation = await api.registered()
     await api.post("/scored_data_list", [group(mark=1), group(mark=2), group(mark=3)])
@@ -147,7 +147,7 @@ def damage(store, gid):
 
 @pytest.mark.parametrize("no", [-1, 0, 5, 2**63, 10**30])
 @pytest.mark.parametrize("verb", ["ack", "extend", "commit", "rewind"])
-async def test_a_batch_that_does_not_exist_is_fenced(api, no, verb):
+async def test_a_batch_that_does_not_exist_is_answered_409(api, no, verb):
     generation = await api.registered()
     body = {"generation": generation, "epoch": 10**30 if no == 5 else 1}
     reply = await api.http.post(f"/batches/{no}/{verb}", json=body)
@@ -192,7 +192,7 @@ async def test_the_shards_of_all_ranks_cover_the_batch_and_all_must_ack(any_api)
 # --- GET /batch -------------------------------------------------------------------------
 
 
-async def test_a_batch_reply_that_did_not_get_through_comes_again(any_api):
+async def test_a_batch_whose_reply_was_lost_is_delivered_again(any_api):
     api = any_api
     await api.started()
     await api.post("/scored_data_list", [group(mark=1), group(mark=2), group(4, mark=3)])
@@ -202,7 +202,7 @@ async def test_a_batch_reply_that_did_not_get_through_comes_again(any_api):
     assert (await api.get("/status"))["current_step"] == 2
 
 
-async def test_the_next_get_acks_and_frees_the_batch_before(api):
+async def test_the_next_get_acks_and_frees_the_previous_batch(api):
     await api.started()
     await api.post("/scored_data_list", [group(4, mark=1), group(4, mark=2)])
     assert marks(await api.get("/batch")) == [1]
@@ -222,7 +222,7 @@ async def test_gets_and_claims_of_one_trainer_share_one_queue(api):
     assert marks(await api.get("/batch")) == [3]
 
 
-async def test_an_empty_poll_does_not_touch_the_store(api):
+async def test_an_empty_poll_makes_no_call_of_the_store(api):
     generation = await api.registered()
     await api.post("/scored_data", group(2))
     await api.get("/batch")
@@ -233,7 +233,7 @@ async def test_an_empty_poll_does_not_touch_the_store(api):
     assert (await api.get("/status"))["queue_size"] == 1
 
 
-async def test_envs_learn_their_settings_from_the_trainer_in_force(api):
+async def test_environments_get_their_settings_from_the_current_trainer(api):
     await api.started()
     await api.post("/register", TRAINER | {"num_steps": 7, "checkpoint_dir": "other"})
     joined = await api.post("/register-env", ENV)

@@ -27,7 +27,7 @@ async def test_small_groups_are_buffered_until_they_add_up(api):
     assert (await api.get("/status"))["buffered_sequences"] == 3
 
 
-async def test_a_group_larger_than_its_env_says_is_served_and_not_swallowed(api):
+async def test_a_group_larger_than_the_group_size_of_its_environment_is_delivered(api):
     [env_id] = await api.started()
     assert await api.post("/scored_data", group(4, env_id=env_id)) == {"status": "received"}
     assert len((await api.get("/batch"))["batch"]) == 1
@@ -39,7 +39,7 @@ async def test_a_group_larger_than_any_batch_is_refused(api):
     assert reply.status_code == 422 and "never fits a batch of 4" in reply.json()["detail"]
 
 
-async def test_a_group_may_declare_a_size_of_its_own(api):
+async def test_a_group_may_declare_another_size(api):
     [env_id] = await api.started(envs=(ENV | {"group_size": 4},))
     short = group(1, env_id=env_id, group_overrides={"group_size": 1})
     assert await api.post("/scored_data", short) == {"status": "received"}
@@ -66,7 +66,7 @@ async def test_the_latest_example_is_the_last_group_posted(api):
     assert (await api.get("/latest_example"))["tokens"] == [[5, 7], [5, 7]]
 
 
-async def test_bools_and_whole_floats_are_understood_as_the_original_did(api):
+async def test_bools_and_whole_floats_are_read_as_by_the_original(api):
     loose = group(4) | {"tokens": [[1.0, 7]] * 4, "scores": [True, False, 1, 0.5]}
     assert await api.post("/scored_data", loose) == {"status": "received"}
     await api.post("/register", TRAINER)

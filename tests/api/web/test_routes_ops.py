@@ -15,7 +15,7 @@ from tests.api.harness import group
 from tests.client.harness import registration, served_api
 
 
-async def test_health_asks_the_store_once_a_moment(api, monkeypatch):
+async def test_health_is_cached_for_a_moment(api, monkeypatch):
     store, looks = api.app.state.service.store, []
     load = store.load
     monkeypatch.setattr(store, "load", lambda: looks.append(1) or load())
@@ -24,7 +24,7 @@ async def test_health_asks_the_store_once_a_moment(api, monkeypatch):
     assert len(looks) == 1
 
 
-async def test_a_store_that_does_not_answer_is_no_health(api, monkeypatch):
+async def test_health_fails_if_the_store_does_not_answer(api, monkeypatch):
     stuck = threading.Event()
     monkeypatch.setattr(routes_ops, "STORE_TIMEOUT_S", 0.01)
     monkeypatch.setattr(api.app.state.service.store, "load", stuck.wait)
@@ -33,7 +33,7 @@ async def test_a_store_that_does_not_answer_is_no_health(api, monkeypatch):
     assert (reply.status_code, reply.json()["status"]) == (503, "store_silent")
 
 
-async def test_a_store_that_fails_is_no_health_and_says_why(api, monkeypatch):
+async def test_health_fails_with_the_error_of_the_store(api, monkeypatch):
     def fail():
         raise StoreError("the disk is gone")
 
@@ -42,7 +42,7 @@ async def test_a_store_that_fails_is_no_health_and_says_why(api, monkeypatch):
     assert (reply.status_code, reply.json()["detail"]) == (503, "the disk is gone")
 
 
-async def test_metrics_show_what_went_through_the_api(api):
+async def test_metrics_count_the_groups_and_batches_of_the_api(api):
     [env_id] = await api.started(batch_size=2)
     await api.post("/scored_data", group(env_id=env_id))
     await api.post("/scored_data", group(scores=[]))
@@ -60,7 +60,7 @@ async def test_metrics_show_what_went_through_the_api(api):
     assert not any("_created" in line for line in lines)
 
 
-async def test_events_tell_what_happens_until_the_process_stops(api):
+async def test_events_are_streamed_until_the_process_stops(api):
     reading = asyncio.ensure_future(api.http.get("/events", headers={"last-event-id": "x"}))
     await api.started(batch_size=2)
     await api.post("/scored_data", group())
@@ -92,7 +92,7 @@ async def test_readers_of_events_are_bounded(api):
 @pytest.mark.parametrize(
     "messages", [["http.disconnect"], ["http.request", "http.disconnect"]]
 )
-async def test_a_reader_that_went_away_frees_its_place(api, messages):
+async def test_a_disconnected_reader_frees_its_slot(api, messages):
     events = api.app.state.service.events
     others = [events.subscribe() for _ in range(MAX_SUBSCRIBERS - 1)]
     pending = list(messages)

@@ -86,7 +86,7 @@ async def test_a_restarted_trainer_may_change_the_batch_size_and_keeps_queue_and
     assert (status["current_step"], status["policy_version"]) == (8, 7)
 
 
-async def test_a_reset_begins_a_new_run_in_which_old_env_ids_mean_nothing(api):
+async def test_a_reset_begins_a_new_run_with_no_valid_env_ids(api):
     [env_id] = await api.started()
     old = (await api.get("/status"))["run_id"]
     await api.post("/scored_data", group(env_id=env_id))
@@ -108,7 +108,7 @@ async def test_a_reset_begins_a_new_run_in_which_old_env_ids_mean_nothing(api):
 
 
 @pytest.mark.parametrize("env_id", [-1, 1, 2**80])
-async def test_an_unknown_env_is_told_so(api, env_id):
+async def test_an_unknown_env_is_answered_404(api, env_id):
     await api.started()
     for reply in (
         await api.http.request("GET", "/status-env", json={"env_id": env_id}),
@@ -163,7 +163,7 @@ async def test_a_gone_or_silent_env_holds_no_share(api):
     assert len((await api.get("/batch"))["batch"]) == 2
 
 
-async def test_status_says_what_the_queue_waits_for(api):
+async def test_the_status_names_what_the_queue_waits_for(api):
     reasons = [(await api.get("/status"))["blocked_reason"]]
     await api.post("/register", TRAINER)
     reasons.append((await api.get("/status"))["blocked_reason"])

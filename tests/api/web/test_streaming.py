@@ -140,7 +140,7 @@ class Client:
 MEDIA = [Media.JSON, Media.SAFETENSORS, Media.SAFETENSORS_ZSTD]
 
 
-async def test_stored_json_goes_out_as_it_is_with_its_length():
+async def test_stored_json_is_sent_unchanged_with_its_length():
     shelf = Shelf(group(1), group(2))
     got = await Client().get(shelf)
     stored = b",".join(one.data for one in shelf.payloads.values())
@@ -150,7 +150,7 @@ async def test_stored_json_goes_out_as_it_is_with_its_length():
     assert [one.tokens[0][0] for one in got.batch] == [1, 2]
 
 
-async def test_stored_files_go_out_as_they_are_with_their_length():
+async def test_stored_files_are_sent_unchanged_with_their_length():
     shelf = Shelf(group(1), group(2), media=MEDIA[1:])
     got = await Client().get(shelf, f"application/json;q=0.5, {FRAMES}")
     assert [bytes(one) for one in split_frames(got.body)] == [
@@ -183,7 +183,7 @@ async def test_tokens_older_than_the_batch_allows_are_masked(accept, media):
     assert kept.versions == [[-1, 4, 4], [-1, 5]] and kept.masks[0] == [-100, 5, 9]
 
 
-async def test_of_a_group_without_versions_the_arrival_counts():
+async def test_a_group_without_versions_is_as_old_as_its_arrival():
     shelf = Shelf(group(), group())
     for i, arrived in enumerate([3, 4]):
         member = shelf.members[i]
@@ -219,7 +219,7 @@ async def test_small_groups_are_read_together():
     assert len(shelf.reads) == 1
 
 
-async def test_reading_happens_beside_the_event_loop():
+async def test_reads_do_not_block_the_event_loop():
     shelf = Shelf(group())
     threads = []
     read = shelf.read
@@ -270,7 +270,7 @@ async def test_a_client_that_stops_reading_is_cut_off():
     assert got.aborted and got.told == []
 
 
-async def test_a_server_that_says_so_itself_is_understood():
+async def test_an_error_of_the_server_about_a_lost_client_ends_the_reply():
     client = Client()
 
     async def lost(message):
@@ -290,7 +290,7 @@ async def test_a_server_that_says_so_itself_is_understood():
         ("application/x-atropos-groups;q=0", Encoding.JSON),
     ],
 )
-def test_frames_are_for_those_who_name_them(accept, form):
+def test_frames_are_sent_if_the_accept_header_names_them(accept, form):
     assert accepted_encoding(accept) is form
 
 
@@ -318,7 +318,7 @@ class App:
         )(scope, receive, send)
 
 
-async def test_a_client_never_takes_a_part_for_the_whole(caplog):
+async def test_a_client_never_mistakes_a_part_for_the_whole_batch(caplog):
     for app in (App(), App(damaged=[2])):
         async with serving(app) as (_, port), httpx.AsyncClient() as client:
             if app.shelf.damaged:
@@ -332,7 +332,7 @@ async def test_a_client_never_takes_a_part_for_the_whole(caplog):
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_a_connection_that_is_not_read_does_not_stay():
+async def test_a_connection_that_is_not_read_is_closed():
     app = App(send_timeout_s=0.05)
     async with serving(app) as (server, port):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)

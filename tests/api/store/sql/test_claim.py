@@ -55,7 +55,7 @@ def test_the_next_batch_is_formed_while_one_is_held(store):
     assert store.stats().batches_open == 2
 
 
-def test_a_lost_claim_reply_brings_the_same_batch(store):
+def test_a_repeated_claim_returns_the_same_batch_after_a_lost_reply(store):
     generation = filled(store)
     first = claim(store, generation, claim_id="one")
     again = claim(store, generation, claim_id="one", now=1.0)
