@@ -3,7 +3,7 @@
     rewards, group ids --> advantages per row --+
     reference model   --> KL in the reward -----+--> advantages per trained token
     value model       --> values, returns ------+
-    proximal logprobs: of the policy as it is now, before this batch moves it
+    proximal logprobs: of the policy before the first step on this batch
 
 Ragged lists ``x_R_T`` have one entry per trained token of each row.
 """
@@ -61,8 +61,8 @@ def prepare(
 
     Raises:
         InvalidGroup: a reward is not a number.
-        ConfigError: a KL is asked for, but there is neither reference model nor
-            ``ref_logprobs`` of the environment.
+        ConfigError: kl_coef is set without a reference model and without ``ref_logprobs`` of
+            the environment.
     """
     scalars_R = estimators.compute(
         [row.reward for row in rows],
@@ -70,7 +70,7 @@ def prepare(
         settings,
         lengths=[len(row.trained) for row in rows],
         finish_reasons=[row.finish_reason for row in rows],
-        normalise=False,  # of tokens, below, after a KL in the reward has joined
+        normalise=False,  # per token, below, after a KL in the reward
     )
     counts: Counter[str] = Counter()
     kept = _in_loss(rows, scalars_R, settings, version, counts)
@@ -134,7 +134,7 @@ def _fresh(row: Row, settings: ObjectiveSettings, version: int, counts: Counter[
 
 
 def reference_logprobs(rows: Sequence[Row], reference: Policy | None) -> list[list[float]]:
-    """Logprobs of the reference, the environment's own where a row brings them."""
+    """Logprobs of the reference, or the environment's where a row has them."""
     missing = [row for row in rows if row.ref_logprobs is None]
     if missing and reference is None:
         raise ConfigError(
@@ -173,7 +173,7 @@ def _of_environment(row: Row, ours_T: list[float]) -> list[float]:
 def minibatches(rows: Sequence[Row], count: int) -> list[list[int]]:
     """Indices of ``count`` parts of about equal trained tokens; fewer if rows are few.
 
-    Deterministic: the same batch is always cut alike, so a restarted trainer repeats it.
+    Deterministic, so a restarted trainer cuts the same batch alike.
     """
     from example_trainer.data.packing import pack_ffd
 
@@ -186,7 +186,7 @@ def minibatches(rows: Sequence[Row], count: int) -> list[list[int]]:
 
 
 def part_of(prepared: Prepared, indices: Sequence[int]) -> Prepared:
-    """The same, of some of the rows."""
+    """``prepared`` restricted to the rows ``indices``."""
 
     def pick(lists: list[list[float]] | None) -> list[list[float]] | None:
         return None if lists is None else [lists[i] for i in indices]

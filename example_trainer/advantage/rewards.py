@@ -35,7 +35,7 @@ def shape_rewards(
         lengths_R: trained tokens of each row.
 
     Raises:
-        ConfigError: an overlong penalty is asked for without what it is measured by.
+        ConfigError: an overlong penalty without max_new_tokens or lengths.
         InvalidGroup: a reward is not finite after all that; names the row.
     """
     if settings.overlong_tokens:

@@ -1,9 +1,9 @@
 """Ranks of the trainer: process group, sums, broadcasts, device of this rank.
 
-Every rank runs the same loop on the whole batch's microbatch. A rank scores its share of the
-micro-batches; FSDP2 gathers each layer's weights when its forward or backward needs them and sums
-the gradients of all ranks into the shard each one keeps. Only rank 0 calls the rollout API
-and the servers and writes to disk; it shares the results.
+Every rank runs the same loop on the plan of the whole batch and scores its share of the
+micro-batches. FSDP2 gathers each layer's weights when its forward or backward needs them, and
+sums the gradients of all ranks into the shard of each. Only rank 0 calls the rollout API and
+the servers and writes to disk; it shares the results.
 
     rank 0   claim -- share --> score -- sum --> step -- gather --> publish, save, ack
     rank 1            share --> score -- sum --> step -- gather -->

@@ -7,7 +7,7 @@
 tau is distill_temperature. The gradient on the student's logits is that of
 KL(p_T || p_S) x tau^2, which keeps its size for any tau. The student is not renormalised over
 the K entries, so probability that it gives to other tokens costs as well. Trained tokens
-without an entry of the teacher add nothing and still count in the divisor.
+without an entry of the teacher add nothing but count in the divisor.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from example_trainer.data.packing import Pack
 NAME = "packed_rows"
 HALF = (torch.bfloat16, torch.float16)
 KERNEL_TOLERANCE = 0.05  # of sums of a few bfloat16 values near 1
-# Arguments by which a model asks for attention that is not computed here.
+# Arguments of attention that is not computed here.
 FOREIGN = ("softcap", "s_aux", "position_bias")
 
 # (q (S, Hq, d), k, v, bounds (P + 1,) int32, longest L, scale) -> (S, Hq, d)

@@ -80,8 +80,8 @@ def load_value_model(
     A model that brings a head for one label keeps it. All of its weights are trained.
 
     Args:
-        world: the ranks that train it; given, it is split over them, and every rank calls
-            this. Without, it stays whole.
+        world: the ranks that train it; the model is sharded over them, and every rank calls
+            this. None: it stays whole.
 
     Raises:
         ConfigError: it cannot be loaded, or its kind has no token classification form.

@@ -43,12 +43,12 @@ def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
 
     Args:
         world: the ranks that train it. Given, the model also gets the adapter of the
-            settings and is split over the ranks; every rank calls this. Without, it stays
+            settings and is sharded over them; every rank calls this. None: the model stays
             whole and as it was saved.
 
     Raises:
-        ConfigError: the model cannot be loaded, has not the layers or modules that are to
-            be trained, or changes its logits after its output head.
+        ConfigError: the model cannot be loaded, lacks layers or modules of the settings, or
+            changes its logits after its output head.
     """
     model = causal_model(settings, settings.model_name)
     freeze_other_layers(model, settings.train_layer_indices)
@@ -169,7 +169,7 @@ def compute_dtype(settings: ModelSettings) -> torch.dtype:
 
 
 def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
-    """Leave only these decoder layers trainable; None leaves everything so.
+    """Make only these decoder layers trainable; None leaves all trainable.
 
     Raises:
         ConfigError: there is no such layer.
@@ -209,13 +209,13 @@ def attention_crossover(model: Any) -> float:
 
 
 def model_positions(model: Any) -> int:
-    """Tokens of the longest sequence the model was made for."""
+    """Maximum number of tokens of a sequence in the model."""
     positions = model.config.get_text_config().to_dict().get("max_position_embeddings")
     return int(positions) if positions else sys.maxsize
 
 
 def attention_window(model: Any) -> float:
-    """Keys a layer sees at most. Packed attention knows no window."""
+    """Largest number of keys of a layer. Packed attention has no window."""
     settings = model.config.get_text_config().to_dict()
     windows = [settings.get("attention_chunk_size")]
     if settings.get("use_sliding_window", True):
@@ -307,7 +307,7 @@ def check_head(policy: Policy) -> None:
     """Compare logprobs with those of the model's own logits.
 
     Raises:
-        ConfigError: they differ: the model changes its logits after the output head.
+        ConfigError: they differ, because the model changes its logits after the output head.
     """
     rows, worst = probe_rows(), 0.0
     dtype, policy.compute_dtype = policy.compute_dtype, torch.float32

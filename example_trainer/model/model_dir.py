@@ -39,7 +39,7 @@ class TrainerState:
     batch_no: int | None  # the last one
 
     def has_trained(self, run_id: str, batch_no: int) -> bool:
-        """Batches are numbered in the order in which they are trained."""
+        """Whether the batch is in these weights; batches are numbered in training order."""
         return (
             run_id == self.run_id and self.batch_no is not None and batch_no <= self.batch_no
         )
@@ -79,8 +79,8 @@ def save_model(
     Args:
         untie_head: write a tied output head as a separate tensor, for engines that do
             not refresh a tied one on reload.
-        durable: wait until the disk has it. Without, it survives the death of this process
-            but not that of the machine.
+        durable: flush to disk before returning. Otherwise the directory survives a crash of
+            this process but not of the machine.
 
     Raises:
         CheckpointError: the write failed; the former directory stays.
@@ -193,7 +193,7 @@ def _patch_config(path: Path, dtype: torch.dtype, untie_head: bool) -> None:
 
 @contextmanager
 def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
-    """A draft directory that takes the place of ``final`` when the block ends well.
+    """A draft directory, renamed to ``final`` when the block ends without an error.
 
     Raises:
         CheckpointError: the write failed; ``final`` is as it was.
@@ -222,7 +222,7 @@ def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
 
 
 def tidy(directory: Path) -> None:
-    """Clear away what writers that were killed left in ``directory``."""
+    """Remove leftovers of killed writers in ``directory``."""
     for suffix in (DRAFT, REPLACED):
         for leftover in directory.glob(f".*{suffix}"):
             _mend(leftover.with_name(leftover.name[1:].removesuffix(suffix)))
@@ -242,7 +242,7 @@ def _beside(final: Path, suffix: str) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk has this file or directory."""
+    """Flush this file or directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -259,7 +259,7 @@ def numbered(directory: Path, pattern: str) -> list[Path]:
 def keep_newest(directory: Path, pattern: str, count: int) -> None:
     """Delete all but the ``count`` directories that were written last.
 
-    By time and not by number: a trainer that went back writes lower numbers again.
+    By time and not by number, because a trainer that was rewound writes lower numbers again.
     """
     written = sorted(numbered(directory, pattern), key=lambda path: path.stat().st_mtime_ns)
     for path in written[:-count]:

@@ -27,8 +27,11 @@ VALUE_HEADS = ("score", "classifier")
 
 @dataclass(frozen=True)
 class Inputs:
-    """A micro-batch as tensors. No pytree: FSDP2 casts float tensors that it finds in arguments to
-    bfloat16, which temperatures must not be."""
+    """A micro-batch as tensors.
+
+    It is no pytree, because FSDP2 casts float tensors in arguments to bfloat16, and temperatures
+    must stay float32.
+    """
 
     tokens: Tensor  # (lines, width)
     positions: Tensor | None  # (lines, width); None: 0, 1, ... in each line

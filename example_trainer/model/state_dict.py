@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 def iter_weights(model: PackedModel, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Name and whole tensor, one after another, on the device and in the stored precision.
 
-    For a reader that passes each on at once: a sharded model never exists whole anywhere.
+    For readers that use one tensor at a time: no rank ever holds the whole model.
 
     Args:
         merged: an adapter is added to the weights it adapts, and the names are those of
-            the model without it. Otherwise both come apart, under peft's names.
+            the model without it. Otherwise both are separate, under peft's names.
     """
     entries = model.model.state_dict(keep_vars=True)
     adapted = adapter.adapted_layers(model.model) if merged else {}
@@ -105,8 +105,8 @@ def _collected(model: PackedModel, weights: Iterable[tuple[str, Tensor]]) -> dic
 def load_full_weights(model: PackedModel, tensors: Mapping[str, Tensor]) -> None:
     """Copy whole tensors into the model, in place; those of rank 0 count.
 
-    Takes what :func:`full_weights` (unmerged, if there is an adapter) or
-    :func:`trained_weights` gave, on any number of ranks.
+    Accepts the result of :func:`full_weights` (unmerged, if there is an adapter) or of
+    :func:`trained_weights`, on any number of ranks.
 
     Raises:
         ConfigError: a name or shape is not the model's, or a trained weight is missing;

@@ -45,7 +45,7 @@ their order, then flags and overrides in theirs. ${a.b} is the value of another 
 
 
 def parse_args(argv: Sequence[str] | None = None) -> TrainingConfig:
-    """Read the command line; exits with status 2 and a sentence if it cannot be used."""
+    """Parse the command line; on an error exit with status 2 and a message."""
     parser = build_parser()
     args = parser.parse_args(with_set(sys.argv[1:] if argv is None else argv))
     try:
@@ -59,7 +59,7 @@ def parse_args(argv: Sequence[str] | None = None) -> TrainingConfig:
 
 
 def config_from_args(args: argparse.Namespace) -> TrainingConfig:
-    """Settings from what :func:`build_parser` parsed; what was not given has its default.
+    """Settings from the result of :func:`build_parser`; other fields have their defaults.
 
     Raises:
         ConfigError: names the flag or key, and what it accepts.
@@ -72,7 +72,7 @@ def settings_of(args: argparse.Namespace) -> GivenSettings:
     given = vars(args)
     assignments = [one for path in given.get("config", ()) for one in read_file(path)]
     assignments += given.get("assignments", ())
-    # A namespace made by hand, as the original's callers do it.
+    # A namespace made by hand, as by callers of the original.
     known = FIELDS.keys() | RENAMED.keys()
     assignments += [Assignment(k, v, flag(k)) for k, v in given.items() if k in known]
     return translate(assignments)
@@ -161,7 +161,7 @@ def with_set(argv: Sequence[str]) -> list[str]:
 
 
 def build_parser(prog: str = "atropos-grpo") -> argparse.ArgumentParser:
-    """A parser that passes on only what was given, as text: pydantic knows the types."""
+    """A parser that returns only given flags, as text; pydantic converts the types."""
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} [--config FILE ...] [--flag VALUE ...] [key=value ...]",

@@ -57,7 +57,7 @@ REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 
 @dataclass(frozen=True)
 class Assignment:
-    """``where`` is how to name its place to a person: a file, a flag, the override itself."""
+    """``where`` names the source in messages: a file, a flag, the command line."""
 
     key: str  # as written: "actor.optimizer.lr"
     value: Any
@@ -77,16 +77,16 @@ def read_file(path: str | Path) -> list[Assignment]:
     """The assignments of a YAML file, in its order.
 
     Raises:
-        ConfigError: it cannot be read, or is no mapping; names line and column.
+        ConfigError: it cannot be read or is no mapping; names line and column.
     """
     return list(flatten(load_yaml(path), str(path)))
 
 
 def parse_override(text: str) -> Assignment:
-    """``key=value`` with a value as YAML writes it; Hydra's + and ++ before it do nothing.
+    """``key=value`` with a value as YAML writes it; Hydra's prefixes + and ++ are ignored.
 
     Raises:
-        ConfigError: it is not that.
+        ConfigError: ``text`` has another form.
     """
     match = OVERRIDE.fullmatch(text)
     if match is None:
@@ -108,7 +108,7 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
 
     Raises:
         ConfigError: a key is unknown (with close matches) or refused (with the reason), a
-            value has no counterpart here, a reference leads nowhere or in a circle.
+            value has no counterpart here, or a reference is undefined or circular.
     """
     assignments, renamed = under_current_names(assignments)
     meanings = [(one, meaning_of(one)) for one in resolved(assignments)]
@@ -181,7 +181,7 @@ def _put(found: GivenSettings, one: Assignment, values: Mapping[str, Any]) -> No
 
 
 def as_field(name: str, value: Any) -> Any:
-    """A number where text is wanted becomes text, a lone value in place of a list a list."""
+    """A number for a text field becomes text, a single value for a list field a list."""
     wanted = str(FIELDS[name].annotation)
     is_list = "list[" in wanted or "List[" in wanted
     if is_list and isinstance(value, (str, int)) and "indices" not in name:
@@ -324,7 +324,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value that ``text`` writes down. Raises ConfigError if it is not YAML."""
+    """The value of the YAML in ``text``. Raises ConfigError if it is not YAML."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
     except yaml.YAMLError as error:

@@ -72,7 +72,7 @@ def learn(
     """Take ``minibatches x ppo_epochs`` optimizer steps; metrics over all of them.
 
     Raises:
-        StaleWeights: tokens of the version held here have other logprobs than here.
+        StaleWeights: fresh tokens have other logprobs at the sampler than here.
         Stopped: between two micro-batches; the step is not taken.
     """
     parts = minibatches(prepared.rows, cfg.minibatches)

@@ -82,7 +82,7 @@ class StepMetrics:
 
 
 def _stacked(numbers: list[Tensor], world: Ranks) -> Tensor:
-    # Counts are born on the CPU; NCCL only sums what lies on its device.
+    # Counts are CPU tensors; NCCL sums tensors of its device only.
     return torch.stack([number.to(world.device) for number in numbers])
 
 
