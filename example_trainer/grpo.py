@@ -107,11 +107,13 @@ def _connect(
     beats = stack.enter_context(
         closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S))
     )
-    display = stack.enter_context(closing(live.open_display(cfg)))
+    display = stack.enter_context(
+        closing(live.open_display(cfg.live_table, cfg.model_name, cfg.training_steps))
+    )
     send = live.relay(display, beats.heartbeat)  # the table says what the API is told
     waits = WaitReporter(stop, stack.enter_context(HeartbeatThread(send, name)))
     client = stack.enter_context(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
-    engines = connect.connect_servers(cfg, waits, stack)
+    engines = connect.connect_servers(cfg, cfg.servers, cfg.server_token, waits, stack)
     return Connections(client, engines, waits, stack.enter_context(MetricsLog(cfg, display)))
 
 
@@ -174,14 +176,24 @@ def _train(cfg: TrainingConfig, world: Ranks, outside: Connections, stack: ExitS
     policy = models.policy
     announce = client.announce_version if client is not None else None
     publisher = stack.enter_context(closing(make_publisher(cfg, outside.engines, announce)))
-    saver, evaluator = ModelExporter(cfg, world), Evaluator(cfg, world, waits)
+    saver, evaluator = ModelExporter(cfg, world, adapter=cfg.trains_adapter), Evaluator(
+        cfg, world, waits
+    )
     counters = {"saver": saver.frequency, "evaluator": evaluator.frequency}
     recovery = Recovery(cfg, world, counters)
     phase("joining the run")
     state = _resume(cfg, models, recovery, publisher, outside)
     log.begin(state.run_id, state.step)
     feed = (
-        stack.enter_context(BatchPrefetcher(client, cfg, state, waits))
+        stack.enter_context(
+            BatchPrefetcher(
+                client,
+                state,
+                batches=cfg.training_steps - state.step,
+                ahead=cfg.prefetch,
+                lease_s=cfg.lease_s,
+            )
+        )
         if client is not None
         else None
     )
@@ -192,7 +204,7 @@ def _train(cfg: TrainingConfig, world: Ranks, outside: Connections, stack: ExitS
         # A batch: whole groups, sequences_per_step rows, leased to this trainer.
         phase("waiting for batch", step=state.step, version=state.version)
         with clock.measure("wait"):
-            claimed = next_batch(feed, world, cfg, waits)
+            claimed = next_batch(feed, world, waits, cfg.batch_timeout_s)
 
         # Rows, advantages, steps. Baselines go by group id, never by place in the batch.
         phase("training")

@@ -23,7 +23,7 @@ from example_trainer.model.model_dir import (
     whole_directory,
     write_state,
 )
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.run import RunSettings
 from example_trainer.state import Frequency
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 class ModelExporter:
     """All methods are collective."""
 
-    def __init__(self, cfg: TrainingConfig, world: Ranks) -> None:
+    def __init__(self, settings: RunSettings, world: Ranks, *, adapter: bool) -> None:
         self._world = world
-        self._directory = Path(cfg.save_path)
-        self._keep = cfg.keep_saved
-        self._adapter = cfg.trains_adapter
-        self._prefix = "adapter_step" if cfg.trains_adapter else "step"
+        self._directory = Path(settings.save_path)
+        self._keep = settings.keep_saved
+        self._adapter = adapter
+        self._prefix = "adapter_step" if adapter else "step"
         self.frequency = Frequency(
-            cfg.save_every_epochs,
-            cfg.checkpoint_interval or None,
-            cfg.save_every_s,
+            settings.save_every_epochs,
+            settings.checkpoint_interval or None,
+            settings.save_every_s,
             time.time(),
         )
 

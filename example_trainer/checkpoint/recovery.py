@@ -145,7 +145,7 @@ class Recovery:
         documents[STATE] = {
             "format": FORMAT,
             **asdict(state),
-            "settings": _settings(self._cfg),
+            "settings": self._held_settings(),
             "counters": {name: f.state() for name, f in self._counters.items()},
         }
 
@@ -268,7 +268,7 @@ class Recovery:
             held = _state_in(snapshot)
             # Version k names the weights after step k, whatever was published before.
             held = replace(held, version=held.step)
-            others = _differences(snapshot, self._cfg)
+            others = _differences(snapshot, self._held_settings())
             if others and (held.run_id == run_id or self._cfg.recover_mode == "resume"):
                 raise ConfigError(
                     f"{snapshot.directory} was made with other settings: {others}. Use those,"
@@ -283,6 +283,10 @@ class Recovery:
         if published is not None and published.run_id == run_id:
             return published, None
         return TrainerState(run_id, 0, 0, None), None
+
+    def _held_settings(self) -> dict[str, Any]:
+        """Settings that a checkpoint stores: it is loaded only under the same."""
+        return {name: getattr(self._cfg, name) for name in SETTINGS}
 
     def _set_aside(self) -> None:
         """What another run left, or this one before it began anew, is never mixed in."""
@@ -333,13 +337,9 @@ def _distinct(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensors[name] for name in tensors if name in names.values()}
 
 
-def _settings(cfg: TrainingConfig) -> dict[str, Any]:
-    return {name: getattr(cfg, name) for name in SETTINGS}
-
-
-def _differences(snapshot: Snapshot, cfg: TrainingConfig) -> str:
+def _differences(snapshot: Snapshot, now: Mapping[str, Any]) -> str:
     """Settings that were others when the checkpoint was made; empty if none."""
-    then, now = snapshot.document(STATE).get("settings", {}), _settings(cfg)
+    then = snapshot.document(STATE).get("settings", {})
     return ", ".join(
         f"{name} {then.get(name)!r} (now {now[name]!r})"
         for name in SETTINGS

@@ -100,7 +100,7 @@ def _slurm(plan: Plan, dry: bool) -> int:
     settings, cfg = trainer_settings(plan)
     for note in settings.notes:
         print(f"note: {note}", file=sys.stderr)
-    found = slurm.write(plan, cfg)
+    found = slurm.write(plan, cfg.trainer_retries)
     if dry:
         slurm.dry_run(plan, found, print)
     else:

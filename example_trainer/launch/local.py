@@ -34,7 +34,7 @@ from atroposlib.processes import (
 )
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.roles import Command, Endpoints
+from example_trainer.launch.roles import Command, Endpoints, ModelToServe
 from example_trainer.settings.config import TrainingConfig
 
 POLL_S = 0.2
@@ -60,11 +60,6 @@ class RestartPolicy:
         self.delay_s = delay_s
         self._attempt = 0  # ATROPOS_RUN_ID of the trainer
         self._restarted: Counter[str] = Counter()
-
-    @classmethod
-    def of(cls, plan: Plan, cfg: TrainingConfig) -> RestartPolicy:
-        retries = cfg.recover_retries if cfg.recover_mode in ("auto", "fault") else 0
-        return cls(retries, plan.restarts, plan.restart_delay_s)
 
     def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
         if ended is None:
@@ -119,9 +114,10 @@ def run_local(plan: Plan, stop: StopRequest, print_line: PrintLine = print) -> N
         print_line(f"note: {note}")
     specs = processes(plan, cfg)
     logs = plan.directory / "logs"
+    policy = RestartPolicy(cfg.trainer_retries, plan.restarts, plan.restart_delay_s)
     print_line(f"{plan.name}: logs in {logs}")
     with Children(logs, stop) as children:
-        supervise(specs, children, stop, RestartPolicy.of(plan, cfg), print_line)
+        supervise(specs, children, stop, policy, print_line)
     print_line(f"{plan.name}: done; models in {cfg.save_path}")
 
 
@@ -148,6 +144,7 @@ def processes(plan: Plan, cfg: TrainingConfig) -> list[ProcessSpec]:
     ports = [port or free_port() for port in _wanted_ports(plan)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     at = Endpoints(urls[0], tuple(urls[1:]))
+    served = ModelToServe.of(cfg)
     python, here = sys.executable, "127.0.0.1"
 
     def spec(name: str, command: Command, url: str | None, within_s: float) -> ProcessSpec:
@@ -159,14 +156,14 @@ def processes(plan: Plan, cfg: TrainingConfig) -> list[ProcessSpec]:
         replace(spec("api", first, f"{at.api}/health", API_READY_TIMEOUT_S), restartable=True)
     ]
     for i, url in enumerate(at.inference):
-        command = roles.inference(plan, cfg, python, here, ports[1 + i], i)
+        command = roles.inference(plan, served, python, here, ports[1 + i], i)
         bound_s = plan.inference.ready_within_s
         found.append(spec(f"inference-{i}", command, f"{url}/health", bound_s))
     for number, wanted in enumerate(plan.environments):
         for copy in range(wanted.count):
             name = roles.environment_name(plan, number)
             name = f"env-{number}-{name}" + (f"-{copy}" if wanted.count > 1 else "")
-            command = roles.environment(plan, cfg, python, number, at)
+            command = roles.environment(plan, served, python, number, at)
             found.append(replace(spec(name, command, None, 0.0), restartable=True))
     ranks = roles.Ranks(nproc=plan.trainer.nproc)
     trainer = spec(TRAINER, roles.trainer(plan, python, at, ranks), None, 0.0)

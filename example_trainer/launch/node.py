@@ -20,7 +20,7 @@ from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.processes import free_port
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.roles import Command, Endpoints
+from example_trainer.launch.roles import Command, Endpoints, ModelToServe
 from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
 
 POLL_S = 2.0
@@ -62,6 +62,7 @@ def command_of(
 ) -> Command:
     """The command of a role on this node; servers first write down where they will be."""
     python, (_, cfg) = plan.slurm.python, trainer_settings(plan)
+    served = ModelToServe.of(cfg)
     host = env.get("SLURMD_NODENAME") or socket.gethostname()
     if role == "api":
         port = plan.api.port or free_port()
@@ -72,10 +73,10 @@ def command_of(
     if role == "inference":
         port = plan.inference.port + index if plan.inference.port else free_port()
         announce(plan, f"inference-{index}", host, port)
-        return roles.inference(plan, cfg, python, "0.0.0.0", port, index, own_gpus=True)
+        return roles.inference(plan, served, python, "0.0.0.0", port, index, own_gpus=True)
     at = endpoints(plan, sleep)
     if role == "environment":
-        return roles.environment(plan, cfg, python, index, at)
+        return roles.environment(plan, served, python, index, at)
     ranks = roles.Ranks(
         plan.trainer.nproc, plan.trainer.nodes, meet, env.get("SLURM_JOB_ID", plan.name)
     )

@@ -27,6 +27,21 @@ class Endpoints:
 
 
 @dataclass(frozen=True)
+class ModelToServe:
+    """The trainer's settings that servers and environments need."""
+
+    name: str
+    seed: int
+    lora_rank: int | None  # of the adapter that will be published
+    adapter_name: str | None  # under which it is published
+
+    @classmethod
+    def of(cls, cfg: TrainingConfig) -> ModelToServe:
+        rank = cfg.lora_r if cfg.publisher == "lora" else None
+        return cls(cfg.model_name, cfg.seed, rank, cfg.publish_adapter_name)
+
+
+@dataclass(frozen=True)
 class Command:
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -41,7 +56,7 @@ def api(plan: Plan, python: str, host: str, port: int) -> Command:
 
 def inference(
     plan: Plan,
-    cfg: TrainingConfig,
+    served: ModelToServe,
     python: str,
     host: str,
     port: int,
@@ -57,7 +72,7 @@ def inference(
         gpus = ",".join(str(gpu) for gpu in range(start, start + wanted.tensor_parallel))
     server = ServerCommand(
         engine=choose_engine(wanted.engine),
-        model=wanted.model or cfg.model_name,
+        model=wanted.model or served.name,
         host=host,
         port=port,
         python=python,
@@ -65,8 +80,8 @@ def inference(
         gpus=gpus,
         memory_share=wanted.memory_share,
         max_model_len=wanted.max_model_len,
-        lora_rank=cfg.lora_r if cfg.publisher == "lora" else None,
-        seed=cfg.seed + index,
+        lora_rank=served.lora_rank,
+        seed=served.seed + index,
         args=tuple(wanted.args),
         env=wanted.env,
     )
@@ -81,57 +96,57 @@ def environment_name(plan: Plan, number: int) -> str:
 
 
 def environment(
-    plan: Plan, cfg: TrainingConfig, python: str, number: int, at: Endpoints
+    plan: Plan, served: ModelToServe, python: str, number: int, at: Endpoints
 ) -> Command:
     """A script gets a YAML file with its own settings and where everybody is."""
     wanted = plan.environments[number]
     if wanted.command is not None:
-        words = filled(wanted.command, plan, cfg, python, at)
+        words = filled(wanted.command, plan, served, python, at)
         return Command(tuple(words), dict(wanted.env))
     path = plan.launched / f"environment-{number}.yaml"
-    write_yaml(path, environment_settings(plan, wanted, cfg, at))
+    write_yaml(path, environment_settings(plan, wanted, served, at))
     argv = (python, str(wanted.script), "serve", "--config", str(path), *wanted.args)
     return Command(argv, dict(wanted.env))
 
 
 def environment_settings(
-    plan: Plan, wanted: EnvironmentSection, cfg: TrainingConfig, at: Endpoints
+    plan: Plan, wanted: EnvironmentSection, served: ModelToServe, at: Endpoints
 ) -> dict[str, Any]:
     """Its own settings over what it has to know of the others."""
     servers = [
         {
             "base_url": f"{url}/v1",
-            "model_name": served_name(plan, cfg),
+            "model_name": served_name(plan, served),
             "server_type": CHAT_TYPES[choose_engine(plan.inference.engine)],
             "api_key": "none",
         }
         for url in at.inference
     ]
-    wiring = {"rollout_server_url": at.api, "tokenizer_name": cfg.model_name}
+    wiring = {"rollout_server_url": at.api, "tokenizer_name": served.name}
     own = dict(wanted.config)
     env = {**wiring, **(own.pop("env", None) or {})}
     return {"openai": servers, **own, "env": env}
 
 
-def served_name(plan: Plan, cfg: TrainingConfig) -> str:
+def served_name(plan: Plan, served: ModelToServe) -> str:
     """The model that requests ask for: vLLM and SGLang give an adapter only to its name."""
-    model = plan.inference.model or cfg.model_name
+    model = plan.inference.model or served.name
     engine = choose_engine(plan.inference.engine)
-    if cfg.publisher != "lora" or engine == "local" or cfg.publish_adapter_name is None:
+    name = served.adapter_name
+    if served.lora_rank is None or engine == "local" or name is None:
         return model
-    name = cfg.publish_adapter_name
     return name if engine == "vllm" else f"{model}:{name}"
 
 
 def filled(
-    words: Sequence[str], plan: Plan, cfg: TrainingConfig, python: str, at: Endpoints
+    words: Sequence[str], plan: Plan, served: ModelToServe, python: str, at: Endpoints
 ) -> list[str]:
     """The words with the launcher's names filled in; other braces stay as they are."""
     values = {
         "{api_url}": at.api,
         "{inference_url}": at.inference[0],
         "{inference_urls}": ",".join(at.inference),
-        "{model}": cfg.model_name,
+        "{model}": served.name,
         "{python}": python,
         "{out}": str(plan.directory),
     }

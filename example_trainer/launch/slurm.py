@@ -20,7 +20,6 @@ from pathlib import Path
 from atroposlib.errors import AtroposError, ConfigError
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan
-from example_trainer.settings.config import TrainingConfig
 
 JOBS_FILE = "jobs"  # ids of the other jobs, one a line
 RENDEZVOUS_PORT = 29500
@@ -35,7 +34,7 @@ class SlurmJob:
     after: tuple[str, ...] = ()
 
 
-def jobs(plan: Plan, cfg: TrainingConfig) -> list[SlurmJob]:
+def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     """All jobs in the order in which they are submitted; the trainer is the last.
 
     Raises:
@@ -50,8 +49,9 @@ def jobs(plan: Plan, cfg: TrainingConfig) -> list[SlurmJob]:
         options = _array(plan.slurm.environments, wanted.count)
         line = _node(plan, "environment", "--index", str(number))
         found.append(SlurmJob(name, _script(plan, name, options, line), ("api", "inference")))
-    retries = cfg.recover_retries if cfg.recover_mode in ("auto", "fault") else 0
-    found.append(SlurmJob("trainer", trainer_script(plan, retries), ("api", "inference")))
+    found.append(
+        SlurmJob("trainer", trainer_script(plan, trainer_retries), ("api", "inference"))
+    )
     return found
 
 
@@ -140,13 +140,13 @@ class SubmitFailed(AtroposError):
     """sbatch said no; what was submitted before is named and was cancelled."""
 
 
-def write(plan: Plan, cfg: TrainingConfig) -> list[SlurmJob]:
+def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     """Scripts, plan and token below ``<out>/launch``; addresses of an earlier run go.
 
     Raises:
         ConfigError: a value cannot stand in a script.
     """
-    found = jobs(plan, cfg)
+    found = jobs(plan, trainer_retries)
     folder = plan.launched
     (folder / ENDPOINTS).mkdir(parents=True, exist_ok=True)
     (plan.directory / "logs").mkdir(exist_ok=True)

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 from atroposlib.client import RolloutClient
 from atroposlib.wire import Heartbeat, Registration
 from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.weights import WeightSettings
 from example_trainer.state import StopSignal
 from example_trainer.weights.engines import InferenceServer, connect
 
@@ -95,7 +96,11 @@ class WaitReporter:
 
 
 def connect_servers(
-    cfg: TrainingConfig, waits: WaitReporter, stack: ExitStack
+    settings: WeightSettings,
+    urls: Sequence[str],
+    token: str | None,
+    waits: WaitReporter,
+    stack: ExitStack,
 ) -> list[InferenceServer]:
     """Every inference server, waiting for those that still start; ``stack`` closes them.
 
@@ -109,15 +114,15 @@ def connect_servers(
             closing(
                 connect(
                     url,
-                    cfg.inference_engine,
-                    timeout_s=cfg.publish_timeout_s,
+                    settings.inference_engine,
+                    timeout_s=settings.publish_timeout_s,
                     wait_s=SERVER_START_TIMEOUT_S,
                     on_wait=waits,
-                    token=cfg.server_token,
+                    token=token,
                 )
             )
         )
-        for url in cfg.servers
+        for url in urls
     ]
 
 

@@ -15,8 +15,6 @@ from atroposlib.wire import Heartbeat
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from example_trainer.settings.config import TrainingConfig
-
 SHOWN = ("reward_mean", "loss", "grad_norm", "clip_ratio", "entropy", "staleness_mean")
 LAST_STEPS = 12
 # Title, name in the record, format. Nine columns fit a terminal of 80.
@@ -62,11 +60,11 @@ class LineDisplay:
 class LiveTable:
     """The last steps as a table, redrawn in place; printed lines scroll above it."""
 
-    def __init__(self, cfg: TrainingConfig, console: Console | None = None) -> None:
+    def __init__(self, title: str, steps: int, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._title, self._steps = cfg.model_name, cfg.training_steps
+        self._title, self._steps = title, steps
         self._records: deque[Mapping[str, Any]] = deque(maxlen=LAST_STEPS)
         self._beat: Heartbeat | None = None
         console = console or Console(force_terminal=True)
@@ -161,7 +159,7 @@ def relay(display: Display, send: Callable[[Heartbeat], None]) -> Callable[[Hear
     return both
 
 
-def open_display(cfg: TrainingConfig) -> Display:
-    """A table where ``live_table`` says so, or by default where stdout is a terminal."""
-    wanted = sys.stdout.isatty() if cfg.live_table is None else cfg.live_table
-    return LiveTable(cfg) if wanted else LineDisplay()
+def open_display(live_table: bool | None, title: str, steps: int) -> Display:
+    """A table if ``live_table``, by default where stdout is a terminal; else lines."""
+    wanted = sys.stdout.isatty() if live_table is None else live_table
+    return LiveTable(title, steps) if wanted else LineDisplay()

@@ -20,7 +20,7 @@ from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.run import RunSettings
 from example_trainer.state import Frequency
 
 RESULTS, OUTPUT = "metrics.json", "output.txt"
@@ -36,7 +36,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, cfg: TrainingConfig, world: Ranks, waits: WaitReporter | None = None
+        self, cfg: RunSettings, world: Ranks, waits: WaitReporter | None = None
     ) -> None:
         self._cfg, self._world, self._waits = cfg, world, waits
         self.failures = 0

@@ -105,7 +105,9 @@ class MetricsLog:
         except OSError as error:
             raise ConfigError(f"metrics_path {cfg.metrics_file}: {error.strerror}") from error
         self._owns_display = display is None
-        self._display = open_display(cfg) if display is None else display
+        if display is None:
+            display = open_display(cfg.live_table, cfg.model_name, cfg.training_steps)
+        self._display = display
         self._run_id: str | None = None
         self._trackers: list[trackers.Guarded] | None = None  # None: not started yet
         self._times = _Times()

@@ -22,7 +22,6 @@ from atroposlib.errors import AtroposError, RolloutApiUnavailable
 from atroposlib.wire import ClaimedBatch
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
-from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import Stopped
 
 if TYPE_CHECKING:
@@ -34,24 +33,33 @@ POLL_S = 1.0
 
 
 class BatchPrefetcher:
-    """Claims in a thread of its own, at most one batch ahead of the loop. Rank 0 only."""
+    """Claims in a thread of its own, at most one batch ahead of the loop. Rank 0 only.
+
+    Args:
+        state: a batch that it names as trained is acked without training.
+        batches: number to claim in all.
+        ahead: claim the next batch while one is trained; else after its ack.
+        lease_s: seconds of the lease of a batch, extended until its ack.
+    """
 
     def __init__(
         self,
         client: RolloutClient,
-        cfg: TrainingConfig,
         state: TrainerState,
-        waits: WaitReporter,
+        *,
+        batches: int,
+        ahead: bool,
+        lease_s: float,
     ) -> None:
-        self._client, self._cfg, self._waits = client, cfg, waits
+        self._client, self._ahead, self._lease_s = client, ahead, lease_s
         self._first_state = state
         self._ready: queue.Queue[ClaimedBatch | AtroposError] = queue.Queue(maxsize=1)
         self._wanted = threading.Semaphore(1)  # claims the thread may still make
-        self._to_claim = cfg.training_steps - state.step
+        self._to_claim = batches
         self._keepers: dict[int, LeaseKeeper] = {}
         self._blocked = "no answer yet"
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
 
     def __enter__(self) -> BatchPrefetcher:
         self._thread.start()
@@ -76,7 +84,7 @@ class BatchPrefetcher:
             return None
         if isinstance(got, AtroposError):
             raise got
-        if self._cfg.prefetch:
+        if self._ahead:
             self._wanted.release()
         return got
 
@@ -91,7 +99,7 @@ class BatchPrefetcher:
         keeper.check()
         self._client.ack(claimed)
         keeper.__exit__(None, None, None)
-        if not self._cfg.prefetch:
+        if not self._ahead:
             self._wanted.release()
 
     def _run(self) -> None:
@@ -109,7 +117,7 @@ class BatchPrefetcher:
     def _claim(self) -> ClaimedBatch | None:
         while not self._stop.is_set():
             claimed = self._client.claim(
-                lease_s=self._cfg.lease_s, wait_s=CLAIM_WAIT_S, binary=True
+                lease_s=self._lease_s, wait_s=CLAIM_WAIT_S, binary=True
             )
             if claimed.batch is None or claimed.batch_no is None:
                 self._blocked = claimed.blocked_reason or "no reason given"
@@ -118,7 +126,7 @@ class BatchPrefetcher:
                 print(f"batch {claimed.batch_no} is in the weights already: acked", flush=True)
                 self._client.ack(claimed)
                 continue
-            keeper = self._client.keep_lease(claimed, lease_s=self._cfg.lease_s)
+            keeper = self._client.keep_lease(claimed, lease_s=self._lease_s)
             keeper.__enter__()
             self._keepers[claimed.batch_no] = keeper
             return claimed
@@ -126,22 +134,22 @@ class BatchPrefetcher:
 
 
 def next_batch(
-    feed: BatchPrefetcher | None, world: Ranks, cfg: TrainingConfig, waits: WaitReporter
+    prefetcher: BatchPrefetcher | None, world: Ranks, waits: WaitReporter, timeout_s: float
 ) -> ClaimedBatch:
-    """The same next batch on every rank; ``feed`` is None on all but the first.
+    """The same next batch on every rank; ``prefetcher`` is None on all but the first.
 
     Ranks hear from the first one every second while it waits, so none runs into the bound
     of a collective operation, and all stop together.
 
     Raises:
-        RolloutApiUnavailable: none could be formed within ``batch_timeout_s``.
+        RolloutApiUnavailable: none could be formed within ``timeout_s``.
         Stopped: the first rank was asked to stop.
     """
     started = time.monotonic()
     while True:
         claimed, why = None, None
-        if feed is not None:
-            claimed = feed.poll(POLL_S)
+        if prefetcher is not None:
+            claimed = prefetcher.poll(POLL_S)
             why = waits.stop.reason
         if world.size > 1:
             claimed, why = _shared(world, claimed, why)
@@ -150,15 +158,15 @@ def next_batch(
         if claimed is not None:
             return claimed
         waited_s = time.monotonic() - started
-        if feed is None:
+        if prefetcher is None:
             continue
-        if waited_s > cfg.batch_timeout_s:
+        if waited_s > timeout_s:
             raise RolloutApiUnavailable(
-                f"no batch for {waited_s:.0f} s: {feed.blocked_reason}"
+                f"no batch for {waited_s:.0f} s: {prefetcher.blocked_reason}"
             )
         waits(
-            f"a batch: {feed.blocked_reason}; {waited_s:.0f} s of at most"
-            f" {cfg.batch_timeout_s:.0f} s"
+            f"a batch: {prefetcher.blocked_reason}; {waited_s:.0f} s of at most"
+            f" {timeout_s:.0f} s"
         )
 
 

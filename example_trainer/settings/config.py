@@ -101,6 +101,11 @@ class TrainingConfig(
         return self.publisher == "lora"
 
     @property
+    def trainer_retries(self) -> int:
+        """Times a launcher starts a failed trainer again."""
+        return self.recover_retries if self.recover_mode in ("auto", "fault") else 0
+
+    @property
     def servers(self) -> list[str]:
         if self.inference_urls is not None:
             return self.inference_urls

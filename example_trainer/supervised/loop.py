@@ -155,12 +155,13 @@ def lines_of_steps(cfg: FileTraining, count: int, steps: int) -> Iterator[list[i
 
 def saving(cfg: FileTraining, policy: Policy) -> Save:
     """Saves as atropos-grpo does: ``save_path/step_<n>`` now and then, ``final_model``."""
-    saver = ModelExporter(cfg.shared(), policy.world)
+    shared = cfg.shared()
+    exporter = ModelExporter(shared, policy.world, adapter=shared.trains_adapter)
 
     def save(state: TrainerState, last: bool) -> None:
-        saver.maybe(policy, state, epoch_ended=False)
+        exporter.maybe(policy, state, epoch_ended=False)
         if last:
-            saver.final(policy, state)
+            exporter.final(policy, state)
 
     return save
 

@@ -51,8 +51,10 @@ class Publisher(Protocol):
     """Carries the weights of a policy to servers. Every rank has one; rank 0 the servers."""
 
     engines: Sequence[InferenceServer]
-    # Servers cannot answer the environments before the first version is published.
-    publishes_start: bool
+
+    @property
+    def publishes_start(self) -> bool:
+        """Whether servers answer environments only after the first publish."""
 
     def publish(self, policy: Policy, state: TrainerState) -> None:
         """Make every server hold ``state.version``. Collective: every rank calls it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -13,9 +12,6 @@ from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model import adapter
 from example_trainer.model.model_dir import TrainerState, keep_newest, save_model
 from example_trainer.model.policy import Policy
-from example_trainer.settings.config import TrainingConfig
-from example_trainer.weights import Announce
-from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.fleet import FleetPublisher
 
 
@@ -49,15 +45,10 @@ NAME = "policy-v"
 class LoraPublisher(FleetPublisher):
     """Needs a directory that all see, and servers that started from ``model_name``."""
 
-    def __init__(
-        self,
-        cfg: TrainingConfig,
-        engines: Sequence[InferenceServer],
-        announce: Announce | None,
-    ) -> None:
-        super().__init__(cfg, engines, announce)
-        # A request that names an adapter fails before there is one.
-        self.publishes_start = cfg.publish_adapter_name is not None
+    @property
+    def publishes_start(self) -> bool:
+        """A request that names an adapter fails before the first is published."""
+        return self.cfg.publish_adapter_name is not None
 
     def stage(self, policy: Policy, state: TrainerState) -> Path:
         directory = self.cfg.published.resolve() / f"{NAME}{state.version}"

@@ -19,10 +19,8 @@ from atroposlib.errors import ConfigError, PublishFailed
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
-from example_trainer.settings.config import TrainingConfig
-from example_trainer.weights import Announce
 from example_trainer.weights.broadcast import BROKEN, Group, NativeGroup, TorchGroup, Transfer
-from example_trainer.weights.engines import Bucket, GroupSpec, InferenceServer, process_group
+from example_trainer.weights.engines import Bucket, GroupSpec, process_group
 from example_trainer.weights.export import TensorSpec, export_weights, layout
 from example_trainer.weights.fleet import FleetPublisher, call_all
 
@@ -32,16 +30,9 @@ MIB = 2**20
 class DistributedPublisher(FleetPublisher):
     """For servers without a common disk, and for models that a disk is too slow for."""
 
-    def __init__(
-        self,
-        cfg: TrainingConfig,
-        engines: Sequence[InferenceServer],
-        announce: Announce | None,
-    ) -> None:
-        super().__init__(cfg, engines, announce)
-        self._spec: GroupSpec | None = None
-        self._group: Group | None = None
-        self._layout: list[TensorSpec] = []
+    _spec: GroupSpec | None = None
+    _group: Group | None = None
+    _layout: Sequence[TensorSpec] = ()
 
     def stage(self, policy: Policy, state: TrainerState) -> None:
         """Meet the servers, the first time and after a failure; they generate meanwhile."""

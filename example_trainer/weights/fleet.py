@@ -155,7 +155,9 @@ def _lines(failed: Sequence[tuple[str, object]]) -> str:
 class FleetPublisher:
     """The order of a publish. A publisher says how weights are staged and applied."""
 
-    publishes_start = False
+    @property
+    def publishes_start(self) -> bool:
+        return False
 
     def __init__(
         self,

@@ -27,10 +27,7 @@ from atroposlib.errors import CheckpointError
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
-from example_trainer.settings.config import TrainingConfig
-from example_trainer.weights import Announce
 from example_trainer.weights.cuda_buffer import CudaBuffer
-from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.export import TensorSpec, export_weights, layout
 from example_trainer.weights.fleet import FleetPublisher
 
@@ -154,15 +151,8 @@ class Buffer(Protocol):
 class SharedMemoryPublisher(FleetPublisher):
     """The fastest where all are on one machine; nothing touches a disk."""
 
-    def __init__(
-        self,
-        cfg: TrainingConfig,
-        engines: Sequence[InferenceServer],
-        announce: Announce | None,
-    ) -> None:
-        super().__init__(cfg, engines, announce)
-        self._buffer: Buffer | None = None
-        self._specs: list[TensorSpec] = []
+    _buffer: Buffer | None = None
+    _specs: Sequence[TensorSpec] = ()
 
     def stage(self, policy: Policy, state: TrainerState) -> Path | None:
         if not self._specs:

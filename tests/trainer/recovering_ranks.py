@@ -86,7 +86,10 @@ def lives(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> di
     found["second"] = state.step
     found["same logprobs"] = policy.trained_logprobs(ROWS) == found["logprobs"]
     found["drawn again"] = [torch.rand(3).tolist(), random.random()]
-    found["saved"] = ModelExporter(cfg, world).maybe(policy, state, False) is not None
+    found["saved"] = (
+        ModelExporter(cfg, world, adapter=cfg.trains_adapter).maybe(policy, state, False)
+        is not None
+    )
     found["evaluated"] = Evaluator(cfg, world).maybe(state, False, [])
     return found
 

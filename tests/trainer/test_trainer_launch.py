@@ -17,7 +17,7 @@ from example_trainer.launch import roles
 from example_trainer.launch.__main__ import main
 from example_trainer.launch.local import RestartPolicy, processes, supervise
 from example_trainer.launch.plan import read_plan, trainer_settings
-from example_trainer.launch.roles import Endpoints, Ranks
+from example_trainer.launch.roles import Endpoints, ModelToServe, Ranks
 from example_trainer.launch.servers import WORKER_EXTENSION, ServerCommand
 from example_trainer.launch.single import server_process
 from tests.trainer.launch_plans import GSM8K, plan
@@ -94,7 +94,7 @@ def test_servers_are_started_with_what_publishing_needs():
 def test_a_script_is_told_where_everybody_is_and_its_own_settings_win(tmp_path):
     found = plan(out=tmp_path)
     _, cfg = trainer_settings(found)
-    command = roles.environment(found, cfg, "py", 0, AT)
+    command = roles.environment(found, ModelToServe.of(cfg), "py", 0, AT)
     told = tmp_path / "launch" / "environment-0.yaml"
     assert command.argv == (
         ("py", "environments/gsm8k_server.py", "serve", "--config", str(told))
@@ -112,7 +112,7 @@ def test_another_program_has_the_addresses_filled_in(tmp_path):
     words = "[my-env, '{api_url}', '{inference_urls}', '{\"a\": 1}', '{model}']"
     found = plan(f"environments=[{{command: {words}}}]", out=tmp_path)
     _, cfg = trainer_settings(found)
-    assert roles.environment(found, cfg, "py", 0, AT).argv == (
+    assert roles.environment(found, ModelToServe.of(cfg), "py", 0, AT).argv == (
         ("my-env", "http://api:8000", "http://a:9000,http://b:9001", '{"a": 1}')
         + ("Qwen/Qwen2.5-0.5B-Instruct",)
     )
@@ -127,9 +127,9 @@ def test_environments_ask_for_the_adapter_where_the_engine_wants_its_name(
 ):
     lora = ("weight_publisher=lora", "model_name=m", f"inference.engine={engine}")
     found = plan(*lora, out=tmp_path)
-    assert roles.served_name(found, trainer_settings(found)[1]) == asked
+    assert roles.served_name(found, ModelToServe.of(trainer_settings(found)[1])) == asked
     whole = plan("model_name=m", f"inference.engine={engine}", out=tmp_path)
-    assert roles.served_name(whole, trainer_settings(whole)[1]) == "m"
+    assert roles.served_name(whole, ModelToServe.of(trainer_settings(whole)[1])) == "m"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_with_a_dead_server_the_trainer_starts_anew(watch):
 def test_only_modes_that_recover_start_a_trainer_again(mode, retries, tmp_path):
     found = plan(f"recover_mode={mode}", "recover_retries=2", out=tmp_path)
     _, cfg = trainer_settings(found)
-    assert RestartPolicy.of(found, cfg).trainer_retries == retries
+    assert cfg.trainer_retries == retries
 
 
 # --- the real thing ---------------------------------------------------------------------

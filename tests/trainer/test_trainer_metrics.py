@@ -166,7 +166,7 @@ def test_the_table_shows_the_last_steps_and_what_the_trainer_waits_for():
 
 def test_a_live_table_is_redrawn_by_steps_and_shows_beats_before_they_go_out(config):
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
-    table, sent = live.LiveTable(config(), console), []
+    table, sent = live.LiveTable("model", 100, console), []
     beat = Heartbeat(role="trainer", name="t", phase="publishing weights", waiting_on=None)
     live.relay(table, sent.append)(beat)
     table.step(RECORD)
@@ -176,7 +176,7 @@ def test_a_live_table_is_redrawn_by_steps_and_shows_beats_before_they_go_out(con
 
 
 def test_without_a_terminal_a_step_is_a_line(config, capsys):
-    display = live.open_display(config())
+    display = live.open_display(None, "model", 100)
     display.step(RECORD)
     display.beat(Heartbeat(role="trainer", name="t", phase="x", waiting_on=None))
     line = capsys.readouterr().out

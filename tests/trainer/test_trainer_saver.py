@@ -21,7 +21,7 @@ def names(cfg) -> list[str]:
 
 
 def save_all(cfg, policy, run_id: str, steps: int, per_epoch: int = 4) -> None:
-    saver = ModelExporter(cfg, Ranks.single())
+    saver = ModelExporter(cfg, Ranks.single(), adapter=cfg.trains_adapter)
     for state in states(run_id, steps):
         saver.maybe(policy, state, epoch_ended=state.step % per_epoch == 0)
 
@@ -35,7 +35,9 @@ def test_models_are_saved_by_steps_and_by_epochs_each_on_its_own(policy, config)
 def test_without_an_interval_only_the_final_model_is_saved(policy, config):
     cfg = config(checkpoint_interval=0)
     save_all(cfg, policy, "run", 9)
-    final = ModelExporter(cfg, Ranks.single()).final(policy, states("run", 9)[-1])
+    final = ModelExporter(cfg, Ranks.single(), adapter=cfg.trains_adapter).final(
+        policy, states("run", 9)[-1]
+    )
     assert names(cfg) == ["final_model"]
     assert read_state(str(final)) == TrainerState("run", 9, 9, 9)
     again = loading.load(config(model_name=str(final)))
@@ -64,7 +66,9 @@ def test_an_adapter_is_saved_alone_and_the_tokenizer_at_the_end(config, model_di
         for parameter in policy.parameters():
             parameter.add_(0.01)
     save_all(cfg, policy, "run", 3)
-    final = ModelExporter(cfg, Ranks.single()).final(policy, states("run", 3)[-1])
+    final = ModelExporter(cfg, Ranks.single(), adapter=cfg.trains_adapter).final(
+        policy, states("run", 3)[-1]
+    )
     assert names(cfg) == ["adapter_step_2", "final_adapter", "tokenizer"]
     assert len(load_file(final / adapter.WEIGHTS_FILE)) == len(policy.parameters())
     base = AutoModelForCausalLM.from_pretrained(model_dir)

@@ -78,7 +78,7 @@ def cluster(tmp_path):
 
 def test_scripts_are_what_they_were(cluster, tmp_path):
     _, cfg = trainer_settings(cluster)
-    jobs = {job.name: job for job in slurm.jobs(cluster, cfg)}
+    jobs = {job.name: job for job in slurm.jobs(cluster, cfg.trainer_retries)}
     assert list(jobs) == ["api", "inference", "env-0-gsm8k_server", "trainer"]
     shown = {name: job.script.replace(str(tmp_path), "OUT") for name, job in jobs.items()}
     assert shown["trainer"] == GOLDEN_TRAINER
@@ -90,11 +90,11 @@ def test_scripts_are_what_they_were(cluster, tmp_path):
 def test_a_script_cannot_be_broken_out_of(tmp_path):
     found = plan("slurm.srun=['; rm -rf x']", out=tmp_path / "a b")
     _, cfg = trainer_settings(found)
-    script = slurm.jobs(found, cfg)[0].script
+    script = slurm.jobs(found, cfg.trainer_retries)[0].script
     assert "'; rm -rf x'" in script and f"--plan '{tmp_path}/a b/launch/plan.json'" in script
     bad = plan('slurm.options.comment="x\\nsrun y"', out=tmp_path)
     with pytest.raises(ConfigError, match="#SBATCH"):
-        slurm.jobs(bad, cfg)
+        slurm.jobs(bad, cfg.trainer_retries)
 
 
 def fake_sbatch(folder: Path, monkeypatch, *, refuse: str = "") -> Path:
@@ -121,7 +121,7 @@ def test_jobs_are_submitted_in_order_and_the_trainer_learns_their_ids(
 ):
     calls = fake_sbatch(tmp_path, monkeypatch)
     _, cfg = trainer_settings(cluster)
-    ids = slurm.submit(cluster, slurm.write(cluster, cfg), lambda line: None)
+    ids = slurm.submit(cluster, slurm.write(cluster, cfg.trainer_retries), lambda line: None)
     assert list(ids.values()) == ["101", "102", "103", "104"]
     folder = tmp_path / "launch"
     assert (folder / "jobs").read_text().split() == ["101", "102", "103"]
@@ -134,7 +134,7 @@ def test_a_refused_job_takes_those_before_it_back(cluster, tmp_path, monkeypatch
     calls = fake_sbatch(tmp_path, monkeypatch, refuse="env-0")
     _, cfg = trainer_settings(cluster)
     with pytest.raises(slurm.SubmitFailed, match="no such partition"):
-        slurm.submit(cluster, slurm.write(cluster, cfg), lambda line: None)
+        slurm.submit(cluster, slurm.write(cluster, cfg.trainer_retries), lambda line: None)
     assert calls.read_text().splitlines()[-1] == "scancel 101 102"
 
 
@@ -152,7 +152,7 @@ def test_a_dry_run_submits_nothing(tmp_path, monkeypatch, capsys):
 
 def test_jobs_find_each_other_by_files(cluster, tmp_path):
     _, cfg = trainer_settings(cluster)
-    slurm.write(cluster, cfg)
+    slurm.write(cluster, cfg.trainer_retries)
     here = {"SLURMD_NODENAME": "n7", "SLURM_JOB_ID": "55"}
     api = node.command_of(cluster, "api", 0, None, here)
     assert api.argv[-3:] == ("--tokens", f"{tmp_path}/launch/tokens", "--insecure-plaintext")
