@@ -1,17 +1,17 @@
-"""The trainer. One loop, the same on every rank:
+"""GRPO trainer: one loop, the same on every rank.
 
-    rollout API --claim--> batch -> rows -> advantages -> minibatches -> packs -> loss -> step
-         ^                                                                               |
-         '--- ack <-- check servers <-- inference servers <-- publish weights <----------'
+    rollout API --claim--> batch -> rows -> advantages -> micro-batches -> loss -> step
+         ^                                                                          |
+         '--- ack <-- check servers <-- inference servers <-- publish weights <-----'
 
-Who waits for whom: the trainer for a whole batch (the next one is fetched while it learns);
-the servers, paused, for whole weights; the environments for servers and, once enough is
-queued, for the trainer. Only the first rank talks to anybody; all ranks compute.
+The trainer waits for a whole batch; the next one is fetched while it trains. The servers are
+paused until they hold whole weights. The environments wait for the servers and, once enough
+is queued, for the trainer. Only rank 0 talks to other processes; every rank computes.
 
-A batch is acked when the weights that learned from it are published, and a recovery
-checkpoint names the last batch in it. Killed anywhere, a restarted trainer goes back to the
-last whole checkpoint and rewinds the API to its batch: what came later is delivered again,
-in the same order, and nothing is trained twice or skipped (``recovery``).
+A batch is acked when the weights trained on it are published. A recovery checkpoint names the
+last batch in its weights. After a crash at any point the trainer loads the last whole
+checkpoint and rewinds the API to its batch: later batches are delivered again in the same
+order, so that no batch is trained twice or skipped (``checkpoint/recovery``).
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ import random
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import AtroposError, StaleWeights
+from atroposlib.errors import AtroposError
 from example_trainer import losses
 from example_trainer.advantage.prepare import prepare
 from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.checkpoint.recovery import Recovery
-from example_trainer.data.rows import Row, to_rows
+from example_trainer.data.rows import to_rows
 from example_trainer.distributed import ranks
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.model.critic import load_value_model
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
-from example_trainer.run import connect
-from example_trainer.run import display as live
+from example_trainer.run import connect, display
 from example_trainer.run.connect import HeartbeatThread, WaitReporter
 from example_trainer.run.evaluator import Evaluator
 from example_trainer.run.metrics_log import Clock, MetricsLog, SilentLog, batch_metrics
@@ -49,7 +48,7 @@ from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import Stopped, StopSignal
 from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
-from example_trainer.weights import Publisher, make_publisher, verify
+from example_trainer.weights import Announce, Publisher, make_publisher, verify
 from example_trainer.weights.engines import InferenceServer
 
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -73,53 +72,68 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass
 class Connections:
-    """What only the first rank has: the ways to the other processes."""
+    """Connections to the other processes. Ranks other than 0 have no client and no servers."""
 
     client: RolloutClient | None
-    engines: Sequence[InferenceServer]
+    servers: Sequence[InferenceServer]
     waits: WaitReporter
     log: MetricsLog | SilentLog
+
+    @property
+    def announce(self) -> Announce | None:
+        """Sends the published version to the rollout API."""
+        return None if self.client is None else self.client.announce_version
+
+    def prefetcher(
+        self, state: TrainerState, *, batches: int, ahead: bool, lease_s: float
+    ) -> AbstractContextManager[BatchPrefetcher | None]:
+        """The source of batches on rank 0; None on the others."""
+        if self.client is None:
+            return nullcontext()
+        return BatchPrefetcher(
+            self.client, state, batches=batches, ahead=ahead, lease_s=lease_s
+        )
 
 
 def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
     """Train until ``training_steps`` and write ``save_path/final_model``.
 
     Raises:
-        AtroposError: says what to do; the batch in hand stays unacked.
-        session.Stopped: ``stop`` was requested; what is published stays published.
+        AtroposError: the message names the remedy; the batch in hand stays unacked.
+        Stopped: ``stop`` was requested; published weights stay published.
     """
     cfg = cfg.model_copy(update={"device": loading.resolve_device(cfg.device)})
     with ExitStack() as stack:
         world = stack.enter_context(ranks.start(cfg))
         cfg = cfg.model_copy(update={"device": str(world.device)})  # of this rank
-        outside = _connect(cfg, world, stop or StopSignal(), stack)
-        _train(cfg, world, outside, stack)
-        outside.waits.phase("done")
+        torch.manual_seed(cfg.seed)
+        random.seed(cfg.seed)
+        connections = _connect(cfg, world, stop or StopSignal(), stack)
+        _train(cfg, world, connections, stack)
+        connections.waits.phase("done")
 
 
 def _connect(
     cfg: TrainingConfig, world: Ranks, stop: StopSignal, stack: ExitStack
 ) -> Connections:
-    name = f"atropos-grpo {cfg.model_name}"
+    enter, name = stack.enter_context, f"atropos-grpo {cfg.model_name}"
     if not world.is_rank0:
         waits = WaitReporter(stop, HeartbeatThread(lambda beat: None, name))
-        return Connections(None, [], waits, stack.enter_context(MetricsLog.silent()))
-    beats = stack.enter_context(
-        closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S))
+        return Connections(None, [], waits, enter(MetricsLog.silent()))
+    beats = enter(closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S)))
+    screen = enter(
+        closing(display.open_display(cfg.live_table, cfg.model_name, cfg.training_steps))
     )
-    display = stack.enter_context(
-        closing(live.open_display(cfg.live_table, cfg.model_name, cfg.training_steps))
-    )
-    send = live.relay(display, beats.heartbeat)  # the table says what the API is told
-    waits = WaitReporter(stop, stack.enter_context(HeartbeatThread(send, name)))
-    client = stack.enter_context(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
-    engines = connect.connect_servers(cfg, cfg.servers, cfg.server_token, waits, stack)
-    return Connections(client, engines, waits, stack.enter_context(MetricsLog(cfg, display)))
+    heartbeats = HeartbeatThread(display.relay(screen, beats.heartbeat), name)
+    waits = WaitReporter(stop, enter(heartbeats))
+    client = enter(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
+    servers = connect.connect_servers(cfg, cfg.servers, cfg.server_token, waits, stack)
+    return Connections(client, servers, waits, enter(MetricsLog(cfg, screen)))
 
 
 @dataclass
 class TrainedModels:
-    """What is trained, and what it is compared with."""
+    """The policy, its optimizer, and the models of the KL term and of the baseline."""
 
     policy: Policy
     optimizer: torch.optim.Optimizer
@@ -129,10 +143,9 @@ class TrainedModels:
 
 def _load(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
     policy = loading.load(cfg, world)
-    reference = None
+    reference, critic = None, None
     if cfg.kl_coef > 0:
         reference = loading.load_reference(cfg, cfg.reference_model, world)
-    critic = None
     if cfg.critic:
         value_model = load_value_model(cfg, cfg.critic_model, world)
         own = cfg.model_copy(update={"lr": cfg.critic_lr})
@@ -141,91 +154,79 @@ def _load(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
 
 
 def _resume(
-    cfg: TrainingConfig,
     models: TrainedModels,
     recovery: Recovery,
     publisher: Publisher,
-    outside: Connections,
+    connections: Connections,
+    tolerance: float | None,
 ) -> TrainerState:
-    """Where training goes on; servers and API agree with the trainer about the weights."""
-    policy, client, engines = models.policy, outside.client, outside.engines
+    """The state to train from. Servers and API then agree with the trainer on the weights.
+
+    Args:
+        tolerance: nats between the logprobs of servers and trainer; None skips the checks.
+    """
+    policy, client, servers = models.policy, connections.client, connections.servers
     begins = recovery.begins(client)
-    if begins and cfg.check_rows:  # a wrong model or tokenizer is refused before anything else
-        verify.check_start(policy, engines, cfg.logprob_tolerance)
+    if begins and tolerance is not None:  # refuse a wrong model or tokenizer first
+        verify.check_start(policy, servers, tolerance)
     state = recovery.resume(client, policy, models.optimizer, models.critic)
     if begins and client is not None:
-        connect.label_servers(client, engines, state.version)
-    # Servers may hold any version, also half of one; or wait for the first adapter.
+        connect.label_servers(client, servers, state.version)
+    # After a restart servers may hold any version, or half of one. Others need an adapter.
     if not begins or publisher.publishes_start:
-        outside.waits.phase("publishing weights", step=state.step, version=state.version)
+        connections.waits.phase("publishing weights", step=state.step, version=state.version)
         publisher.publish(policy, state)
-        if cfg.check_rows:
-            verify.check_start(policy, engines, cfg.logprob_tolerance)
+        if tolerance is not None:
+            verify.check_start(policy, servers, tolerance)
     return state
 
 
-def _train(cfg: TrainingConfig, world: Ranks, outside: Connections, stack: ExitStack) -> None:
-    client, waits, log = outside.client, outside.waits, outside.log
+def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack) -> None:
+    client, waits, log = peers.client, peers.waits, peers.log
     clock, phase = Clock(), waits.phase
-    torch.manual_seed(cfg.seed)
-    random.seed(cfg.seed)
 
-    # The models, and where an earlier life of this trainer left off.
+    # The models, and the state that an earlier process of this trainer saved.
     phase("loading the model")
     models = _load(cfg, world)
-    policy = models.policy
-    announce = client.announce_version if client is not None else None
-    publisher = stack.enter_context(closing(make_publisher(cfg, outside.engines, announce)))
-    saver, evaluator = ModelExporter(cfg, world, adapter=cfg.trains_adapter), Evaluator(
-        cfg, world, waits
-    )
-    counters = {"saver": saver.frequency, "evaluator": evaluator.frequency}
+    policy, optimizer, critic = models.policy, models.optimizer, models.critic
+    publisher = make_publisher(cfg, peers.servers, peers.announce)
+    stack.enter_context(closing(publisher))
+    exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
+    evaluator = Evaluator(cfg, world, waits)
+    counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
     recovery = Recovery(cfg, world, counters)
     phase("joining the run")
-    state = _resume(cfg, models, recovery, publisher, outside)
+    tolerance = cfg.logprob_tolerance if cfg.check_rows else None
+    state = _resume(models, recovery, publisher, peers, tolerance)
     log.begin(state.run_id, state.step)
-    feed = (
-        stack.enter_context(
-            BatchPrefetcher(
-                client,
-                state,
-                batches=cfg.training_steps - state.step,
-                ahead=cfg.prefetch,
-                lease_s=cfg.lease_s,
-            )
-        )
-        if client is not None
-        else None
+    left = cfg.training_steps - state.step
+    prefetcher = stack.enter_context(
+        peers.prefetcher(state, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
     )
-    needs_sampler = losses.needs_sampler(cfg.loss)
-    first_evaluation = evaluator.at_start(state, cfg.servers)
+    evaluation = evaluator.at_start(state, cfg.servers)
 
     while state.step < cfg.training_steps:
         # A batch: whole groups, sequences_per_step rows, leased to this trainer.
         phase("waiting for batch", step=state.step, version=state.version)
         with clock.measure("wait"):
-            claimed = next_batch(feed, world, waits, cfg.batch_timeout_s)
+            claimed = next_batch(prefetcher, world, waits, cfg.batch_timeout_s)
 
-        # Rows, advantages, steps. Baselines go by group id, never by place in the batch.
+        # Rows, advantages, steps. Baselines go by group id, not by place in the batch.
         phase("training")
         with clock.measure("prepare"):
+            samples = losses.needs_sampler(cfg.loss)
             batch = to_rows(
-                claimed.batch or [], policy.max_tokens_per_row, needs_sampler=needs_sampler
+                claimed.batch or [], policy.max_tokens_per_row, needs_sampler=samples
             )
+            value_model = critic.model if critic else None
             prepared = prepare(
-                batch.rows,
-                cfg,
-                state.version,
-                reference=models.reference,
-                critic=models.critic.model if models.critic else None,
+                batch.rows, cfg, state.version, reference=models.reference, critic=value_model
             )
         with clock.measure("train"):
-            learned = learn(
-                cfg, policy, models.optimizer, prepared, state, waits.stop, models.critic
-            )
+            learned = learn(cfg, policy, optimizer, prepared, state, waits.stop, critic)
         record = {**batch_metrics(claimed, batch, prepared, state.version), **learned}
 
-        # The new version to every server. From here to the ack a signal waits.
+        # Publish the new version to every server. Until the ack a stop signal is held back.
         state = replace(state, step=state.step + 1, batch_no=claimed.batch_no)
         if state.step % cfg.publish_every == 0 or state.step == cfg.training_steps:
             state = replace(state, version=state.step)
@@ -234,52 +235,32 @@ def _train(cfg: TrainingConfig, world: Ranks, outside: Connections, stack: ExitS
                 publisher.publish(policy, state)
             phase("checking servers")
             with clock.measure("check"):
-                record |= check(cfg, policy, publisher, prepared.rows, state.version)
-        if feed is not None:
-            feed.ack(claimed)
+                sequences = verify.choose_rows(prepared.rows, cfg.check_rows)
+                record |= verify.check_published(
+                    policy, publisher, sequences, state.version, cfg.logprob_tolerance
+                )
+        if prefetcher is not None:
+            prefetcher.ack(claimed)
 
-        # Servers generate again while this is written. Recovery comes last: a step in it is
-        # finished in every respect, and one that is not is repeated in every respect.
+        # Servers generate while this is written. The recovery checkpoint comes last: a step
+        # in it is complete, and a step that is not in it is repeated from its batch.
         epoch = cfg.steps_per_epoch
         epoch_ended = epoch is not None and state.step % epoch == 0
         phase("saving checkpoint")
         with clock.measure("save"):
-            saver.maybe(policy, state, epoch_ended)
+            exporter.maybe(policy, state, epoch_ended)
         phase("evaluating")
         with clock.measure("evaluate"):
-            record |= first_evaluation | evaluator.maybe(state, epoch_ended, cfg.servers)
-        first_evaluation = {}
+            record |= evaluation | evaluator.maybe(state, epoch_ended, cfg.servers)
+        evaluation = {}
         log.write({"step": state.step, "version": state.version, **record, **clock.take()})
         phase("saving for recovery")
-        with clock.measure("recovery"):  # its seconds stand in the next record
+        with clock.measure("recovery"):  # these seconds are in the next record
             if recovery.due(state, epoch_ended):
-                recovery.save(client, policy, models.optimizer, state, models.critic)
+                recovery.save(client, policy, optimizer, state, critic)
 
     phase("saving checkpoint")
-    saver.final(policy, state)
-
-
-def check(
-    cfg: TrainingConfig,
-    policy: Policy,
-    publisher: Publisher,
-    rows: Sequence[Row],
-    version: int,
-) -> dict[str, float]:
-    """Compare every server with the trainer on a few rows of the batch.
-
-    Raises:
-        StaleWeights: they disagree; every server is paused again first.
-    """
-    sequences = verify.choose_rows(rows, cfg.check_rows)
-    try:
-        found = verify.check_servers(
-            policy, publisher.engines, sequences, version, cfg.logprob_tolerance
-        )
-    except StaleWeights:
-        publisher.pause_all()
-        raise
-    return {"publish_mismatch_mean": found.mean, "publish_mismatch_max": found.max}
+    exporter.final(policy, state)
 
 
 if __name__ == "__main__":

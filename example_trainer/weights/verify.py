@@ -18,6 +18,7 @@ from atroposlib.errors import StaleWeights
 from example_trainer.data.rows import Row
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.policy import Policy, fully_trained_row
+from example_trainer.weights import Publisher
 from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.mismatch import LIKELY, explain_mismatch
 
@@ -147,6 +148,26 @@ def _ask_all(
             return {"worst": asdict(found), "wrong": wrong}
         worst = max(worst, found, key=lambda mismatch: mismatch.max)
     return {"worst": asdict(worst), "wrong": None}
+
+
+def check_published(
+    policy: Policy,
+    publisher: Publisher,
+    sequences: Sequence[list[int]],
+    version: int,
+    tolerance: float,
+) -> dict[str, float]:
+    """Check every server after a publish; metrics in nats. Collective.
+
+    Raises:
+        StaleWeights: a server and the trainer disagree; all servers were paused again.
+    """
+    try:
+        found = check_servers(policy, publisher.engines, sequences, version, tolerance)
+    except StaleWeights:
+        publisher.pause_all()
+        raise
+    return {"publish_mismatch_mean": found.mean, "publish_mismatch_max": found.max}
 
 
 def check_start(
