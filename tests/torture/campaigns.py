@@ -77,7 +77,7 @@ def environment_outages(rounds: int, seed: int) -> Figures:
 
 
 def trainer_kills(kills: int, seed: int) -> Figures:
-    """CI kills once in each phase of a run: tests/trainer/test_trainer_kill.py."""
+    """CI kills once in each phase of a run: tests/trainer/checkpoint/test_recovery_killed.py."""
     from tests.torture.kills.killed_trainers import trainer_campaign  # imports torch
 
     return trainer_campaign(kills, seed)

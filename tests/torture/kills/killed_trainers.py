@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.torture.figures import Figures, fast_folder
-from tests.trainer import killed_trainer as killed
+from tests.trainer.checkpoint import killed_trainer as killed
 
 STEPS = 6
 MOST_KILLS = 6  # of one run

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+
+from atroposlib.quickstart.heldout import Heldout, HeldoutSample
+
+
+def write_check(directory, step, exact, samples):
+    at = directory / f"step-{step}"
+    at.mkdir(parents=True)
+    document = {
+        "config_general": {"eval_step": step, "eval_policy_version": step},
+        "results": {"all": {"exact": exact, "reward": exact}},
+    }
+    (at / "metrics.json").write_text(json.dumps(document))
+    (at / "samples.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples))
+
+
+def test_held_out_checks_are_read_in_order_of_their_steps(tmp_path):
+    line = {"prompt": "1 + 1?", "completion": "2", "expected": "2", "reward": 1, "exact": True}
+    for step, exact in ((10, 0.5), (0, 0.1), (20, 0.9)):
+        write_check(tmp_path / "heldout", step, exact, [line])
+    heldout = Heldout(tmp_path / "heldout")
+    assert [(check.step, check.exact) for check in heldout.read()] == [
+        (0, 0.1),
+        (10, 0.5),
+        (20, 0.9),
+    ]
+    assert heldout.samples(first=False) == [HeldoutSample(20, "1 + 1?", "2", "2", 1.0, True)]
+    heldout.copy_samples(tmp_path / "samples.jsonl")
+    text = (tmp_path / "samples.jsonl").read_text()
+    copied = [json.loads(line) for line in text.splitlines()]
+    assert [sample["step"] for sample in copied] == [0, 10, 20]
+
+
+def test_a_check_that_is_being_written_is_not_read_yet(tmp_path):
+    (tmp_path / "heldout" / "step-0").mkdir(parents=True)
+    assert Heldout(tmp_path / "heldout").read() == []
+    assert Heldout(tmp_path / "absent").read() == []

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import io
+import socket
+
+from rich.console import Console
+
+from atroposlib.quickstart import launch, preflight
+from atroposlib.quickstart.recipes import Options, ServingEngine
+
+
+def test_a_machine_that_is_not_ready_exits_with_2_and_starts_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch.StopRequest, "listen", lambda self: None)
+    console = Console(file=io.StringIO(), width=200)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        options = Options("tiny", ServingEngine.LOCAL, 0, tmp_path / "out", server_port=port)
+        monkeypatch.setattr(preflight, "require_scripts", lambda *_: None)
+        assert launch.quickstart(options, console) == 2
+    lines = console.file.getvalue().splitlines()
+    assert lines == [f"quickstart: --port {port} cannot be used: Address already in use"]
+    assert not (tmp_path / "out" / "logs").exists()

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from atroposlib.quickstart import preflight
+from atroposlib.quickstart.preflight import NotReady
+
+
+def test_a_taken_port_is_one_clear_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            NotReady, match=f"--api-port {port} cannot be used: Address already"
+        ):
+            preflight.require_free_port("--api-port", port)
+
+
+def test_any_free_port_needs_no_check():
+    preflight.require_free_port("--port", 0)
+
+
+def test_the_directory_of_an_old_run_is_not_written_into(tmp_path):
+    preflight.require_unused(tmp_path / "new")
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(NotReady, match="already holds a run"):
+        preflight.require_unused(tmp_path)
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(NotReady, match="cannot write to .*file: "):
+        preflight.require_writable(tmp_path / "file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_directory_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(NotReady, match="Permission denied"):
+        preflight.require_writable(tmp_path / "new")
+
+
+def test_too_little_disk_says_how_much_is_needed(tmp_path):
+    with pytest.raises(NotReady, match=r"the run needs 1000000000.0 GB in .*GB are free"):
+        preflight.require_disk(tmp_path, 10**18, "the run")
+
+
+def test_missing_packages_are_named():
+    with pytest.raises(
+        NotReady, match="missing packages: no_such_package; run `make install`"
+    ):
+        preflight.require_packages(("json", "no_such_package"))
+
+
+def test_a_run_outside_a_checkout_is_refused(tmp_path):
+    with pytest.raises(NotReady, match="run the quickstart from a checkout"):
+        preflight.require_scripts(tmp_path, "environments/arithmetic_server.py")

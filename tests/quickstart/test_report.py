@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from atroposlib.quickstart.heldout import HeldoutSample
+from atroposlib.quickstart.recipes import recipe_for
+from atroposlib.quickstart.report import Findings, page, write_report
+from atroposlib.quickstart.verdict import judge
+
+EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
+
+
+ROWS = [
+    {
+        "step": step,
+        "version": step,
+        "env/exact": step / 10,
+        "reward_mean": step / 10,
+        "logprob_mismatch_max": 1e-5,
+        "staleness_mean": 0.0,
+        "staleness_max": 0.0,
+        "seconds_wait": 3.0,
+        "seconds_train": 1.0,
+    }
+    for step in range(1, 11)
+]
+
+
+@pytest.fixture
+def findings():
+    sample = HeldoutSample(0, f"What is {EVIL}?", EVIL, EVIL, 0.05, False)
+    return Findings(
+        title=f"quickstart {EVIL}",
+        task=f"sums {EVIL}",
+        verdict=judge(recipe_for("smollm2", 10), ROWS, server_version=10, seconds=9, cores=2),
+        rows=ROWS,
+        heldout=[(0, 0.0), (10, 0.9)],
+        heldout_rewards=[(0, 0.1), (10, 0.95)],
+        before=[sample],
+        after=[sample],
+        settings={"model": EVIL},
+        notes=[EVIL],
+    )
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+def parsed(document):
+    tags = Tags()
+    tags.feed(document)
+    return tags
+
+
+def test_nothing_a_model_wrote_becomes_markup(findings):
+    document = page(findings)
+    tags = parsed(document)
+    assert "script" not in tags.tags
+    assert "img" not in tags.tags
+    assert not any(name.startswith("on") for name, _ in tags.attributes)
+    assert "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;" in document
+
+
+def test_the_page_loads_nothing_and_allows_no_script(findings):
+    document = page(findings)
+    assert "default-src &#x27;none&#x27;" in document
+    assert not any(name in ("src", "href") for name, _ in parsed(document).attributes)
+    assert "url(" not in document
+    assert "@import" not in document
+
+
+def test_the_page_has_every_part(findings):
+    document = page(findings)
+    for words in (
+        "Learning",
+        "Rate of exact answers",
+        "exact, held-out problems",
+        "Largest logprob difference",
+        "With the weights at the end",
+        "Where the time went",
+        "Settings",
+        "What this shows, and what it does not",
+        "It fell short",
+    ):
+        assert words in document
+    assert document.count("<svg") == 4
+
+
+def test_a_run_without_a_single_figure_still_has_a_page(findings):
+    empty = judge(recipe_for("tiny"), [], server_version=None, seconds=1, cores=1)
+    bare = Findings("t", "t", empty, [], [], [], [], [], {})
+    assert "the trainer finished no step" in page(bare)
+
+
+def test_report_and_summary_are_written_into_the_run(findings, plan):
+    chosen = plan()
+    chosen.options.out.mkdir()
+    report = write_report(findings, chosen)
+    summary = json.loads((chosen.options.out / "summary.json").read_text())
+    assert report.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert summary["exact_last"] == pytest.approx(0.8)
+    assert summary["line"].startswith("quickstart: exact 0.10 -> 0.80")

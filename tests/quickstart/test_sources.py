@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+from atroposlib.quickstart.recipes import ServingEngine
+from atroposlib.quickstart.sources import (
+    JsonLines,
+    TokenRate,
+    counter,
+    largest,
+    phase_of,
+    version_of,
+    wait_lines,
+)
+
+STATUS = {
+    "blocked_reason": "3 of 8 groups are queued",
+    "participants": [
+        {"role": "trainer", "name": "trainer", "phase": "waiting for batch", "age_s": 0.1},
+        {"role": "env", "name": "sums_0", "phase": "rollout", "waiting_on": "a reply"},
+    ],
+}
+
+
+def test_who_waits_for_what_comes_from_the_status_of_the_api():
+    assert wait_lines(STATUS) == (
+        "sums_0: rollout, waits for a reply",
+        "trainer: waiting for batch",
+        "no batch yet: 3 of 8 groups are queued",
+    )
+    assert phase_of(STATUS) == "waiting for batch"
+    assert phase_of(None) == "the rollout API does not answer"
+    assert wait_lines(None) == ()
+
+
+def test_a_process_that_fell_silent_is_shown_so_and_later_forgotten():
+    def env(age_s):
+        return {"participants": [{"role": "env", "name": "sums_0", "age_s": age_s}]}
+
+    assert wait_lines(env(40.0)) == ("sums_0: silent for 40 s",)
+    assert wait_lines(env(200.0)) == ()
+
+
+def test_the_phase_is_that_of_the_trainer_heard_last():
+    old = {"role": "trainer", "phase": "training", "age_s": 50.0}
+    new = {"role": "trainer", "phase": "publishing weights", "age_s": 0.2}
+    assert phase_of({"participants": [old, new]}) == "publishing weights"
+
+
+def test_a_line_that_is_still_being_written_is_read_later(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    assert lines.read() == []
+    path.write_text(json.dumps({"step": 1}) + '\n{"step"')
+    assert lines.read() == [{"step": 1}]
+    with path.open("a") as out:
+        out.write(": 2}\n")
+    assert lines.read() == [{"step": 1}, {"step": 2}]
+
+
+def test_the_token_rate_leaves_out_idle_time():
+    rate = TokenRate()
+    for now, total in ((0.0, 0), (1.0, 100), (2.0, 100), (3.0, 100)):
+        rate.note(now, total)
+    assert rate.per_s == 100.0
+    rate.note(4.0, 0)  # a restarted server counts from nothing
+    rate.note(5.0, 200)
+    assert rate.per_s == 0.7 * 100 + 0.3 * 200
+
+
+def test_the_weight_version_of_either_engine_is_a_number():
+    assert version_of({"weight_version": 3}) == 3
+    assert version_of({"weight_version": "3"}) == 3
+    assert version_of({"weight_version": "default"}) == 0
+    assert version_of({"weight_version": "mine"}) is None
+    assert version_of(None) is None
+    assert ServingEngine("vllm") is ServingEngine.VLLM
+
+
+def test_a_counter_of_vllm_is_the_sum_over_its_labels():
+    text = (
+        "# HELP vllm:generation_tokens_total Number of generation tokens\n"
+        'vllm:generation_tokens_total{engine="0",model_name="m"} 100.0\n'
+        'vllm:generation_tokens_total{engine="1",model_name="m"} 20.5\n'
+        'vllm:generation_tokens_created{engine="0"} 7\n'
+    )
+    assert counter(text, "vllm:generation_tokens_total") == 120.5
+    assert counter("", "vllm:generation_tokens_total") is None
+
+
+def test_the_larger_of_two_mismatches_counts():
+    assert largest({"a": 1e-5, "b": 2e-4}, "a", "b") == 2e-4
+    assert largest({"a": None}, "a", "b") is None

@@ -1,0 +1,268 @@
+"""Recovery against the real rollout API: what is loaded, what is delivered again."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atroposlib.errors import (
+    CheckpointError,
+    ConfigError,
+    NotRegistered,
+    RunStateError,
+)
+from example_trainer.checkpoint import snapshots
+from example_trainer.checkpoint.recovery import RETRY_VARIABLE, Recovery
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import loading, model_dir
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.state import Frequency
+from example_trainer.update import optimizer
+from example_trainer.update.step import Critic
+from tests.trainer.checkpoint.lives import (
+    BATCHES,
+    checkpoints,
+    everything,
+    learn,
+    recover_directory,
+)
+
+
+def test_a_checkpoint_brings_back_every_bit_of_the_trainer(start, queued):
+    straight = start()
+    keys = [straight.step() for _ in range(BATCHES)]
+    expected = everything(straight), random.random()
+
+    again = start()
+    assert again.state == straight.state
+    assert keys == [[f"key {n}"] for n in range(BATCHES)]
+    assert expected[0].keys() == everything(again).keys()
+    for name, tensor in everything(again).items():
+        assert torch.equal(tensor, expected[0][name]), name
+    assert random.random() == expected[1]
+
+
+def test_interrupted_runs_equal_an_uninterrupted_one(start, queued, fill, tmp_path):
+    straight = start()
+    keys = {n: straight.step(save=n % 2 == 0) for n in range(1, BATCHES + 1)}
+    expected = everything(straight)
+
+    queued.reset()
+    fill()
+    elsewhere, seen = {"save_path": str(tmp_path / "other")}, {}
+    life = start(**elsewhere)
+    for killed_after in (2, 3, 5, 6):  # right after a save, or with a step that is lost
+        while life.state.step < killed_after:
+            n = life.state.step + 1
+            seen[n] = life.step(save=n % 2 == 0)
+        life = start(**elsewhere)
+        assert life.state.step == life.state.version == killed_after // 2 * 2
+    assert seen == keys
+    for name, tensor in everything(life).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_what_was_acked_after_the_checkpoint_is_delivered_again_first_and_in_order(
+    start, queued
+):
+    life = start()
+    life.step()
+    saved = life.state
+    lost = [life.step(save=False), life.step(save=False)]
+    life.client.claim(wait_s=0)  # fetched ahead
+    life = start()
+    assert life.state == saved
+    assert [life.step(), life.step()] == lost
+    assert life.step() == ["key 3"]
+    assert life.client.status().batches_acked == 4
+
+
+def test_the_policy_version_goes_back_with_the_weights_and_forward_again(start, queued):
+    life = start()
+    for version in (1, 2, 3):
+        life.step(save=version == 1)
+        life.client.announce_version(version)
+    life = start()
+    assert life.client.status().policy_version == life.state.version == 1
+    life.client.announce_version(2)
+    assert life.client.status().policy_version == 2
+
+
+def test_in_a_new_run_weights_and_optimizer_go_on_and_the_queue_begins(
+    start, queued, post, capsys
+):
+    life = start()
+    life.step()
+    life.step()
+    expected = everything(life)
+    queued.reset()
+    life = start()
+    assert (life.state.step, life.state.version, life.state.batch_no) == (2, 2, None)
+    assert life.state.run_id == life.client.status().run_id
+    assert life.client.status().current_step == 2
+    assert "in a new run" in capsys.readouterr().out
+    for name, tensor in everything(life).items():
+        assert torch.equal(tensor, expected[name]), name
+    post()
+    assert life.step() == ["key 0"]
+    # Of the two kept checkpoints one knows nothing of this queue: nothing may be freed yet.
+    assert life.client.rewind(0).gone == 0
+
+
+def test_a_finished_earlier_run_moves_aside(start, queued, tmp_path, capsys):
+    life = start(training_steps=2)
+    life.step()
+    life.step()
+    queued.reset()
+    life = start(training_steps=2)
+    assert life.state == TrainerState(life.state.run_id, 0, 0, None)
+    assert "training begins anew" in capsys.readouterr().out
+    assert (tmp_path / "checkpoints" / "recover_earlier" / "step_2").is_dir()
+    assert checkpoints(tmp_path) == []
+
+
+def test_a_finished_run_that_is_started_again_has_nothing_to_do(start, queued):
+    life = start(training_steps=2)
+    life.step()
+    life.step()
+    assert start(training_steps=2).state.step == 2
+
+
+def test_a_checkpoint_of_other_settings_is_refused_by_name(start, queued):
+    start().step()
+    with pytest.raises(ConfigError, match="optimizer 'adamw' .now 'sgd'."):
+        start(optimizer="sgd")
+    queued.reset()
+    life = start(optimizer="sgd")  # another run: it moves aside
+    assert life.state.step == 0
+
+
+def test_resume_wants_a_checkpoint(start, queued):
+    with pytest.raises(ConfigError, match="found no whole checkpoint"):
+        start(recover_mode="resume")
+    start(training_steps=1).step()
+    queued.reset()
+    life = start(recover_mode="resume", training_steps=1)
+    assert life.state.step == 1  # also one of another run, and one that is over
+
+
+def test_fault_recovers_only_when_the_launcher_starts_the_trainer_again(
+    start, queued, monkeypatch
+):
+    start(recover_mode="fault").step()
+    monkeypatch.setenv(RETRY_VARIABLE, "1")
+    assert start(recover_mode="fault").state.step == 1
+    monkeypatch.setenv(RETRY_VARIABLE, "0")
+    queued.reset()
+    assert start(recover_mode="fault").state.step == 0
+
+
+def test_disabled_neither_writes_nor_reads_nor_keeps_batches(start, queued, tmp_path):
+    start().step()
+    life = start(recover_mode="disabled")
+    assert life.state.step == 0
+    assert not life.recovery.due(life.state, epoch_ended=True)
+    before = life.client.status().retained_bytes
+    life.step(save=False)
+    assert life.client.status().retained_bytes < before  # freed by the ack
+
+
+def test_batches_trained_into_other_weights_are_missed_aloud(start, queued, tmp_path):
+    life = start()
+    for _ in range(3):
+        life.step()
+    with pytest.raises(RunStateError, match="2 batches after batch 0.*POST /reset_data"):
+        start(save_path=str(tmp_path / "elsewhere"))
+    assert (
+        start(save_path=str(tmp_path / "elsewhere"), recover_mode="disabled").state.step == 0
+    )
+
+
+def test_an_api_with_older_data_than_the_checkpoint_is_named(start, queued, tmp_path):
+    life = start()
+    life.step()
+    state = recover_directory(tmp_path) / "step_1" / "state.json"
+    rewrite(state, batch_no=10**6)
+    with pytest.raises(
+        RunStateError, match="batch 1000000, which the rollout API does not know"
+    ):
+        start()
+
+
+def rewrite(path: Path, **values: Any) -> None:
+    """Change a file and its entry in the manifest."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    manifest = path.with_name("manifest.json")
+    manifest.unlink()
+    manifest.write_text(json.dumps(snapshots._manifest(path.parent)))
+
+
+def test_a_checkpoint_of_another_format_is_named(start, queued, tmp_path):
+    start().step()
+    rewrite(recover_directory(tmp_path) / "step_1" / "state.json", format=9)
+    with pytest.raises(CheckpointError, match="of format 9, not 1"):
+        start()
+
+
+def test_a_published_model_of_this_run_is_begun_with_at_its_batch(start, queued, tmp_path):
+    life = start()
+    life.step(save=False)
+    published = model_dir.save_model(
+        life.policy, tmp_path / "checkpoints" / "published" / "version_1", life.state
+    )
+    saved = life.state
+    life.step(save=False)
+    life = start(model_name=str(published))
+    assert life.state == saved
+    assert life.step() == ["key 1"]
+
+
+def test_counters_of_saver_and_evaluator_go_on(config, queued, start, small_model):
+    def recovery_with(saver: Frequency) -> Recovery:
+        cfg = config(training_steps=50, model_name=small_model)
+        return Recovery(cfg, Ranks.single(), {"saver": saver})
+
+    life, counted = start(), Frequency(steps=3)
+    life.recovery = recovery_with(counted)
+    for _ in range(2):
+        counted.due(False, 0.0)
+    life.step()
+    restored = Frequency(steps=3)
+    recovery_with(restored).resume(life.client, life.policy, life.optimizer)
+    assert restored.due(False, 0.0)
+
+
+def test_a_critic_is_part_of_the_checkpoint(start, queued, config):
+    life = start()
+    cfg = config()
+    critics = []
+    for _ in range(2):
+        value_like: Any = loading.load(cfg)  # any model with weights and an optimizer
+        critics.append(Critic(value_like, optimizer.build_optimizer(value_like, cfg)))
+    learn(critics[0].model, critics[0].optimizer, 0)  # type: ignore[arg-type]
+    life.step(save=False)
+    life.recovery.save(life.client, life.policy, life.optimizer, life.state, critics[0])
+    life.recovery.resume(life.client, life.policy, life.optimizer, critics[1])
+    pairs = zip(critics[0].model.parameters(), critics[1].model.parameters())
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    assert optimizer.optimizer_state(critics[1].optimizer, critics[1].model)[0]
+
+
+def test_servers_hold_the_models_weights_only_if_nobody_trained_before(api, start, config):
+    assert Recovery(config(), Ranks.single()).begins(api)
+    assert api.status().state == "EMPTY"
+    start()  # killed before its first checkpoint, perhaps after its first publish
+    assert not Recovery(config(), Ranks.single()).begins(api)
+
+
+def test_a_former_trainer_is_fenced(start, queued):
+    former = start()
+    former.step()
+    start()
+    with pytest.raises((NotRegistered, RunStateError)):
+        former.step()

@@ -1,0 +1,95 @@
+"""Recovery of a trainer of two ranks, of which only the first sees the disk and the API."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atroposlib.api.server import create_app
+from atroposlib.client import RolloutClient
+from example_trainer.checkpoint.recovery import Recovery
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import loading
+from example_trainer.update import optimizer
+from tests.serving import served
+from tests.trainer.checkpoint import recovering_ranks
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+BOUND_S = 60
+
+
+@pytest.fixture(scope="module")
+def api():
+    with served(create_app()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recovering")
+
+
+@pytest.fixture(scope="module")
+def ranks(model_dir: Path, directory: Path, api: str) -> list[dict[str, Any]]:
+    shutil.copytree(model_dir, directory / "model")
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "tests.trainer.checkpoint.recovering_ranks",
+    ]
+    other = subprocess.Popen([*command, "1", str(directory), api], cwd=ROOT)
+    try:
+        recovering_ranks.main(0, directory, api)
+        assert other.wait(BOUND_S) == 0
+    finally:
+        other.kill()
+        other.wait()
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_both_ranks_go_on_where_they_were_each_with_its_own_random_numbers(ranks):
+    for found in (rank["lives"] for rank in ranks):
+        assert (found["begins"], found["first"], found["second"]) == (True, 0, 2)
+        assert found["due"] and found["same logprobs"]
+        assert found["drawn again"] == found["drawn"]
+    assert ranks[0]["lives"]["drawn"] != ranks[1]["lives"]["drawn"]
+
+
+def test_one_rank_takes_over_from_two(ranks, directory, api):
+    cfg = recovering_ranks.settings(0, directory)
+    policy = loading.load(cfg)
+    with RolloutClient(api) as client:
+        state = Recovery(cfg, Ranks.single()).resume(
+            client, policy, optimizer.build(policy, cfg)
+        )
+    assert state.step == 2
+    pairs = zip(policy.trained_logprobs(recovering_ranks.ROWS), ranks[0]["lives"]["logprobs"])
+    assert all(ours == pytest.approx(theirs, abs=1e-5) for ours, theirs in pairs)
+
+
+def test_the_first_rank_writes_and_evaluates_and_all_hear_of_it(ranks, directory):
+    assert not (directory / "disk_of_1").exists()
+    assert (directory / "disk_of_0" / "step_2" / "model.safetensors").is_file()
+    for rank in ranks:
+        assert rank["lives"]["saved"]
+        assert rank["lives"]["evaluated"] == {"eval/a": 0.5, "eval_failures": 0.0}
+
+
+def test_what_fails_on_the_first_rank_ends_all(ranks):
+    assert ranks[0]["failures"][0].startswith("ConfigError: recover_mode resume found no")
+    assert "rank 0 gave up: ConfigError: recover_mode resume" in ranks[1]["failures"][0]
+    assert ranks[0]["failures"][1] == ranks[1]["failures"][1] == "SIGTERM"
+
+
+def test_values_of_all_ranks_come_together_in_order(ranks):
+    expected = [{"rank": 0, "text": "x"}, {"rank": 1, "text": "x" * 10}]
+    assert ranks[0]["values"] == ranks[1]["values"] == expected

@@ -1,0 +1,134 @@
+"""Checkpoints on disk: when they are due, what is kept, what damage does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from atroposlib.errors import CheckpointError
+from example_trainer.checkpoint import snapshots
+from example_trainer.checkpoint.recovery import Recovery
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import model_dir
+from example_trainer.model.model_dir import TrainerState
+from tests.trainer.checkpoint.lives import checkpoints, recover_directory
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_misses_nothing(
+    start, queued, tmp_path, capsys
+):
+    life = start()
+    keys = [life.step(), life.step()]
+    saved = life.state
+    keys.append(life.step())
+    assert checkpoints(tmp_path) == ["step_2", "step_3"]
+    path = recover_directory(tmp_path) / "step_3" / "optimizer-00000.safetensors"
+    flipped = bytearray(path.read_bytes())
+    flipped[-1] ^= 1
+    path.write_bytes(flipped)
+
+    life = start()
+    assert "DAMAGED" in (said := capsys.readouterr().out) and "optimizer-00000" in said
+    assert life.state == saved
+    assert life.step() == keys[2]
+    assert checkpoints(tmp_path) == ["step_2", "step_3"]
+    assert (recover_directory(tmp_path) / "damaged_step_3").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("harm", "problem"),
+    [
+        (lambda d: (d / "state.json").unlink(), "state.json is missing"),
+        (lambda d: (d / "rng.json").write_text("{}"), "rng.json has 2 bytes"),
+        (lambda d: (d / "manifest.json").write_text("{"), "manifest.json cannot be read"),
+        (lambda d: (d / "manifest.json").unlink(), "manifest.json cannot be read"),
+    ],
+)
+def test_every_kind_of_damage_is_noticed(tmp_path, harm, problem):
+    kept = snapshots.Snapshots(tmp_path, keep=2)
+    documents = {"state": {"step": 1}, "rng": [1, 2, 3]}
+    whole = kept.write(1, {"weights": {"a": torch.ones(3)}}, documents)
+    assert snapshots.problem_of(whole.directory) is None
+    harm(whole.directory)
+    assert problem in (snapshots.problem_of(whole.directory) or "")
+    assert kept.newest() is None
+
+
+def test_tensors_come_back_as_they_were_over_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshots, "SHARD_BYTES", 100)
+    tensors = {f"t{i}": torch.full((i + 1, 7), float(i)) for i in range(9)}
+    tensors["tied"] = tensors["t3"]
+    tensors["empty"] = torch.zeros(0, 4)
+    tensors["steps"] = torch.tensor(7, dtype=torch.int64)
+    written = snapshots.Snapshots(tmp_path, 1).write(3, {"weights": tensors}, {"state": {}})
+    assert len(list(written.directory.glob("weights-*.safetensors"))) > 3
+    loaded = written.tensors("weights")
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    assert written.tensors("critic_weights") == {} and written.document("absent") is None
+
+
+def test_a_trainer_killed_before_the_pointer_moved_uses_the_one_it_names(tmp_path):
+    kept = snapshots.Snapshots(tmp_path, keep=2)
+    for step in (1, 2):
+        kept.write(step, {}, {"state": {"step": step}})
+    (tmp_path / "LATEST").write_text("step_1")
+    assert kept.newest().name == "step_1"
+    (tmp_path / "LATEST").unlink()
+    assert kept.newest().name == "step_2"
+    (tmp_path / "LATEST").write_text("step_9")
+    assert kept.newest().name == "step_2"
+
+
+def test_drafts_of_a_killed_writer_are_cleared_away(start, queued, tmp_path):
+    start().step()
+    draft = recover_directory(tmp_path) / ".step_2.draft"
+    draft.mkdir()
+    (draft / "weights-00000.safetensors").write_text("half")
+    assert start().state.step == 1
+    assert not draft.exists()
+
+
+def test_only_what_every_kept_checkpoint_holds_is_committed(start, queued, tmp_path):
+    life = start(keep_recover=3)
+    sizes = []
+    for _ in range(4):
+        life.step()
+        sizes.append(life.client.status().retained_bytes)
+    assert sizes[0] == sizes[1] > sizes[2] > sizes[3]
+    assert checkpoints(tmp_path) == ["step_2", "step_3", "step_4"]
+
+
+def test_a_full_disk_stops_the_trainer_and_harms_no_checkpoint(
+    start, queued, tmp_path, monkeypatch
+):
+    life = start()
+    life.step()
+
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model_dir, "sync", full)
+        with pytest.raises(CheckpointError, match="step_2 could not be written"):
+            life.step()
+    assert start().state.step == 1
+    assert checkpoints(tmp_path) == ["step_1"]
+
+
+def test_a_checkpoint_is_due_by_steps_by_seconds_and_at_the_end(config, monkeypatch):
+    def due(steps: int = 6, **settings: Any) -> list[int]:
+        recovery = Recovery(config(training_steps=steps, **settings), Ranks.single())
+        states = [TrainerState("r", step, step, step) for step in range(1, steps + 1)]
+        return [s.step for s in states if recovery.due(s, s.step % 4 == 0)]
+
+    assert due(recover_every_steps=1) == [1, 2, 3, 4, 5, 6]
+    assert due(recover_every_steps=4) == [4, 6]
+    assert due(recover_every_epochs=1) == [4, 6]
+    assert due(recover_every_s=3600.0) == [6]
+    clock = iter(range(10_000, 90_000, 600))
+    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
+    assert due(recover_every_s=1000.0) == [2, 4, 6]

@@ -1,0 +1,158 @@
+"""A run out of one file: what is started, with which words, and what happens when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest
+from example_trainer.launch.local import RestartPolicy, processes, supervise
+from example_trainer.launch.plan import trainer_settings
+from tests.trainer.launch.launch_plans import plan
+
+REPO = Path(__file__).resolve().parents[3]
+
+
+def test_every_process_of_this_machine_has_its_command(tmp_path):
+    found = plan(
+        "inference.count=2", "inference.engine=local", "inference.port=9100", out=tmp_path
+    )
+    _, cfg = trainer_settings(found)
+    specs = {spec.name: spec for spec in processes(found, cfg)}
+    assert list(specs) == [
+        "api",
+        "inference-0",
+        "inference-1",
+        "env-0-gsm8k_server",
+        "trainer",
+    ]
+    assert specs["inference-1"].health_url == "http://127.0.0.1:9101/health"
+    restartable = [name for name, spec in specs.items() if spec.restartable]
+    assert restartable == ["api", "env-0-gsm8k_server"]
+
+
+# argv: a file that counts the starts, then the exit code of each of them; the last sleeps on.
+STAND_IN = """
+import os, pathlib, sys, time
+file = pathlib.Path(sys.argv[1])
+with file.open("a") as out:
+    out.write(os.environ.get("ATROPOS_RUN_ID", "-") + "\\n")
+starts = len(file.read_text().splitlines())
+if starts <= len(sys.argv) - 2:
+    sys.exit(int(sys.argv[1 + starts]))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def watch(tmp_path):
+    """Run stand-ins to the end of the run; returns what was said and each one's starts."""
+
+    def run(policy: RestartPolicy, **codes: list[int]):
+        printed: list[str] = []
+        specs = [
+            ProcessSpec(
+                name,
+                (sys.executable, "-S", "-c", STAND_IN, str(tmp_path / name), *map(str, exits)),
+                {"ATROPOS_RUN_ID": "0"} if name == "trainer" else {},
+                tmp_path,
+                restartable=name.startswith("env"),
+            )
+            for name, exits in codes.items()
+        ]
+        with Children(tmp_path / "logs") as children:
+            try:
+                supervise(specs, children, StopRequest(), policy, printed.append)
+            except RunFailed as failure:
+                printed.append(f"failed: {failure.line}")
+        starts = {
+            name: (tmp_path / name).read_text().split() if (tmp_path / name).exists() else []
+            for name in codes
+        }
+        return printed, starts
+
+    return run
+
+
+def test_a_trainer_that_ends_well_ends_the_run(watch):
+    printed, starts = watch(RestartPolicy(3, 3, 0.0), env=[], trainer=[0])
+    assert (printed, starts["trainer"]) == ([], ["0"])
+
+
+def test_a_trainer_that_fails_is_started_again_under_the_next_run_id(watch):
+    printed, starts = watch(RestartPolicy(2, 3, 0.0), trainer=[1, 1, 0])
+    assert starts["trainer"] == ["0", "1", "2"]
+    assert printed[0] == "trainer failed (exit code 1); attempt 1 of 2 to recover"
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_trainer_that_keeps_failing_fails_the_run(watch, retries):
+    printed, starts = watch(RestartPolicy(retries, 3, 0.0), env=[], trainer=[1] * 5)
+    assert len(starts["trainer"]) == retries + 1
+    assert printed[-1].startswith(
+        f"failed: trainer failed (exit code 1); it was started {retries + 1}"
+    )
+
+
+def test_a_dead_environment_comes_back_and_one_that_is_done_does_not(watch):
+    printed, starts = watch(
+        RestartPolicy(0, 1, 0.0), env_a=[3], env_b=[0], inference=[3], trainer=[]
+    )
+    assert len(starts["env_b"]) == 1 and len(starts["env_a"]) <= 2
+    assert printed[-1].startswith(
+        "failed: inference died (exit code 3); it was started 1 times"
+    )
+
+
+def test_with_a_dead_server_the_trainer_starts_anew(watch):
+    printed, starts = watch(RestartPolicy(1, 0, 0.0), inference=[3, 3], trainer=[])
+    assert len(starts["inference"]) == 2 and starts["trainer"][-1] in ("0", "1")
+    assert printed[0] == "inference died (exit code 3); attempt 1 of 1 to recover"
+
+
+@pytest.mark.parametrize(("mode", "retries"), [("auto", 2), ("fault", 2), ("disabled", 0)])
+def test_only_modes_that_recover_start_a_trainer_again(mode, retries, tmp_path):
+    found = plan(f"recover_mode={mode}", "recover_retries=2", out=tmp_path)
+    _, cfg = trainer_settings(found)
+    assert cfg.trainer_retries == retries
+
+
+@pytest.mark.slow
+def test_one_file_starts_a_run_that_trains_and_ends(tmp_path, model_dir):
+    one_core = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {"group_size": 4, "max_token_length": 64, "use_wandb": False}
+    settings = {"model_name": str(model_dir), "device": "cpu", "optim.optimizer": "adamw"}
+    settings |= {"seq_len": 64, "batch_size": 4, "gradient_accumulation_steps": 2}
+    settings |= {"training_steps": 2, "actor.optimizer.lr": 1e-3, "checkpoint_interval": 0}
+    described = {
+        "out": str(tmp_path / "run"),
+        "inference": {"engine": "local", "env": one_core},
+        "environments": [
+            {
+                "script": str(REPO / "environments" / "copy_server.py"),
+                "config": {"env": {**environment, "total_steps": 2}},
+                "env": one_core,
+            }
+        ],
+        "trainer": {"settings": settings, "env": one_core},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(described))
+    command = [sys.executable, "-m", "example_trainer.launch", "local", "--config", "run.yaml"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("atropos: done; models in")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert (tmp_path / "run" / "checkpoints" / "final_model" / "config.json").exists()

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from example_trainer.launch import roles
+from example_trainer.launch.plan import trainer_settings
+from example_trainer.launch.roles import Endpoints, ModelToServe, Ranks
+from tests.trainer.launch.launch_plans import plan
+
+AT = Endpoints("http://api:8000", ("http://a:9000", "http://b:9001"))
+
+
+def test_a_script_is_told_where_everybody_is_and_its_own_settings_win(tmp_path):
+    found = plan(out=tmp_path)
+    _, cfg = trainer_settings(found)
+    command = roles.environment(found, ModelToServe.of(cfg), "py", 0, AT)
+    told = tmp_path / "launch" / "environment-0.yaml"
+    assert command.argv == (
+        ("py", "environments/gsm8k_server.py", "serve", "--config", str(told))
+    )
+    settings = json.loads(told.read_text())
+    assert settings["env"]["rollout_server_url"] == "http://api:8000"
+    assert settings["env"]["group_size"] == 8
+    assert [server["base_url"] for server in settings["openai"]] == [
+        "http://a:9000/v1",
+        "http://b:9001/v1",
+    ]
+
+
+def test_another_program_has_the_addresses_filled_in(tmp_path):
+    words = "[my-env, '{api_url}', '{inference_urls}', '{\"a\": 1}', '{model}']"
+    found = plan(f"environments=[{{command: {words}}}]", out=tmp_path)
+    _, cfg = trainer_settings(found)
+    assert roles.environment(found, ModelToServe.of(cfg), "py", 0, AT).argv == (
+        ("my-env", "http://api:8000", "http://a:9000,http://b:9001", '{"a": 1}')
+        + ("Qwen/Qwen2.5-0.5B-Instruct",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "asked"),
+    [("local", "m"), ("vllm", "gsm8k"), ("sglang", "m:gsm8k")],
+)
+def test_environments_ask_for_the_adapter_where_the_engine_wants_its_name(
+    engine, asked, tmp_path
+):
+    lora = ("weight_publisher=lora", "model_name=m", f"inference.engine={engine}")
+    found = plan(*lora, out=tmp_path)
+    assert roles.served_name(found, ModelToServe.of(trainer_settings(found)[1])) == asked
+    whole = plan("model_name=m", f"inference.engine={engine}", out=tmp_path)
+    assert roles.served_name(whole, ModelToServe.of(trainer_settings(whole)[1])) == "m"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (Ranks(), "py -m example_trainer.grpo"),
+        (
+            Ranks(nproc=2),
+            "py -m torch.distributed.run --standalone --nproc-per-node 2"
+            " -m example_trainer.grpo",
+        ),
+        (
+            Ranks(8, 2, "n1:29500", "77"),
+            "py -m torch.distributed.run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d"
+            " --rdzv-endpoint n1:29500 --rdzv-id 77 -m example_trainer.grpo",
+        ),
+    ],
+)
+def test_the_trainer_goes_through_torchrun_where_it_has_ranks(ranks, words, tmp_path):
+    command = roles.trainer(plan(out=tmp_path), "py", AT, ranks)
+    folder = tmp_path / "launch"
+    files = f"--config {folder / 'wiring.yaml'} --config {folder / 'trainer.yaml'}"
+    assert " ".join(command.argv) == f"{words} {files}"
+    wiring = json.loads((folder / "wiring.yaml").read_text())
+    assert wiring["atropos_url"] == "http://api:8000"
+    assert wiring["inference_urls"] == ["http://a:9000", "http://b:9001"]

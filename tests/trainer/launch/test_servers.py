@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from example_trainer.launch.servers import WORKER_EXTENSION, ServerCommand
+
+
+def test_servers_are_started_with_what_publishing_needs():
+    common = {"model": "m", "host": "127.0.0.1", "port": 9, "python": "py"}
+    vllm = ServerCommand(
+        "vllm", lora_rank=24, gpus="2,3", tensor_parallel=2, memory_share=0.5, **common
+    )
+    words = " ".join(vllm.argv)
+    assert "--logprobs-mode processed_logprobs" in words and WORKER_EXTENSION in words
+    assert "--enable-lora --max-lora-rank 32" in words
+    assert "--gpu-memory-utilization 0.5" in words and "--tensor-parallel-size 2" in words
+    assert vllm.environment["VLLM_SERVER_DEV_MODE"] == "1"
+    assert vllm.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+    local = ServerCommand("local", **{**common, "host": "0.0.0.0"})
+    assert local.argv[:3] == ("py", "-m", "atroposlib.inference")
+    assert local.argv[-1] == "--allow-remote"
+    assert "--mem-fraction-static 0.5" in " ".join(
+        ServerCommand("sglang", memory_share=0.5, **common).argv
+    )

@@ -1,0 +1,138 @@
+"""Jobs of a cluster: their scripts, how they are submitted, how they find each other."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from atroposlib.errors import ConfigError
+from example_trainer.launch import node, slurm
+from example_trainer.launch.__main__ import main
+from example_trainer.launch.plan import trainer_settings
+from tests.trainer.launch.launch_plans import GSM8K, plan
+
+GOLDEN_TRAINER = """\
+#!/bin/bash
+#SBATCH --job-name=gsm8k-trainer
+#SBATCH --output=OUT/logs/%x-%j.log
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition='gpu long'
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+
+set -euo pipefail
+source venv/bin/activate
+
+mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+
+# Whatever ends this job, the others have nothing left to do.
+trap 'xargs -r scancel < OUT/launch/jobs' EXIT
+
+for attempt in $(seq 0 3); do
+  export ATROPOS_RUN_ID=$attempt
+  if srun --kill-on-bad-exit=1 '--container-image=a b' python -m example_trainer.launch node \
+--plan OUT/launch/plan.json --role trainer --meet "${NODES[0]}:29500"
+  then
+    exit 0
+  fi
+  echo "trainer: attempt $attempt of 3 failed" >&2
+done
+exit 1
+"""
+
+
+GOLDEN_INFERENCE = """\
+#!/bin/bash
+#SBATCH --job-name=gsm8k-inference
+#SBATCH --output=OUT/logs/%x-%A_%a.log
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition='gpu long'
+#SBATCH --array=0-3
+#SBATCH --gpus-per-node=2
+
+set -euo pipefail
+source venv/bin/activate
+
+srun '--container-image=a b' python -m example_trainer.launch node \
+--plan OUT/launch/plan.json --role inference --index "${SLURM_ARRAY_TASK_ID:-0}"
+"""
+
+
+def test_scripts_are_what_they_were(cluster, tmp_path):
+    _, cfg = trainer_settings(cluster)
+    jobs = {job.name: job for job in slurm.jobs(cluster, cfg.trainer_retries)}
+    assert list(jobs) == ["api", "inference", "env-0-gsm8k_server", "trainer"]
+    shown = {name: job.script.replace(str(tmp_path), "OUT") for name, job in jobs.items()}
+    assert shown["trainer"] == GOLDEN_TRAINER
+    assert shown["inference"] == GOLDEN_INFERENCE
+    assert "--role environment --index 0" in shown["env-0-gsm8k_server"]
+    assert jobs["trainer"].after == ("api", "inference")
+
+
+def test_a_script_cannot_be_broken_out_of(tmp_path):
+    found = plan("slurm.srun=['; rm -rf x']", out=tmp_path / "a b")
+    _, cfg = trainer_settings(found)
+    script = slurm.jobs(found, cfg.trainer_retries)[0].script
+    assert "'; rm -rf x'" in script and f"--plan '{tmp_path}/a b/launch/plan.json'" in script
+    bad = plan('slurm.options.comment="x\\nsrun y"', out=tmp_path)
+    with pytest.raises(ConfigError, match="#SBATCH"):
+        slurm.jobs(bad, cfg.trainer_retries)
+
+
+def fake_sbatch(folder: Path, monkeypatch, *, refuse: str = "") -> Path:
+    """Programs sbatch and scancel that note how they were called."""
+    calls = folder / "calls"
+    for name in ("sbatch", "scancel"):
+        script = folder / name
+        script.write_text(f"#!{sys.executable} -S\n" + textwrap.dedent(f"""\
+                import pathlib, sys
+                file = pathlib.Path({str(calls)!r})
+                with file.open("a") as out:
+                    out.write(" ".join(["{name}", *sys.argv[1:]]) + "\\n")
+                if {refuse!r} and {refuse!r} in sys.argv[-1]:
+                    sys.exit("no such partition")
+                print(100 + len(file.read_text().splitlines()), end=";cluster\\n")
+                """))
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return calls
+
+
+def test_jobs_are_submitted_in_order_and_the_trainer_learns_their_ids(
+    cluster, tmp_path, monkeypatch
+):
+    calls = fake_sbatch(tmp_path, monkeypatch)
+    _, cfg = trainer_settings(cluster)
+    ids = slurm.submit(cluster, slurm.write(cluster, cfg.trainer_retries), lambda line: None)
+    assert list(ids.values()) == ["101", "102", "103", "104"]
+    folder = tmp_path / "launch"
+    assert (folder / "jobs").read_text().split() == ["101", "102", "103"]
+    last = shlex.split(calls.read_text().splitlines()[-1])
+    assert last[1:] == ["--parsable", "--dependency=after:101:102", f"{folder}/trainer.sbatch"]
+    assert (folder / "token").stat().st_mode & 0o077 == 0
+
+
+def test_a_refused_job_takes_those_before_it_back(cluster, tmp_path, monkeypatch):
+    calls = fake_sbatch(tmp_path, monkeypatch, refuse="env-0")
+    _, cfg = trainer_settings(cluster)
+    with pytest.raises(slurm.SubmitFailed, match="no such partition"):
+        slurm.submit(cluster, slurm.write(cluster, cfg.trainer_retries), lambda line: None)
+    assert calls.read_text().splitlines()[-1] == "scancel 101 102"
+
+
+def test_a_dry_run_submits_nothing(tmp_path, monkeypatch, capsys):
+    calls = fake_sbatch(tmp_path, monkeypatch)
+    out = str(tmp_path / "run")
+    assert main(["slurm", "--config", GSM8K, "--out", out, "--dry-run", "lr=1e-6"]) == 0
+    assert not calls.exists()
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"sbatch --parsable {out}/launch/api.sbatch"
+    assert "'--dependency=after:<api>:<inference>'" in shown[-1]
+    written = node.load_plan(f"{out}/launch/plan.json")
+    assert written.trainer.settings["lr"] == 1e-6

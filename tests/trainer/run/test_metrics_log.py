@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from atroposlib.errors import ConfigError
+from atroposlib.trackers.jsonl import last_run, read_steps
+from atroposlib.wire import ClaimedBatch
+from example_trainer.advantage.prepare import Prepared
+from example_trainer.data.rows import to_rows
+from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics, percentile
+from tests.trainer.rows import scored
+
+
+def test_a_line_is_readable_as_soon_as_it_is_written(config, capsys):
+    cfg = config()
+    with MetricsLog(cfg) as log:
+        log.write({"step": 1, "tokens": 10, "loss": float("nan"), "seconds_train": 2.0})
+        (line,) = cfg.metrics_file.read_text().splitlines()
+    record = json.loads(line)
+    assert record["loss"] is None  # NaN is not JSON
+    assert record["tokens_per_s"] == 5.0
+    assert "step 1" in capsys.readouterr().out
+
+
+def test_tokens_per_second_count_preparing_and_learning(config):
+    cfg = config()
+    with MetricsLog(cfg) as log:
+        seconds = {"seconds_prepare": 1.0, "seconds_learn": 3.0, "seconds_publish": 9.0}
+        log.write({"step": 1, "tokens": 8, **seconds})
+    assert read_steps(cfg.metrics_file)[0]["tokens_per_s"] == 2.0
+
+
+def test_benchmark_prints_the_mean_of_every_phase(config, capsys):
+    with MetricsLog(config(benchmark=True)) as log:
+        log.write({"step": 1, "tokens": 10, "seconds_train": 1.0, "seconds_publish": 0.5})
+        log.write({"step": 2, "tokens": 10, "seconds_train": 3.0})
+    assert "publish 0.25 s, train 2.00 s" in capsys.readouterr().out
+
+
+def test_what_a_batch_tells():
+    groups = [
+        scored([[1, 2, 3], [1, 2, 4]], 1, [1.0, 0.0], group_id="a", idempotency_key="k-1"),
+        scored([[1, 2]], 1, [0.5], versions=[[-1, 2]]),
+    ]
+    batch = to_rows(groups, 64)
+    claimed = ClaimedBatch(batch_no=9, epoch=1, batch=groups)
+    prepared = Prepared(batch.rows, [], counts=Counter(few=1), sums={"kl_reference": 2.5})
+    told = batch_metrics(claimed, batch, prepared, version=5)
+    assert (told["kl_reference"], told["few"]) == (0.5, 1)
+    assert (told["batch_no"], told["reward_mean"]) == (9, 0.5)
+    assert (told["keys"], told["group_ids"]) == (["k-1", None], ["a", None])
+    assert (told["tokens"], told["completion_tokens"]) == (8, 5)
+    assert (told["staleness_mean"], told["staleness_max"]) == (3.0, 3)
+    assert told["staleness_counts"] == {3: 1}
+    assert (told["prompt_length_mean"], told["prompt_length_max"]) == (1.0, 1)
+    assert (told["completion_length_mean"], told["completion_length_max"]) == (5 / 3, 2)
+    assert told["filtered_share"] == 0.0
+    assert told["truncated_share"] is None  # no engine said why it stopped
+
+
+def test_truncation_is_counted_by_real_finish_reasons_and_the_filter_by_rows_that_came():
+    reasons = ["length", "stop", None, "length"]
+    rows = [[1, 2, 3]] * 4
+    outcomes = ["truncated", "ok", "ok", "timeout"]
+    group = scored(rows, 1, [1.0, 0.0, 0.0, 0.0], finish_reasons=reasons, outcomes=outcomes)
+    batch = to_rows([group], 64)
+    prepared = Prepared(batch.rows[:2], [])
+    told = batch_metrics(ClaimedBatch(batch=[group]), batch, prepared, version=0)
+    assert told["truncated_share"] == 0.5  # of the two rows that count and told
+    assert told["filtered_share"] == 0.5  # one failed, one was left out later
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [([], 0.95, None), ([3], 0.95, 3), (range(100), 0.95, 94), ([4, 0, 0, 0], 0.75, 0)],
+)
+def test_a_percentile_is_one_of_the_values(values, share, expected):
+    assert percentile(list(values), share) == expected
+
+
+def test_the_clock_adds_up_and_starts_again():
+    clock = Clock()
+    for _ in range(2):
+        with clock.measure("train"):
+            pass
+    assert clock.take().keys() == {"seconds_train"} and clock.take() == {}
+
+
+def test_steps_trained_again_after_a_restart_replace_the_earlier_lines(config):
+    cfg = config()
+    with MetricsLog(cfg) as log:
+        log.begin("run-a", 0)
+        for step in (1, 2, 3):
+            log.write({"step": step, "tokens": 1, "loss": 0.0})
+    with cfg.metrics_file.open("ab") as file:
+        file.write(b'{"step": 4, "lo')  # killed while it wrote
+    with MetricsLog(cfg) as log:
+        log.begin("run-a", 1)
+        for step in (2, 3):
+            log.write({"step": step, "tokens": 1, "loss": 1.0})
+    found = read_steps(cfg.metrics_file)
+    assert [(line["step"], line["loss"]) for line in found] == [(1, 0.0), (2, 1.0), (3, 1.0)]
+    for line in cfg.metrics_file.read_text().splitlines():
+        json.loads(line)  # the torn line is gone: whoever reads line by line can
+
+
+def test_a_reader_sees_the_last_run_of_a_file_and_forgets_what_a_rewind_undid():
+    lines = [{"step": n, "run_id": "a"} for n in range(1, 9)]
+    lines += [{"step": n, "run_id": "b"} for n in (1, 2, 3)]
+    assert [line["step"] for line in last_run(lines)] == [1, 2, 3]
+    lines += [{"run_id": "b", "resumed_from": 1}]
+    assert [line["step"] for line in last_run(lines)] == [1]
+
+
+def test_a_metrics_file_that_cannot_be_written_is_a_setting_that_cannot_be_used(
+    config, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="metrics_path"):
+        MetricsLog(config(metrics_path=str(tmp_path / "file" / "metrics.jsonl")))

@@ -1,0 +1,62 @@
+"""Fixtures of this folder."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack, closing
+
+import pytest
+
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import loading
+from example_trainer.weights import make_publisher
+from tests.trainer.weights.fleets import change, fleet
+from tests.trainer.weights.in_process_engine import InProcessEngine
+
+
+@pytest.fixture(scope="module")
+def lasting(model_dir):
+    with fleet(model_dir, 2) as started:
+        yield started
+
+
+@pytest.fixture
+def servers(lasting, model_dir):
+    """Two servers as they were started."""
+    for server in lasting:
+        server.engine.update_weights(str(model_dir), 0)
+        server.engine.resume()
+    return lasting
+
+
+@pytest.fixture
+def publisher_for(config, lasting):
+    """A publisher to both servers and what it announced."""
+    with ExitStack() as stack:
+
+        def make(name, servers=lasting, **settings):
+            announced = []
+            cfg = config(weight_publisher=name, publish_timeout_s=20, **settings)
+            clients = [server.client for server in servers]
+            publisher = stack.enter_context(
+                closing(make_publisher(cfg, clients, announced.append))
+            )
+            return publisher, announced
+
+        yield make
+
+
+@pytest.fixture
+def policy_for(config):
+    def make(name):
+        cfg = config(weight_publisher=name, lora=name == "lora")
+        policy = loading.load(cfg, Ranks.single())
+        change(policy)
+        return policy
+
+    return make
+
+
+@pytest.fixture
+def server(policy):
+    return InProcessEngine(copy.deepcopy(policy))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from fastapi import FastAPI, Request
+
+from atroposlib.errors import ConfigError, InferenceUnavailable
+from example_trainer.weights.engines import connect
+from tests.trainer.weights.engine_fakes import sglang_app, vllm_app
+
+QUICK = {"timeout_s": 10.0, "wait_s": 0.0, "on_wait": lambda what: None}
+
+
+@pytest.mark.parametrize("app", [vllm_app, sglang_app])
+def test_every_engine_scores_and_tokenizes(to, app):
+    engine = to(app([]))
+    assert engine.score([4, 5, 6]) == [-0.5, -0.6]
+    assert engine.token_ids("a sentence") == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("app", "publisher", "remedy"),
+    [
+        (vllm_app, "shared_memory", "--worker-extension-cls"),
+        (vllm_app, "distributed", "--weight-transfer-config"),
+        (vllm_app, "lora", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
+        (sglang_app, "shared_memory", "another --weight-publisher"),
+        (sglang_app, "lora", "publishes merged weights"),
+    ],
+)
+def test_a_publisher_that_an_engine_cannot_take_is_refused_with_the_remedy(
+    to, app, publisher, remedy
+):
+    with pytest.raises(ConfigError, match=remedy):
+        to(app([])).require(publisher, None)
+
+
+@pytest.mark.parametrize("app", [vllm_app, sglang_app])
+def test_every_engine_samples_with_logprobs(to, app):
+    assert to(app([])).sample([4, 5], 2, 0.5) == ([7, 8], [-0.7, -0.8])
+
+
+def test_the_token_goes_with_every_request(serve):
+    app, seen = FastAPI(), []
+
+    @app.get("/health")
+    def health(request: Request):
+        seen.append(request.headers["authorization"])
+
+    with closing(connect(serve(app), "sglang", token="secret", **QUICK)):
+        assert seen == ["Bearer secret"]
+
+
+def test_a_server_that_cannot_take_weights_is_refused_with_the_remedy(to):
+    app = FastAPI()
+    app.get("/health")(lambda: {})
+    with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
+        to(app)
+
+
+def test_an_absent_server_is_waited_for_visibly_and_not_for_ever(free_port_url):
+    waits = []
+    with pytest.raises(InferenceUnavailable, match="--inference-urls"):
+        with closing(
+            connect(free_port_url, "auto", timeout_s=1, wait_s=0.1, on_wait=waits.append)
+        ):
+            pass
+    assert waits and free_port_url in waits[0]
+
+
+@pytest.fixture
+def free_port_url(monkeypatch):
+    import socket
+
+    monkeypatch.setattr("example_trainer.weights.engines.http.RETRIES_S", ())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    return f"http://127.0.0.1:{port}"

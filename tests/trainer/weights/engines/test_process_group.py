@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import threading
+
+from example_trainer.weights.engines import process_group
+
+
+def test_a_group_made_by_torch_itself_is_the_same_group():
+    """SGLang's end is made by torch's own helper, with these prefixes."""
+    import torch
+    from torch.distributed import PrefixStore
+    from torch.distributed.distributed_c10d import _new_process_group_helper
+
+    listener = process_group.listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    group = process_group.GroupSpec("127.0.0.1", port, 2, "gloo", "weights", 20.0)
+    received = torch.zeros(3)
+
+    def other_end():
+        store = PrefixStore(group.name, process_group.guest_store(group))
+        there, _ = _new_process_group_helper(
+            2, 1, [], "gloo", store, group_name=group.name, timeout=process_group.bound(group)
+        )
+        there.broadcast(received, 0).wait()
+
+    thread = threading.Thread(target=other_end)
+    thread.start()
+    ours = process_group.join(process_group.host_store(listener, group), group, 0)
+    process_group.broadcast(ours, torch.tensor([1.0, 2.0, 3.0])).wait()
+    thread.join(20)
+    assert received.tolist() == [1.0, 2.0, 3.0]

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from atroposlib.errors import ConfigError
+from example_trainer.weights.broadcast import NativeGroup
+from example_trainer.weights.engines.process_group import GroupSpec
+
+
+def test_vllms_own_group_says_what_it_needs():
+    group = GroupSpec("127.0.0.1", 1, 2, "nccl", "g", 1.0)
+    with pytest.raises(ConfigError, match="needs the trainer on CUDA"):
+        NativeGroup(group, None, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="needs vllm in the trainer's environment"):
+        NativeGroup(group, None, torch.device("cuda"))

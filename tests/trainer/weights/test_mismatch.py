@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from atroposlib.errors import StaleWeights
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import loading
+from example_trainer.weights import verify
+from example_trainer.weights.mismatch import without_adapter
+from tests.trainer.weights.in_process_engine import SEQUENCES, InProcessEngine, head_of
+
+
+def test_a_server_without_the_adapter_is_told_so(config):
+    policy = loading.load(config(lora=True), Ranks.single())
+    server = InProcessEngine(copy.deepcopy(policy))
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight.add_(0.1 * torch.randn_like(weight))
+    with pytest.raises(StaleWeights, match="Found: The adapter is missing"):
+        verify.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-3)
+    before = policy.logprobs_of(SEQUENCES)
+    with without_adapter(policy):
+        assert policy.logprobs_of(SEQUENCES) == server.policy.logprobs_of(SEQUENCES)
+    assert policy.logprobs_of(SEQUENCES) == before
+
+
+def test_another_precision_and_another_version_are_told_as_the_cause(policy, server):
+    server.says_dtype = "bfloat16"
+    with torch.no_grad():
+        head_of(server).weight.mul_(1.05)
+    with pytest.raises(StaleWeights) as stopped:
+        verify.check_servers(policy, [server], SEQUENCES, 4, tolerance=1e-4)
+    assert "Found: It computes in bfloat16, the trainer in float32" in str(stopped.value)
+    assert "Found: It names version 3, not 4" in str(stopped.value)

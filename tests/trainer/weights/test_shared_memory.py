@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from atroposlib.errors import InferenceError
+from example_trainer.weights.shared_memory import PREFIX, memory_directory
+from tests.trainer.weights.fleets import state
+
+
+def test_shared_memory_is_private_and_goes_with_the_publisher(publisher_for, policy_for):
+    publisher, _ = publisher_for("shared_memory")
+    publisher.publish(policy_for("shared_memory"), state(1))
+    path = publisher._buffer.path
+    assert path.stat().st_mode & 0o777 == 0o600
+    publisher.publish(policy_for("shared_memory"), state(2))
+    assert publisher._buffer.path == path
+    publisher.close()
+    assert not path.exists()
+
+
+def test_memory_of_a_trainer_that_was_killed_is_swept(publisher_for, policy_for):
+    dead = os.spawnlp(os.P_NOWAIT, "true", "true")
+    os.waitpid(dead, 0)
+    left = memory_directory() / f"{PREFIX}{dead}-0.safetensors"
+    left.touch()
+    publisher, _ = publisher_for("shared_memory")
+    publisher.publish(policy_for("shared_memory"), state(1))
+    assert not left.exists()
+
+
+def test_a_shared_file_that_others_can_reach_or_of_another_version_is_refused(
+    publisher_for, policy_for, servers
+):
+    publisher, _ = publisher_for("shared_memory")
+    policy = policy_for("shared_memory")
+    publisher.publish(policy, state(1))
+    path, client = publisher._buffer.path, servers[0].client
+    with pytest.raises(InferenceError, match="not version 2"):
+        client.load_shared(str(path), 2)
+    path.chmod(0o644)
+    with pytest.raises(InferenceError, match="nobody else can reach"):
+        client.load_shared(str(path), 1)
+    publisher._buffer._name("unfinished")
+    path.chmod(0o600)
+    with pytest.raises(InferenceError, match="'unfinished'"):
+        client.load_shared(str(path), 1)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from atroposlib.errors import StaleWeights
+from example_trainer.update.pad import pad_to_tensor, sampled_mismatch
+from example_trainer.weights import verify
+from example_trainer.weights.verify import Mismatch
+from tests.trainer.rows import row
+from tests.trainer.weights.in_process_engine import SEQUENCES, InProcessEngine, head_of
+
+
+def test_equal_weights_agree(policy, server):
+    found = verify.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-4)
+    assert found.tokens == 5 + 2 and found.max < 1e-5
+
+
+def test_an_output_head_that_was_not_refreshed_is_found(policy, server):
+    stale = head_of(server).weight.detach().clone()
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.add_(0.01 * torch.randn_like(weight))
+        server.policy.model.load_state_dict(policy.model.state_dict())
+        head_of(server).weight = torch.nn.Parameter(stale)
+    with pytest.raises(StaleWeights) as stopped:
+        verify.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-3)
+    for part in ("the-server", "version '3'", "7 of 7 tokens", "tied output head"):
+        assert part in str(stopped.value)
+
+
+def test_one_stale_server_among_good_ones_is_named(policy, server):
+    other = InProcessEngine(copy.deepcopy(policy))
+    other.url = "the-stale-one"
+    with torch.no_grad():
+        head_of(other).weight.mul_(1.1)
+    with pytest.raises(StaleWeights, match="the-stale-one"):
+        verify.check_servers(policy, [server, other], SEQUENCES, 3, tolerance=1e-3)
+
+
+def test_logprobs_from_before_the_temperature_are_refused_at_the_start(policy, server):
+    assert verify.check_start(policy, [server], tolerance=1e-3).is_rounding
+    server.scales = False
+    with pytest.raises(StaleWeights, match="processed_logprobs"):
+        verify.check_start(policy, [server], tolerance=1e-3)
+
+
+def test_another_tokenizer_is_refused_at_the_start(policy, server):
+    server.token_ids = lambda text: [1, 2, 3]
+    with pytest.raises(StaleWeights, match="another tokenizer"):
+        verify.check_start(policy, [server], tolerance=1e-3)
+
+
+def test_a_nan_or_a_missing_token_is_beyond_every_tolerance():
+    assert verify.compare([-1.0, -2.0], [-1.0, float("nan")], 1e9).beyond == 1
+    assert verify.compare([-1.0, -2.0], [-1.0], 1e9).beyond == 1
+
+
+def test_single_outliers_are_rounding_and_more_are_not():
+    assert Mismatch(tokens=1000, beyond=10).is_rounding
+    assert not Mismatch(tokens=1000, beyond=11).is_rounding
+    assert not Mismatch(tokens=5, beyond=1).is_rounding
+    assert Mismatch().is_rounding
+
+
+def test_rows_of_different_groups_are_checked_first():
+    rows = [row([1], [2, 3, 4], "a"), row([1], [2, 3], "a"), row([1], [5], "b")]
+    rows.append(rows[0])
+    assert verify.choose_rows(rows, 2) == [[1, 2, 3, 4], [1, 5]]
+    assert len(verify.choose_rows(rows, 9)) == 3
+
+
+def test_only_tokens_of_the_version_held_here_are_compared(policy):
+    exact = policy.logprobs_of([[6, 7, 8]])[0]
+    rows = [
+        row([6], [7, 8], behaviour_logprobs=[exact[0], -30.0], versions=[4, 3]),
+        row([6], [7, 8], behaviour_logprobs=[exact[0] + 0.5, -30.0], versions=[4, -1]),
+    ]
+    (plan,) = policy.plan(rows)
+    sampled = pad_to_tensor(plan, [r.behaviour_logprobs for r in rows], policy.device)
+    versions = pad_to_tensor(plan, [r.versions for r in rows], policy.device)
+    found = sampled_mismatch(policy.score(plan), sampled, versions, 4, tolerance=1e-3)
+    assert (found.tokens, found.beyond) == (2, 1)
+    assert found.max == pytest.approx(0.5, abs=1e-5)
+    with pytest.raises(StaleWeights, match="not acked"):
+        verify.require_same_policy(found, 4, 1e-3)
