@@ -1,6 +1,6 @@
-"""Start, watch and end the processes of one run, and nothing else.
+"""Child processes of one run: start, readiness, end. No other process is signalled.
 
-Every child leads a session of its own: a Ctrl-C in the terminal reaches only the launcher,
+Every child leads a separate session: a Ctrl-C in the terminal reaches only the launcher,
 and one signal to the child's process group ends it together with its own children.
 """
 
@@ -28,7 +28,7 @@ LOG_TAIL_LINES = 12
 
 
 class RunFailed(AtroposError):
-    """The run cannot go on; the message is the one line to show, ``tail`` the log's end."""
+    """The run cannot go on. ``line`` is the message to show, ``tail`` the end of the log."""
 
     def __init__(self, line: str, tail: str = "") -> None:
         super().__init__(line)
@@ -37,7 +37,7 @@ class RunFailed(AtroposError):
 
 
 class Interrupted(AtroposError):
-    """Somebody asked for the end: Ctrl-C, SIGTERM or a closed terminal."""
+    """A stop was requested: Ctrl-C, SIGTERM or a closed terminal."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
@@ -46,7 +46,7 @@ class Interrupted(AtroposError):
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process: what to run, how to know that it is ready, whether it may come back."""
+    """One process: its command, its readiness probe, whether it may be restarted."""
 
     name: str
     argv: tuple[str, ...]
@@ -65,7 +65,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a process ended, as ``subprocess`` counts: minus a signal, or an exit code."""
+    """Exit status of a process as in ``subprocess``: an exit code, or minus a signal."""
 
     returncode: int
 
@@ -80,7 +80,7 @@ class Exit:
 
 @dataclass
 class Child:
-    """A started process and where its output goes."""
+    """A started process and its log file."""
 
     spec: ProcessSpec
     popen: subprocess.Popen[bytes]
@@ -108,7 +108,7 @@ def log_tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
 
 @dataclass
 class StopRequest:
-    """Set by a signal handler, read by every loop: no exception in the middle of a start."""
+    """Stop flag set by a signal handler. Loops read it, so no start is interrupted midway."""
 
     signal_number: int | None = None
     count: int = 0
@@ -240,7 +240,7 @@ class Children:
                 break
             time.sleep(POLL_S)
         for child in chosen:
-            # Also after a clean exit: the leader may have left children of its own.
+            # Also after a clean exit: the leader may have left children behind.
             watchdog.signal_group(child.popen.pid, signal.SIGKILL)
             child.popen.wait()
             self._notify_watchdog(f"-{child.popen.pid}")

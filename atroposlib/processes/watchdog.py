@@ -1,4 +1,4 @@
-"""Ends the processes of a launcher that was killed before it could end them itself.
+"""Watchdog: ends the processes of a launcher that was killed before it could end them.
 
 Runs as a script with the standard library only. The launcher holds the other end of our
 standard input and writes ``+<group>`` or ``-<group>`` for every process group it starts or
@@ -53,5 +53,5 @@ def end_groups(groups: list[int], grace_s: float = GRACE_S) -> None:
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it must outlive whoever stops the launcher
+        signal.signal(number, signal.SIG_IGN)  # signals to the launcher must not end it
     end_groups(groups_left(sys.stdin))

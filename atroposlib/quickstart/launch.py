@@ -54,7 +54,7 @@ class ExitStatus(IntEnum):
 
 
 def quickstart(options: Options, console: Console | None = None) -> int:
-    """Run it all; returns the exit status (128 + signal when somebody stopped it)."""
+    """Run all of it; returns the exit status (128 + signal when a signal stopped it)."""
     console = console or Console()
     stop = StopRequest()
     stop.listen()

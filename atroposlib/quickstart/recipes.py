@@ -1,4 +1,4 @@
-"""Which processes a quickstart runs, with which settings. Pure: nothing is started here.
+"""Recipes and the plan of a quickstart: processes and their settings. Pure.
 
 Recipe   what is learned and how: one per model
 Plan     the recipe with ports, paths and the exact command line of every process
@@ -16,7 +16,7 @@ GIGABYTE = 10**9
 
 class ServingEngine(Enum):
     LOCAL = "local"  # atroposlib.inference, in this environment
-    VLLM = "vllm"  # vLLM's CPU build, in an environment of its own
+    VLLM = "vllm"  # vLLM's CPU build, in a separate environment
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class QuickstartPlan:
         return replace(self, engine_python=str(python), serve_dir=serve_dir)
 
     def settings(self) -> dict[str, object]:
-        """What to write into the report so that somebody else can run the same."""
+        """Settings for the report, complete enough to repeat the run."""
         return {
             "model": self.options.model,
             "engine": self.options.engine.value,

@@ -28,7 +28,7 @@ from atroposlib.quickstart.verdict import (
 SAMPLES_SHOWN = 8  # of each table
 PHASES = ("wait", "train", "publish", "check")
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
-# No script may run and nothing may be loaded, whatever a completion contains.
+# No script may run and nothing may be loaded, regardless of the text of a completion.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 
 

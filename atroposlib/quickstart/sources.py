@@ -1,4 +1,4 @@
-"""Read what a running quickstart says about itself: files it writes, routes it answers.
+"""Status of a running quickstart, read from its files and its HTTP routes.
 
 metrics.jsonl (trainer) --.
 heldout/ (environment) ---+--> Snapshot --> view
@@ -23,7 +23,7 @@ from atroposlib.quickstart.verdict import column
 
 REQUEST_TIMEOUT_S = 1.0  # a busy server may miss one look; the next comes half a second later
 RATE_WINDOW_S = 0.5
-SILENT_AFTER_S = 15.0  # everybody reports every few seconds
+SILENT_AFTER_S = 15.0  # every process reports every few seconds
 FORGOTTEN_AFTER_S = 120.0
 
 
@@ -164,7 +164,7 @@ class Sources:
         return None if text is None else counter(text, "vllm:generation_tokens_total")
 
     def env_beat_after(self, moment: float) -> bool:
-        """Whether the API heard from an environment after ``moment`` (monotonic seconds)."""
+        """Whether an environment called the API after ``moment`` (monotonic seconds)."""
         status = self.probe.get(f"{self.plan.api_url}/status")
         beats = [p for p in participants(status) if p.get("role") == "env"]
         # A beat sent just before the death may have been counted just after it.
@@ -244,7 +244,7 @@ def wait_lines(status: Mapping[str, Any] | None) -> tuple[str, ...]:
     """One line per process that waits, and the API's reason why there is no batch."""
     lines = []
     for p in sorted(participants(status), key=lambda p: str(p.get("role"))):
-        # Environments are told apart by their names; of the others there is one each.
+        # Environments are distinguished by name; there is one process of each other role.
         who = p.get("name") if p.get("role") == "env" else p.get("role")
         doing, waiting_on = f"{who}: {p.get('phase')}", p.get("waiting_on")
         if age_s(p) > FORGOTTEN_AFTER_S:

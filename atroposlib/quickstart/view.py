@@ -114,7 +114,7 @@ class View(Protocol):
 
 
 class LiveView:
-    """A panel that is redrawn in place; lines said scroll above it."""
+    """A panel that is redrawn in place; printed lines scroll above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

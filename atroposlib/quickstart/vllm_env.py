@@ -1,4 +1,4 @@
-"""vLLM's CPU build in a virtual environment of its own, beside the model cache.
+"""Separate virtual environment with vLLM's CPU build, in the model cache directory.
 
 It pins versions of transformers and FastAPI that the framework does not want, hence its own
 environment. Its requirements are read from its wheel, minus the three torch companions that
@@ -30,7 +30,7 @@ BYTES_NEEDED = 5 * 10**9
 
 
 class EngineUnavailable(AtroposError):
-    """vLLM could not be installed here; the message says why."""
+    """vLLM could not be installed here; the message gives the reason."""
 
 
 def venv_dir(cache: Path) -> Path:

@@ -1,7 +1,7 @@
-"""Models for others to use: ``save_path/step_<n>`` now and then, ``final_model`` at the end.
+"""Model exports: ``save_path/step_<n>`` at intervals, ``final_model`` at the end.
 
 With an adapter: ``adapter_step_<n>``, ``final_adapter`` and, at the end, ``tokenizer``.
-To go on after an interruption is not what these are for: see ``recovery``.
+They are not for resuming a run: see ``recovery``.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class Recovery:
     # --- reading ----------------------------------------------------------------------
 
     def begins(self, client: RolloutClient | None) -> bool:
-        """Whether nobody trained before in this run, so the servers hold the model's weights.
+        """Whether no trainer ran before in this run, so that servers hold the model's weights.
 
         If not, they may hold any version: publish before the first batch. Nothing is
         registered or rewound yet.
@@ -196,7 +196,7 @@ class Recovery:
     ) -> TrainerState:
         """Join the run, and load what an earlier life of this trainer left.
 
-        Unless :meth:`begins` said so before, servers may hold other weights: publish these
+        Unless :meth:`begins` was true before, servers may hold other weights: publish these
         before the first batch.
 
         Args:
@@ -266,7 +266,7 @@ class Recovery:
         """The state to start from, with the checkpoint that holds it if one does."""
         if snapshot is not None:
             held = _state_in(snapshot)
-            # Version k names the weights after step k, whatever was published before.
+            # Version k names the weights after step k, regardless of what was published before.
             held = replace(held, version=held.step)
             others = _differences(snapshot, self._held_settings())
             if others and (held.run_id == run_id or self._cfg.recover_mode == "resume"):
@@ -300,7 +300,7 @@ class Recovery:
         optimizer: torch.optim.Optimizer,
         critic: Critic | None,
     ) -> None:
-        first = self._world.is_rank0  # it reads, the others are told
+        first = self._world.is_rank0  # it reads and broadcasts
 
         def documents() -> dict[str, Any]:
             names = [f"{prefix}optimizer" for prefix, _, _ in models]

@@ -87,7 +87,7 @@ class Snapshots:
         self._keep = keep
 
     def names(self) -> list[str]:
-        """Newest last. Nothing is said about whether they are whole."""
+        """Newest last. They may be damaged."""
         return [path.name for path in numbered(self.directory, "step_*")]
 
     def write(

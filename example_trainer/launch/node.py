@@ -1,5 +1,6 @@
-"""What a job of a cluster runs: wait until the others have said where they are, then become
-the process of its role (exec, so that SLURM's signals reach it).
+"""Entry point of a cluster job: wait for the addresses of the others, then exec its role.
+
+The job becomes the process of its role, so that SLURM's signals reach it.
 
 Addresses travel as files in ``<out>/launch/endpoints``, which all nodes must see: ``api`` and
 ``inference-<i>``, each one line ``http://host:port``, replaced whole when a job starts anew.
@@ -27,7 +28,7 @@ POLL_S = 2.0
 
 
 class EndpointTimeout(AtroposError):
-    """A job of the run did not say where it is in time; the message names it."""
+    """A job of the run did not publish its address in time; the message names it."""
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -92,7 +93,7 @@ def announce(plan: Plan, name: str, host: str, port: int) -> None:
 
 
 def endpoints(plan: Plan, sleep: Callable[[float], None] = time.sleep) -> Endpoints:
-    """Where API and servers are, as soon as all of them have said so."""
+    """Addresses of API and servers, once all of them are published."""
     names = ["api", *(f"inference-{i}" for i in range(plan.inference.count))]
     until = time.monotonic() + plan.slurm.wait_s
     while True:

@@ -1,4 +1,4 @@
-"""The file that describes a whole run, checked before anything starts.
+"""Schema and reader of the YAML file of a run, checked before anything starts.
 
 name: gsm8k
 out: runs/gsm8k
@@ -177,7 +177,7 @@ class Plan(_Section):
 
     @property
     def launched(self) -> Path:
-        """Where the launcher writes what it tells the processes."""
+        """Directory of the files that the launcher writes for the processes."""
         return self.directory / "launch"
 
 
@@ -257,7 +257,7 @@ def trainer_settings(
     """What the trainer will read, checked here so that a mistake costs no start.
 
     Raises:
-        ConfigError: as ``atropos-grpo`` would say it.
+        ConfigError: with the message of ``atropos-grpo``.
     """
     first = {**default_settings(plan), **(wiring or {})}
     assignments = list(flatten(first, "the launcher"))

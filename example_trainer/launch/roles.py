@@ -1,5 +1,6 @@
-"""The exact command of every process, given where the others listen. Pure but for one file:
-what the launcher tells a process it writes down below ``<out>/launch``.
+"""The exact command of every process, given the addresses of the others.
+
+Pure but for the settings files of the processes, written below ``<out>/launch``.
 
 The same functions serve ``local`` (all on 127.0.0.1) and ``node`` (a job of a cluster).
 """
@@ -98,7 +99,7 @@ def environment_name(plan: Plan, number: int) -> str:
 def environment(
     plan: Plan, served: ModelToServe, python: str, number: int, at: Endpoints
 ) -> Command:
-    """A script gets a YAML file with its own settings and where everybody is."""
+    """A script gets a YAML file with its own settings and all addresses."""
     wanted = plan.environments[number]
     if wanted.command is not None:
         words = filled(wanted.command, plan, served, python, at)

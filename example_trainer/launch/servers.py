@@ -45,7 +45,7 @@ class ServerCommand:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables beside those of the caller."""
+        """Environment variables added to those of the caller."""
         env = dict(self.env)
         if self.gpus is not None:
             env.setdefault("CUDA_VISIBLE_DEVICES", self.gpus)

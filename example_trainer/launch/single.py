@@ -3,7 +3,7 @@
     atropos-grpo-run --model Qwen/Qwen2.5-1.5B-Instruct --vllm-gpu 1 --training-steps 100
 
 It takes the flags of ``atropos-grpo``. vLLM is started where it is installed
-(``--inference-engine`` says otherwise), else the local server, on ``--vllm-port``; it ends
+(``--inference-engine`` overrides it), else the local server, on ``--vllm-port``; it ends
 with the trainer, however that ends. The rollout API and environments are started by
 themselves, or all together by ``atropos-launch``.
 """

@@ -1,4 +1,4 @@
-"""sbatch scripts of a plan, as text. Nothing is written or run here.
+"""sbatch scripts of a plan: their text, writing and submitting them.
 
 One job per role: api, inference (an array, one server each), one per environment, trainer.
 A script holds its resources, the user's setup lines and one ``srun`` of ``atropos-launch
@@ -137,7 +137,7 @@ ENDPOINTS = "endpoints"
 
 
 class SubmitFailed(AtroposError):
-    """sbatch said no; what was submitted before is named and was cancelled."""
+    """sbatch refused a job; jobs submitted before it were cancelled."""
 
 
 def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:

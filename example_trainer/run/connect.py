@@ -1,4 +1,4 @@
-"""The trainer's dealings with the other processes: waiting, stopping, registering."""
+"""Connections of the trainer: heartbeats, waits, inference servers, registration."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def connect_servers(
 def registration(
     cfg: TrainingConfig, max_token_len: int, starting_step: int, *, commits: bool
 ) -> Registration:
-    """What the run is told about its trainer.
+    """Registration of the trainer with the run.
 
     Args:
         commits: keep acked batches until a checkpoint that holds them is committed.

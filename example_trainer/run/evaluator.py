@@ -115,7 +115,7 @@ class Evaluator:
                 stdin=subprocess.DEVNULL,
                 stdout=written,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a group of its own, which can be ended whole
+                start_new_session=True,  # a separate group, which can be ended whole
             )
         try:
             end = time.monotonic() + bound_s
@@ -126,7 +126,7 @@ class Evaluator:
                     self._waits(f"the evaluation {command[0]}")
                 time.sleep(POLL_S)
         finally:
-            # As long as nobody asked for its exit status its number is nobody else's.
+            # Its number is not reused before its exit status is read.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

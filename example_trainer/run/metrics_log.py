@@ -1,11 +1,11 @@
-"""What a step tells: one record, to metrics.jsonl, to the trackers and to the screen.
+"""Metrics of a step: one record for metrics.jsonl, the trackers and the screen.
 
     batch_metrics (the batch) --.
     StepMetrics (learning)  ------+--> record --> MetricsLog.write --> jsonl, trackers, display
     Clock (seconds of phases) --'
 
-A record is flat; metrics.jsonl keeps these names, ``trackers.names`` says what trackers call
-them. In nats per token unless it says otherwise:
+A record is flat; metrics.jsonl keeps these names, ``tracker_name`` maps them to those of
+trackers. In nats per token unless stated otherwise:
 
     loss, entropy, approx_kl, importance_weight, clip_ratio, dual_clip_ratio    over trained tokens
     pos_logp, neg_logp        policy logprob of tokens with a positive, a negative advantage
@@ -71,7 +71,7 @@ class Clock:
 
 
 class SilentLog:
-    """The log of every rank but the first: they have the same numbers, one tells them."""
+    """The log of every rank but the first: they have the same numbers as rank 0."""
 
     def begin(self, run_id: str, step: int) -> None:
         """Nothing to name."""
@@ -114,7 +114,7 @@ class MetricsLog:
 
     @staticmethod
     def silent() -> SilentLog:
-        """A log that tells nobody."""
+        """A log without output."""
         return SilentLog()
 
     def begin(self, run_id: str, step: int) -> None:
@@ -170,7 +170,7 @@ class MetricsLog:
 def batch_metrics(
     claimed: ClaimedBatch, batch: TrainingBatch, prepared: Prepared, version: int
 ) -> dict[str, Any]:
-    """What a batch tells by itself; ``version`` is that of the policy it will train.
+    """Metrics of a batch; ``version`` is that of the policy it will train.
 
     Every rank has the whole batch, so these are the same on all of them.
     """

@@ -1,4 +1,4 @@
-"""Batches for the loop: the next one is fetched while the step runs, and every rank gets it.
+"""Prefetch of batches: the next one is claimed while a step runs, for every rank.
 
     rank 0   claim --> queue of one --> next() --share--> all ranks
                ^                          |
@@ -33,7 +33,7 @@ POLL_S = 1.0
 
 
 class BatchPrefetcher:
-    """Claims in a thread of its own, at most one batch ahead of the loop. Rank 0 only.
+    """Claims batches in a thread, at most one batch ahead of the loop. Rank 0 only.
 
     Args:
         state: a batch that it names as trained is acked without training.
@@ -90,7 +90,7 @@ class BatchPrefetcher:
 
     @property
     def blocked_reason(self) -> str:
-        """Why the API has no batch, in its words."""
+        """The reason of the API why there is no batch."""
         return self._blocked
 
     def ack(self, claimed: ClaimedBatch) -> None:
@@ -111,7 +111,7 @@ class BatchPrefetcher:
                     return
                 self._to_claim -= 1
                 self._ready.put(claimed)
-        except AtroposError as error:  # belongs to the loop, which is told at the next poll
+        except AtroposError as error:  # raised in the loop at its next poll
             self._ready.put(error)
 
     def _claim(self) -> ClaimedBatch | None:
@@ -138,8 +138,8 @@ def next_batch(
 ) -> ClaimedBatch:
     """The same next batch on every rank; ``prefetcher`` is None on all but the first.
 
-    Ranks hear from the first one every second while it waits, so none runs into the bound
-    of a collective operation, and all stop together.
+    Rank 0 sends a message every second while it waits: no rank exceeds the timeout of a
+    collective operation, and all stop together.
 
     Raises:
         RolloutApiUnavailable: none could be formed within ``timeout_s``.
@@ -171,7 +171,7 @@ def next_batch(
 
 
 class _Message(msgspec.Struct):
-    """What the first rank tells the others."""
+    """Message of rank 0 to the other ranks."""
 
     stop: str | None = None
     claimed: ClaimedBatch | None = None
@@ -180,5 +180,5 @@ class _Message(msgspec.Struct):
 def _shared(
     world: Ranks, claimed: ClaimedBatch | None, why: str | None
 ) -> tuple[ClaimedBatch | None, str | None]:
-    heard = world.share(_Message(why, claimed) if world.is_rank0 else None, _Message)
-    return heard.claimed, heard.stop
+    received = world.share(_Message(why, claimed) if world.is_rank0 else None, _Message)
+    return received.claimed, received.stop

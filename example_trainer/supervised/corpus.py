@@ -1,7 +1,7 @@
 """Lines of JSON -> rows. What atropos-sft-gen and atropos-dpo-gen write, and what looks like it.
 
     {"prefix", "completion"}                the completion is trained
-    {"messages"}                            what the assistant says is trained
+    {"messages"}                            the turns of the assistant are trained
     {"prefix", "pos", "neg"}, {"pos", "neg"}     a pair, of texts or of lists of messages
 
 Other keys, such as ``score``, are let be. An example is the rows of one line; they share a
@@ -148,11 +148,11 @@ def completion_row(tokenizer: Any, prefix: str, completion: str) -> Row:
 def chat_rows(
     tokenizer: Any, messages: Sequence[dict[str, Any]], group: str, *, trained_from: int = 0
 ) -> Example:
-    """Rows that train what the assistant says in turn ``trained_from`` and after it.
+    """Rows that train the text of the assistant in turn ``trained_from`` and after it.
 
     Each turn stands behind exactly what the model is given when it has to write it. With
     most chat templates these are beginnings of each other, so that one row holds all; with
-    one that, say, drops earlier reasoning, there is a row per turn.
+    one that, for example, drops earlier reasoning, there is a row per turn.
     """
     found: list[tuple[list[int], list[bool]]] = []
     for i, message in enumerate(messages):
@@ -169,7 +169,7 @@ def chat_rows(
 
 
 def row_of(tokens: list[int], trained_T: Sequence[bool], group: str) -> Row:
-    """A row of text that nobody sampled; the first token, which nothing predicts, is not
+    """A row of text that was not sampled; the first token, which nothing predicts, is not
     trained."""
     n = len(tokens) - 1
     labels = [token if on else MASKED for token, on in zip(tokens, trained_T)][1:]

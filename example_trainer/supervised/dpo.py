@@ -3,7 +3,7 @@
 atropos-dpo --model MODEL --train-file dpo.jsonl --save-path runs/dpo
 
 The file has lines of {"prefix", "pos", "neg"}, or of lists of messages {"pos", "neg"}, as
-atropos-dpo-gen writes them. What the reference model says of them is computed once, before
+atropos-dpo-gen writes them. The logprobs of the reference model are computed once, before
 the first step, so that only one model is in memory while training. losses/preference.py has
 the formulae.
 """
@@ -45,7 +45,7 @@ def train(cfg: DpoConfig) -> None:
     """Train and write ``save_path/final_model``.
 
     Raises:
-        AtroposError: says what to do.
+        AtroposError: the message names the remedy.
     """
     with ranks.start(cfg.shared()) as world:
         policy = loading.load(cfg.shared(), world)

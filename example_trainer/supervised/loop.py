@@ -1,4 +1,4 @@
-"""What training on files shares: settings, steps over epochs, validation, saving, metrics.
+"""Loop of training on files: settings, steps over epochs, validation, saving, metrics.
 
     file -> examples --shuffled--> lines of a step -> objective (loss, gradient) -> step
                                         |                                             |
@@ -52,7 +52,7 @@ class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
         given = {
             name: value
             for name in type(self).model_fields
-            # What is not said here has the default of atropos-grpo, such as loss.
+            # A setting that is left out has the default of atropos-grpo, such as loss.
             if name in TrainingConfig.model_fields
             and (value := getattr(self, name)) is not None
         }
@@ -180,7 +180,7 @@ def validate(objective: Objective, corpus: Corpus, at_once: int) -> dict[str, fl
 
 
 class SupervisedDisplay:
-    """A line per step with every number that says something about learning."""
+    """A line per step with the numbers that show learning."""
 
     SHOWN = ("loss", "accuracy", "margin", "grad_norm", "lr")
 
@@ -190,7 +190,7 @@ class SupervisedDisplay:
         print(f"step {record['step']}: {', '.join(shown)}", flush=True)
 
     def beat(self, beat: Heartbeat) -> None:
-        """Nobody waits for anybody here."""
+        """Nothing: this training waits for no other process."""
 
     def close(self) -> None:
         """Nothing to put away."""

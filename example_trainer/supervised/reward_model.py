@@ -46,7 +46,7 @@ def train(cfg: RewardConfig) -> None:
     """Train and write ``save_path/final_model``.
 
     Raises:
-        AtroposError: says what to do.
+        AtroposError: the message names the remedy.
     """
     if cfg.shared().trains_adapter or cfg.train_layer_indices is not None:
         raise ConfigError(

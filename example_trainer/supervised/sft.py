@@ -3,7 +3,7 @@
 atropos-sft --model MODEL --train-file sft.jsonl --save-path runs/sft
 
 The file has lines of {"prefix", "completion"} or {"messages"}, as atropos-sft-gen writes
-them. Trained are completions, and what assistants say; every token counts the same.
+them. Completions and turns of the assistant are trained; every token counts the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def train(cfg: SftConfig) -> None:
     """Train and write ``save_path/final_model``.
 
     Raises:
-        AtroposError: says what to do.
+        AtroposError: the message names the remedy.
     """
     with ranks.start(cfg.shared()) as world:
         policy = loading.load(cfg.shared(), world)

@@ -1,4 +1,4 @@
-"""How a new policy version reaches the inference servers. One publisher per file.
+"""Publishers of policy versions to the inference servers.
 
 A publisher promises: when ``publish`` returns, every server holds exactly this version and
 answers requests again. The order is
@@ -12,7 +12,7 @@ answers requests again. The order is
 
 When it raises before the first server was touched, all go on with what they held. When it
 raises later, every server it could reach stays paused, so that no sample of an unknown
-mixture is generated, and the message says what each one holds.
+mixture is generated, and the message names the version of each.
 
     disk            a directory that every server sees; works with every engine
     lora            only the adapter
@@ -60,7 +60,7 @@ class Publisher(Protocol):
         """Make every server hold ``state.version``. Collective: every rank calls it.
 
         Raises:
-            PublishFailed: names the server and what it said; see the module.
+            PublishFailed: names the server and its error; see the module.
             CheckpointError: nothing could be staged; no server was touched.
         """
 
@@ -78,10 +78,10 @@ def make_publisher(
 
     Args:
         engines: all servers on rank 0, none on the others.
-        announce: tells the rollout API a version; None on ranks other than 0.
+        announce: sends a version to the rollout API; None on ranks other than 0.
 
     Raises:
-        ConfigError: a server cannot take weights in this way; says what to do.
+        ConfigError: a server cannot take weights in this way; names the remedy.
     """
     if cfg.publisher not in PUBLISHERS:
         known = ", ".join(sorted(PUBLISHERS))

@@ -1,4 +1,4 @@
-"""One version on its way by broadcast: servers receive, told by HTTP, while rank 0 sends."""
+"""Broadcast of one version: rank 0 sends, servers receive on an HTTP request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from atroposlib.errors import ConfigError, InferenceError
 from example_trainer.weights.engines import GroupSpec, InferenceServer, process_group
 
-# A server that broke the group is heard of by HTTP at about the same time.
+# The HTTP error of a server that broke the group arrives at about the same time.
 DISCONNECT_TIMEOUT_S = 10.0
 # gloo raises plain RuntimeErrors, torch.distributed its DistError, a RuntimeError as well.
 BROKEN = (InferenceError, RuntimeError)

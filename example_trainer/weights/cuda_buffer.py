@@ -21,7 +21,7 @@ from torch import Tensor
 
 from example_trainer.weights.export import TensorSpec
 
-ALIGN = 256  # bytes; what an allocation of its own would have had
+ALIGN = 256  # bytes; as of a separate allocation
 
 
 class CudaBuffer:

@@ -1,4 +1,4 @@
-"""Weights by disk: write a directory, tell every server to read it."""
+"""Weights by disk: a directory of the whole model or of an adapter, read by every server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Weights by broadcast: trainer and servers in one process group, no file in between.
 
     trainer (rank 0)   gather -> cast -> broadcast, bucket by bucket
-    servers            told by HTTP which tensors come, they receive them in that order
+    servers            an HTTP request lists the tensors; they receive them in that order
 
 Other trainer ranks only take part in the gathering. All of it happens while the servers
 are paused: most engines write what they receive straight into the weights.
@@ -43,7 +43,7 @@ class DistributedPublisher(FleetPublisher):
         cuts = buckets(self._layout, self.cfg.publish_bucket_mb * MIB)
         last = {cut[-1].name for cut in cuts}
         transfer = self._begin(cuts, version) if self.engines else None
-        # Whatever fails here, the other ranks count on all of it being gathered.
+        # After a failure too, the other ranks need all of it to be gathered.
         for name, tensor in export_weights(policy, untie_head=self.needs_untying(policy)):
             if transfer is not None:
                 transfer.add(tensor)

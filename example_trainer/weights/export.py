@@ -41,7 +41,7 @@ def export_weights(policy: Policy, *, untie_head: bool) -> Iterator[tuple[str, T
     Collective: every rank must take all of them.
 
     Args:
-        untie_head: a tied output head comes as a tensor of its own, else not at all.
+        untie_head: a tied output head comes as a separate tensor, else not at all.
     """
     left_out = set() if untie_head or not is_tied(policy) else _aliases(policy)
     for name, tensor in iter_weights(policy):

@@ -153,7 +153,7 @@ def _lines(failed: Sequence[tuple[str, object]]) -> str:
 
 
 class FleetPublisher:
-    """The order of a publish. A publisher says how weights are staged and applied."""
+    """Order of a publish. Subclasses implement how weights are staged and applied."""
 
     @property
     def publishes_start(self) -> bool:
@@ -199,7 +199,7 @@ class FleetPublisher:
         """Nothing is held; a publisher that holds something gives it back here."""
 
     def needs_untying(self, policy: Policy) -> bool:
-        """Whether a tied output head goes out as a tensor of its own."""
+        """Whether a tied output head is sent as a separate tensor."""
         if not is_tied(policy):
             return False
         if self.cfg.untie_published_head is not None:

@@ -1,6 +1,6 @@
-"""Why a server's logprobs are not the trainer's, as far as it can be found out.
+"""Diagnosis of a logprob mismatch between a server and the trainer.
 
-What can be tried is tried (the model without its adapter); what the server says of itself
+What can be tried is tried (the model without its adapter); what the server reports
 is compared (version, precision); for the rest the message lists what is likely.
 """
 

@@ -4,7 +4,7 @@ Main memory: one private file in /dev/shm that servers map read-only and copy. B
 two GPUs of vLLM and the trainer: one buffer on the trainer's GPU, whose CUDA handle the
 workers open; it is described in the original's bridge file (``vllm_config_path``).
 
-The buffer is written while servers generate: they look at it only when they are told to,
+The buffer is written while servers generate: they read it only on request,
 paused, and copy it, so the trainer never writes into weights that are in use.
 """
 
@@ -47,7 +47,7 @@ PREFIX = "atropos-weights-"
 
 
 class SharedWeightsFile:
-    """For one writer; readers map it while nobody writes. Removed when this object goes."""
+    """For one writer; readers map it while it is not written. Removed with this object."""
 
     def __init__(self, tensors: Sequence[TensorSpec]) -> None:
         """Raises CheckpointError when the memory for it is not there."""

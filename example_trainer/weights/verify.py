@@ -235,7 +235,7 @@ def check_temperature(
 
 
 def require_same_policy(sampled: Mismatch, version: int, tolerance: float) -> None:
-    """Tokens said to be sampled at this very version must have its logprobs.
+    """Tokens labelled with this version must have its logprobs.
 
     Raises:
         StaleWeights: they do not; the step must not be taken.

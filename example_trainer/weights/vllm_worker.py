@@ -109,7 +109,7 @@ class WeightWorker:
         return f"{len(seen)} tensors"
 
     def _refresh_tied_head(self) -> None:
-        """A head that is the embedding gets no tensor of its own, so no reload packs it."""
+        """A head that is the embedding gets no separate tensor, so no reload packs it."""
         head = getattr(self.model_runner.get_model(), "lm_head", None)
         method = getattr(head, "quant_method", None)
         if method is not None and hasattr(method, "process_weights_after_loading"):

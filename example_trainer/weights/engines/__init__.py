@@ -1,6 +1,6 @@
 """Inference servers as the trainer sees them: pause, take weights, version, resume, score.
 
-One class per protocol. ``connect`` asks a server which one it speaks by looking at its
+One class per protocol. ``connect`` detects the protocol of a server by its
 routes, so a new server version is a new class here and nothing elsewhere.
 
     local    atroposlib.inference
@@ -77,10 +77,10 @@ def _wait_until_healthy(http: Http, wait_s: float, on_wait: Callable[[str], None
 
 
 def detect(http: Http) -> str:
-    """Which protocol the server speaks, judged by its routes.
+    """Protocol of the server, judged by its routes.
 
     Raises:
-        ConfigError: none that can take new weights; says how to start the server.
+        ConfigError: none that can take new weights; the message names how to start the server.
     """
     info = http.get("/server_info", optional=True) if http.has_route("/server_info") else None
     if isinstance(info, dict) and info.get("engine") == "atropos-local":

@@ -66,7 +66,7 @@ class InferenceServer(Protocol):
 
     @property
     def native_group(self) -> bool:
-        """Its groups are of its own making, not of torch.distributed's."""
+        """Its groups are made by vLLM, not by torch.distributed."""
 
     @property
     def opens_cuda_memory(self) -> bool:
@@ -76,7 +76,7 @@ class InferenceServer(Protocol):
         """Check that this server can take weights from the named publisher.
 
         Raises:
-            ConfigError: it cannot; says how to start it, or what else to choose.
+            ConfigError: it cannot; the message names the remedy.
         """
 
     def pause(self, resume_after_s: float | None = None) -> None:
@@ -117,10 +117,10 @@ class InferenceServer(Protocol):
         """Name the weights that are loaded already."""
 
     def version(self) -> str | None:
-        """What the server calls its weights; None before anybody named them."""
+        """Label of the weights at the server; None before the first label."""
 
     def dtype(self) -> str | None:
-        """Precision it computes in, where it says so."""
+        """Precision it computes in, where it reports one."""
 
     def token_ids(self, text: str) -> list[int]:
         """``text`` as the server's tokenizer sees it."""
@@ -253,7 +253,7 @@ class OverHttp:
 
 
 def must_succeed(answer: dict[str, Any], what: str) -> None:
-    """Some routes answer 200 and say in the body that they failed."""
+    """Some routes answer 200 with a failure in the body."""
     if answer.get("success") is not True:
         raise InferenceRefused(200, f"{what}: {answer.get('message', answer)}")
 

@@ -1,4 +1,4 @@
-"""Process groups between trainer and servers, beside whatever groups a process has already.
+"""Process groups between trainer and servers, in addition to the groups that a process has already.
 
 The store and its prefixes are those of ``torch.distributed``, laid out as SGLang does, so
 that one of its ranks can be the other end. Imports nothing but torch: a worker of vLLM
@@ -38,7 +38,7 @@ def bound(group: GroupSpec) -> timedelta:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """The port where members will meet, taken before anybody is told; 0 picks a free one."""
+    """The port where members will meet, bound before it is sent to the servers; 0 picks a free one."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=2048)
 

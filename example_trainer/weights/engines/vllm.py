@@ -41,7 +41,7 @@ class VllmEngine(OverHttp):
         """Whether it was started with our worker extension."""
         try:
             return EXTENSION_NAME in json.dumps(self._rpc("weight_worker"))
-        except InferenceError:  # an unknown method; whatever else is wrong shows later
+        except InferenceError:  # an unknown method; other errors appear later
             return False
 
     @property
@@ -55,7 +55,7 @@ class VllmEngine(OverHttp):
     @property
     def wants_untied_head(self) -> bool:
         # vLLM's CPU build answers a reload with 200 and keeps its packed copy of a tied
-        # head. A head of its own is always refreshed, and so does our extension.
+        # head. A separate head is always refreshed, and so does our extension.
         return not self.has_extension
 
     def require(self, publisher: str, adapter_name: str | None) -> None:
