@@ -306,7 +306,9 @@ def the_mix_is_forgotten() -> None:
 
 @mutant
 def unanswered_groups_are_forgotten_at_the_claim() -> None:
-    rewrite(sql_store, "_unanswered", "key IS NULL", "key IS NULL AND state = 'pending'")
+    rewrite(
+        sql_store, "_unconfirmed_posts", "key IS NULL", "key IS NULL AND state = 'pending'"
+    )
 
 
 # --- choices and admission ----------------------------------------------------------
