@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from atroposlib.client.groups import as_frames, as_json
-from atroposlib.envs.rollout.filters import Kept, Rules, judge
+from atroposlib.envs.rollout.filters import AcceptedGroup, FilterRules, filter_group
 from atroposlib.envs.rollout.groups import with_metadata
 
 NAIVE = "json.dumps + gzip -9"
@@ -29,7 +29,7 @@ NAIVE = "json.dumps + gzip -9"
 def main() -> None:
     options = parse_args()
     group = sampled_group(options.rows, options.tokens, options.prompt_tokens)
-    rules = Rules(group_size=options.rows)
+    rules = FilterRules(group_size=options.rows)
     ways: dict[str, Callable[[], bytes]] = {
         NAIVE: lambda: gzip.compress(json.dumps(group).encode(), 9),
         "json.dumps": lambda: json.dumps(group).encode(),
@@ -50,11 +50,11 @@ def main() -> None:
         print(f"{name:22}{cpu_ms:14.1f}{size / tokens:11.2f}{naive_s / seconds:13.1f}x")
 
 
-def sent(group: dict[str, Any], rules: Rules) -> Any:
+def sent(group: dict[str, Any], rules: FilterRules) -> Any:
     """What the runtime does with a group before it is packed."""
     copy = with_metadata(group, env="bench")  # type: ignore[arg-type]
-    kept = judge(copy, rules)
-    assert isinstance(kept, Kept), kept
+    kept = filter_group(copy, rules)
+    assert isinstance(kept, AcceptedGroup), kept
     kept.trained_lengths()
     return kept.as_sent(env_id=0)
 

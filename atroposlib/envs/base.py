@@ -4,7 +4,7 @@
     pacing      how many rollouts now (pure)    workers     rollouts under way
     serve       for a trainer                   delivery    keep or drop, save, send
     process     to a file                       evaluation  results and where they go
-    logbook     metrics                         checkpoint  small state     cli  flags
+    metrics_logger     metrics                         checkpoint  small state     cli  flags
 
 An environment overrides ``setup``, ``get_next_item``, ``collect_trajectory`` (one sample)
 or ``collect_trajectories`` (a group), ``evaluate``, and seldom anything else.
@@ -24,7 +24,6 @@ from atroposlib.envs.runtime import checkpoint, evaluation
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.metrics_logger import rollout_table
 from atroposlib.envs.runtime.process import run_process
-from atroposlib.envs.runtime.run_metrics import performance_metrics, training_metrics
 from atroposlib.envs.runtime.serve import Serve
 from atroposlib.envs.settings.config import BaseEnvConfig, EvalHandlingEnum
 from atroposlib.generation.configs import (
@@ -90,7 +89,10 @@ class BaseEnv(EnvRuntime, ABC):
         None: this item gives nothing to train on.
         """
         return await collect_group(
-            self.collect_trajectory, item, self.config.group_size, self.tally.sample_failed
+            self.collect_trajectory,
+            item,
+            self.config.group_size,
+            self.group_stats.sample_failed,
         )
 
     async def postprocess_histories(self, trajectories: Any) -> Any:
@@ -126,14 +128,16 @@ class BaseEnv(EnvRuntime, ABC):
     async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None:
         """Emit ``metrics`` and the runtime's own; an override ends by awaiting this."""
         emitted = dict(metrics or {})
-        emitted.update(self.logbook.averages())
-        emitted.update(training_metrics(self))
-        emitted.update(performance_metrics(self))
+        emitted.update(self.metrics_logger.averages())
+        emitted.update(
+            self.metrics_logger.training_metrics(self.group_stats, self.pool.counts)
+        )
+        emitted.update(self.metrics_logger.performance_metrics())
         emitted.update(await self.server.wandb_metrics())
         if self.logs_to_wandb():
             emitted = await self.create_rollout_table(emitted)
         self.rollouts_for_wandb = []
-        self.logbook.emit(emitted, self.curr_step)
+        self.metrics_logger.emit(emitted, self.curr_step)
 
     async def add_rollouts_for_wandb(
         self, scored_data: ScoredDataGroup | list[ScoredDataGroup], item: Item | None = None
@@ -163,7 +167,7 @@ class BaseEnv(EnvRuntime, ABC):
 
     def log(self, name: str, value: float) -> None:
         """Remember a number; its mean is emitted with the next metrics."""
-        self.logbook.log(name, value)
+        self.metrics_logger.log(name, value)
 
     async def evaluate_log(
         self,
@@ -178,14 +182,16 @@ class BaseEnv(EnvRuntime, ABC):
     ) -> None:
         """Record evaluation results, named by the step and policy version they belong to.
 
-        Always to the logbook; to files when ``data_dir_to_save_evals`` is set (in ``serve``
+        Always to the metrics_logger; to files when ``data_dir_to_save_evals`` is set (in ``serve``
         a directory per step); as a table when ``verbose``. Times are seconds since the epoch.
         """
         now = time.time()
         started, ended = start_time or now, end_time or now
         measured_at = self.measured_at()
         task = task_name or f"{self.name or type(self).__name__}_eval"
-        self.logbook.emit({**evaluation.eval_metrics(metrics), **measured_at}, self.curr_step)
+        self.metrics_logger.emit(
+            {**evaluation.eval_metrics(metrics), **measured_at}, self.curr_step
+        )
         if self.config.samples_path is not None and samples is not None:
             evaluation.append_samples(Path(self.config.samples_path), samples, self.curr_step)
         if self.config.data_dir_to_save_evals is not None:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
 from atroposlib.envs.rollout.groups import groups_in
-from atroposlib.envs.runtime.hooks import MoreServers
+from atroposlib.envs.runtime.env_runtime import MoreServers
 from atroposlib.errors import AtroposError, ConfigError, InvalidGroup, boundary
 from atroposlib.generation.configs import (
     ServerBaseline,

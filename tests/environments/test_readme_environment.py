@@ -104,7 +104,7 @@ async def test_it_serves(page, name, source, env_of, tmp_path):
         claimed = await asyncio.to_thread(trainer.claim, wait_s=20.0)
         (group,) = claimed.batch
         assert len(group.scores) == env.config.group_size
-        env.serving.stopping.ask("the test has seen enough")
+        env.serving.shutdown.request("the test has seen enough")
         await asyncio.wait_for(serving, 20)
         trainer.close()
     finally:

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs.rollout.filters import Kept, Rules, judge
+from atroposlib.envs.rollout.filters import AcceptedGroup, FilterRules, filter_group
 from atroposlib.envs.runtime import admission
-from atroposlib.envs.runtime.admission import Admission
-from atroposlib.envs.runtime.sender import GroupFile, Sender, Tally
-from atroposlib.envs.runtime.wait_status import Waiting
+from atroposlib.envs.runtime.admission import RolloutAdmission
+from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats
+from atroposlib.envs.runtime.wait_status import WaitStatus
 from atroposlib.errors import KeyConflict, RolloutApiRefused, RolloutApiUnavailable
 from atroposlib.wire import EnvIdentifier, EnvRegistered
 
@@ -25,10 +25,10 @@ ME = EnvRegistered(
 WHO = EnvIdentifier(env_id=0, run_id="r")
 
 
-def kept(key: str = "k") -> Kept:
+def kept(key: str = "k") -> AcceptedGroup:
     group = {"tokens": [[1, 2]], "masks": [[1, 2]], "scores": [1.0], "idempotency_key": key}
-    verdict = judge(group, Rules(1, ensure_scores_are_not_same=False))
-    assert isinstance(verdict, Kept)
+    verdict = filter_group(group, FilterRules(1, ensure_scores_are_not_same=False))
+    assert isinstance(verdict, AcceptedGroup)
     return verdict
 
 
@@ -49,55 +49,66 @@ class Scripted:
 
 
 def sender_of(client):
-    tally, taken_back = Tally(), []
+    group_stats, taken_back = GroupStats(), []
 
     async def never(stale):
         raise AssertionError("it was not asked to join again")
 
-    sender = Sender(client, ME, tally, group_size=1, rejoin=never, take_back=taken_back.append)
-    return sender, tally, taken_back
+    sender = GroupSender(
+        client,
+        lambda: ME,
+        group_stats,
+        group_size=1,
+        re_register=never,
+        requeue=taken_back.append,
+    )
+    return sender, group_stats, taken_back
 
 
 async def test_groups_are_sent_under_their_keys_and_counted():
     client = Scripted()
-    sender, tally, _ = sender_of(client)
+    sender, group_stats, _ = sender_of(client)
     assert len(await sender.send([kept("a"), kept("b")], "item", "r")) == 2
     assert client.sent == ["a", "b"]
-    assert (tally.sent, sender.accepted_groups) == (2, 2)
+    assert (group_stats.sent, sender.accepted_groups) == (2, 2)
     assert sender.next_key() != sender.next_key()
 
 
 async def test_a_refused_group_is_dropped_counted_and_said(caplog):
-    sender, tally, _ = sender_of(Scripted(RolloutApiRefused(422, "tokens[0]: odd")))
+    sender, group_stats, _ = sender_of(Scripted(RolloutApiRefused(422, "tokens[0]: odd")))
     assert await sender.send([kept()], {"id": 7}, "r") == []
-    assert tally.totals() == {"groups_sent": 0, "groups_dropped": 1, "dropped_refused": 1}
+    assert group_stats.totals() == {
+        "groups_sent": 0,
+        "groups_dropped": 1,
+        "dropped_refused": 1,
+    }
     assert "item 7" in caplog.text and "tokens[0]: odd" in caplog.text
 
 
 async def test_a_group_of_a_run_that_is_over_is_counted_and_its_item_comes_back():
-    sender, tally, taken_back = sender_of(Scripted())
+    sender, group_stats, taken_back = sender_of(Scripted())
     assert await sender.send([kept()], "item", "another run") == []
-    assert tally.dropped == {"run_ended": 1} and taken_back == ["item"]
+    assert group_stats.dropped == {"run_ended": 1} and taken_back == ["item"]
 
 
 async def test_a_key_that_the_api_knows_has_arrived():
-    sender, tally, _ = sender_of(Scripted(KeyConflict("k came with other content")))
+    sender, group_stats, _ = sender_of(Scripted(KeyConflict("k came with other content")))
     assert len(await sender.send([kept()], "item", "r")) == 1
-    assert tally.sent == 1 and not tally.dropped
+    assert group_stats.sent == 1 and not group_stats.dropped
 
 
 async def test_what_could_not_be_sent_before_the_end_is_counted():
-    sender, tally, _ = sender_of(Scripted(asyncio.Event()))
+    sender, group_stats, _ = sender_of(Scripted(asyncio.Event()))
     sending = asyncio.ensure_future(sender.send([kept()], "item", "r"))
     await asyncio.sleep(0)
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sending
-    assert tally.dropped == {"unsent": 1}
-    sender, tally, _ = sender_of(Scripted(RolloutApiUnavailable("away for too long")))
+    assert group_stats.dropped == {"unsent": 1}
+    sender, group_stats, _ = sender_of(Scripted(RolloutApiUnavailable("away for too long")))
     with pytest.raises(RolloutApiUnavailable):
         await sender.send([kept()], "item", "r")
-    assert tally.dropped == {"unsent": 1}
+    assert group_stats.dropped == {"unsent": 1}
 
 
 def test_a_saved_group_is_one_line_whatever_it_carries(tmp_path):
@@ -137,10 +148,10 @@ class LeasingTransport(Leasing, httpx.AsyncBaseTransport):
 async def leases_of(room: int, status: int = 200):
     transport = LeasingTransport(room, status)
     client = AsyncRolloutClient("http://api", transport=transport, give_up_after_s=0)
-    return Admission(client), transport
+    return RolloutAdmission(client), transport
 
 
-async def admits(leases: Admission, name: str, *, bounded=True, idle=False) -> bool:
+async def admits(leases: RolloutAdmission, name: str, *, bounded=True, idle=False) -> bool:
     return await leases.admits(name, WHO, 4, bounded=bounded, idle=idle)
 
 
@@ -200,25 +211,25 @@ async def test_an_api_without_leases_paces_by_its_queue_alone(caplog):
 def test_a_wait_is_said_at_its_beginning_and_every_thirty_seconds(caplog):
     caplog.set_level(logging.INFO)
     now = [100.0]
-    one = Waiting("toy", clock=lambda: now[0])
+    one = WaitStatus("toy", clock=lambda: now[0])
     for second in range(65):
         now[0] = 100.0 + second
-        one.waits(f"waiting for rollout API at http://api: refused, {second} s")
+        one.start(f"waiting for rollout API at http://api: refused, {second} s")
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3 and "toy waits for rollout API" in said[0]
     assert one.on.endswith("64 s") and one.seconds() == 64
-    one.over()
+    one.clear()
     assert one.on is None and "goes on after 64 s" in caplog.records[-1].getMessage()
 
 
 def test_a_usual_wait_is_said_only_when_it_lasts(caplog):
     caplog.set_level(logging.INFO)
     now = [100.0]
-    one = Waiting("toy", clock=lambda: now[0])
-    one.waits("the trainer to take a batch", usual=True)
-    one.over()
+    one = WaitStatus("toy", clock=lambda: now[0])
+    one.start("the trainer to take a batch", usual=True)
+    one.clear()
     assert caplog.records == []
-    one.waits("the trainer to take a batch", usual=True)
+    one.start("the trainer to take a batch", usual=True)
     now[0] += 31
-    one.waits("the trainer to take a batch", usual=True)
+    one.start("the trainer to take a batch", usual=True)
     assert len(caplog.records) == 1

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from atroposlib.envs.runtime import checkpoint
-from atroposlib.envs.runtime.evaluation import run_evaluate, write_results
-from atroposlib.envs.runtime.metrics_logger import JsonlSink, Logbook, scalars
+from atroposlib.envs.runtime.evaluation import write_results
+from atroposlib.envs.runtime.metrics_logger import JsonlSink, MetricsLogger, scalars
+from atroposlib.envs.runtime.process import run_evaluate
 from atroposlib.errors import RolloutError
 from tests.envs.toys import toy_env
 
 
 def test_metrics_are_one_json_line_per_emission(tmp_path):
     path = tmp_path / "deep" / "metrics.jsonl"
-    book = Logbook([JsonlSink(path, "toy")])
+    book = MetricsLogger([JsonlSink(path, "toy")])
     book.log("exact", 1.0)
     book.log("exact", 0.0)
     book.emit({**book.averages(), "table": object(), "n": np.int64(3), "bad": np.nan}, step=7)

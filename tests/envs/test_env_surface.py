@@ -71,12 +71,31 @@ def test_a_taken_path_gets_a_number_that_the_config_shows(env, toy_config, tmp_p
     assert json.loads((tmp_path / "groups_1.jsonl").read_text()) == {"tokens": [[1]]}
 
 
+def test_what_old_environments_set_reaches_the_part_that_owns_it(env):
+    env.curr_step, env.items_sent_this_step, env.checkpoint_dir = 5, 2, "/runs"
+    env.completion_lengths, env.rollouts_for_wandb = [7], [[("text", 1.0)]]
+    assert (env.joined_run.step, env.joined_run.checkpoint_dir) == (5, "/runs")
+    assert env.group_stats.kept_since_log == 2
+    assert env.metrics_logger.completion_lengths == [7]
+    assert env.metrics_logger.rollouts == [[("text", 1.0)]]
+
+
+def test_values_set_before_the_constructor_are_replaced_as_they_always_were(env):
+    class Early(ToyEnv):
+        def __init__(self, *args, **kwargs):
+            self.curr_step, self.completion_lengths = 9, [1]
+            super().__init__(*args, **kwargs)
+
+    early = Early(BaseEnvConfig(), [env.server.servers[0].config])
+    assert (early.curr_step, early.completion_lengths) == (0, [])
+
+
 # --- metrics ------------------------------------------------------------------------------
 
 
 async def test_the_runtimes_metrics_have_their_names(env):
     sink = Recorded()
-    env.logbook.sinks = [sink]
+    env.metrics_logger.sinks = [sink]
     env.completion_lengths = list(range(1, 101))
     for timings in (env.task_duration, env.succeeded_task_duration, env.mainloop_timings):
         timings += [1.0, 3.0]
@@ -111,7 +130,7 @@ async def test_the_runtimes_metrics_have_their_names(env):
 
 async def test_every_servers_timings_have_their_names(env):
     sink = Recorded()
-    env.logbook.sinks = [sink]
+    env.metrics_logger.sinks = [sink]
     for split in ("train", "eval"):
         await env.server.completion(prompt="a", n=1, max_tokens=4, split=split)
     await env.wandb_log()

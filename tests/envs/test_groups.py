@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.rollout.filters import Drop, Dropped, Rules, judge
+from atroposlib.envs.rollout.filters import (
+    FilterRules,
+    RejectedGroup,
+    RejectReason,
+    filter_group,
+)
 from atroposlib.envs.rollout.groups import (
     collate,
     from_node,
@@ -42,12 +47,12 @@ def group(scores=(0.0, 1.0), **more):
 
 
 def judged(g, **changes):
-    return judge(g, Rules(**{"group_size": 2, "max_token_len": 10, **changes}))
+    return filter_group(g, FilterRules(**{"group_size": 2, "max_token_len": 10, **changes}))
 
 
 def reason(g, **changes):
     verdict = judged(g, **changes)
-    return verdict.reason if isinstance(verdict, Dropped) else None
+    return verdict.reason if isinstance(verdict, RejectedGroup) else None
 
 
 def record_of(g, env_id=3):
@@ -162,24 +167,24 @@ def test_what_was_collected_is_a_list_of_the_groups_there_are():
     ("made", "changes", "expected"),
     [
         (group(), {}, None),
-        (group((1.0, 1.0)), {}, Drop.SAME_SCORES),
+        (group((1.0, 1.0)), {}, RejectReason.SAME_SCORES),
         (group((1.0, 1.0)), {"ensure_scores_are_not_same": False}, None),
-        (group((0.0, 1.0, 2.0)), {}, Drop.WRONG_SIZE),
+        (group((0.0, 1.0, 2.0)), {}, RejectReason.WRONG_SIZE),
         (group((0.0, 1.0, 2.0), group_overrides={"group_size": 3}), {}, None),
         (group(group_overrides=None), {}, None),
         (group(), {"max_token_len": 3}, None),  # exactly as long as allowed
-        (group(), {"max_token_len": 2}, Drop.TOO_LONG),
+        (group(), {"max_token_len": 2}, RejectReason.TOO_LONG),
         (group(), {"max_token_len": 2, "drop_too_long": False}, None),
         (group(), {"max_token_len": -1}, None),
-        (group((0.0, float("nan"))), {}, Drop.INVALID),
-        (group(inference_logprobs=[[1.0, 1.0], [1.0, 1.0]]), {}, Drop.INVALID),
-        (group(tokens=[[1, 5, 9], ["x", 5, 9]]), {}, Drop.INVALID),
-        (group(tokens=[[1, 5, 9], [1.5, 5, 9]]), {}, Drop.INVALID),
-        (group((0.0, None)), {}, Drop.INVALID),
-        (group((0.0, [1.0])), {}, Drop.INVALID),
-        (group(masks=None), {}, Drop.INVALID),
-        (group(overrides=[{}]), {}, Drop.INVALID),
-        (group(metadata={"function": print}), {}, Drop.INVALID),
+        (group((0.0, float("nan"))), {}, RejectReason.INVALID),
+        (group(inference_logprobs=[[1.0, 1.0], [1.0, 1.0]]), {}, RejectReason.INVALID),
+        (group(tokens=[[1, 5, 9], ["x", 5, 9]]), {}, RejectReason.INVALID),
+        (group(tokens=[[1, 5, 9], [1.5, 5, 9]]), {}, RejectReason.INVALID),
+        (group((0.0, None)), {}, RejectReason.INVALID),
+        (group((0.0, [1.0])), {}, RejectReason.INVALID),
+        (group(masks=None), {}, RejectReason.INVALID),
+        (group(overrides=[{}]), {}, RejectReason.INVALID),
+        (group(metadata={"function": print}), {}, RejectReason.INVALID),
     ],
 )
 def test_a_group_is_dropped_for_one_named_reason(made, changes, expected):

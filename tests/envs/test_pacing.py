@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.envs.rollout.pacing import (
-    Limits,
+    PacingSettings,
     Queue,
     ceil,
     groups_short_of_minimum,
@@ -39,7 +39,7 @@ from atroposlib.envs.settings.config import EvalHandlingEnum
     ],
 )
 def test_rollouts_fill_the_room_that_is_left(group, batch, ahead, queued, workers, wanted):
-    limits = Limits(group, batch, workers, max_batches_offpolicy=ahead)
+    limits = PacingSettings(group, batch, workers, max_batches_offpolicy=ahead)
     assert rollouts_wanted(limits, Queue(queued)) == wanted
 
 
@@ -53,7 +53,7 @@ def test_rollouts_fill_the_room_that_is_left(group, batch, ahead, queued, worker
 def test_what_is_wanted_never_passes_the_bound_by_a_whole_group(
     group, batch, ahead, queued, workers
 ):
-    wanted = rollouts_wanted(Limits(group, batch, workers, ahead), Queue(queued))
+    wanted = rollouts_wanted(PacingSettings(group, batch, workers, ahead), Queue(queued))
     assert 0 <= wanted <= workers
     if wanted:
         assert (queued + wanted - 1) * group < ahead * batch
@@ -70,7 +70,7 @@ def test_no_order_of_events_begins_work_over_capacity(
     group, groups_per_batch, ahead, workers, events
 ):
     batch = group * groups_per_batch
-    limits = Limits(group, batch, workers, max_batches_offpolicy=ahead)
+    limits = PacingSettings(group, batch, workers, max_batches_offpolicy=ahead)
     queued = busy = 0
     for event in events:
         if event == "turn":
@@ -98,7 +98,7 @@ def test_a_minimum_is_met_exactly_when_the_contract_says_so(
     group, packs, batch, ahead, own, percent
 ):
     largest, share = group * packs, Fraction(percent, 100)
-    limits = Limits(group, batch, 64, ahead, min_batch_allocation=percent / 100)
+    limits = PacingSettings(group, batch, 64, ahead, min_batch_allocation=percent / 100)
     short = groups_short_of_minimum(
         limits, Queue(0, self_queue_size=own, max_group_size=largest)
     )
@@ -129,12 +129,12 @@ def test_rounding_up_is_not_fooled_by_binary_fractions(numerator, denominator):
 
 
 def test_environments_share_a_batch_by_what_others_reserved():
-    limits = Limits(8, 64, 100, max_batches_offpolicy=1)
+    limits = PacingSettings(8, 64, 100, max_batches_offpolicy=1)
     assert rollouts_wanted(limits, Queue(0, unallocated_fraction=0.5)) == 4
 
 
 def test_a_minimum_share_is_owed_even_when_others_filled_the_queue():
-    limits = Limits(8, 64, 100, max_batches_offpolicy=1, min_batch_allocation=0.5)
+    limits = PacingSettings(8, 64, 100, max_batches_offpolicy=1, min_batch_allocation=0.5)
     full = Queue(queue_size=8, self_queue_size=1, unallocated_fraction=0.5, max_group_size=8)
     assert groups_short_of_minimum(limits, full) == 3  # 32 of 64 sequences are 4 groups
     assert rollouts_wanted(limits, full) == 3
@@ -143,7 +143,7 @@ def test_a_minimum_share_is_owed_even_when_others_filled_the_queue():
 
 
 def test_a_minimum_is_owed_in_units_of_the_largest_group():
-    limits = Limits(4, 32, 100, max_batches_offpolicy=1, min_batch_allocation=0.25)
+    limits = PacingSettings(4, 32, 100, max_batches_offpolicy=1, min_batch_allocation=0.25)
     assert (
         groups_short_of_minimum(limits, Queue(0, max_group_size=16)) == 4
     )  # 8 -> one pack of 16
@@ -158,7 +158,7 @@ def test_a_minimum_is_owed_in_units_of_the_largest_group():
     ],
 )
 def test_an_evaluation_takes_workers_as_configured(handling, cap):
-    limits = Limits(8, 64, 10, eval_handling=handling, eval_limit_ratio=0.5)
+    limits = PacingSettings(8, 64, 10, eval_handling=handling, eval_limit_ratio=0.5)
     assert worker_cap(limits, evaluating=True) == cap
     assert worker_cap(limits, evaluating=False) == 10
 

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv
-from atroposlib.envs.runtime import process
+from atroposlib.envs.runtime import metrics_logger
 from atroposlib.envs.runtime.process import OnlyFailures
 from atroposlib.envs.runtime.shutdown import StopRequested
 from atroposlib.errors import ConfigError, InferenceUnavailable, RolloutError
@@ -170,13 +170,15 @@ async def test_dropped_and_short_groups_are_not_counted_as_made(process_env, tmp
 
     env.collect_trajectories = first_two_are_bad
     assert await env.process_manager() == 2
-    assert env.tally.dropped == {"short": 1, "invalid": 1}
+    assert env.group_stats.dropped == {"short": 1, "invalid": 1}
     assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
 
 
 async def test_wandb_is_opened_only_if_it_is_wished(process_env, monkeypatch):
     opened = []
-    monkeypatch.setattr(process, "open_wandb", lambda *settings: opened.append(settings))
+    monkeypatch.setattr(
+        metrics_logger, "open_wandb", lambda *settings: opened.append(settings)
+    )
     await process_env(total_steps=1, use_wandb=False).process_manager()
     assert opened == []
     await process_env(total_steps=1, use_wandb=True).process_manager()
@@ -208,7 +210,7 @@ async def test_failed_samples_are_drawn_again_and_counted_by_outcome(toy_config,
     assert await env.process_manager() == 1
     assert sorted(json.loads(path.read_text())["scores"]) == [0.0, 0.25, 0.5, 1.0]
     expected = {"no_score": 1, "timeout": 1, "infra_error": 1, "judge_error": 1}
-    assert env.tally.samples == expected
+    assert env.group_stats.samples == expected
 
 
 async def test_an_item_whose_group_stays_short_is_tried_again_and_the_group_counted(
@@ -220,5 +222,7 @@ async def test_an_item_whose_group_stays_short_is_tried_again_and_the_group_coun
     env.config.max_num_workers = env.max_num_workers = 1
     env.script = iter([None, None, None, None, 0.0, 1.0])
     assert await env.process_manager() == 1
-    assert env.tally.dropped == {"short": 1} and env.tally.samples == {"no_score": 4}
+    assert env.group_stats.dropped == {"short": 1} and env.group_stats.samples == {
+        "no_score": 4
+    }
     assert (env.iter, env.pool.counts["retried"]) == (1, 1)

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from atroposlib.envs.rollout.filters import Rules, judge
+from atroposlib.envs.rollout.filters import FilterRules, filter_group
 from atroposlib.envs.runtime import registration
 from atroposlib.errors import RolloutError
 from tests.envs.old_api import OldApi
@@ -53,7 +53,7 @@ async def test_environment_and_trainer_take_turns_to_the_end(
 
     # Two groups of two make a batch of four: nothing more was generated than was trained on.
     assert len(fake.requests) == 6
-    assert env.tally.sent == 6
+    assert env.group_stats.sent == 6
     for number, claimed in enumerate(batches):
         for group in claimed.batch:
             versions = {v for row in group.versions for v in row}
@@ -84,13 +84,13 @@ async def test_two_batches_ahead_are_generated_while_one_is_trained(
     )
     env.config.total_steps = 10
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.tally.sent == 4)
+    await eventually(lambda: env.group_stats.sent == 4)
     claimed = await asyncio.to_thread(client.claim, wait_s=5.0)
     await eventually(lambda: env.serving.status.current_step == 1)
-    assert env.tally.sent == 4  # the leased batch still counts
+    assert env.group_stats.sent == 4  # the leased batch still counts
     await asyncio.to_thread(client.ack, claimed)
-    await eventually(lambda: env.tally.sent == 6)
-    env.serving.stopping.ask("test")
+    await eventually(lambda: env.group_stats.sent == 6)
+    env.serving.shutdown.request("test")
     await asyncio.wait_for(serving, 20)
     assert len(fake.requests) == 6
     client.close()
@@ -135,7 +135,7 @@ async def test_a_run_whose_rollouts_only_fail_stops_and_says_why(
     env.failures.extend(ValueError(f"number {i}") for i in range(50))
     with pytest.raises(RolloutError, match="toy: collect_trajectories failed on item"):
         await asyncio.wait_for(env.env_manager(), 30)
-    assert env.tally.sent == 0
+    assert env.group_stats.sent == 0
     client.close()
 
 
@@ -145,7 +145,7 @@ async def test_api_restart_loses_nothing_and_the_run_goes_on(
     client = api.trainer(batch_size=4, num_steps=2)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=2)
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.tally.sent == 2)
+    await eventually(lambda: env.group_stats.sent == 2)
     await asyncio.to_thread(api.stop)
     await eventually(lambda: "rollout API" in (env.serving.waiting_on or ""))
     await asyncio.to_thread(api.start)
@@ -162,7 +162,7 @@ async def test_reset_makes_the_environment_join_the_new_run(
     first = api.trainer(batch_size=4, num_steps=5)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=2)
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.tally.sent == 2)
+    await eventually(lambda: env.group_stats.sent == 2)
     old_run = env.registration.run_id
     await asyncio.to_thread(first.reset)
     second = await asyncio.to_thread(api.trainer, 4, 2)
@@ -181,16 +181,16 @@ async def test_a_group_sampled_for_a_run_that_was_reset_is_dropped_and_counted(
     first = api.trainer(batch_size=4, num_steps=5)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url)
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.tally.sent == 2)
+    await eventually(lambda: env.group_stats.sent == 2)
     group = {"tokens": [[5, 6], [5, 7]], "masks": [[-100, 6], [-100, 7]], "scores": [0.0, 1.0]}
     stale = env.registration
     await asyncio.to_thread(first.reset)
     second = await asyncio.to_thread(api.trainer, 4, 5)
-    kept = judge({**group, "idempotency_key": "k"}, Rules(group_size=2))
+    kept = filter_group({**group, "idempotency_key": "k"}, FilterRules(group_size=2))
     assert await env.sender.send([kept], {"id": "old"}, stale.run_id) == []
-    assert env.tally.dropped["run_ended"] == 1
+    assert env.group_stats.dropped["run_ended"] == 1
     await eventually(lambda: "old" in env.rolled_out)  # its item is not lost
-    env.serving.stopping.ask("test")
+    env.serving.shutdown.request("test")
     await asyncio.wait_for(serving, 20)
     first.close()
     second.close()
@@ -209,7 +209,7 @@ async def test_sigterm_finishes_sends_and_disconnects(
         data_path_to_save_groups=str(groups),
     )
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.tally.sent == 2)
+    await eventually(lambda: env.group_stats.sent == 2)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(serving, 20)
     assert len(groups.read_text().splitlines()) == 2
@@ -232,7 +232,9 @@ async def test_no_rollout_begins_that_would_be_staler_than_the_trainer_takes(
     serving = asyncio.ensure_future(env.env_manager())
     await eventually(lambda: env.serving is not None and env.serving.admission.refusal)
     await eventually(lambda: env.serving.phase.value == "paused: not admitted")
-    assert env.tally.sent == 2 and len(fake.requests) == 2  # the queue alone would take six
+    assert (
+        env.group_stats.sent == 2 and len(fake.requests) == 2
+    )  # the queue alone would take six
     assert "policy versions later" in env.serving.waiting_on
     await train(client, 3, serving)
     await asyncio.wait_for(serving, 20)
@@ -250,7 +252,7 @@ async def test_leases_of_rollouts_that_gave_no_group_are_given_back(
     await train(client, 1, serving)
     await asyncio.wait_for(serving, 20)
     assert env.pool.counts["failed"] == 6
-    assert env.tally.samples == {"env_error": 12}
+    assert env.group_stats.samples == {"env_error": 12}
     client.close()
 
 
@@ -277,7 +279,7 @@ async def test_an_environment_serves_an_api_of_the_original_s_kind(
         env.server.announce_version = told.append
         serving = asyncio.ensure_future(env.env_manager())
         await eventually(lambda: len(old.groups) == 2 or serving.done())
-        env.serving.stopping.ask("test")
+        env.serving.shutdown.request("test")
         await asyncio.wait_for(serving, 20)
     assert [group["scores"] for group in old.groups] == [[0.0, 1.0]] * 2
     assert {group["env_id"] for group in old.groups} == {0}
@@ -291,10 +293,10 @@ async def test_a_trainer_that_comes_back_with_larger_batches_is_followed(
     first = api.trainer(batch_size=4, num_steps=5)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=5)
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.tally.sent == 2)
+    await eventually(lambda: env.group_stats.sent == 2)
     second = await asyncio.to_thread(api.trainer, 8, 5)
-    await eventually(lambda: env.tally.sent == 4)
-    env.serving.stopping.ask("test")
+    await eventually(lambda: env.group_stats.sent == 4)
+    env.serving.shutdown.request("test")
     await asyncio.wait_for(serving, 20)
     first.close()
     second.close()
@@ -361,6 +363,6 @@ async def test_stopping_interrupts_the_wait_for_an_absent_api(toy_config):
     env = toy_env(toy_config, "http://127.0.0.1:9/v1", rollout_server_url="http://127.0.0.1:9")
     serving = asyncio.ensure_future(env.env_manager())
     await eventually(lambda: env.serving is not None and env.serving.waiting_on)
-    env.serving.stopping.ask("test")
+    env.serving.shutdown.request("test")
     await asyncio.wait_for(serving, 20)
-    assert serving.done() and env.tally.sent == 0
+    assert serving.done() and env.group_stats.sent == 0

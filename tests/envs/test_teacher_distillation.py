@@ -173,7 +173,7 @@ async def test_a_teacher_that_fails_costs_its_numbers_and_not_the_group(
     assert env.teacher_failures == {"InferenceRefused": 1}
     assert "'item-1' goes on without its teacher" in caplog.text
     emitted = []
-    env.logbook.emit = lambda metrics, step: emitted.append(metrics)
+    env.metrics_logger.emit = lambda metrics, step: emitted.append(metrics)
     await env.wandb_log()
     assert emitted[0]["train/teacher_failed"] == 1
     assert emitted[0]["train/teacher_failed_InferenceRefused"] == 1

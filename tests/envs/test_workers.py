@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from atroposlib.envs.rollout.pool import End, Job, WorkerPool, run_rollout
+from atroposlib.envs.rollout.pool import RolloutStatus, RolloutTask, WorkerPool, run_rollout
 from atroposlib.envs.rollout.samples import (
-    ShortGroup,
+    IncompleteGroup,
     collect_group,
     is_infrastructure,
     outcome_of,
@@ -76,7 +76,7 @@ async def fails(item):
 )
 async def test_a_failure_names_environment_item_and_stage(stage, env):
     outcome = await run_rollout(env, {"id": 3}, timeout_s=0)
-    assert outcome.end is End.FAILED
+    assert outcome.status is RolloutStatus.FAILED
     assert isinstance(outcome.error, RolloutError)
     assert (outcome.error.env, outcome.error.stage) == ("script", stage)
     assert "{'id': 3}" in outcome.error.item
@@ -95,8 +95,8 @@ async def test_a_list_of_groups_keeps_those_that_are_there():
         return [GROUP, None, GROUP], ["later"]
 
     outcome = await run_rollout(Script(collect=several), 1, timeout_s=0)
-    assert (outcome.end, outcome.groups, outcome.backlog) == (
-        End.SCORED,
+    assert (outcome.status, outcome.groups, outcome.backlog) == (
+        RolloutStatus.SCORED,
         [GROUP, GROUP],
         ["later"],
     )
@@ -107,7 +107,7 @@ async def test_nothing_returned_is_empty_and_not_a_failure():
         return None, []
 
     outcome = await run_rollout(Script(collect=nothing), 1, timeout_s=0)
-    assert outcome.end is End.EMPTY
+    assert outcome.status is RolloutStatus.EMPTY
 
 
 async def test_a_rollout_that_takes_too_long_is_a_counted_outcome():
@@ -116,7 +116,7 @@ async def test_a_rollout_that_takes_too_long_is_a_counted_outcome():
 
     env = Script(collect=forever)
     pool, delivered = pool_of(env, timeout_s=0.01)
-    pool.start(Job("slow"))
+    pool.start(RolloutTask("slow"))
     await pool.drain(10)
     assert pool.counts["timed_out"] == 1
     assert (delivered, env.cleaned) == ([], 1)
@@ -127,25 +127,25 @@ async def test_a_timeout_inside_user_code_is_a_failure_of_that_code():
         raise asyncio.TimeoutError
 
     outcome = await run_rollout(Script(collect=times_out), 1, timeout_s=60)
-    assert outcome.end is End.FAILED
+    assert outcome.status is RolloutStatus.FAILED
 
 
 async def test_a_failed_item_is_tried_again_a_bounded_number_of_times():
     pool, _ = pool_of(Script(collect=fails), max_item_retries=2)
-    job = Job("item")
+    job = RolloutTask("item")
     while job is not None:
         pool.start(job)
         await pool.drain(10)
         job = pool.next_waiting()
     assert pool.counts["failed"] == 3
     assert (pool.counts["retried"], pool.counts["gave_up"]) == (2, 1)
-    assert pool.errors_in_a_row == pool.barren_in_a_row == 3
+    assert pool.consecutive_errors == pool.consecutive_empty_items == 3
 
 
 async def test_waiting_items_come_back_oldest_first_and_retries_before_backlog():
     pool, _ = pool_of(Script())
     pool.backlog.extend(["a", "b"])
-    pool.retries.append(Job("failed"))
+    pool.retries.append(RolloutTask("failed"))
     assert [pool.next_waiting().item for _ in range(3)] == ["failed", "a", "b"]
     assert pool.next_waiting() is None
 
@@ -166,8 +166,8 @@ async def test_cancelling_spares_what_is_already_being_sent():
         return GROUP, []
 
     pool, _ = pool_of(Script(collect=hang_on_second), slow_send)
-    pool.start(Job("first"))
-    pool.start(Job("second"))
+    pool.start(RolloutTask("first"))
+    pool.start(RolloutTask("second"))
     await sending.wait()
     assert pool.cancel_unfinished() == ["second"]
     may_finish.set()
@@ -181,7 +181,7 @@ async def test_a_drain_is_bounded_and_says_what_it_gave_up():
         await asyncio.Event().wait()
 
     pool, _ = pool_of(Script(), stuck)
-    pool.start(Job("x"))
+    pool.start(RolloutTask("x"))
     assert await pool.drain(0.01) == 1
     assert pool.busy == 0
 
@@ -191,7 +191,7 @@ async def test_an_error_of_delivery_is_kept_for_the_driver():
         raise RolloutApiUnavailable("send")
 
     pool, _ = pool_of(Script(), broken)
-    pool.start(Job("x"))
+    pool.start(RolloutTask("x"))
     await pool.wait_for_change(10)
     assert isinstance(pool.fatal, RolloutApiUnavailable)
 
@@ -202,17 +202,17 @@ async def test_a_hook_that_fails_on_the_way_out_is_a_failure_of_its_item_only():
             raise KeyError("teacher")
 
     pool, _ = pool_of(Script(), broken, max_item_retries=1)
-    pool.start(Job("x"))
+    pool.start(RolloutTask("x"))
     await pool.drain(10)
     assert pool.fatal is None and "teacher" in str(pool.last_error)
-    assert pool.mistakes_in_a_row == 1 and pool.next_waiting().item == "x"
+    assert pool.consecutive_mistakes == 1 and pool.next_waiting().item == "x"
 
 
 async def test_a_cleanup_that_fails_costs_no_group():
     env = Script()
     env.cleanup_fails = True
     pool, delivered = pool_of(env)
-    pool.start(Job("x"))
+    pool.start(RolloutTask("x"))
     await pool.drain(10)
     assert pool.fatal is None and pool.counts["cleanup_failed"] == 1
     assert delivered == [("x", [GROUP])]
@@ -224,12 +224,14 @@ async def test_a_cancelled_rollout_is_counted_and_cleaned_up():
 
     env, ends = Script(collect=forever), []
     pool, _ = pool_of(env, on_end=lambda outcome, item: ends.append(outcome))
-    pool.start(Job("x"))
+    pool.start(RolloutTask("x"))
     await asyncio.sleep(0)
     pool.cancel_unfinished()
     await pool.drain(10)
     assert pool.counts["cancelled"] == env.cleaned == 1
-    assert [(end.end, end.samples_failed) for end in ends] == [(End.CANCELLED, "cancelled")]
+    assert [(end.status, end.samples_failed) for end in ends] == [
+        (RolloutStatus.CANCELLED, "cancelled")
+    ]
 
 
 async def test_a_server_that_is_away_counts_by_time_and_a_mistake_by_number():
@@ -238,15 +240,15 @@ async def test_a_server_that_is_away_counts_by_time_and_a_mistake_by_number():
 
     pool, _ = pool_of(Script(collect=no_server), max_item_retries=100)
     for _ in range(3):
-        pool.start(Job("x"))
+        pool.start(RolloutTask("x"))
         await pool.drain(10)
-    assert (pool.errors_in_a_row, pool.mistakes_in_a_row) == (3, 0)
+    assert (pool.consecutive_errors, pool.consecutive_mistakes) == (3, 0)
     assert pool.servers_gone_since is not None
     back = Script()
     pool._env = back
-    pool.start(Job("x"))
+    pool.start(RolloutTask("x"))
     await pool.drain(10)
-    assert pool.errors_in_a_row == 0 and pool.servers_gone_since is None
+    assert pool.consecutive_errors == 0 and pool.servers_gone_since is None
 
 
 def sample(score):
@@ -290,7 +292,7 @@ async def test_second_draws_are_bounded():
         calls.append(item)
         return None, []
 
-    with pytest.raises(ShortGroup, match="0 of 3 samples have a score"):
+    with pytest.raises(IncompleteGroup, match="0 of 3 samples have a score"):
         await collect_group(never, "item", 3)
     assert len(calls) == 6  # three samples and three second draws
 
@@ -309,7 +311,7 @@ async def test_siblings_stop_when_a_group_is_given_up():
         raise ValueError("always")
 
     draw.hanging = False
-    with pytest.raises(ShortGroup, match="always"):
+    with pytest.raises(IncompleteGroup, match="always"):
         await collect_group(draw, "item", 2)
     assert cancelled == ["item"]
 
@@ -322,11 +324,13 @@ async def test_a_short_group_is_tried_again_and_said_to_be_short():
     env, ends = Script(collect=two_of_three), []
     env.config = BaseEnvConfig(group_size=3)
     pool, delivered = pool_of(env, on_end=lambda outcome, item: ends.append(outcome))
-    pool.start(Job("x"))
+    pool.start(RolloutTask("x"))
     await pool.drain(10)
-    assert ends[0].end is End.SHORT and ends[0].short == ["2 of 3 sequences have a score"]
+    assert ends[0].status is RolloutStatus.SHORT and ends[0].short == [
+        "2 of 3 sequences have a score"
+    ]
     assert delivered == [] and pool.next_waiting().attempts == 1
-    assert pool.mistakes_in_a_row == 0
+    assert pool.consecutive_mistakes == 0
 
 
 async def test_rows_without_a_score_that_are_not_needed_are_left_out():
@@ -342,7 +346,7 @@ async def test_a_short_group_beside_a_whole_one_is_said_and_the_whole_one_kept()
         return [GROUP, {**GROUP, "scores": [None]}], []
 
     outcome = await run_rollout(Script(collect=both), 1, timeout_s=0)
-    assert (outcome.end, outcome.groups) == (End.SCORED, [GROUP])
+    assert (outcome.status, outcome.groups) == (RolloutStatus.SCORED, [GROUP])
     assert outcome.short == ["0 of 1 sequences have a score"]
 
 

@@ -18,16 +18,18 @@ from urllib.parse import urlsplit
 
 from pydantic_cli.argparse import FailedExecutionException
 
-from atroposlib.envs.cli.merge import Settings, help_page, read_settings
+from atroposlib.envs.cli.merge import CommandSettings, help_page, read_settings
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.envs.runtime.evaluation import run_evaluate
+from atroposlib.envs.runtime.process import run_evaluate
 from atroposlib.envs.settings import flags
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.generation.configs import (
     ServerBaseline,
     ServerConfigs,
+    ServerManagerConfig,
     as_server_list,
 )
+from atroposlib.generation.routing.manager import ServerManager
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})
 
@@ -68,7 +70,7 @@ def _refuse_running_loop() -> None:
     )
 
 
-async def run(env: EnvRuntime, settings: Settings) -> None:
+async def run(env: EnvRuntime, settings: CommandSettings) -> None:
     """Run the subcommand to its end."""
     if settings.mode == "serve":
         await env.env_manager()
@@ -81,7 +83,7 @@ async def run(env: EnvRuntime, settings: Settings) -> None:
         await run_evaluate(env)
 
 
-def make_env(env_cls: type[EnvRuntime], settings: Settings) -> EnvRuntime:
+def make_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime:
     """The environment of these settings.
 
     Environments that override ``__init__`` take the four arguments of old, so what came
@@ -99,15 +101,19 @@ def make_env(env_cls: type[EnvRuntime], settings: Settings) -> EnvRuntime:
             if servers is not None
         },
     )
-    given = manager.model_fields_set
-    if "max_n_completions" in given:
-        env.server.max_n_completions = manager.max_n_completions
-    if manager.tool_parser is not None:
-        env.server.tool_parser = manager.tool_parser
-    if manager.proxy_url is not None:
-        env.server.proxy_url = manager.proxy_url
-        env.server.use_proxy = True
+    apply_manager_settings(env.server, manager)
     return env
+
+
+def apply_manager_settings(server: ServerManager, settings: ServerManagerConfig) -> None:
+    """Set on ``server`` what a flag or the file gives."""
+    if "max_n_completions" in settings.model_fields_set:
+        server.max_n_completions = settings.max_n_completions
+    if settings.tool_parser is not None:
+        server.tool_parser = settings.tool_parser
+    if settings.proxy_url is not None:
+        server.proxy_url = settings.proxy_url
+        server.use_proxy = True
 
 
 def warn_of_local_urls(servers: ServerConfigs) -> None:
@@ -125,7 +131,7 @@ def warn_of_local_urls(servers: ServerConfigs) -> None:
         )
 
 
-def _keep_config(settings: Settings) -> None:
+def _keep_config(settings: CommandSettings) -> None:
     """Beside evaluation results, the configuration they came from; secrets stay out."""
     if settings.env.data_dir_to_save_evals is None:
         return

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.envs.runtime.hooks import MoreServers
+from atroposlib.envs.runtime.env_runtime import EnvRuntime, MoreServers
 from atroposlib.envs.settings import flags
 from atroposlib.envs.settings.config import (
     ENV_NAMESPACE,
@@ -50,7 +49,7 @@ FORCED = {"process": {"ensure_scores_are_not_same": False, "include_messages": T
 
 
 @dataclass(frozen=True)
-class Settings:
+class CommandSettings:
     """What a command line amounts to."""
 
     mode: str
@@ -110,7 +109,7 @@ def _said(config: BaseEnvConfig) -> dict[str, Any]:
     }
 
 
-def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> Settings:
+def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSettings:
     """Merge code, YAML file and flags.
 
     Raises:
@@ -143,7 +142,7 @@ def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> Settings:
         except ValidationError as error:
             raise ConfigError(describe(namespace, error)) from error
 
-    return Settings(
+    return CommandSettings(
         mode=mode,
         env=_validated(ENV_NAMESPACE, defaults.env_fields, env_values),
         servers=servers(OPENAI_NAMESPACE, defaults.servers) or defaults.servers,

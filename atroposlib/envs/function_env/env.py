@@ -187,7 +187,7 @@ class FunctionEnv(BaseEnv):
             return scored_row(rollout), []
 
         _, backlog = await collect_group(
-            draw, item, self.config.group_size, self.tally.sample_failed
+            draw, item, self.config.group_size, self.group_stats.sample_failed
         )
         self.cursor.done(item)
         for rollout in drawn:

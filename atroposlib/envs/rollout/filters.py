@@ -1,7 +1,7 @@
 """Keep a group or drop it, and its form on the wire. Pure.
 
-    ScoredDataGroup --judge--> Kept (columns, checked)  --as_sent--> what the client sends
-                        '----> Dropped (reason, detail)
+    ScoredDataGroup --filter_group--> AcceptedGroup (columns, checked)  --as_sent--> what the client sends
+                        '----> RejectedGroup (reason, detail)
 
 The numbers of a group are looked at once: the arrays that are checked here are those that
 are sent. For 10^5 tokens each further look would cost milliseconds.
@@ -31,7 +31,7 @@ _ROWS = frozenset({"tokens", "masks", "inference_logprobs", "ref_logprobs", "ver
 _REQUIRED = ("tokens", "masks", "scores")
 
 
-class Drop(str, Enum):
+class RejectReason(str, Enum):
     """Why a group is not sent; each is counted and logged under ``train/dropped_<value>``."""
 
     WRONG_SIZE = "wrong_size"
@@ -46,7 +46,7 @@ class Drop(str, Enum):
 
 
 @dataclass(frozen=True)
-class Rules:
+class FilterRules:
     """The settings that decide; ``max_token_len`` <= 0: unknown."""
 
     group_size: int
@@ -56,15 +56,15 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class RejectedGroup:
     """A group that must not be sent, with a sentence for the log."""
 
-    reason: Drop
+    reason: RejectReason
     detail: str
 
 
 @dataclass(frozen=True)
-class Kept:
+class AcceptedGroup:
     """A group that may be sent, and the same as arrays."""
 
     group: ScoredDataGroup
@@ -89,25 +89,29 @@ class Kept:
         return replace(self.columns, env_id=env_id, idempotency_key=key, group_id=group_id)
 
 
-def judge(group: ScoredDataGroup, rules: Rules) -> Kept | Dropped:
+def filter_group(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | RejectedGroup:
     """Whether ``group`` is sent. A sequence of exactly ``max_token_len`` tokens fits."""
     missing = [name for name in _REQUIRED if group.get(name) is None]
     if missing:
-        return Dropped(Drop.INVALID, f"{missing[0]}: missing")
+        return RejectedGroup(RejectReason.INVALID, f"{missing[0]}: missing")
     rows, expected = len(group["tokens"]), expected_size(group, rules.group_size)
     if rows != expected:
-        return Dropped(Drop.WRONG_SIZE, f"{rows} sequences where {expected} are expected")
+        return RejectedGroup(
+            RejectReason.WRONG_SIZE, f"{rows} sequences where {expected} are expected"
+        )
     try:
         columns = to_columns(group)
     except InvalidGroup as problem:
-        return Dropped(Drop.INVALID, str(problem))
+        return RejectedGroup(RejectReason.INVALID, str(problem))
     first = float(columns.scores[0])
     if rules.ensure_scores_are_not_same and (columns.scores == first).all():
-        return Dropped(Drop.SAME_SCORES, f"all {rows} scores are {first:g}")
+        return RejectedGroup(RejectReason.SAME_SCORES, f"all {rows} scores are {first:g}")
     longest = int(columns.seq_lens.max())
     if rules.drop_too_long and 0 < rules.max_token_len < longest:
-        return Dropped(Drop.TOO_LONG, f"{longest} tokens where {rules.max_token_len} fit")
-    return Kept(group, columns)
+        return RejectedGroup(
+            RejectReason.TOO_LONG, f"{longest} tokens where {rules.max_token_len} fit"
+        )
+    return AcceptedGroup(group, columns)
 
 
 def to_columns(group: Mapping[str, Any]) -> Columns:

@@ -15,7 +15,7 @@ from atroposlib.envs.settings.config import EvalHandlingEnum
 
 
 @dataclass(frozen=True)
-class Limits:
+class PacingSettings:
     """The settings that pace an environment; ``batch_size`` counts sequences."""
 
     group_size: int
@@ -41,13 +41,13 @@ class Queue:
     max_group_size: int = 1
 
 
-def derived_batch_size(limits: Limits, unallocated_fraction: float) -> float:
+def derived_batch_size(limits: PacingSettings, unallocated_fraction: float) -> float:
     """Sequences of each batch that this environment may fill."""
     own = limits.min_batch_allocation or 0.0
     return limits.batch_size * min(1.0, unallocated_fraction + own)
 
 
-def worker_cap(limits: Limits, evaluating: bool) -> int:
+def worker_cap(limits: PacingSettings, evaluating: bool) -> int:
     """Most rollouts at once, given whether an evaluation runs."""
     if not evaluating or limits.eval_handling is EvalHandlingEnum.NONE:
         return limits.max_workers
@@ -61,7 +61,7 @@ def ceil(value: float) -> int:
     return math.ceil(value - 1e-9)
 
 
-def groups_short_of_minimum(limits: Limits, queue: Queue) -> int:
+def groups_short_of_minimum(limits: PacingSettings, queue: Queue) -> int:
     """Groups this environment still owes to its minimum share; batches pack in units of M."""
     if not limits.min_batch_allocation or limits.batch_size < 0:
         return 0
@@ -72,7 +72,7 @@ def groups_short_of_minimum(limits: Limits, queue: Queue) -> int:
     return max(0, ceil((owed - have) / limits.group_size))
 
 
-def rollouts_wanted(limits: Limits, queue: Queue, *, evaluating: bool = False) -> int:
+def rollouts_wanted(limits: PacingSettings, queue: Queue, *, evaluating: bool = False) -> int:
     """How many rollouts should be under way now; 0 means pause.
 
     Rounds the bound up: rounding down would leave a batch that a group size does not

@@ -26,7 +26,7 @@ from atroposlib.envs.rollout.groups import (
     item_label,
     without_unscored,
 )
-from atroposlib.envs.rollout.samples import ShortGroup, is_infrastructure, outcome_of
+from atroposlib.envs.rollout.samples import IncompleteGroup, is_infrastructure, outcome_of
 from atroposlib.errors import AtroposError, RolloutError, boundary
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class End(str, Enum):
+class RolloutStatus(str, Enum):
     """How a rollout ended."""
 
     SCORED = "scored"
@@ -55,7 +55,7 @@ class Outcome:
     one by one.
     """
 
-    end: End
+    status: RolloutStatus
     groups: list[ScoredDataGroup] = field(default_factory=list)
     backlog: list[Any] = field(default_factory=list)
     short: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Rollouts(Protocol):
+class RolloutHooks(Protocol):
     """The hooks of an environment that one rollout goes through."""
 
     config: BaseEnvConfig
@@ -78,7 +78,7 @@ class Rollouts(Protocol):
     async def cleanup(self) -> None: ...
 
 
-async def run_rollout(env: Rollouts, item: Any, timeout_s: float) -> Outcome:
+async def run_rollout(env: RolloutHooks, item: Any, timeout_s: float) -> Outcome:
     """Collect and postprocess one item; ``timeout_s`` <= 0 waits without a bound.
 
     Every failure comes back as an outcome that names env, item and stage.
@@ -104,14 +104,22 @@ async def run_rollout(env: Rollouts, item: Any, timeout_s: float) -> Outcome:
     except asyncio.TimeoutError:
         late = TimeoutError(f"no group in {timeout_s:g} s")
         error = RolloutError(env.label(), item_label(item), "collect_trajectories", late)
-        return Outcome(End.TIMED_OUT, samples_failed="timeout", error=error, seconds=took())
-    except ShortGroup as error:
-        return Outcome(End.SHORT, short=[str(error)], error=error, seconds=took())
+        return Outcome(
+            RolloutStatus.TIMED_OUT, samples_failed="timeout", error=error, seconds=took()
+        )
+    except IncompleteGroup as error:
+        return Outcome(RolloutStatus.SHORT, short=[str(error)], error=error, seconds=took())
     except AtroposError as error:
         ended_in = outcome_of(error)
-        return Outcome(End.FAILED, samples_failed=ended_in, error=error, seconds=took())
-    end = End.SCORED if groups else End.SHORT if short else End.EMPTY
-    lack = ShortGroup(short[0]) if end is End.SHORT else None
+        return Outcome(
+            RolloutStatus.FAILED, samples_failed=ended_in, error=error, seconds=took()
+        )
+    end = (
+        RolloutStatus.SCORED
+        if groups
+        else RolloutStatus.SHORT if short else RolloutStatus.EMPTY
+    )
+    lack = IncompleteGroup(short[0]) if end is RolloutStatus.SHORT else None
     return Outcome(end, groups, backlog, short, error=lack, seconds=took())
 
 
@@ -138,7 +146,7 @@ def whole_groups(scored: Any, group_size: int) -> tuple[list[ScoredDataGroup], l
 
 
 @dataclass
-class Job:
+class RolloutTask:
     """An item on its way through the pool."""
 
     item: Any
@@ -154,7 +162,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        env: Rollouts,
+        env: RolloutHooks,
         deliver: Callable[[list[ScoredDataGroup], Any], Awaitable[int]],
         *,
         timeout_s: float,
@@ -170,16 +178,16 @@ class WorkerPool:
         self.jobs: dict[str, asyncio.Task[None]] = {}  # uuid -> generating or sending
         self.running: dict[str, dict[str, Any]] = {}  # uuid -> item, worker, start_time
         self.backlog: deque[Any] = deque()  # oldest first
-        self.retries: deque[Job] = deque()
+        self.retries: deque[RolloutTask] = deque()
         self.counts: Counter[str] = (
             Counter()
-        )  # per End; retried, gave_up, kept, cleanup_failed
-        self.errors_in_a_row = 0  # failed or timed out, since the last that was neither
-        self.mistakes_in_a_row = 0  # the same, less those that a server's absence explains
+        )  # per RolloutStatus; retried, gave_up, kept, cleanup_failed
+        self.consecutive_errors = 0  # failed or timed out, since the last that was neither
+        self.consecutive_mistakes = 0  # the same, less those that a server's absence explains
         self.servers_gone_since: float | None = (
             None  # monotonic; None: the last call came back
         )
-        self.barren_in_a_row = 0  # items without a kept group, since the last kept one
+        self.consecutive_empty_items = 0  # items without a kept group, since the last kept one
         self.last_error: AtroposError | None = None
         self.fatal: BaseException | None = None  # delivery cannot go on
         self.changed = asyncio.Event()  # set whenever a rollout or a send ends
@@ -189,15 +197,15 @@ class WorkerPool:
         """Rollouts generating or sending."""
         return len(self.tasks)
 
-    def next_waiting(self) -> Job | None:
+    def next_waiting(self) -> RolloutTask | None:
         """The oldest item to try again, else the oldest of the backlog."""
         if self.retries:
             return self.retries.popleft()
         if self.backlog:
-            return Job(self.backlog.popleft())
+            return RolloutTask(self.backlog.popleft())
         return None
 
-    def start(self, job: Job) -> None:
+    def start(self, job: RolloutTask) -> None:
         """Run ``job``; the caller made sure that there is room."""
         task = asyncio.ensure_future(self._run(job))
         self.tasks.add(task)
@@ -209,12 +217,12 @@ class WorkerPool:
             "start_time": time.monotonic(),
         }
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: RolloutTask) -> None:
         try:
             try:
                 outcome = await run_rollout(self._env, job.item, self._timeout_s)
             except asyncio.CancelledError:
-                self._note(Outcome(End.CANCELLED, samples_failed="cancelled"), job)
+                self._note(Outcome(RolloutStatus.CANCELLED, samples_failed="cancelled"), job)
                 raise
             finally:
                 self.running.pop(job.uuid, None)  # from here on it is not cancelled
@@ -223,44 +231,46 @@ class WorkerPool:
         finally:
             await self._clean_up(job)
 
-    def _note(self, outcome: Outcome, job: Job) -> None:
-        self.counts[outcome.end.value] += 1
+    def _note(self, outcome: Outcome, job: RolloutTask) -> None:
+        self.counts[outcome.status.value] += 1
         self.backlog.extend(outcome.backlog)
         if self._on_end is not None:
             self._on_end(outcome, job.item)
 
-    async def _finish(self, outcome: Outcome, job: Job) -> None:
+    async def _finish(self, outcome: Outcome, job: RolloutTask) -> None:
         kept, error = 0, outcome.error
-        if outcome.end is End.SCORED:
+        if outcome.status is RolloutStatus.SCORED:
             try:
                 kept = await self._deliver(outcome.groups, job.item)
             except RolloutError as raised:  # a hook of the environment on the way out
                 error = raised
-        if error is None or (outcome.end is End.SHORT and error.__cause__ is None):
+        if error is None or (
+            outcome.status is RolloutStatus.SHORT and error.__cause__ is None
+        ):
             self._went_well()
         else:
             self._went_wrong(error)
-        if outcome.end is End.TIMED_OUT:
+        if outcome.status is RolloutStatus.TIMED_OUT:
             logger.warning("%s", error)
         elif error is not None:
             self._try_again(job, error)
         self.counts["kept"] += kept
-        self.barren_in_a_row = 0 if kept else self.barren_in_a_row + 1
+        self.consecutive_empty_items = 0 if kept else self.consecutive_empty_items + 1
 
     def _went_well(self) -> None:
-        self.errors_in_a_row = self.mistakes_in_a_row = 0
+        self.consecutive_errors = self.consecutive_mistakes = 0
         self.servers_gone_since = None
 
     def _went_wrong(self, error: AtroposError) -> None:
         self.last_error = error
-        self.errors_in_a_row += 1
+        self.consecutive_errors += 1
         if is_infrastructure(error):
             self.servers_gone_since = self.servers_gone_since or time.monotonic()
         else:
-            self.mistakes_in_a_row += 1
+            self.consecutive_mistakes += 1
             self.servers_gone_since = None
 
-    async def _clean_up(self, job: Job) -> None:
+    async def _clean_up(self, job: RolloutTask) -> None:
         try:
             with boundary(self._env.label(), job.item, "cleanup"):
                 await self._env.cleanup()
@@ -269,7 +279,7 @@ class WorkerPool:
             self.counts["cleanup_failed"] += 1
             logger.error("%s", error, exc_info=error)
 
-    def _try_again(self, job: Job, error: AtroposError) -> None:
+    def _try_again(self, job: RolloutTask, error: AtroposError) -> None:
         job.attempts += 1
         again = job.attempts <= self._max_item_retries
         self.counts["retried" if again else "gave_up"] += 1
@@ -277,7 +287,7 @@ class WorkerPool:
         if again:
             self.retries.append(job)
 
-    def _ended(self, job: Job, task: asyncio.Task[None]) -> None:
+    def _ended(self, job: RolloutTask, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         self.jobs.pop(job.uuid, None)
         if not task.cancelled() and task.exception() is not None:
@@ -298,6 +308,10 @@ class WorkerPool:
         for entry in unfinished:
             entry["worker"].cancel()
         return [entry["item"] for entry in unfinished]
+
+    def requeue_unfinished(self) -> None:
+        """Cancel running rollouts; their items come first in the backlog."""
+        self.backlog.extendleft(reversed(self.cancel_unfinished()))
 
     async def drain(self, timeout_s: float) -> int:
         """Wait for what is under way; after ``timeout_s`` cancel it and say how much."""

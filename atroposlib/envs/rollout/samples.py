@@ -38,7 +38,7 @@ JUDGING_STAGES = frozenset({"judge", "reward", "score", "postprocess_histories"}
 Draw = Callable[[Any], Awaitable[tuple[ScoredDataItem | None, list[Any]]]]
 
 
-class ShortGroup(AtroposError):
+class IncompleteGroup(AtroposError):
     """Too few samples of an item have a score; its cause is the last failure, if one failed."""
 
 
@@ -57,7 +57,7 @@ def outcome_of(error: AtroposError) -> Outcome:
 def is_infrastructure(error: AtroposError) -> bool:
     """Whether a server's absence explains ``error``: waiting may help, another item will not."""
     cause: BaseException | None = error
-    while isinstance(cause, (ShortGroup, RolloutError)):
+    while isinstance(cause, (IncompleteGroup, RolloutError)):
         cause = cause.__cause__
     return isinstance(cause, (InferenceUnavailable, RolloutApiUnavailable, ConnectionError))
 
@@ -73,14 +73,14 @@ async def collect_group(
     ``failed`` is told what each failed sample ended in.
 
     Raises:
-        ShortGroup: the second draws were used up; what is still being drawn is cancelled.
+        IncompleteGroup: the second draws were used up; what is still being drawn is cancelled.
     """
     drawing = _Drawing(sample, item, redraws=group_size, failed=failed)
     # A sibling left running would go on sampling for a group that is given up.
     drawn = await gather_or_cancel(drawing.one() for _ in range(group_size))
     items = [one for one in drawn if one is not None]
     if len(items) < group_size:
-        raise ShortGroup(f"{len(items)} of {group_size} samples have a score")
+        raise IncompleteGroup(f"{len(items)} of {group_size} samples have a score")
     return collate(items), drawing.backlog
 
 
@@ -110,7 +110,7 @@ class _Drawing:
                 self._failed(outcome_of(problem))
             if self._redraws == 0:
                 if error is not None:
-                    raise ShortGroup(f"no second draw is left: {error}") from error
+                    raise IncompleteGroup(f"no second draw is left: {error}") from error
                 return None
             self._redraws -= 1
 

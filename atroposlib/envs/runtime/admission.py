@@ -1,4 +1,4 @@
-"""Admission of rollouts, so that none is too stale to train on when it is done.
+"""RolloutAdmission of rollouts, so that none is too stale to train on when it is done.
 
     rollout wanted --POST /admission--> granted: it begins; the admission is extended meanwhile
                                     '-> refused: the item is kept, asked for again ASK_AGAIN_S later
@@ -26,7 +26,7 @@ ASK_AGAIN_S = 0.5
 _NO_SUCH_ROUTE = (404, 405)
 
 
-class Admission:
+class RolloutAdmission:
     """The admissions of the rollouts under way, one each."""
 
     def __init__(self, client: AsyncRolloutClient) -> None:

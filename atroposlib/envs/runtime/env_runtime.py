@@ -1,32 +1,34 @@
-"""What ``serve``, ``process`` and ``evaluate`` drive: the state of an environment's run.
+"""State and machinery that ``serve``, ``process`` and ``evaluate`` share in an environment.
 
-Authors read ``base.py``; this class is the part of it that they leave alone. The names of
-the attributes are public, because environments read and extend them.
+Authors read ``base.py``. The names of the attributes are public: released environments read and
+set them, including those whose values belong to a part of the runtime.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from atroposlib.envs.rollout.filters import Drop, Kept, Rules
+from atroposlib.envs.rollout.filters import AcceptedGroup, FilterRules, RejectReason
 from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
     groups_in,
     item_label,
     with_metadata,
 )
-from atroposlib.envs.rollout.pacing import Limits, derived_batch_size
-from atroposlib.envs.rollout.pool import End, Outcome, WorkerPool
-from atroposlib.envs.runtime.hooks import EnvHooks, Serving
-from atroposlib.envs.runtime.metrics_logger import Logbook, WandbSink, local_sinks
-from atroposlib.envs.runtime.sender import GroupFile, Sender, Tally, judge_all
+from atroposlib.envs.rollout.pacing import PacingSettings, derived_batch_size
+from atroposlib.envs.rollout.pool import Outcome, RolloutHooks, RolloutStatus, WorkerPool
+from atroposlib.envs.runtime.evaluation import PeriodicEvaluation
+from atroposlib.envs.runtime.metrics_logger import MetricsLogger, local_sinks
+from atroposlib.envs.runtime.registration import JoinedRun
+from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats, filter_groups
 from atroposlib.envs.settings.config import BaseEnvConfig
-from atroposlib.errors import AtroposError, ConfigError, NotRegistered, RolloutError, boundary
+from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.configs import ServerConfigs
+from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.type_definitions import Item
@@ -34,10 +36,110 @@ from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 from atroposlib.wire import EnvRegistered
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class EnvHooks(RolloutHooks, Protocol):
+    """The methods of ``BaseEnv`` that the runtime calls; ``base.py`` documents them."""
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]: ...
+
+    async def env_manager(self) -> None: ...
+
+    async def process_manager(self) -> int: ...
+
+    async def setup(self) -> None: ...
+
+    async def get_next_item(self) -> Item | None: ...
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None: ...
+
+    def load_checkpoint(self) -> None: ...
+
+    async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None: ...
+
+    async def add_rollouts_for_wandb(
+        self, scored_data: ScoredDataGroup | list[ScoredDataGroup], item: Item | None = None
+    ) -> None: ...
+
+
+class Serving(Protocol):
+    """The running ``serve`` command."""
+
+    sender: GroupSender | None
+
+    async def step_checks(self) -> None:
+        """Do what a new step makes due: evaluation, checkpoint, metrics."""
+
+    async def add_workers(self) -> None:
+        """Start rollouts up to the number wanted."""
+
+
+class MoreServers(NamedTuple):
+    """Servers in addition to those of the trained model, such as a teacher's or a judge's."""
+
+    argument: str  # the constructor's name for them
+    defaults: ServerConfigs | None  # None: they are optional
+
+
+class PartAttribute(Generic[T]):
+    """An attribute of the environment whose value a part of the runtime holds."""
+
+    def __init__(self, part: str, name: str) -> None:
+        self._part = part
+        self._name = name
+
+    def __get__(self, env: object, owner: type[object] | None = None) -> T:
+        if env is None:
+            return self  # type: ignore[return-value]  # read from the class
+        found: T = getattr(getattr(env, self._part), self._name)
+        return found
+
+    def __set__(self, env: object, value: T) -> None:
+        # Values that an environment sets before it calls this constructor have no effect.
+        if self._part in vars(env):
+            setattr(vars(env)[self._part], self._name, value)
 
 
 class EnvRuntime(EnvHooks):
-    """Servers, work under way and measurements of one environment."""
+    """Servers, running rollouts and measurements of one environment."""
+
+    name: str | None = None
+    env_config_cls: type[BaseEnvConfig] = BaseEnvConfig
+    server_cls: type[APIServer] = APIServer  # type: ignore[type-abstract]  # by server_type
+
+    curr_step = PartAttribute[int]("joined_run", "step")
+    max_token_len = PartAttribute[int]("joined_run", "max_token_len")
+    env_id = PartAttribute["int | None"]("joined_run", "env_id")
+    checkpoint_dir = PartAttribute[str]("joined_run", "checkpoint_dir")
+    checkpoint_interval = PartAttribute[int]("joined_run", "checkpoint_interval")
+    wandb_prepend = PartAttribute["str | None"]("joined_run", "name")
+    wandb_project = PartAttribute["str | None"]("joined_run", "project")
+    wandb_group = PartAttribute["str | None"]("joined_run", "group")
+    items_sent_this_step = PartAttribute[int]("group_stats", "kept_since_log")
+    rollouts_for_wandb = PartAttribute["list[list[tuple[Any, ...]]]"](
+        "metrics_logger", "rollouts"
+    )
+    completion_lengths = PartAttribute["list[int]"]("metrics_logger", "completion_lengths")
+    task_duration = PartAttribute["list[float]"]("metrics_logger", "task_duration")
+    task_successful = PartAttribute["list[int]"]("metrics_logger", "task_successful")
+    succeeded_task_duration = PartAttribute["list[float]"](
+        "metrics_logger", "succeeded_task_duration"
+    )
+    failed_task_duration = PartAttribute["list[float]"](
+        "metrics_logger", "failed_task_duration"
+    )
+    mainloop_timings = PartAttribute["list[float]"]("metrics_logger", "mainloop_timings")
+    workers_added_list = PartAttribute["list[int]"]("metrics_logger", "workers_added_list")
+    eval_runner = PartAttribute["asyncio.Task[None] | None"]("periodic_evaluation", "task")
+
+    @classmethod
+    def more_servers(cls) -> dict[str, MoreServers]:
+        """By namespace of flags and file: ``{"teacher": ...}`` gives ``--teacher.<field>``."""
+        return {}
 
     def __init__(
         self,
@@ -55,76 +157,67 @@ class EnvRuntime(EnvHooks):
             server_class=self.server_cls,
             reasoning_config=ReasoningConfig.from_env_config(config),
         )
-        self._init_run()
-        self._init_work()
-        self._init_measurements()
-        self.machinery = vars(self).keys() - before  # what a checkpoint must not replace
-
-    def _init_run(self) -> None:
-        config = self.config
         self.max_num_workers = config.max_num_workers
         if config.max_num_workers == -1:
             self.max_num_workers = config.max_num_workers_per_node * len(self.server.servers)
-        self.takes_steps_from_trainer = config.total_steps == -1
-        self.curr_step = 0
-        self.max_token_len = -1
-        self.checkpoint_dir = ""
-        self.checkpoint_interval = -1
-        self.wandb_prepend: str | None = None
-        self.wandb_project: str | None = None
-        self.wandb_group: str | None = None
-        self.status_dict: dict[str, Any] = {}
-        self.env_id: int | None = None
-        self.sender: Sender | None = None
+        self.joined_run = JoinedRun(self.label, self.config)
         self.serving: Serving | None = None
-        self.measured_at: Callable[[], dict[str, Any]] = dict  # step and version of an eval
         self.process_mode = False
         self.n_groups_to_process = 0
         self.group_size_to_process = 0
-        self.group_file: GroupFile | None = None
-        if config.data_path_to_save_groups:
-            self.group_file = GroupFile(config.data_path_to_save_groups)
-            config.data_path_to_save_groups = str(self.group_file.path)
-
-    def _init_work(self) -> None:
+        self.last_completed_item: Item | None = None
+        self.group_stats = GroupStats()
+        self.metrics_logger = MetricsLogger(local_sinks(self.label(), config.metrics_path))
+        self.group_file = self._open_group_file()
         self.pool = WorkerPool(
             self,
             self._deliver,
-            timeout_s=self.config.worker_timeout,
-            max_item_retries=self.config.max_item_retries,
-            on_end=self._remember_outcome,
+            timeout_s=config.worker_timeout,
+            max_item_retries=config.max_item_retries,
+            on_end=self._record_outcome,
         )
         self.workers = self.pool.tasks
         self.running_items = self.pool.running
         self.backlog = self.pool.backlog
-        self.eval_workers: set[asyncio.Task[Any]] = set()
-        self.eval_runner: asyncio.Task[None] | None = None
-        self.last_completed_item: Item | None = None
+        self.periodic_evaluation = PeriodicEvaluation(
+            self, self.joined_run, self.metrics_logger, self.pool.changed.set
+        )
+        self.machinery = vars(self).keys() - before  # what a checkpoint must not replace
 
-    def _init_measurements(self) -> None:
-        self.tally = Tally()
-        self.logbook = Logbook(local_sinks(self.label(), self.config.metrics_path))
-        self.items_sent_this_step = 0
-        self.completion_lengths: list[int] = []
-        self.rollouts_for_wandb: list[list[tuple[Any, ...]]] = []
-        self.task_duration: list[float] = []
-        self.succeeded_task_duration: list[float] = []
-        self.failed_task_duration: list[float] = []
-        self.task_successful: list[int] = []
-        self.mainloop_timings: list[float] = []
-        self.workers_added_list: list[int] = []
+    def _open_group_file(self) -> GroupFile | None:
+        if not self.config.data_path_to_save_groups:
+            return None
+        file = GroupFile(self.config.data_path_to_save_groups)
+        self.config.data_path_to_save_groups = str(file.path)
+        return file
 
-    # --- who and where -----------------------------------------------------------------
+    # --- identity and servers -----------------------------------------------------------
 
     @cached_property
     def tokenizer(self) -> Any:
         """The trained model's tokenizer, loaded at the first use; may be set instead."""
         return load_tokenizer_named(self.config.tokenizer_name)
 
+    @cached_property
+    def eval_workers(self) -> set[asyncio.Task[Any]]:
+        """Tasks of evaluations that environments start themselves."""
+        return set()
+
     @property
     def jsonl_writer(self) -> GroupFile | None:
-        """Where kept groups are written, under the name that environments know."""
+        """The file of accepted groups, under the name that released environments use."""
         return self.group_file
+
+    @property
+    def status_dict(self) -> dict[str, Any]:
+        """The last status from the rollout API; empty before the first."""
+        status = self.joined_run.status
+        return status.model_dump() if status is not None else {}
+
+    @property
+    def sender(self) -> GroupSender | None:
+        """The sender of ``serve``; None before the registration and in other commands."""
+        return self.serving.sender if self.serving is not None else None
 
     def label(self) -> str:
         """The name of this environment: ``wandb_name``, else the class's."""
@@ -141,56 +234,18 @@ class EnvRuntime(EnvHooks):
         Raises:
             NotRegistered: it has not joined one.
         """
-        if self.sender is None:
-            raise NotRegistered(f"{self.label()} has not joined a run")
-        return self.sender.registration
+        return self.joined_run.registration
 
-    @property
-    def accepted_groups(self) -> int:
-        """Groups that the rollout API accepted, in groups of the configured size."""
-        return self.sender.accepted_groups if self.sender else 0
-
-    def join(self, registration: EnvRegistered, batch_size: int, max_token_len: int) -> None:
-        """Take over what the run prescribes; -1 means that it does not say.
-
-        Raises:
-            ConfigError: no length is set, or a group cannot fit into a batch.
-        """
-        config = self.config
-        self.take_sizes(batch_size, max_token_len)
-        if self.takes_steps_from_trainer:
-            config.total_steps = registration.num_steps
-        if config.total_steps < 0:
-            raise ConfigError("total_steps is -1 and the trainer does not say how many either")
-        self.env_id = registration.env_id
-        self.wandb_prepend = registration.wandb_name
-        self.checkpoint_dir = registration.checkpoint_dir
-        self.checkpoint_interval = registration.checkpoint_interval
-        self.curr_step = registration.starting_step
-
-    def take_sizes(self, batch_size: int, max_token_len: int) -> None:
-        """Follow what a batch is in sequences and how long one may be; -1: not said.
-
-        Raises:
-            ConfigError: a group cannot fit into a batch.
-        """
-        config = self.config
-        if batch_size != -1:
-            config.batch_size = batch_size
-        if max_token_len != -1:
-            self.max_token_len = max_token_len
-        if config.batch_size != -1 and config.group_size > config.batch_size:
-            raise ConfigError(
-                f"group_size {config.group_size} is more than the {config.batch_size} "
-                "sequences of a batch: lower --env.group_size or raise the trainer's batch"
-            )
+    def measured_at(self) -> dict[str, Any]:
+        """Step and policy versions of the periodic evaluation; empty outside ``serve``."""
+        return self.periodic_evaluation.measured_at()
 
     # --- pace --------------------------------------------------------------------------
 
-    def limits(self) -> Limits:
+    def limits(self) -> PacingSettings:
         """The settings that pace this environment."""
         config = self.config
-        return Limits(
+        return PacingSettings(
             group_size=config.group_size,
             batch_size=config.batch_size,
             max_workers=self.max_num_workers,
@@ -203,16 +258,17 @@ class EnvRuntime(EnvHooks):
     @property
     def derived_batch_size(self) -> int:
         """Sequences of each batch that this environment may fill."""
-        if not self.status_dict or self.config.batch_size == -1:
+        status = self.joined_run.status
+        if status is None or self.config.batch_size == -1:
             return self.config.batch_size
-        return int(derived_batch_size(self.limits(), self.status_dict["unallocated_fraction"]))
+        return int(derived_batch_size(self.limits(), status.unallocated_fraction))
 
     async def update_weight(self, weight: float) -> None:
-        """Give the servers' slots this environment's share of them, 0..1."""
+        """Limit the servers' slots to this environment's share of them, 0..1."""
         await self.server.update_weight(weight)
 
     async def env_step_checks(self) -> None:
-        """What a new trainer step makes due: evaluation, checkpoint, metrics."""
+        """Do what a new trainer step makes due: evaluation, checkpoint, metrics."""
         if self.serving is not None:
             await self.serving.step_checks()
 
@@ -221,7 +277,7 @@ class EnvRuntime(EnvHooks):
         if self.serving is not None:
             await self.serving.add_workers()
 
-    # --- groups on their way out --------------------------------------------------------
+    # --- delivery of groups -------------------------------------------------------------
 
     async def _deliver(self, groups: list[ScoredDataGroup], item: Item) -> int:
         scored = groups[0] if len(groups) == 1 else groups
@@ -236,7 +292,7 @@ class EnvRuntime(EnvHooks):
                 )
         except RolloutError as error:
             for _ in groups:
-                self.tally.drop(Drop.HOOK_FAILED, str(error), item)
+                self.group_stats.drop(RejectReason.HOOK_FAILED, str(error), item)
             raise
         self.last_completed_item = item
         return len(kept)
@@ -248,40 +304,41 @@ class EnvRuntime(EnvHooks):
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
     ) -> list[ScoredDataGroup]:
-        """Keep or drop each group, save and send those kept, and return them."""
+        """Accept or reject each group, save and send the accepted ones, and return them."""
         sender = self.sender if do_send_to_api else None
-        run_id = sender.registration.run_id if sender else ""  # before anything is awaited
+        run_id = self.registration.run_id if sender else ""  # before anything is awaited
         labelled = [self._labelled(group, item, sender) for group in groups_in(scored_data)]
-        rules = Rules(
+        rules = FilterRules(
             self.config.group_size,
             self.config.ensure_scores_are_not_same,
             self.max_token_len,
             drop_too_long=abort_on_any_max_length_exceeded,
         )
-        kept: Sequence[Kept] = await judge_all(labelled, rules, self.tally, item)
+        kept: Sequence[AcceptedGroup] = await filter_groups(
+            labelled, rules, self.group_stats, item
+        )
         for one in kept:
-            await self._remember_group(one, item)
+            await self._record_group(one, item)
         if sender is not None and kept:
             kept = await sender.send(kept, item, run_id)
-        self.items_sent_this_step += len(kept)
-        self.tally.kept += len(kept)
+        self.group_stats.keep(len(kept))
         return [one.group for one in kept]
 
-    async def _remember_group(self, one: Kept, item: Item) -> None:
+    async def _record_group(self, one: AcceptedGroup, item: Item) -> None:
         group = one.group
-        self.completion_lengths += one.trained_lengths()
+        self.metrics_logger.completion_lengths += one.trained_lengths()
         for name, value in ((group.get("metadata") or {}).get("metrics") or {}).items():
-            self.logbook.log(f"train/{name}", value)
+            self.metrics_logger.log(f"train/{name}", value)
         try:
             with boundary(self.label(), item, "add_rollouts_for_wandb"):
                 await self.add_rollouts_for_wandb(group, item)
-        except AtroposError as error:  # a table is not worth a group
+        except AtroposError as error:  # the group is sent without its table
             logger.error("%s", error, exc_info=error)
         if self.group_file is not None:
             self.group_file.write(group)
 
     def _labelled(
-        self, group: ScoredDataGroup, item: Item, sender: Sender | None
+        self, group: ScoredDataGroup, item: Item, sender: GroupSender | None
     ) -> ScoredDataGroup:
         copy = with_metadata(group, item=item_label(item), env=self.label())
         if sender is not None and copy.get("idempotency_key") is None:
@@ -293,26 +350,23 @@ class EnvRuntime(EnvHooks):
             ]
         return copy
 
-    def _remember_outcome(self, outcome: Outcome, item: Item) -> None:
+    def _record_outcome(self, outcome: Outcome, item: Item) -> None:
         for detail in outcome.short:
-            self.tally.drop(Drop.SHORT, detail, item)
+            self.group_stats.drop(RejectReason.SHORT, detail, item)
         if outcome.samples_failed is not None:
-            self.tally.sample_failed(outcome.samples_failed, self.config.group_size)
-        scored = outcome.end is End.SCORED
-        self.task_duration.append(outcome.seconds)
-        self.task_successful.append(int(scored))
-        durations = self.succeeded_task_duration if scored else self.failed_task_duration
-        durations.append(outcome.seconds)
+            self.group_stats.sample_failed(outcome.samples_failed, self.config.group_size)
+        scored = outcome.status is RolloutStatus.SCORED
+        self.metrics_logger.rollout_ended(outcome.seconds, scored=scored)
 
-    # --- beginning and end --------------------------------------------------------------
+    # --- end --------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Flush and close the files, the metrics and the connections to the servers."""
         if self.group_file is not None:
             self.group_file.close()
-        self.logbook.close()
+        self.metrics_logger.close()
         await self.server.close()
 
     def logs_to_wandb(self) -> bool:
-        """Whether tables have somewhere to go."""
-        return any(isinstance(sink, WandbSink) for sink in self.logbook.sinks)
+        """Whether a metrics sink takes tables."""
+        return self.metrics_logger.shows_tables

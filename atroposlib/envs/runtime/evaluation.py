@@ -1,6 +1,6 @@
-"""Evaluation: the ``evaluate`` subcommand, and where results go.
+"""Evaluation: its schedule during ``serve``, and the files and the table of its results.
 
-metrics -> logbook (with step and policy version) -> metrics.json, samples.jsonl -> table
+metrics -> MetricsLogger (with step and policy version) -> metrics.json, samples.jsonl -> table
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.groups import plain
-from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.envs.runtime.metrics_logger import scalars
+from atroposlib.envs.runtime.metrics_logger import MetricsLogger, scalars
+from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.errors import AtroposError, boundary
 from atroposlib.utils.display import display_metrics_table
 from atroposlib.wire import EnvStatus
@@ -24,67 +24,83 @@ from atroposlib.wire import EnvStatus
 logger = logging.getLogger(__name__)
 
 
-async def run_evaluate(env: EnvRuntime) -> None:
-    """Set up, evaluate once and close; a failing evaluation fails the command."""
-    env.max_token_len = env.config.max_token_length
-    try:
-        with boundary(env.label(), None, "setup"):
-            await env.setup()
-        with boundary(env.label(), None, "evaluate"):
-            await env.evaluate()
-    finally:
-        await env.close()
+class Evaluated(Protocol):
+    """What a periodic evaluation calls of an environment."""
+
+    def label(self) -> str: ...
+
+    async def evaluate(self) -> Any: ...
 
 
-class Evaluations:
-    """The evaluation under way and the step whose weights are to be evaluated next."""
+class PeriodicEvaluation:
+    """Evaluation during ``serve``: schedule, one at a time, with the policy version measured.
 
-    def __init__(self, env: EnvRuntime, policy_version: Callable[[], int]) -> None:
+    ``ended`` is called after each evaluation.
+    """
+
+    def __init__(
+        self,
+        env: Evaluated,
+        run: JoinedRun,
+        metrics: MetricsLogger,
+        ended: Callable[[], None],
+    ) -> None:
         self._env = env
-        self._policy_version = policy_version
+        self._run = run
+        self._metrics = metrics
+        self._ended = ended
         self.task: asyncio.Task[None] | None = None
-        self.due: int | None = None
+        self.due: int | None = None  # step whose weights are to be evaluated next
+        self._measured: tuple[int, int] | None = None  # step, version at the beginning
+
+    def measured_at(self) -> dict[str, Any]:
+        """Step and policy versions of the current or last evaluation; empty before the first."""
+        if self._measured is None:
+            return {}
+        step, version = self._measured
+        return {
+            "eval_step": step,
+            "eval_policy_version": version,
+            "eval_policy_version_at_end": self._run.policy_version,
+        }
 
     def start_if_due(self, status: EnvStatus) -> None:
-        """Start the one that is due, once the servers hold the weights it is about."""
+        """Start the evaluation that is due, once the servers hold its weights."""
         if self.task is not None and self.task.done():
             self.task = None
         if self.due is None or self.task is not None:
             return
         if pacing.weights_have_settled(
-            self.due, self._env.curr_step, status.policy_version, status.queue_size
+            self.due, self._run.step, status.policy_version, status.queue_size
         ):
             step, self.due = self.due, None
             self.task = asyncio.ensure_future(self.evaluate(step))
-            self._env.eval_runner = self.task
 
     async def evaluate(self, step: int) -> None:
         """Evaluate the weights of ``step``. A failure is logged and counted; the run goes on."""
-        env = self._env
-        before = self._policy_version()
-        env.measured_at = lambda: {
-            "eval_step": step,
-            "eval_policy_version": before,
-            "eval_policy_version_at_end": self._policy_version(),
-        }
+        self._measured = (step, self._run.policy_version)
         try:
-            with boundary(env.label(), f"step {step}", "evaluate"):
-                await env.evaluate()
+            with boundary(self._env.label(), f"step {step}", "evaluate"):
+                await self._env.evaluate()
         except AtroposError as error:
-            # Training data does not depend on it, so the run goes on; the failure is seen.
+            # Training data does not depend on an evaluation.
             logger.error("%s", error, exc_info=error)
-            env.logbook.emit({"eval/failed": 1}, env.curr_step)
+            self._metrics.emit({"eval/failed": 1}, self._run.step)
         finally:
-            env.pool.changed.set()
+            self._ended()
 
-    async def at_the_end(self, weights_of: Callable[[int], Awaitable[None]]) -> None:
-        """Finish the one under way and do the last one; ``weights_of`` waits for its weights."""
-        env = self._env
+    async def finish(
+        self, weights_of: Callable[[int], Awaitable[None]], *, evaluate_at_end: bool
+    ) -> None:
+        """Await the running evaluation, and do the last one if it is due or configured.
+
+        ``weights_of`` waits until the servers hold the weights of a step.
+        """
         if self.task is not None:
             await self.task
-        if env.config.eval_at_end or self.due is not None:
-            await weights_of(env.curr_step)
-            await self.evaluate(env.curr_step)
+        if evaluate_at_end or self.due is not None:
+            await weights_of(self._run.step)
+            await self.evaluate(self._run.step)
 
 
 def eval_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,10 +122,10 @@ def write_results(
     samples: Sequence[Mapping[str, Any]] | None = None,
     measured_at: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``metrics.json`` and, when there are samples, ``samples.jsonl``; each whole.
+    """Write ``metrics.json`` and, with samples, ``samples.jsonl``; each file whole or not.
 
-    ``measured_at`` names the step and the policy version. A number that is not finite is
-    written as null: JSON has no other word for it.
+    ``measured_at`` holds the step and the policy version. A number that is not finite is
+    written as null: JSON has no form for it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     results = scalars(metrics)

@@ -1,7 +1,7 @@
-"""Where an environment's numbers go: sinks behind one call.
+"""Metrics of an environment: the runtime's measurements, and the sinks that record them.
 
-``jsonl`` (``metrics_path``) and the log always work; Weights & Biases is one more sink.
-A sink gets ``(metrics, step)`` and may drop what it cannot show, such as a table in a file.
+The log and ``jsonl`` (``metrics_path``) are always available; Weights & Biases is one more sink.
+A sink receives ``(metrics, step)`` and drops what it cannot show, such as a table in a file.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from atroposlib.envs.rollout.groups import plain
+from atroposlib.envs.runtime.sender import GroupStats
 from atroposlib.errors import ConfigError
+from atroposlib.utils.metrics import get_std_min_max_avg, percentile
 
 logger = logging.getLogger(__name__)
+REPORTED_ROLLOUTS = "failed timed_out cancelled short retried gave_up empty".split()
 
 
 class Sink(Protocol):
@@ -31,26 +34,104 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Logbook:
-    """Every sink of one run, and the values to be averaged at the next emission."""
+class MetricsLogger:
+    """Sinks of one run, and the measurements that the next emission reports."""
 
     def __init__(self, sinks: list[Sink]) -> None:
         self.sinks = sinks
         self._values: dict[str, list[float]] = {}
+        self.completion_lengths: list[int] = []  # trained tokens of each sequence
+        self.rollouts: list[list[tuple[Any, ...]]] = []  # rows of the table, by group
+        self.task_duration: list[float] = []  # seconds of each rollout
+        self.succeeded_task_duration: list[float] = []
+        self.failed_task_duration: list[float] = []
+        self.task_successful: list[int] = []  # 1: scored
+        self.mainloop_timings: list[float] = []  # seconds of each turn of ``serve``
+        self.workers_added_list: list[int] = []
 
     def log(self, name: str, value: float) -> None:
-        """Remember ``value``; the next emission shows the mean of what came since the last."""
+        """Record ``value``; the next emission reports the mean since the last one."""
         self._values.setdefault(name, []).append(float(value))
 
+    def rollout_ended(self, seconds: float, *, scored: bool) -> None:
+        """Record the duration of a rollout."""
+        self.task_duration.append(seconds)
+        self.task_successful.append(int(scored))
+        durations = self.succeeded_task_duration if scored else self.failed_task_duration
+        durations.append(seconds)
+
     def averages(self) -> dict[str, float]:
-        """The mean of each remembered name; forgets them."""
+        """The mean of each recorded name; empties the record."""
         values, self._values = self._values, {}
         return {name: sum(seen) / len(seen) for name, seen in values.items()}
+
+    def training_metrics(
+        self, stats: GroupStats, rollouts: Mapping[str, int]
+    ) -> dict[str, float]:
+        """``train/completion_lengths*`` in trained tokens, and counts of groups and rollouts.
+
+        ``rollouts`` are the counts of the worker pool. Empties the lengths.
+        """
+        metrics: dict[str, float] = {}
+        lengths, self.completion_lengths = self.completion_lengths, []
+        if lengths:
+            get_std_min_max_avg("train/completion_lengths", lengths, metrics)
+            metrics["train/completion_lengths"] = metrics.pop("train/completion_lengths_mean")
+            metrics["train/completion_lengths_p95"] = percentile(lengths, 0.95)
+        metrics["train/items_sent_to_api"] = stats.sent
+        metrics["train/items_rejected"] = sum(stats.dropped.values())
+        for reason, count in stats.dropped.items():
+            metrics[f"train/dropped_{reason}"] = count
+        for outcome, count in stats.samples.items():
+            metrics[f"train/samples_{outcome}"] = count
+        for name in REPORTED_ROLLOUTS:
+            if count := rollouts.get(name, 0):
+                metrics[f"train/rollouts_{name}"] = count
+        return metrics
+
+    def performance_metrics(self) -> dict[str, float]:
+        """``train_perf/*``, in seconds, of lists with two or more values. Empties the lists."""
+        metrics: dict[str, float] = {}
+        measured: dict[str, list[Any]] = {
+            "task_duration": self.task_duration,
+            "succeeded_task_duration": self.succeeded_task_duration,
+            "failed_task_duration": self.failed_task_duration,
+            "mainloop_timings": self.mainloop_timings,
+            "workers_added_per_attempt": self.workers_added_list,
+        }
+        for name, values in measured.items():
+            if len(values) >= 2:
+                get_std_min_max_avg(f"train_perf/{name}", values, metrics)
+            values.clear()
+        return metrics
 
     def emit(self, metrics: Mapping[str, Any], step: int) -> None:
         """Write ``metrics`` to every sink."""
         for sink in self.sinks:
             sink.write(metrics, step)
+
+    def add_wandb(
+        self,
+        name: str,
+        config: dict[str, Any],
+        project: str | None = None,
+        group: str | None = None,
+        prefix: str = "",
+    ) -> None:
+        """Add a Weights & Biases run, if the package is installed; else log a warning.
+
+        Raises:
+            ConfigError: wandb does not start.
+        """
+        sink = open_wandb(name, project, group, config)
+        if sink is not None:
+            sink.prefix = prefix
+            self.sinks.append(sink)
+
+    @property
+    def shows_tables(self) -> bool:
+        """Whether a sink takes tables."""
+        return any(isinstance(sink, WandbSink) for sink in self.sinks)
 
     def close(self) -> None:
         """Flush and close every sink."""
@@ -59,7 +140,7 @@ class Logbook:
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float | int | str | bool | None]:
-    """The entries that are one number or word; not-a-number becomes null, tables go."""
+    """The entries that are one number or word; NaN becomes null, tables are left out."""
     shown: dict[str, float | int | str | bool | None] = {}
     for name, value in metrics.items():
         value = plain(value)
@@ -79,7 +160,7 @@ class JsonlSink:
         self._env = env
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Append a line and flush it: a crash must not lose what was measured."""
+        """Append a line and flush it, so that a crash loses no measurement."""
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")
@@ -146,10 +227,10 @@ def local_sinks(env: str, metrics_path: str | None) -> list[Sink]:
 def open_wandb(
     name: str, project: str | None, group: str | None, config: dict[str, Any]
 ) -> WandbSink | None:
-    """A Weights & Biases run; None with a word in the log where it is not installed.
+    """A Weights & Biases run; None with a warning where it is not installed.
 
     Raises:
-        ConfigError: it is installed and refuses to start, for want of an account say.
+        ConfigError: it is installed and does not start, for example without an account.
     """
     try:
         import wandb

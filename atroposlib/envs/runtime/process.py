@@ -1,8 +1,8 @@
-"""``process``: make ``total_steps`` scored groups without an API or a trainer.
+"""``process`` and ``evaluate``: commands without a rollout API and a trainer.
 
-Rollouts run side by side up to ``max_num_workers``; backlog items are rolled out too. A
-run that only fails stops and says why instead of trying for ever. However it ends, what
-was made is in the file, and the page beside the file shows it.
+``process`` runs up to ``max_num_workers`` rollouts at once, backlog items included, until
+``total_steps`` groups are scored. It stops when ``max_failures_in_a_row`` items gave no group.
+At the end, also after an error, all groups made are in the file and on the HTML page of it.
 """
 
 from __future__ import annotations
@@ -12,110 +12,122 @@ import logging
 import time
 from pathlib import Path
 
-from atroposlib.envs.rollout.pool import Job, WorkerPool
+from atroposlib.envs.rollout.pool import RolloutTask, WorkerPool
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.envs.runtime.metrics_logger import open_wandb
-from atroposlib.envs.runtime.shutdown import Stopping
-from atroposlib.envs.runtime.wait_status import Waiting
+from atroposlib.envs.runtime.registration import JoinedRun
+from atroposlib.envs.runtime.shutdown import Shutdown
+from atroposlib.envs.runtime.wait_status import WaitStatus
 from atroposlib.envs.settings.config import FAILING_BACKOFF
 from atroposlib.errors import AtroposError, ConfigError, boundary
 
 logger = logging.getLogger(__name__)
-CHANGE_S = 30.0  # longest that nobody looks whether something changed
+CHANGE_TIMEOUT_S = 30.0  # longest wait for the end of a rollout or a send
 
 
 class OnlyFailures(AtroposError):
-    """Too many items in a row gave no group that could be kept; the message says why."""
+    """Too many items in a row gave no accepted group; the message has the reasons."""
 
 
 async def run_process(env: EnvRuntime) -> int:
     """Make the groups and return how many were kept.
 
     Raises:
-        OnlyFailures: ``max_failures_in_a_row`` items gave no kept group.
-        StopRequested: SIGTERM or SIGINT; what was made by then is kept.
+        OnlyFailures: ``max_failures_in_a_row`` items gave no accepted group.
+        StopRequested: SIGTERM or SIGINT; the groups made by then are kept.
     """
     wanted = env.n_groups_to_process
     if wanted <= 0:
         raise ConfigError(f"total_steps is the number of groups to make, not {wanted}")
-    stopping = Stopping()
-    stopping.listen()
-    if env.config.use_wandb and (
-        sink := open_wandb(env.label(), None, None, env.config.model_dump(mode="json"))
-    ):
-        env.logbook.sinks.append(sink)
+    shutdown = Shutdown()
+    shutdown.listen()
+    if env.config.use_wandb:
+        env.metrics_logger.add_wandb(env.label(), env.config.model_dump(mode="json"))
     try:
         with boundary(env.label(), None, "setup"):
-            await stopping.unless_asked(env.setup())
-        env.max_token_len = env.config.max_token_length
-        await _make_groups(env, wanted, stopping)
+            await shutdown.or_shutdown(env.setup())
+        env.joined_run.work_alone()
+        await _make_groups(env, env.joined_run, wanted, shutdown)
     finally:
         env.pool.cancel_unfinished()
         await env.pool.drain(env.config.drain_timeout_s)
         await env.close()
-        await _say_what_was_made(env, wanted)
+        await _log_result(env, wanted)
     return env.pool.counts["kept"]
 
 
-async def _make_groups(env: EnvRuntime, wanted: int, stopping: Stopping) -> None:
-    pool, waiting = env.pool, Waiting(env.label())
+async def run_evaluate(env: EnvRuntime) -> None:
+    """Set up, evaluate once and close; a failing evaluation fails the command."""
+    env.joined_run.work_alone()
+    try:
+        with boundary(env.label(), None, "setup"):
+            await env.setup()
+        with boundary(env.label(), None, "evaluate"):
+            await env.evaluate()
+    finally:
+        await env.close()
+
+
+async def _make_groups(
+    env: EnvRuntime, run: JoinedRun, wanted: int, shutdown: Shutdown
+) -> None:
+    pool, waiting = env.pool, WaitStatus(env.label())
     logged = 0
     while pool.counts["kept"] < wanted:
-        await _start_rollouts(env, wanted, stopping)
+        await _start_rollouts(env, wanted, shutdown)
         if not pool.busy:
             break
-        await stopping.unless_asked(pool.wait_for_change(CHANGE_S))
+        await shutdown.or_shutdown(pool.wait_for_change(CHANGE_TIMEOUT_S))
         if pool.fatal is not None:
             raise pool.fatal
         if pool.counts["kept"] > logged:
-            logged = env.curr_step = pool.counts["kept"]
-            waiting.over()
+            logged = run.step = pool.counts["kept"]
+            waiting.clear()
             with boundary(env.label(), f"group {logged}", "wandb_log"):
                 await env.wandb_log({})
         else:
             so_far = f"{logged} of {wanted}, {pool.busy} rollouts under way"
-            waiting.waits(f"the next kept group: {so_far}", usual=True)
+            waiting.start(f"the next kept group: {so_far}", usual=True)
         _stop_if_only_failing(env, pool)
-        errors = pool.errors_in_a_row
+        errors = pool.consecutive_errors
         pause = FAILING_BACKOFF.pause_s(errors - env.max_num_workers)
         if pause:
-            waiting.waits(f"{errors} rollouts failed in a row, next in {pause:.1f} s")
-            await stopping.pause(pause)
+            waiting.start(f"{errors} rollouts failed in a row, next in {pause:.1f} s")
+            await shutdown.pause(pause)
 
 
-async def _start_rollouts(env: EnvRuntime, wanted: int, stopping: Stopping) -> None:
+async def _start_rollouts(env: EnvRuntime, wanted: int, shutdown: Shutdown) -> None:
     pool = env.pool
     while pool.busy < min(env.max_num_workers, wanted - pool.counts["kept"]):
-        job = pool.next_waiting() or await stopping.unless_asked(_next_job(env))
+        job = pool.next_waiting() or await shutdown.or_shutdown(_next_job(env))
         if job is None:
             return
         pool.start(job)
 
 
-async def _next_job(env: EnvRuntime) -> Job | None:
+async def _next_job(env: EnvRuntime) -> RolloutTask | None:
     with boundary(env.label(), None, "get_next_item"):
         item = await env.get_next_item()
-    return None if item is None else Job(item)
+    return None if item is None else RolloutTask(item)
 
 
 def _stop_if_only_failing(env: EnvRuntime, pool: WorkerPool) -> None:
-    if pool.barren_in_a_row < env.config.max_failures_in_a_row:
+    if pool.consecutive_empty_items < env.config.max_failures_in_a_row:
         return
     gone = pool.servers_gone_since
     if gone is not None and time.monotonic() - gone < env.config.api_timeout_s:
-        return  # a server is away: other items would not help, and waiting may
-    reasons = {**pool.counts, **env.tally.totals()}
-    message = f"{pool.barren_in_a_row} items in a row gave no group ({reasons})"
+        return  # a server is absent: waiting may help, other items would not
+    reasons = {**pool.counts, **env.group_stats.totals()}
+    message = f"{pool.consecutive_empty_items} items in a row gave no group ({reasons})"
     raise OnlyFailures(f"{message}; the last error: {pool.last_error}") from pool.last_error
 
 
-async def _say_what_was_made(env: EnvRuntime, wanted: int) -> None:
+async def _log_result(env: EnvRuntime, wanted: int) -> None:
     kept = env.pool.counts["kept"]
     where = f" in {Path(env.group_file.path)}" if env.group_file else ""
-    counts = {**env.pool.counts, **env.tally.totals()}
+    counts = {**env.pool.counts, **env.group_stats.totals()}
     logger.info("%d of %d groups%s; %s", kept, wanted, where, counts)
     if kept < wanted:
-        logger.warning("fewer groups than asked for: %d of %d", kept, wanted)
+        logger.warning("fewer groups than wanted: %d of %d", kept, wanted)
     if env.group_file is not None and kept:
         from atroposlib.frontend.jsonl2html import generate_html
 

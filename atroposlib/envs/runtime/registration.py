@@ -1,4 +1,4 @@
-"""Joining a run of the rollout API, and joining again after a restart or a reset."""
+"""Registration at the rollout API: the first one, and again after a restart or a reset."""
 
 from __future__ import annotations
 
@@ -8,77 +8,167 @@ import time
 from collections.abc import Callable
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.envs.runtime.metrics_logger import open_wandb
-from atroposlib.envs.runtime.sender import Sender
-from atroposlib.envs.runtime.shutdown import Stopping
-from atroposlib.errors import NotRegistered
-from atroposlib.wire import EnvIdentifier, EnvRegistered, RegisterEnv
+from atroposlib.envs.runtime.shutdown import Shutdown
+from atroposlib.envs.settings.config import BaseEnvConfig
+from atroposlib.errors import ConfigError, NotRegistered
+from atroposlib.wire import EnvIdentifier, EnvRegistered, EnvStatus, RegisterEnv
 
 logger = logging.getLogger(__name__)
-ASK_AGAIN_S = 0.5  # while the trainer has not started
-REFRESH_S = (
-    5.0  # how often is asked what a batch is: a trainer may come back with another size
-)
+TRAINER_POLL_S = 0.5  # while the trainer has not started
+REFRESH_S = 5.0  # between reads of the batch size: a restarted trainer may change it
 
 
-def identity_of(registration: EnvRegistered) -> EnvIdentifier:
-    """Who calls. APIs of the original's kind have no run id."""
-    return EnvIdentifier(env_id=registration.env_id, run_id=registration.run_id or None)
+class JoinedRun:
+    """The run as an environment sees it: registration, sizes, step, last status.
+
+    ``config.batch_size`` and ``config.total_steps`` follow the trainer.
+    """
+
+    def __init__(self, label: Callable[[], str], config: BaseEnvConfig) -> None:
+        self.label = label
+        self.config = config
+        self.takes_steps_from_trainer = config.total_steps == -1
+        self.registered: EnvRegistered | None = None
+        self.status: EnvStatus | None = None
+        self.step = 0  # trainer steps; ``process``: groups kept
+        self.max_token_len = -1  # tokens of a sequence; -1: unknown
+        self.env_id: int | None = None
+        self.name: str | None = None  # of this environment in the run
+        self.project: str | None = None
+        self.group: str | None = None
+        self.checkpoint_dir = ""
+        self.checkpoint_interval = -1
+
+    @property
+    def registration(self) -> EnvRegistered:
+        """The current registration.
+
+        Raises:
+            NotRegistered: there is none.
+        """
+        if self.registered is None:
+            raise NotRegistered(f"{self.label()} has not joined a run")
+        return self.registered
+
+    @property
+    def identity(self) -> EnvIdentifier:
+        """Number and run of this environment; APIs of the original's kind have no run id."""
+        current = self.registration
+        return EnvIdentifier(env_id=current.env_id, run_id=current.run_id or None)
+
+    @property
+    def policy_version(self) -> int:
+        """The version that the servers held at the last status."""
+        return self.status.policy_version if self.status else 0
+
+    def join(self, registration: EnvRegistered, batch_size: int, max_token_len: int) -> None:
+        """Adopt what the run prescribes; a size of -1 is not prescribed.
+
+        Raises:
+            ConfigError: no number of steps is set, or a group cannot fit into a batch.
+        """
+        self.resize(batch_size, max_token_len)
+        if self.takes_steps_from_trainer:
+            self.config.total_steps = registration.num_steps
+        if self.config.total_steps < 0:
+            raise ConfigError("total_steps is -1 here and at the trainer: set one of them")
+        self.registered = registration
+        self.env_id = registration.env_id
+        self.name = registration.wandb_name
+        self.checkpoint_dir = registration.checkpoint_dir
+        self.checkpoint_interval = registration.checkpoint_interval
+        self.step = registration.starting_step
+
+    def resize(self, batch_size: int, max_token_len: int) -> None:
+        """Follow sequences per batch and tokens per sequence; -1 leaves the present value.
+
+        Raises:
+            ConfigError: a group cannot fit into a batch.
+        """
+        config = self.config
+        if batch_size != -1:
+            config.batch_size = batch_size
+        if max_token_len != -1:
+            self.max_token_len = max_token_len
+        if config.batch_size != -1 and config.group_size > config.batch_size:
+            raise ConfigError(
+                f"group_size {config.group_size} is more than the {config.batch_size} "
+                "sequences of a batch: lower --env.group_size or raise the trainer's batch"
+            )
+
+    def work_alone(self) -> None:
+        """Without a trainer the configured length bounds a sequence."""
+        self.max_token_len = self.config.max_token_length
 
 
-class Membership:
-    """Which run an environment belongs to; ``say`` is told what is waited for."""
+class RunRegistration:
+    """Registers an environment and keeps ``run`` current.
+
+    Args:
+        waiting: receives the wait reason.
+        new_run: called when the API has started another run since.
+    """
 
     def __init__(
         self,
-        env: EnvRuntime,
+        run: JoinedRun,
         client: AsyncRolloutClient,
-        stopping: Stopping,
-        say: Callable[[str], None],
+        shutdown: Shutdown,
+        *,
+        waiting: Callable[[str], None],
+        new_run: Callable[[], None],
     ) -> None:
-        self._env = env
+        self._run = run
         self._client = client
-        self._stopping = stopping
-        self._say = say
-        self._joining = asyncio.Lock()
+        self._shutdown = shutdown
+        self._waiting = waiting
+        self._new_run = new_run
+        self._registering = asyncio.Lock()
         self._refresh_at = 0.0  # monotonic
 
-    async def join_first(self) -> None:
-        """Wait for the API and the trainer, register, and get ready to send.
+    async def register(self) -> EnvRegistered:
+        """Wait for the API and the trainer, and join the run.
 
         Raises:
             NotRegistered: no trainer started within ``trainer_timeout_s``.
-            RolloutApiUnavailable: the API stayed away longer than ``api_timeout_s``.
+            RolloutApiUnavailable: the API was absent longer than ``api_timeout_s``.
         """
-        env = self._env
-        registration = await self._register()
-        env.sender = Sender(
-            self._client,
-            registration,
-            env.tally,
-            group_size=env.config.group_size,
-            rejoin=self.rejoin,
-            take_back=env.pool.backlog.append,
+        config = self._run.config
+        request = RegisterEnv(
+            max_token_length=config.max_token_length,
+            desired_name=self._run.label(),
+            weight=config.inference_weight,
+            group_size=config.group_size,
+            min_batch_allocation=config.min_batch_allocation,
         )
-        if env.config.use_wandb:
-            await self._open_wandb()
-        if env.curr_step > 0:
-            env.load_checkpoint()
+        started = time.monotonic()
+        while True:
+            call = self._client.register_env(request)
+            registration = await self._shutdown.or_shutdown(call)
+            if registration is not None:
+                break
+            waited, limit = time.monotonic() - started, config.trainer_timeout_s
+            self._waiting(f"the trainer to start, {waited:.0f} s of at most {limit:.0f} s")
+            if waited > limit:
+                raise NotRegistered(
+                    f"no trainer started within {waited:.0f} s at {config.rollout_server_url}"
+                )
+            await self._shutdown.pause(TRAINER_POLL_S)
+        info = await self._shutdown.or_shutdown(self._client.info())
+        self._run.join(registration, info["batch_size"], info["max_token_len"])
+        self._refresh_at = time.monotonic() + REFRESH_S
+        logger.info("%s joined run %s", registration.wandb_name, registration.run_id)
+        return registration
 
-    async def rejoin(self, stale: EnvRegistered) -> EnvRegistered:
-        """Register again, once for all who hold ``stale``, and return what is valid now."""
-        async with self._joining:  # every send under way notices at the same time
-            env = self._env
-            if env.registration is not stale:
-                return env.registration
+    async def re_register(self, stale: EnvRegistered) -> EnvRegistered:
+        """Register again, once for all callers that hold ``stale``; return the current one."""
+        async with self._registering:  # all running sends fail at the same time
+            if self._run.registration is not stale:
+                return self._run.registration
             logger.warning("the rollout API does not know %s: joining again", stale.wandb_name)
-            fresh = await self._register()
+            fresh = await self.register()
             if fresh.run_id != stale.run_id:
-                # What still generates began under the old run's weights and versions.
-                env.pool.backlog.extendleft(reversed(env.pool.cancel_unfinished()))
-            if env.sender is not None:
-                env.sender.registration = fresh
+                self._new_run()
             return fresh
 
     async def refresh(self) -> None:
@@ -91,43 +181,4 @@ class Membership:
             return
         self._refresh_at = time.monotonic() + REFRESH_S
         info = await self._client.info()
-        self._env.take_sizes(info["batch_size"], info["max_token_len"])
-
-    async def _register(self) -> EnvRegistered:
-        env, config = self._env, self._env.config
-        request = RegisterEnv(
-            max_token_length=config.max_token_length,
-            desired_name=env.label(),
-            weight=config.inference_weight,
-            group_size=config.group_size,
-            min_batch_allocation=config.min_batch_allocation,
-        )
-        begun = time.monotonic()
-        while True:
-            asked = self._client.register_env(request)
-            registration = await self._stopping.unless_asked(asked)
-            if registration is not None:
-                break
-            waited = time.monotonic() - begun
-            self._say(
-                f"the trainer to start, {waited:.0f} s of at most {config.trainer_timeout_s:.0f} s"
-            )
-            if waited > config.trainer_timeout_s:
-                raise NotRegistered(
-                    f"no trainer started within {waited:.0f} s at {config.rollout_server_url}"
-                )
-            await self._stopping.pause(ASK_AGAIN_S)
-        info = await self._stopping.unless_asked(self._client.info())
-        env.join(registration, info["batch_size"], info["max_token_len"])
-        self._refresh_at = time.monotonic() + REFRESH_S
-        logger.info("%s joined run %s", registration.wandb_name, registration.run_id)
-        return registration
-
-    async def _open_wandb(self) -> None:
-        env, info = self._env, await self._client.wandb_info()
-        config = env.config.model_dump(mode="json")
-        env.wandb_project, env.wandb_group = info.get("project"), info.get("group")
-        sink = open_wandb(env.label(), env.wandb_project, env.wandb_group, config)
-        if sink is not None:
-            sink.prefix = f"{env.wandb_prepend}_"
-            env.logbook.sinks.append(sink)
+        self._run.resize(info["batch_size"], info["max_token_len"])

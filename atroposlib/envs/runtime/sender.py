@@ -1,8 +1,8 @@
-"""Groups on their way out: dropped ones counted, kept ones saved and sent exactly once.
+"""Delivery of groups: rejected ones are counted, accepted ones saved and sent exactly once.
 
-Kept -> jsonl file -> POST with an idempotency key -> accepted
-                        |-- other run now: dropped, counted, its item rolled out again
-                        '-- 4xx: dropped, counted
+AcceptedGroup -> jsonl file -> POST with an idempotency key -> stored by the rollout API
+                                |-- another run by now: dropped, counted, its item requeued
+                                '-- 4xx: dropped, counted
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from typing import Any, BinaryIO
 import msgspec
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs.rollout.filters import Drop, Dropped, Kept, Rules, judge
+from atroposlib.envs.rollout.filters import (
+    AcceptedGroup,
+    FilterRules,
+    RejectedGroup,
+    RejectReason,
+    filter_group,
+)
 from atroposlib.envs.rollout.groups import ScoredDataGroup, item_label, plain, unknown_fields
 from atroposlib.errors import (
     AtroposError,
@@ -34,30 +40,36 @@ from atroposlib.wire import EnvRegistered
 logger = logging.getLogger(__name__)
 
 
-class Tally:
-    """What became of the groups and samples of one run."""
+class GroupStats:
+    """Counts of the groups and samples of one run, by outcome."""
 
     def __init__(self) -> None:
         self.kept = 0
+        self.kept_since_log = 0  # since metrics were last logged
         self.sent = 0  # accepted by the rollout API
         self.dropped: Counter[str] = Counter()  # groups per reason
         self.samples: Counter[str] = Counter()  # failed ones per outcome of the record
         self._warned_of: set[str] = set()
 
-    def drop(self, reason: Drop, detail: str, item: Any) -> None:
-        """Count a dropped group and say why."""
+    def drop(self, reason: RejectReason, detail: str, item: Any) -> None:
+        """Count a dropped group and log the reason."""
         self.dropped[reason.value] += 1
-        level = logging.DEBUG if reason is Drop.SAME_SCORES else logging.WARNING
+        level = logging.DEBUG if reason is RejectReason.SAME_SCORES else logging.WARNING
         logger.log(
             level, "group of item %s dropped, %s: %s", item_label(item), reason.value, detail
         )
 
     def sample_failed(self, outcome: str, count: int = 1) -> None:
-        """Count samples that gave no score, by what they ended in, such as env_error."""
+        """Count samples without a score by their outcome, such as env_error."""
         self.samples[outcome] += count
 
+    def keep(self, count: int) -> None:
+        """Count kept groups."""
+        self.kept += count
+        self.kept_since_log += count
+
     def warn_of_unknown(self, group: Mapping[str, Any]) -> None:
-        """Say once per name that the record has no such field."""
+        """Log a warning, once per name, for each field that the record does not have."""
         for name in set(unknown_fields(group)) - self._warned_of:
             self._warned_of.add(name)
             logger.warning("a group carries %r, which the record does not: not sent", name)
@@ -72,111 +84,117 @@ class Tally:
         }
 
 
-async def judge_all(
-    groups: Sequence[ScoredDataGroup], rules: Rules, tally: Tally, item: Any
-) -> list[Kept]:
-    """Those of ``groups`` that may be sent; the others are counted."""
-    # In a thread: 10^6 tokens take a tenth of a second, and rollouts must not stand still.
-    judged = await asyncio.to_thread(lambda: [judge(group, rules) for group in groups])
+async def filter_groups(
+    groups: Sequence[ScoredDataGroup], rules: FilterRules, group_stats: GroupStats, item: Any
+) -> list[AcceptedGroup]:
+    """The accepted ones of ``groups``; the others are counted."""
+    # In a thread: 10^6 tokens take a tenth of a second, which would block every rollout.
+    judged = await asyncio.to_thread(lambda: [filter_group(group, rules) for group in groups])
     for group, verdict in zip(groups, judged):
-        tally.warn_of_unknown(group)
-        if isinstance(verdict, Dropped):
-            tally.drop(verdict.reason, verdict.detail, item)
-    return [verdict for verdict in judged if isinstance(verdict, Kept)]
+        group_stats.warn_of_unknown(group)
+        if isinstance(verdict, RejectedGroup):
+            group_stats.drop(verdict.reason, verdict.detail, item)
+    return [verdict for verdict in judged if isinstance(verdict, AcceptedGroup)]
 
 
-class Sender:
-    """Sends kept groups to one run of the rollout API.
+class GroupSender:
+    """Sends accepted groups to the current run of the rollout API.
 
-    ``rejoin`` is called when the API does not know this environment; it returns the new
-    registration. ``take_back`` gets the item whose groups were for a run that is over.
+    Args:
+        registration: returns the current registration.
+        re_register: called with a registration that the API does not know any more.
+        requeue: receives the item whose groups were for a run that is over.
     """
 
     def __init__(
         self,
         client: AsyncRolloutClient,
-        registration: EnvRegistered,
-        tally: Tally,
+        registration: Callable[[], EnvRegistered],
+        stats: GroupStats,
         *,
         group_size: int,
-        rejoin: Callable[[EnvRegistered], Awaitable[EnvRegistered]],
-        take_back: Callable[[Any], None],
+        re_register: Callable[[EnvRegistered], Awaitable[EnvRegistered]],
+        requeue: Callable[[Any], None],
     ) -> None:
-        self.registration = registration
         self.accepted_sequences = 0
         self._client = client
-        self._tally = tally
+        self._registration = registration
+        self._stats = stats
         self._group_size = group_size
-        self._rejoin = rejoin
-        self._take_back = take_back
+        self._re_register = re_register
+        self._requeue = requeue
         self._instance = uuid.uuid4().hex
         self._counter = itertools.count()
 
     @property
     def accepted_groups(self) -> int:
-        """What was accepted so far, in groups of the configured size."""
+        """Groups accepted so far, in units of the configured group size."""
         return math.ceil(self.accepted_sequences / self._group_size)
 
     def next_key(self) -> str:
-        """A name that no other group of any environment has; a repeated post is known by it."""
+        """A key that is unique among all environments; it identifies a repeated post."""
         return f"{self._instance}-{next(self._counter)}"
 
     async def send(
-        self, groups: Sequence[Kept], item: Any, sampled_for: str
-    ) -> Sequence[Kept]:
+        self, groups: Sequence[AcceptedGroup], item: Any, sampled_for: str
+    ) -> Sequence[AcceptedGroup]:
         """Send ``groups`` in one request and return them, or nothing if they were dropped.
 
-        ``sampled_for`` is the run id under which they were sampled: its version numbers
-        mean nothing to another run.
+        ``sampled_for`` is the id of the run for which they were sampled: their policy versions
+        have no meaning in another run.
 
         Raises:
-            RolloutApiUnavailable: the API stayed away longer than the client waits.
+            RolloutApiUnavailable: the API was absent longer than the client waits.
         """
         try:
             refusal = await self._send_until_settled(groups, sampled_for)
         except (asyncio.CancelledError, AtroposError) as error:
-            self._drop(groups, Drop.UNSENT, str(error) or "stopped before it was sent", item)
+            self._drop(
+                groups, RejectReason.UNSENT, str(error) or "stopped before it was sent", item
+            )
             raise
         if refusal is not None:
             self._drop(groups, *refusal, item)
-            if refusal[0] is Drop.RUN_ENDED:
-                self._take_back(item)
+            if refusal[0] is RejectReason.RUN_ENDED:
+                self._requeue(item)
             return []
-        self._tally.sent += len(groups)
+        self._stats.sent += len(groups)
         self.accepted_sequences += sum(group.sequences for group in groups)
         return groups
 
     async def _send_until_settled(
-        self, groups: Sequence[Kept], sampled_for: str
-    ) -> tuple[Drop, str] | None:
-        """Why they were not taken; None: they were."""
+        self, groups: Sequence[AcceptedGroup], sampled_for: str
+    ) -> tuple[RejectReason, str] | None:
+        """The reason why the API did not accept them; None: it accepted them."""
         while True:
-            registration = self.registration
+            registration = self._registration()
             if registration.run_id != sampled_for:
-                return Drop.RUN_ENDED, "the run it was for was reset"
+                return RejectReason.RUN_ENDED, "the run it was for was reset"
             columns = [group.as_sent(registration.env_id) for group in groups]
             try:
                 await self._client.send_groups(columns, run_id=registration.run_id or None)
             except (UnknownEnv, NotRegistered):
-                self.registration = await self._rejoin(registration)
+                await self._re_register(registration)
                 continue
             except RolloutApiRefused as refusal:
-                return Drop.REFUSED, str(refusal)
+                return RejectReason.REFUSED, str(refusal)
             except KeyConflict as known:
-                # Keys are ours alone: it arrived before we had to join again under another
-                # number, which makes other bytes of it, and its reply was lost.
+                # Keys are unique, so an earlier post arrived and its reply was lost. A new
+                # registration in between changed the number, and with it the bytes.
                 logger.warning("%s: it had arrived before", known)
             return None
 
-    def _drop(self, groups: Sequence[Kept], reason: Drop, detail: str, item: Any) -> None:
+    def _drop(
+        self, groups: Sequence[AcceptedGroup], reason: RejectReason, detail: str, item: Any
+    ) -> None:
         for _ in groups:
-            self._tally.drop(reason, detail, item)
+            self._stats.drop(reason, detail, item)
 
 
 class GroupFile:
-    """The jsonl file of kept groups; every line is on disk before the group is sent.
+    """The jsonl file of accepted groups; each line is on disk before the group is sent.
 
-    It is opened by the first group: a run that makes none leaves no empty file behind.
+    The first group opens it, so that a run without groups leaves no empty file.
     """
 
     def __init__(self, wanted: str) -> None:
@@ -198,7 +216,7 @@ class GroupFile:
 
 
 def _shown(value: Any) -> Any:
-    """For fields that only the file carries: what JSON does not know appears as it prints."""
+    """Values of fields that only the file holds: those without a JSON form become their repr."""
     known = plain(value)
     return repr(value) if known is value else known
 

@@ -1,4 +1,4 @@
-"""What an environment waits for: one word for the heartbeat, one line of the log now and then."""
+"""Current wait reason: reported in heartbeats, logged every 30 s."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ import time
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
-SAY_EVERY_S = 30.0
-_SAME_CHARS = 20  # the beginning tells waits apart: what follows counts seconds
+LOG_INTERVAL_S = 30.0
+_REASON_CHARS = 20  # these distinguish reasons; counted seconds come later in the text
 
 
-class Waiting:
-    """The current wait of ``label``; None when it waits for nothing. ``clock``: seconds."""
+class WaitStatus:
+    """The current wait of ``label``, or None. ``clock`` returns seconds."""
 
     def __init__(self, label: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._label = label
         self._clock = clock
         self.on: str | None = None
         self.since = 0.0
-        self._said_at = 0.0
+        self._logged_at = 0.0
 
-    def waits(self, what: str, *, usual: bool = False) -> None:
-        """Say that it waits for ``what``: in the log at the beginning and every 30 s.
+    def start(self, reason: str, *, usual: bool = False) -> None:
+        """Set the wait reason and log it, at the beginning and every 30 s.
 
-        ``usual``: such waits come with every step, so their beginning is not worth a line.
+        ``usual``: such waits occur in every step, so their beginning is not logged.
         """
-        what = what.removeprefix("waiting for ")
+        reason = reason.removeprefix("waiting for ")
         now = self._clock()
-        if self.on is None or self.on[:_SAME_CHARS] != what[:_SAME_CHARS]:
-            self.since, self._said_at = now, now if usual else float("-inf")
-        self.on = what
-        if now - self._said_at >= SAY_EVERY_S:
-            self._said_at = now
-            logger.info("%s waits for %s (%.0f s so far)", self._label, what, self.seconds())
+        if self.on is None or self.on[:_REASON_CHARS] != reason[:_REASON_CHARS]:
+            self.since, self._logged_at = now, now if usual else float("-inf")
+        self.on = reason
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
+            logger.info("%s waits for %s (%.0f s so far)", self._label, reason, self.seconds())
 
-    def over(self) -> None:
-        """It waits no more."""
-        if self.on is not None and self._said_at > self.since:
+    def clear(self) -> None:
+        """End the wait."""
+        if self.on is not None and self._logged_at > self.since:
             logger.info("%s goes on after %.0f s", self._label, self.seconds())
         self.on = None
 
     def seconds(self) -> float:
-        """How long the current wait has lasted."""
+        """Duration of the current wait; 0 if there is none."""
         return 0.0 if self.on is None else self._clock() - self.since
