@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from atroposlib.envs.cli.main import main as run_command_line
+from atroposlib.envs.cli import main as run_command_line
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem, groups_in
 from atroposlib.envs.rollout.samples import collect_group
 from atroposlib.envs.runtime import checkpoint, evaluation

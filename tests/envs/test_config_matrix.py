@@ -14,8 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, ServerBaseline
-from atroposlib.envs.cli.main import main, make_env
-from atroposlib.envs.cli.merge import read_settings
+from atroposlib.envs.cli import main, make_env, read_settings
 from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
 from tests.envs.old_style import NodesConfig, NodesEnv

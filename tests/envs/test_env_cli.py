@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
-from atroposlib.envs.cli.main import main, make_env
-from atroposlib.envs.cli.merge import read_settings
+from atroposlib.envs.cli import main, make_env, read_settings
 from atroposlib.envs.settings.config import EvalHandlingEnum
 from atroposlib.errors import ConfigError
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from atroposlib.envs.cli.main import main
+from atroposlib.envs.cli import main
 from atroposlib.testing.fake_inference import FakeInference
 from tests.envs.old_style import OLD_STYLE, OverridingEnv, StagedEnv
 

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv
-from atroposlib.envs.runtime import metrics_logger
+from atroposlib.envs.runtime.metrics_logger import MetricsLogger
 from atroposlib.envs.runtime.process import OnlyFailures
 from atroposlib.envs.runtime.shutdown import StopRequested
 from atroposlib.errors import ConfigError, InferenceUnavailable, RolloutError
@@ -176,9 +176,7 @@ async def test_dropped_and_short_groups_are_not_counted_as_made(process_env, tmp
 
 async def test_wandb_is_opened_only_if_it_is_wished(process_env, monkeypatch):
     opened = []
-    monkeypatch.setattr(
-        metrics_logger, "open_wandb", lambda *settings: opened.append(settings)
-    )
+    monkeypatch.setattr(MetricsLogger, "add_wandb", lambda *settings: opened.append(settings))
     await process_env(total_steps=1, use_wandb=False).process_manager()
     assert opened == []
     await process_env(total_steps=1, use_wandb=True).process_manager()

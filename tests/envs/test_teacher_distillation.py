@@ -7,8 +7,7 @@ import json
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, ServerBaseline
-from atroposlib.envs.cli.main import main, make_env
-from atroposlib.envs.cli.merge import read_settings
+from atroposlib.envs.cli import main, make_env, read_settings
 from atroposlib.envs.teacher_distillation_env import (
     TeacherDistillationConfig,
     TeacherDistillationEnv,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 from pydantic import Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from atroposlib.envs.cli.merge import describe
+from atroposlib.envs.cli import describe
 from atroposlib.envs.settings.config import BaseEnvConfig, nearest
 from atroposlib.errors import ConfigError
 

@@ -37,6 +37,7 @@ from atroposlib.wire import EnvRegistered
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Durations = list[float]  # seconds
 
 
 class EnvHooks(RolloutHooks, Protocol):
@@ -113,28 +114,26 @@ class EnvRuntime(EnvHooks):
 
     curr_step = PartAttribute[int]("joined_run", "step")
     max_token_len = PartAttribute[int]("joined_run", "max_token_len")
-    env_id = PartAttribute["int | None"]("joined_run", "env_id")
+    env_id = PartAttribute[int | None]("joined_run", "env_id")
     checkpoint_dir = PartAttribute[str]("joined_run", "checkpoint_dir")
     checkpoint_interval = PartAttribute[int]("joined_run", "checkpoint_interval")
-    wandb_prepend = PartAttribute["str | None"]("joined_run", "name")
-    wandb_project = PartAttribute["str | None"]("joined_run", "project")
-    wandb_group = PartAttribute["str | None"]("joined_run", "group")
+    wandb_prepend = PartAttribute[str | None]("joined_run", "name")
+    wandb_project = PartAttribute[str | None]("joined_run", "project")
+    wandb_group = PartAttribute[str | None]("joined_run", "group")
     items_sent_this_step = PartAttribute[int]("group_stats", "kept_since_log")
-    rollouts_for_wandb = PartAttribute["list[list[tuple[Any, ...]]]"](
+    rollouts_for_wandb = PartAttribute[list[list[tuple[Any, ...]]]](
         "metrics_logger", "rollouts"
     )
-    completion_lengths = PartAttribute["list[int]"]("metrics_logger", "completion_lengths")
-    task_duration = PartAttribute["list[float]"]("metrics_logger", "task_duration")
-    task_successful = PartAttribute["list[int]"]("metrics_logger", "task_successful")
-    succeeded_task_duration = PartAttribute["list[float]"](
+    completion_lengths = PartAttribute[list[int]]("metrics_logger", "completion_lengths")
+    task_duration = PartAttribute[Durations]("metrics_logger", "task_duration")
+    task_successful = PartAttribute[list[int]]("metrics_logger", "task_successful")
+    succeeded_task_duration = PartAttribute[Durations](
         "metrics_logger", "succeeded_task_duration"
     )
-    failed_task_duration = PartAttribute["list[float]"](
-        "metrics_logger", "failed_task_duration"
-    )
-    mainloop_timings = PartAttribute["list[float]"]("metrics_logger", "mainloop_timings")
-    workers_added_list = PartAttribute["list[int]"]("metrics_logger", "workers_added_list")
-    eval_runner = PartAttribute["asyncio.Task[None] | None"]("periodic_evaluation", "task")
+    failed_task_duration = PartAttribute[Durations]("metrics_logger", "failed_task_duration")
+    mainloop_timings = PartAttribute[Durations]("metrics_logger", "mainloop_timings")
+    workers_added_list = PartAttribute[list[int]]("metrics_logger", "workers_added_list")
+    eval_runner = PartAttribute[asyncio.Task[None] | None]("periodic_evaluation", "task")
 
     @classmethod
     def more_servers(cls) -> dict[str, MoreServers]:
@@ -180,7 +179,10 @@ class EnvRuntime(EnvHooks):
         self.running_items = self.pool.running
         self.backlog = self.pool.backlog
         self.periodic_evaluation = PeriodicEvaluation(
-            self, self.joined_run, self.metrics_logger, self.pool.changed.set
+            lambda: self.evaluate(),  # looked up late: it may be replaced on the instance
+            self.joined_run,
+            self.metrics_logger,
+            self.pool.changed.set,
         )
         self.machinery = vars(self).keys() - before  # what a checkpoint must not replace
 

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.groups import plain
@@ -24,14 +24,6 @@ from atroposlib.wire import EnvStatus
 logger = logging.getLogger(__name__)
 
 
-class Evaluated(Protocol):
-    """What a periodic evaluation calls of an environment."""
-
-    def label(self) -> str: ...
-
-    async def evaluate(self) -> Any: ...
-
-
 class PeriodicEvaluation:
     """Evaluation during ``serve``: schedule, one at a time, with the policy version measured.
 
@@ -40,12 +32,12 @@ class PeriodicEvaluation:
 
     def __init__(
         self,
-        env: Evaluated,
+        evaluate: Callable[[], Awaitable[Any]],
         run: JoinedRun,
         metrics: MetricsLogger,
         ended: Callable[[], None],
     ) -> None:
-        self._env = env
+        self._evaluate = evaluate
         self._run = run
         self._metrics = metrics
         self._ended = ended
@@ -80,8 +72,8 @@ class PeriodicEvaluation:
         """Evaluate the weights of ``step``. A failure is logged and counted; the run goes on."""
         self._measured = (step, self._run.policy_version)
         try:
-            with boundary(self._env.label(), f"step {step}", "evaluate"):
-                await self._env.evaluate()
+            with boundary(self._run.label(), f"step {step}", "evaluate"):
+                await self._evaluate()
         except AtroposError as error:
             # Training data does not depend on an evaluation.
             logger.error("%s", error, exc_info=error)

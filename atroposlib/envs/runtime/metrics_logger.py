@@ -6,7 +6,6 @@ A sink receives ``(metrics, step)`` and drops what it cannot show, such as a tab
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import random
@@ -15,11 +14,12 @@ import time
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from atroposlib.envs.rollout.groups import plain
 from atroposlib.envs.runtime.sender import GroupStats
 from atroposlib.errors import ConfigError
+from atroposlib.trackers.jsonl import Jsonl
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
 
 logger = logging.getLogger(__name__)
@@ -123,10 +123,25 @@ class MetricsLogger:
         Raises:
             ConfigError: wandb does not start.
         """
-        sink = open_wandb(name, project, group, config)
-        if sink is not None:
-            sink.prefix = prefix
-            self.sinks.append(sink)
+        try:
+            import wandb
+        except ImportError:
+            logger.warning("wandb is not installed: metrics go to log and metrics_path only")
+            return
+        suffix = "".join(random.choices(string.ascii_lowercase, k=6))
+        try:
+            run = wandb.init(
+                name=f"{name}-{date.today().isoformat()}-{suffix}",
+                project=project or None,
+                group=group or None,
+                config=config,
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"wandb did not start: {error}. Log in, set WANDB_MODE=offline, or pass "
+                "--env.use_wandb false"
+            ) from error
+        self.sinks.append(WandbSink(run, prefix))
 
     @property
     def shows_tables(self) -> bool:
@@ -156,17 +171,14 @@ class JsonlSink:
 
     def __init__(self, path: Path, env: str) -> None:
         self._path = path
-        self._file: TextIO | None = None
+        self._file: Jsonl | None = None  # opened by the first emission
         self._env = env
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
         """Append a line and flush it, so that a crash loses no measurement."""
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a", encoding="utf-8")
-        line = {"time": time.time(), "env": self._env, "step": step, **scalars(metrics)}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        self._file = self._file or Jsonl(self._path)
+        head = {"time": time.time(), "env": self._env, "step": step}
+        self._file.write({**head, **scalars(metrics)})
 
     def close(self) -> None:
         """Close the file."""
@@ -199,9 +211,9 @@ class WandbSink:
     ``prefix`` goes before names that begin with ``train``: environments share a group there.
     """
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Any, prefix: str = "") -> None:
         self._run = run
-        self.prefix = ""
+        self.prefix = prefix
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
         """Log to the run."""
@@ -222,35 +234,6 @@ def local_sinks(env: str, metrics_path: str | None) -> list[Sink]:
     if metrics_path:
         sinks.append(JsonlSink(Path(metrics_path), env))
     return sinks
-
-
-def open_wandb(
-    name: str, project: str | None, group: str | None, config: dict[str, Any]
-) -> WandbSink | None:
-    """A Weights & Biases run; None with a warning where it is not installed.
-
-    Raises:
-        ConfigError: it is installed and does not start, for example without an account.
-    """
-    try:
-        import wandb
-    except ImportError:
-        logger.warning("wandb is not installed: metrics go to the log and metrics_path only")
-        return None
-    suffix = "".join(random.choices(string.ascii_lowercase, k=6))
-    try:
-        run = wandb.init(
-            name=f"{name}-{date.today().isoformat()}-{suffix}",
-            project=project or None,
-            group=group or None,
-            config=config,
-        )
-    except wandb.Error as error:
-        raise ConfigError(
-            f"wandb did not start: {error}. Log in, set WANDB_MODE=offline, or pass "
-            "--env.use_wandb false"
-        ) from error
-    return WandbSink(run)
 
 
 def rollout_table(rollouts: list[list[tuple[Any, ...]]]) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field
 
 from atroposlib.envs import BaseEnv, BaseEnvConfig, Reward, environment
-from atroposlib.envs.cli.merge import read_settings
+from atroposlib.envs.cli import read_settings
 from atroposlib.envs.runtime.process import OnlyFailures
 from atroposlib.errors import AtroposError, ConfigError
 from tests.envs.function_env.function_toys import (

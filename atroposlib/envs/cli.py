@@ -1,21 +1,29 @@
-"""One merger for ``serve``, ``process`` and ``evaluate``.
+"""The command line of every environment: ``serve``, ``process`` and ``evaluate``.
 
     class defaults  <  config_init  <  the subcommand's needs  <  YAML file  <  flags
+    merged settings -> environment -> its subcommand
 
-A name that means nothing is refused with the nearest one that does, never ignored.
+An unknown name is refused with the nearest known one, never ignored. Exit status 2: the settings
+cannot be used. Exit status 1: the run failed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
+from pydantic_cli.argparse import FailedExecutionException
 
 from atroposlib.envs.runtime.env_runtime import EnvRuntime, MoreServers
+from atroposlib.envs.runtime.process import run_evaluate
 from atroposlib.envs.settings import flags
 from atroposlib.envs.settings.config import (
     ENV_NAMESPACE,
@@ -25,7 +33,7 @@ from atroposlib.envs.settings.config import (
     nearest,
     with_new_names,
 )
-from atroposlib.errors import ConfigError
+from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.generation.configs import (
     APIServerConfig,
     ServerBaseline,
@@ -34,9 +42,11 @@ from atroposlib.generation.configs import (
     as_server_list,
     resolve_servers,
 )
+from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.cli import extract_namespace, merge_dicts
 
 logger = logging.getLogger(__name__)
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})
 M = TypeVar("M", bound=BaseModel)
 
 MODES = {
@@ -58,6 +68,134 @@ class CommandSettings:
     manager: ServerManagerConfig
     # namespace -> the servers behind it; None where an environment can do without.
     more_servers: dict[str, ServerConfigs | None] = field(default_factory=dict)
+
+
+def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
+    """Run ``env_cls`` as the command line says; a clear error exits with status 2 or 1."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per status poll
+    words = list(sys.argv[1:] if argv is None else argv)
+    if set(flags.HELP_FLAGS) & set(words):
+        print(help_page(env_cls, Path(sys.argv[0]).name, words))
+        raise SystemExit(0)
+    try:
+        _refuse_running_loop()
+        settings = read_settings(env_cls, words)
+        # Outside the loop, where the constructors of older environments expect to be.
+        env = make_env(env_cls, settings)
+    except (ConfigError, FailedExecutionException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    try:
+        asyncio.run(run(env, settings))
+    except (AtroposError, asyncio.CancelledError, KeyboardInterrupt) as error:
+        print(f"error: {error or type(error).__name__}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+def _refuse_running_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise ConfigError(
+        "a command line runs its own event loop, and one is running here already, as in a "
+        "notebook: make the environment and await its env_manager or process_manager"
+    )
+
+
+async def run(env: EnvRuntime, settings: CommandSettings) -> None:
+    """Run the subcommand to its end."""
+    if settings.mode == "serve":
+        await env.env_manager()
+        return
+    warn_of_local_urls(settings.servers)
+    if settings.mode == "process":
+        await env.process_manager()
+    else:
+        _keep_config(settings)
+        await run_evaluate(env)
+
+
+def make_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime:
+    """The environment of these settings.
+
+    Environments that override ``__init__`` take the four arguments of old, so what came
+    later is set on the server manager, and only where a flag or the file says it.
+    """
+    manager, more = settings.manager, env_cls.more_servers()
+    env = env_cls(
+        config=settings.env,
+        server_configs=settings.servers,
+        slurm=manager.slurm,
+        testing=manager.testing,
+        **{
+            more[name].argument: servers
+            for name, servers in settings.more_servers.items()
+            if servers is not None
+        },
+    )
+    apply_manager_settings(env.server, manager)
+    return env
+
+
+def apply_manager_settings(server: ServerManager, settings: ServerManagerConfig) -> None:
+    """Set on ``server`` what a flag or the file gives."""
+    if "max_n_completions" in settings.model_fields_set:
+        server.max_n_completions = settings.max_n_completions
+    if settings.tool_parser is not None:
+        server.tool_parser = settings.tool_parser
+    if settings.proxy_url is not None:
+        server.proxy_url = settings.proxy_url
+        server.use_proxy = True
+
+
+def warn_of_local_urls(servers: ServerConfigs) -> None:
+    """Without a trainer, a server on this machine is often one that nobody has started."""
+    local = [
+        server.base_url
+        for server in as_server_list(servers) or []
+        if urlsplit(server.base_url or "").hostname in LOCAL_HOSTS
+    ]
+    if local:
+        warnings.warn(
+            f"inference on this machine: {', '.join(map(str, local))} must be running",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _keep_config(settings: CommandSettings) -> None:
+    """Beside evaluation results, the configuration they came from; secrets stay out."""
+    if settings.env.data_dir_to_save_evals is None:
+        return
+    import yaml
+
+    directory = Path(settings.env.data_dir_to_save_evals)
+    directory.mkdir(parents=True, exist_ok=True)
+    document = {
+        "env": settings.env.model_dump(mode="json"),
+        "openai": _as_document(settings.servers),
+        "slurm": settings.manager.slurm,
+        "testing": settings.manager.testing,
+        **{name: _as_document(servers) for name, servers in settings.more_servers.items()},
+    }
+    path = directory / "evaluate_config.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+
+
+def _as_document(configs: ServerConfigs | None) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+    """One mapping, a list of several, or nothing for generated addresses."""
+    listed: Sequence[ServerBaseline] = [] if configs is None else as_server_list(configs) or []
+    dumped: list[Mapping[str, Any]] = [
+        server.model_dump(mode="json", exclude={"api_key"}) for server in listed
+    ]
+    return dumped[0] if len(dumped) == 1 else dumped or {}
+
+
+# --- settings of code, file and flags ----------------------------------------------------
 
 
 class Defaults:
