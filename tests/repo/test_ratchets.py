@@ -29,7 +29,7 @@ BOUNDS: dict[str, float] = {
     "parameters that take all settings": 62,
     "files that take all settings": 27,
     "modules without a test, %": 79,
-    "source lines": 54900,
+    "source lines": 55300,
 }
 # By how much a figure may be below its bound.
 SLACK = {
