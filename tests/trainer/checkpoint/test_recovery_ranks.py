@@ -16,7 +16,7 @@ from atroposlib.client import RolloutClient
 from example_trainer.checkpoint.recovery import Recovery
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
-from example_trainer.update import optimizer
+from example_trainer.update.optimizer import build_optimizer
 from tests.serving import served
 from tests.trainer.checkpoint import recovering_ranks
 
@@ -69,7 +69,7 @@ def test_one_rank_takes_over_from_two(ranks, directory, api):
     policy = loading.load(cfg)
     with RolloutClient(api) as client:
         state = Recovery(cfg, Ranks.single()).resume(
-            client, policy, optimizer.build(policy, cfg)
+            client, policy, build_optimizer(policy, cfg)
         )
     assert state.step == 2
     pairs = zip(policy.trained_logprobs(recovering_ranks.ROWS), ranks[0]["lives"]["logprobs"])
