@@ -74,7 +74,7 @@ async def manage(no_backoff: None) -> AsyncIterator[Manage]:
 
 @pytest.fixture
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries follow at once; how long they would wait is tested on its own."""
+    """Retries without pauses; the length of the pauses has separate tests."""
     from atroposlib.generation.engines import health
     from atroposlib.generation.sampling import resume
 

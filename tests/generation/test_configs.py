@@ -95,7 +95,7 @@ def test_a_baseline_stays_one_until_an_address_is_given() -> None:
     assert (server.timeout, server.server_type, server.base_url) == (9, "vllm", "http://a/v1")
 
 
-def test_values_nobody_gave_do_not_override() -> None:
+def test_default_values_do_not_override() -> None:
     assert resolve_openai_configs(LOCAL, APIServerConfig().model_dump(), {}, {}) == LOCAL
 
 
@@ -109,7 +109,7 @@ def test_an_empty_list_of_servers_is_refused() -> None:
         as_server_list([])
 
 
-def test_flags_for_one_of_several_servers_are_an_error_in_the_old_manner_too() -> None:
+def test_ambiguous_flags_raise_the_former_error_class_too() -> None:
     two = [APIServerConfig(base_url="http://a/v1"), APIServerConfig(base_url="http://b/v1")]
     with pytest.raises(FailedExecutionException) as refusal:
         resolve_openai_configs(two, cli_passed_flags={"openai.model_name": "m"})

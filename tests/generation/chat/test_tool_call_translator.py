@@ -53,7 +53,7 @@ def test_a_call_is_found_with_the_text_before_it(translator) -> None:
     assert json.loads(json.dumps(call)) == call
 
 
-def test_several_calls_nest_arguments_and_have_ids_of_their_own(translator) -> None:
+def test_several_calls_have_nested_arguments_and_separate_ids(translator) -> None:
     nested = {"name": "add", "arguments": {"more": {"deep": [1, {"x": None}]}, "note": "é"}}
     raw = f"{ONE_CALL}\n<tool_call>{json.dumps(nested)}</tool_call>"
     content, calls, _ = translator.parse_model_output(raw, "required", [ADD])
@@ -84,7 +84,7 @@ def test_the_last_tag_may_be_left_open(translator) -> None:
         "<tool_call>" + "[" * 100_000,
     ],
 )
-def test_what_is_no_well_formed_call_stays_text(translator, raw: str) -> None:
+def test_a_malformed_call_stays_text(translator, raw: str) -> None:
     assert translator.parse_model_output(raw, "auto", [ADD]) == (raw, None, "stop")
 
 
@@ -147,7 +147,7 @@ def test_special_tokens_stay_with_tools_and_the_end_of_the_turn_never_does() -> 
     assert translator.decode_with_tool_awareness(ids, has_tools=True) == "a<|tool|>b"
 
 
-def test_a_parser_nobody_knows_is_refused_with_the_names_there_are() -> None:
+def test_an_unknown_parser_is_rejected_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match="hermes, llama3_json, mistral"):
         ToolCallTranslator(None, "no_such_parser")
     assert isinstance(VLLM_AVAILABLE, bool)

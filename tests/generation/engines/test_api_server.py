@@ -19,7 +19,7 @@ CONFIG = APIServerConfig(base_url="http://nowhere.invalid/v1", model_name="m", t
 
 
 class OldServer(APIServer):
-    """Only the hooks, with a check that runs for ever as the original's does."""
+    """Only the hooks, with an endless health check as in the original."""
 
     async def check_server_status_task(self, chat_completion: bool = True) -> None:
         while True:
@@ -61,7 +61,7 @@ async def test_a_backend_with_only_the_old_hooks_serves_every_call(no_backoff: N
 
 
 @pytest.mark.parametrize("says", [True, None, False])
-async def test_a_check_may_set_what_it_finds_or_return_it(
+async def test_a_check_may_set_or_return_its_result(
     no_backoff: None, says: bool | None
 ) -> None:
     class Checked(OldServer):
@@ -82,7 +82,7 @@ async def test_a_check_may_set_what_it_finds_or_return_it(
     await server.close()
 
 
-async def test_a_check_that_finds_the_server_gone_and_back_is_believed(
+async def test_a_custom_check_can_mark_a_server_down_and_up_again(
     no_backoff: None,
 ) -> None:
     server = OldServer(CONFIG)
@@ -97,7 +97,7 @@ async def test_a_check_that_finds_the_server_gone_and_back_is_believed(
     await server.close()
 
 
-async def test_a_backend_that_overrides_the_public_call_is_asked_through_it() -> None:
+async def test_a_backend_that_overrides_the_public_call_is_called_through_it() -> None:
     class Stub(OldServer):
         def __init__(self) -> None:  # as mocks do: nothing of the base is set up
             self.config = CONFIG
@@ -114,7 +114,7 @@ async def test_a_backend_that_overrides_the_public_call_is_asked_through_it() ->
     assert (asked["input_ids"], asked["split"], asked["stop"]) == ([1, 2], "eval", "x")
 
 
-async def test_a_subclass_of_a_backend_is_asked_through_the_hook_it_overrides(
+async def test_a_subclass_of_a_backend_is_called_through_the_hook_it_overrides(
     fake, fake_url: str
 ) -> None:
     class Recorded(VLLMServer):
@@ -166,7 +166,7 @@ async def test_a_call_that_a_test_replaced_is_the_one_that_is_made(tokenizer: An
 # --- the harness -------------------------------------------------------------------------
 
 
-async def test_train_and_eval_calls_have_slots_of_their_own(connect, fake) -> None:
+async def test_train_and_eval_calls_have_separate_slots(connect, fake) -> None:
     server = connect(num_max_requests_at_once=2, num_requests_for_eval=1)
     fake.hold = threading.Event()
     train = [asyncio.ensure_future(server.chat_completion(messages=HELLO)) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""What every backend owes its callers, on each wire it speaks.
+"""Contract of every engine client, on each wire format.
 
 A backend is added with a line in ``WIRES`` and the wire's shape in the fake.
 """
@@ -74,7 +74,7 @@ async def test_tokens_and_logprobs_are_those_that_were_sampled(
 
 @pytest.mark.parametrize("wire", TOKEN_WIRES)
 @pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens", "max_completion_tokens"])
-async def test_every_name_of_the_limit_works_and_a_cut_reply_says_so(
+async def test_every_name_of_the_limit_works_and_a_truncated_reply_has_reason_length(
     backend, fake, wire: str, name: str
 ) -> None:
     fake.reply = lambda prompt, i: "too long"
@@ -95,7 +95,7 @@ async def test_a_stop_string_ends_the_tokens_as_text_or_as_list(
 
 
 @pytest.mark.parametrize("wire", TOKEN_WIRES)
-async def test_an_answer_without_logprobs_is_refused_never_padded(
+async def test_a_response_without_logprobs_raises_and_is_not_padded(
     backend, fake, wire: str
 ) -> None:
     fake.returns_logprobs = False
@@ -118,9 +118,7 @@ async def test_of_two_leading_bos_one_is_removed(
 
 
 @pytest.mark.parametrize("wire", SCORING_WIRES)  # TRL does not say that it aborted
-async def test_an_abort_is_resumed_without_the_callers_notice(
-    backend, fake, wire: str
-) -> None:
+async def test_an_aborted_generation_is_resumed(backend, fake, wire: str) -> None:
     fake.reply = lambda prompt, i: "abcd"[max(0, len(encode(prompt)) - len(PROMPT)) :]
     fake.abort_next.extend([2, 0])
     answer = await backend(wire).tokens_and_logprobs_completion(
@@ -142,7 +140,7 @@ async def test_logprobs_of_a_given_sequence(
 
 
 @pytest.mark.parametrize("wire", ["trl", "openai"])
-async def test_a_backend_that_cannot_score_says_so(backend, fake, wire: str) -> None:
+async def test_a_backend_without_logprobs_of_prompts_raises(backend, fake, wire: str) -> None:
     with pytest.raises(NotImplementedError, match="does not implement get_logprobs"):
         await backend(wire).get_logprobs(input_ids=[5])
     assert fake.requests == []
@@ -187,7 +185,7 @@ def calls_of(server: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_a_refusal_is_asked_once_and_a_passing_failure_again(
+async def test_a_rejection_is_not_retried_and_a_transient_failure_is(
     backend, fake, wire: str
 ) -> None:
     server = backend(wire)
@@ -225,7 +223,7 @@ async def test_a_timeout_of_one_call_bounds_that_call(backend, fake) -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("suffix", ["/v1", "/v1/"])
-async def test_the_address_ends_in_v1_and_the_key_goes_along(
+async def test_requests_go_below_v1_with_the_key(
     backend, fake, fake_url: str, wire: str, suffix: str
 ) -> None:
     server = backend(wire, base_url=f"{fake_url}{suffix}", api_key="secret")

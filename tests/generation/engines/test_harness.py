@@ -18,7 +18,7 @@ CONFIG = APIServerConfig(base_url="http://nowhere.invalid/v1", model_name="m", t
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-async def test_testing_gives_a_server_that_answers_what_it_was_told() -> None:
+async def test_testing_uses_a_server_of_prepared_responses() -> None:
     manager = ServerManager([APIServerConfig(base_url="http://a/v1")], testing=True)
     (harness,) = manager.servers
     assert isinstance(harness, ServerHarness)
@@ -32,7 +32,7 @@ async def test_testing_gives_a_server_that_answers_what_it_was_told() -> None:
     assert answer == ([1], [[2]], [[-0.5]], ["stop"])
 
 
-async def test_the_harness_fails_on_a_prompt_nobody_prepared() -> None:
+async def test_the_harness_raises_for_an_unprepared_prompt() -> None:
     with pytest.raises(InferenceRefused, match="no response is prepared.*role:user"):
         await ServerHarness().chat_completion(messages=HELLO)
 

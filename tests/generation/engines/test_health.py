@@ -17,24 +17,24 @@ from atroposlib.testing.fake_inference import FakeInference
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def test_backoff_doubles_up_to_its_cap_and_spreads_callers() -> None:
+def test_backoff_doubles_up_to_its_cap_with_jitter() -> None:
     assert [health.backoff_s(n, 1.0) for n in (1, 2, 3, 9)] == [0.5, 1.0, 2.0, 10.0]
     assert health.backoff_s(1, 0.0) == 0.25
 
 
-async def test_health_is_asked_once_and_costs_no_generation(connect, fake) -> None:
+async def test_health_is_probed_once_and_without_generation(connect, fake) -> None:
     server = connect()
     for _ in range(3):
         await server.chat_completion(messages=HELLO)
     assert fake.health_checks == 1 and len(fake.requests) == 3
 
 
-async def test_without_health_checks_nothing_is_asked(connect, fake) -> None:
+async def test_without_health_checks_no_probe_is_sent(connect, fake) -> None:
     await connect(health_check=False).chat_completion(messages=HELLO)
     assert fake.health_checks == 0
 
 
-async def test_a_burst_of_first_calls_asks_for_health_once(connect, fake) -> None:
+async def test_a_burst_of_first_calls_sends_one_probe(connect, fake) -> None:
     server = connect()
     await asyncio.gather(*(server.chat_completion(messages=HELLO) for _ in range(20)))
     assert fake.health_checks == 1
@@ -47,7 +47,7 @@ async def test_a_call_waits_for_a_server_that_is_still_loading(connect, fake) ->
     assert fake.health_checks == 3 and server.health.waiting_on is None
 
 
-async def test_a_dead_server_is_given_up_with_its_name(no_backoff) -> None:
+async def test_a_dead_server_raises_with_its_name_after_the_timeout(no_backoff) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         root = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -61,9 +61,7 @@ async def test_a_dead_server_is_given_up_with_its_name(no_backoff) -> None:
     await server.close()
 
 
-async def test_a_server_that_restarts_during_a_call_costs_a_wait_not_the_call(
-    no_backoff, fake
-) -> None:
+async def test_a_server_that_restarts_during_a_call_delays_the_call(no_backoff, fake) -> None:
     with fake.running() as root:
         port = int(root.rsplit(":", 1)[1])
         server = OpenAIServer(APIServerConfig(base_url=f"{root}/v1", timeout=20))

@@ -9,7 +9,7 @@ from atroposlib.generation.engines.openai import OpenAIServer
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-async def test_a_chat_comes_back_as_the_openai_package_types_it(connect, fake) -> None:
+async def test_a_chat_completion_has_the_type_of_the_openai_package(connect, fake) -> None:
     server = connect(model_name="served")
     fake.reply = lambda prompt, i: f"answer {i}"
     completion = await server.chat_completion(
@@ -27,7 +27,7 @@ async def test_a_text_completion_comes_back(connect, fake) -> None:
     assert completion.choices[0].text == "cba"
 
 
-async def test_a_server_that_ignores_n_is_asked_once_per_choice(connect, fake) -> None:
+async def test_a_server_that_ignores_n_gets_one_request_per_choice(connect, fake) -> None:
     fake.ignores_n = True
     server = connect()
     first = await server.chat_completion(messages=HELLO, n=3)
@@ -43,7 +43,7 @@ async def test_n_of_one_is_one_request_even_where_n_is_ignored(connect, fake) ->
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-async def test_a_passing_failure_is_tried_again(connect, fake, status: int) -> None:
+async def test_a_transient_failure_is_retried(connect, fake, status: int) -> None:
     fake.fail_next.extend([status, status])
     server = connect()
     await server.chat_completion(messages=HELLO)
@@ -51,28 +51,28 @@ async def test_a_passing_failure_is_tried_again(connect, fake, status: int) -> N
     assert list(server.attempts_list) == [3]
 
 
-async def test_a_text_cut_short_for_new_weights_is_asked_for_again(connect, fake) -> None:
+async def test_an_aborted_text_is_requested_again(connect, fake) -> None:
     fake.abort_next.append(3)
     fake.reply = lambda prompt, i: "whole"
     completion = await connect().chat_completion(messages=HELLO)
     assert completion.choices[0].message.content == "whole" and len(fake.requests) == 2
 
 
-async def test_three_failures_are_the_end_and_say_the_last_reason(connect, fake) -> None:
+async def test_three_failures_raise_with_the_last_reason(connect, fake) -> None:
     fake.fail_next.extend([500] * 9)
     with pytest.raises(InferenceUnavailable, match="3 attempts failed.*status 500.*scripted"):
         await connect().chat_completion(messages=HELLO)
     assert len(fake.requests) == 3
 
 
-async def test_a_refusal_is_not_tried_again(connect, fake) -> None:
+async def test_a_rejection_is_not_retried(connect, fake) -> None:
     fake.fail_next.append(400)
     with pytest.raises(InferenceRefused, match="refused .400.*as scripted"):
         await connect().chat_completion(messages=HELLO)
     assert len(fake.requests) == 1
 
 
-async def test_a_programming_error_is_not_tried_again(connect) -> None:
+async def test_a_programming_error_is_not_retried(connect) -> None:
     server = connect()
     attempts = 0
 
@@ -87,7 +87,9 @@ async def test_a_programming_error_is_not_tried_again(connect) -> None:
     assert attempts == 1
 
 
-async def test_thinking_is_asked_for_in_chats_only_and_can_be_skipped(connect, fake) -> None:
+async def test_reasoning_fields_are_sent_in_chats_only_and_can_be_skipped(
+    connect, fake
+) -> None:
     server = connect(reasoning=ReasoningConfig(effort="low"))
     await server.chat_completion(messages=HELLO)
     await server.chat_completion(messages=HELLO, skip_reasoning=True)
@@ -96,14 +98,14 @@ async def test_thinking_is_asked_for_in_chats_only_and_can_be_skipped(connect, f
     assert sent == [{"enabled": True, "effort": "low"}, None, None]
 
 
-async def test_tokens_of_a_text_only_server_are_refused_with_what_to_do(connect) -> None:
+async def test_a_token_request_to_a_text_only_server_raises_with_the_remedy(connect) -> None:
     with pytest.raises(NotImplementedError, match="use server_type vllm, sglang"):
         await connect().tokens_and_logprobs_completion(prompt="hi")
     with pytest.raises(NotImplementedError, match="does not implement get_logprobs"):
         await connect().get_logprobs(prompt="hi")
 
 
-async def test_the_official_api_without_a_key_is_refused_before_it_is_called(
+async def test_the_official_api_without_a_key_raises_before_any_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -44,7 +44,7 @@ async def test_raising_the_weight_wakes_waiters_in_order() -> None:
     assert order == [0, 1, 2, 3]
 
 
-async def test_a_lowered_weight_takes_nothing_from_holders_and_admits_nobody_new() -> None:
+async def test_a_lowered_weight_takes_no_slot_from_holders_and_admits_no_new_call() -> None:
     slots = AsyncSemWithAdaptiveWeight(4)
     for _ in range(4):
         await slots.acquire()
@@ -84,7 +84,7 @@ async def test_a_waiter_cancelled_as_it_gets_its_slot_passes_it_on() -> None:
     assert first.cancelled() and slots.in_use == 1
 
 
-def test_releasing_a_slot_nobody_holds_is_an_error() -> None:
+def test_releasing_a_slot_that_is_not_held_raises() -> None:
     with pytest.raises(ValueError, match="nobody holds"):
         AsyncSemWithAdaptiveWeight(1).release()
 

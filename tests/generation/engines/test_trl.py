@@ -19,7 +19,9 @@ def trl(connect, fake, tokenizer):
     return server
 
 
-async def test_a_trl_request_has_every_field_and_says_the_rest_apart(trl, fake) -> None:
+async def test_a_trl_request_has_every_field_and_the_rest_as_generation_kwargs(
+    trl, fake
+) -> None:
     await trl.completion(prompt="abc", temperature=0.5, stop=["x"], max_new_tokens=4)
     _, body = fake.requests[0]
     assert body == {
@@ -35,7 +37,7 @@ async def test_a_trl_request_has_every_field_and_says_the_rest_apart(trl, fake) 
     }
 
 
-async def test_a_trl_server_without_token_answers_is_not_trained_on(trl, fake) -> None:
+async def test_a_trl_server_without_logprobs_raises(trl, fake) -> None:
     fake.shapes = frozenset({"trl_text"})
     assert (await trl.chat_completion(messages=HELLO)).choices[0].message.content
     with pytest.raises(TokensMissing, match="no prompt_ids"):

@@ -71,7 +71,7 @@ def test_missing_prompt_logprobs_are_refused() -> None:
         topk_lists(None)
 
 
-async def test_a_gateway_error_while_finding_the_route_is_tried_again(
+async def test_a_gateway_error_during_route_detection_is_retried(
     connect, fake, monkeypatch
 ) -> None:
     answers = iter([503, 503])

@@ -116,7 +116,7 @@ def test_outside_a_job_servers_are_as_given(monkeypatch: pytest.MonkeyPatch) -> 
         ({"NUM_TRAINING_NODES": "2"}, "2 of 2 nodes train, which leaves none"),
     ],
 )
-def test_numbers_that_cannot_be_meant_are_refused(
+def test_impossible_numbers_of_nodes_are_rejected(
     slurm: Any, variables: dict[str, str], says: str
 ) -> None:
     slurm(2, **variables)
@@ -124,7 +124,7 @@ def test_numbers_that_cannot_be_meant_are_refused(
         ServerManager(ServerBaseline())
 
 
-def test_a_job_without_scontrol_says_so(
+def test_a_job_without_scontrol_raises(
     slurm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm(2)

@@ -1,4 +1,4 @@
-"""A call outlives its server, and a session goes on with another one."""
+"""Choice of a server, and failover of calls and sessions to another server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_call_that_failed_on_one_server_is_made_on_another(manage) -> No
         assert (len(first.requests), len(second.requests)) == (3 * i, i)
 
 
-async def test_a_refusal_goes_nowhere_else(manage) -> None:
+async def test_a_rejection_causes_no_failover(manage) -> None:
     manager, (first, second) = manage(2)
     first.fail_next.append(400)
     with pytest.raises(InferenceRefused):
@@ -44,7 +44,7 @@ async def test_a_refusal_goes_nowhere_else(manage) -> None:
     assert (len(first.requests), len(second.requests)) == (1, 0)
 
 
-async def test_when_every_server_fails_each_was_asked_and_the_error_says_why(manage) -> None:
+async def test_when_every_server_fails_the_error_has_the_last_reason(manage) -> None:
     manager, fakes = manage(3)
     for fake in fakes:
         fake.fail_next.extend([500] * 3)
@@ -53,7 +53,7 @@ async def test_when_every_server_fails_each_was_asked_and_the_error_says_why(man
     assert [len(fake.requests) for fake in fakes] == [3, 3, 3]
 
 
-async def test_nobody_waits_for_a_dead_server_while_another_answers(manage) -> None:
+async def test_no_call_waits_for_a_dead_server_while_another_is_available(manage) -> None:
     manager, (first, second) = manage(2, timeout=600)  # what waiting would take
     first.healthy = False
     await asyncio.gather(*(manager.chat_completion(messages=HELLO) for _ in range(8)))
@@ -72,7 +72,7 @@ async def test_with_all_servers_down_the_first_that_answers_gets_the_call(manage
     assert (len(first.requests), len(second.requests)) == (0, 1)
 
 
-async def test_tokens_that_came_are_kept_when_their_server_dies(manage) -> None:
+async def test_received_tokens_are_kept_when_their_server_dies(manage) -> None:
     manager, (first, second) = manage(2, "vllm")
     for fake, version in ((first, 3), (second, 4)):
         fake.shapes = frozenset({"generate"})
@@ -112,7 +112,7 @@ async def test_a_managed_session_stays_on_its_server(manage, tokenizer: Any) -> 
     assert [server.sessions for server in manager.servers] == [0, 0]
 
 
-async def test_a_session_moves_when_its_server_fails_and_stays_where_it_went(
+async def test_a_session_moves_when_its_server_fails_and_stays_on_the_new_one(
     manage, tokenizer: Any
 ) -> None:
     manager, (first, second) = manage(2, "vllm")
@@ -127,7 +127,7 @@ async def test_a_session_moves_when_its_server_fails_and_stays_where_it_went(
     assert [server.sessions for server in manager.servers] == [0, 0]
 
 
-async def test_a_session_with_a_named_server_goes_nowhere_else(manage, tokenizer: Any) -> None:
+async def test_a_session_with_a_named_server_has_no_failover(manage, tokenizer: Any) -> None:
     manager, (first, second) = manage(2, "vllm")
     url = manager.servers[0].base_url
     async with manager.managed_server(tokenizer, base_url=url) as managed:

@@ -100,7 +100,7 @@ async def test_a_dead_server_is_left_out_until_it_answers_again(manage) -> None:
     assert (len(fakes[0].requests), len(fakes[1].requests)) == (0, 4)
 
 
-async def test_a_server_nobody_waits_for_is_noticed_when_it_is_back(manage) -> None:
+async def test_an_idle_server_that_recovers_is_used_again(manage) -> None:
     manager, fakes = manage(2)
     fakes[0].health_next.append(False)
     assert not await manager.servers[0].health._probe_once()
@@ -110,7 +110,7 @@ async def test_a_server_nobody_waits_for_is_noticed_when_it_is_back(manage) -> N
     assert len(fakes[0].requests) == 1
 
 
-async def test_as_many_dedicated_sessions_as_slots_do_not_lock_up(manage) -> None:
+async def test_as_many_dedicated_sessions_as_slots_do_not_deadlock(manage) -> None:
     manager, fakes = manage(1, num_max_requests_at_once=2)
 
     async def session() -> None:
@@ -174,7 +174,7 @@ async def test_a_managed_session_can_name_its_server(manage, tokenizer: Any) -> 
             pass
 
 
-async def test_made_up_tokens_have_to_be_allowed(
+async def test_placeholder_tokens_must_be_allowed(
     manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager, _ = manage(1)
@@ -222,7 +222,7 @@ async def test_a_proxy_without_an_address_is_an_error(manage) -> None:
             pass
 
 
-async def test_the_variable_of_the_proxy_is_said_aloud_once(
+async def test_the_variable_of_the_proxy_is_logged_once(
     manage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("ATROPOS_PROXY_URL", "http://proxy:9100")

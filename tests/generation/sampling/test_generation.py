@@ -30,7 +30,7 @@ def test_a_models_own_sampling_defaults_are_overridden() -> None:
     }
 
 
-def test_an_announced_version_fills_what_the_server_left_open() -> None:
+def test_an_announced_version_fills_unknown_versions() -> None:
     output = Generation(
         prompt_ids=[1],
         tokens=[2, 3, 4],

@@ -83,7 +83,7 @@ def test_another_temperature_is_replaced_with_one_warning(
 
 
 @pytest.mark.parametrize("server_type", ["vllm", "sglang", "trl"])
-def test_engines_of_ones_own_get_no_reasoning_fields(
+def test_local_engines_get_no_reasoning_fields(
     server_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = APIServerConfig(base_url="http://localhost:1/v1", server_type=server_type)
@@ -93,7 +93,7 @@ def test_engines_of_ones_own_get_no_reasoning_fields(
     assert len(caplog.messages) == 1 and "thinking_mode has no effect" in caplog.text
 
 
-def test_fields_of_the_caller_stay_unless_they_say_how_to_think() -> None:
+def test_fields_of_the_caller_stay_except_reasoning_fields() -> None:
     config = APIServerConfig(base_url="https://openrouter.ai/api/v1")
     server = OpenAIServer(config, ReasoningConfig(max_tokens=9))
     sent = server._inject_reasoning_kwargs({"extra_body": {"min_p": 0.1, "reasoning": "x"}})

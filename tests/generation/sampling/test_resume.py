@@ -28,7 +28,7 @@ def without_pauses() -> Iterator[None]:
 
 
 class Engine:
-    """Goes on with one text, a token per character, and aborts where it is told to.
+    """Continues one text, a token per character, and aborts after given counts.
 
     Like real engines it looks for stop strings only in what one request generates.
     """
@@ -117,7 +117,7 @@ async def test_a_budget_that_is_used_up_by_an_abort_is_a_length() -> None:
     assert len(engine.requests) == 1
 
 
-async def test_an_engine_that_only_aborts_is_given_up_after_the_bound() -> None:
+async def test_an_engine_that_only_aborts_raises_after_the_stall_timeout() -> None:
     engine = Engine("abc", aborts=[1] + [0] * 500)
     with pytest.raises(InferenceUnavailable, match="does not hold requests; resume it"):
         await run(engine, stall_timeout_s=0.0)
@@ -134,7 +134,7 @@ async def test_tokens_that_do_not_go_on_from_those_given_are_refused() -> None:
         await generate_with_resume(PROMPT, {"n": 1, "max_tokens": 9}, forgets, decoder, 1.0)
 
 
-def test_what_counts_tokens_gets_what_is_left() -> None:
+def test_token_limits_are_reduced_by_the_sampled_tokens() -> None:
     params = {"n": 4, "max_tokens": 10, "min_tokens": 5, "top_p": 0.9, "prompt": "text"}
     assert resumed_params(params, 3, 0) == {
         "n": 1,

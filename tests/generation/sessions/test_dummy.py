@@ -22,7 +22,7 @@ def managed(connect, fake) -> DummyManagedServer:
     return DummyManagedServer(connect("openai"))
 
 
-async def test_every_choice_has_a_node_of_made_up_tokens(managed) -> None:
+async def test_every_choice_has_a_node_of_placeholder_tokens(managed) -> None:
     completion = await managed.chat_completion(messages=MESSAGES, n=2)
     nodes = managed.nodes_for(completion)
     assert managed.get_state() == {"nodes": nodes}
@@ -36,7 +36,7 @@ async def test_every_choice_has_a_node_of_made_up_tokens(managed) -> None:
     assert managed.get_state() == {"nodes": []}
 
 
-async def test_text_is_continued_and_logprobs_are_not_made_up(managed) -> None:
+async def test_text_is_completed_and_logprobs_are_not_supported(managed) -> None:
     completion = await managed.completion(prompt="go:")
     (node,) = managed.nodes_for(completion)
     assert node.full_text == f"go:{completion.choices[0].text}"
@@ -53,9 +53,7 @@ async def test_messages_may_be_the_objects_of_the_openai_package(managed) -> Non
     assert "assistant:four 0\n\nuser:[" in node.full_text
 
 
-async def test_made_up_tokens_make_no_group_unless_they_are_allowed(
-    managed, monkeypatch
-) -> None:
+async def test_placeholder_tokens_make_a_group_only_if_allowed(managed, monkeypatch) -> None:
     nodes = managed.nodes_for(await managed.chat_completion(messages=MESSAGES))
     monkeypatch.delenv(ALLOW_VARIABLE, raising=False)
     with pytest.raises(InvalidGroup, match=r"tokens\[0\]: made up"):

@@ -108,7 +108,7 @@ async def test_completions_of_text_extend_too(managed, fake) -> None:
     assert len(managed.server.eval_request_timings) == 1
 
 
-async def test_every_choice_knows_its_node(managed, fake) -> None:
+async def test_every_choice_has_its_node(managed, fake) -> None:
     fake.reply = lambda prompt, i: f"choice {i}"
     completion = await managed.chat_completion(messages=[user("a")], n=3)
     nodes = managed.nodes_for(completion)
@@ -207,7 +207,7 @@ async def test_an_openai_style_client_samples_through_the_session(managed, fake)
         client.post("/anything")
 
 
-async def test_twins_continued_at_once_are_continued_once_each(
+async def test_identical_siblings_extended_concurrently_are_each_extended_once(
     connect, fake, tokenizer
 ) -> None:
     managed = ManagedServer(connect("vllm"), tokenizer)

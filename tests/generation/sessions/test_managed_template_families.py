@@ -116,7 +116,7 @@ async def test_three_turns_are_the_template_rendered_once(family: Family, kind: 
 @pytest.mark.parametrize(
     "family", [f for f in FAMILIES if f.keeps_history], ids=lambda family: family.name
 )
-async def test_a_turn_that_did_not_end_itself_is_closed_by_the_template_untrained(
+async def test_a_truncated_turn_is_closed_by_untrained_tokens_of_the_template(
     family: Family, ending: str
 ) -> None:
     tokenizer = tokenizer_of(family)
@@ -157,7 +157,7 @@ async def test_preserved_thinking_keeps_a_conversation_in_one_row(name: str) -> 
 
 
 async def test_whitespace_that_the_template_strips_starts_another_row() -> None:
-    """What the model is shown is what the template says; the sample stays as sampled."""
+    """The prompt is the text of the template; the sample stays as sampled."""
     family = FAMILY_NAMED["headers"]
     tokenizer = tokenizer_of(family)
     sampler = Sampler()

@@ -87,7 +87,7 @@ async def test_turns_with_tools_stay_one_row_equal_to_what_was_shown(
     assert tokenizer.decode(row.tokens) == sampler.sent[-1][0] + "It is 4.<|im_end|>"
 
 
-async def test_only_choices_that_call_a_tool_say_so(managed) -> None:
+async def test_only_choices_with_a_tool_call_have_its_finish_reason(managed) -> None:
     completion = await ask(managed, [GO], f"{CALL}<|im_end|>", "<tool_call>{oops<|im_end|>")
     assert [c.finish_reason for c in completion.choices] == ["tool_calls", "stop"]
     assert completion.choices[0].message.content is None
@@ -98,7 +98,7 @@ async def test_only_choices_that_call_a_tool_say_so(managed) -> None:
 @pytest.mark.parametrize(
     "choice", ["auto", "required", None, {"type": "function", "function": {"name": "add"}}]
 )
-async def test_every_choice_but_none_finds_calls(managed, choice: Any) -> None:
+async def test_every_tool_choice_except_none_parses_calls(managed, choice: Any) -> None:
     completion = await ask(managed, [GO], CALL, tool_choice=choice)
     assert completion.choices[0].finish_reason == "tool_calls"
 

@@ -1,4 +1,4 @@
-"""Managed sessions over servers and tokenizers that have as little as the original asked for."""
+"""Managed sessions over servers and tokenizers of the original's interface."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RenderingTokenizer(OrdTokenizer):
         (RenderingTokenizer(), "[user]a\n[assistant]", "\n[user]b\n[assistant]"),
     ],
 )
-async def test_any_server_and_tokenizer_of_the_old_shape_will_do(
+async def test_servers_and_tokenizers_of_the_original_interface_work(
     minimal: Any, prompt: str, suffix: str
 ) -> None:
     server = OldServer(" one", " two")
@@ -81,7 +81,7 @@ async def test_any_server_and_tokenizer_of_the_old_shape_will_do(
     assert all(set(node.versions) == {-1} for node in managed.get_state()["nodes"])
 
 
-async def test_the_prompt_a_server_says_it_had_is_that_of_the_node() -> None:
+async def test_the_prompt_that_a_server_reports_is_that_of_the_node() -> None:
     server = OldServer(
         ([1, 2], [[3], [4]], [[-0.1], [-0.2]], ["stop", {"type": "length", "length": 1}])
     )
@@ -114,7 +114,7 @@ async def test_a_turn_whose_prompt_the_server_changed_leaves_the_earlier_row_alo
         ([1], [], [], []),
     ],
 )
-async def test_an_answer_without_a_logprob_for_every_token_is_no_row(answer: Any) -> None:
+async def test_a_result_without_a_logprob_for_every_token_raises(answer: Any) -> None:
     managed = ManagedServer(OldServer(answer), OrdTokenizer())
     with pytest.raises(TokensMissing):
         await managed.completion(prompt="a")
@@ -127,7 +127,7 @@ async def test_a_server_of_text_only_is_refused(connect, tokenizer) -> None:
         await managed.chat_completion(messages=[user("a")])
 
 
-async def test_a_server_without_logprobs_of_given_text_says_so() -> None:
+async def test_a_server_without_get_logprobs_raises() -> None:
     managed = ManagedServer(OldServer(), OrdTokenizer())
     with pytest.raises(NotImplementedError, match="does not implement get_logprobs"):
         await managed.get_logprobs(prompt="a")
@@ -145,7 +145,7 @@ async def test_an_answered_call_of_one_object_replaced_by_a_test_is_used(tokeniz
     assert node.tokens[-1] == 5
 
 
-async def test_calls_that_return_in_any_order_know_their_rows(tokenizer) -> None:
+async def test_nodes_of_concurrent_calls_are_found_in_any_order_of_return(tokenizer) -> None:
     """48 conversations of one session, each answered when a shuffled gate opens."""
     order = list(range(48))
     random.Random(0).shuffle(order)

@@ -71,7 +71,7 @@ def test_a_second_turn_keeps_the_first_one_trained() -> None:
     assert second.versions == [-1, 0, -1, 5]
 
 
-def test_a_parent_that_is_not_what_the_server_was_given_trains_nothing() -> None:
+def test_a_parent_that_is_no_prefix_of_the_prompt_adds_no_trained_tokens() -> None:
     node = extend_node(node_of([1], [2]), sampled([1, 3, 3], [1]), "acca")
     assert node.masked_tokens == [-100, -100, -100, 1]
 
@@ -83,7 +83,7 @@ def test_the_longest_of_several_prefixes_is_extended() -> None:
             assert found is not None and found.parent is long
 
 
-def test_a_sequence_without_a_sample_at_its_end_swallows_no_continuation() -> None:
+def test_a_sequence_without_a_sample_at_its_end_is_not_extended() -> None:
     empty = node_of([1], [])
     assert by_text([empty], "abc") is None
     assert token_extension([empty], [1, 2, 3]) is None
@@ -161,7 +161,7 @@ def test_a_conversation_is_one_row_whose_trained_tokens_are_those_sampled(
         assert [value == 1.0 for value in node.logprobs] == [m == MASKED for m in labels]
 
 
-def test_twins_chosen_by_calls_at_once_are_told_apart_when_the_calls_return() -> None:
+def test_identical_siblings_of_concurrent_calls_are_each_extended_once() -> None:
     sequences = SequenceList()
     twins = [add(sequences, None, sampled([1], [2]), "ab") for _ in range(2)]
     for _ in twins:  # both calls had looked before either returned

@@ -20,7 +20,7 @@ def named(calls: Any) -> list[tuple[str, Any]]:
     return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
 
 
-def test_vllm_brings_its_parsers_where_it_is_installed(monkeypatch) -> None:
+def test_an_installed_vllm_adds_its_parsers(monkeypatch) -> None:
     """A stand-in for the package: its seam is one class and one method."""
     function = types.SimpleNamespace(name="add", arguments='{"a": 1}')
     found = types.SimpleNamespace(
