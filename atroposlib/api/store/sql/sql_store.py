@@ -119,8 +119,8 @@ class SqlStore(ABC):
         if spare is not None and spare < 2 * new_bytes:  # both the log and the file store it
             raise StoreFull("the disk of the store is full up to its reserve: free some space")
 
-    def unconfirmed_posts(self, first_epoch: float) -> list[UnconfirmedPost]:
-        return self._read(lambda c: _unconfirmed_posts(c, first_epoch))
+    def unconfirmed_posts(self, since: float) -> list[UnconfirmedPost]:
+        return self._read(lambda c: _unconfirmed_posts(c, since))
 
     # --- batches out --------------------------------------------------------------
 
@@ -272,10 +272,10 @@ _PAYLOAD = (
 )
 
 
-def _unconfirmed_posts(connection: Connection, first_epoch: float) -> list[UnconfirmedPost]:
+def _unconfirmed_posts(connection: Connection, since: float) -> list[UnconfirmedPost]:
     rows = connection.execute(
         "SELECT gid, env, digest FROM groups WHERE key IS NULL AND arrived >= ? ORDER BY gid",
-        (first_epoch,),
+        (since,),
     )
     return [UnconfirmedPost(gid, env_of(env), bytes(digest)) for gid, env, digest in rows]
 
