@@ -30,7 +30,7 @@ def test_tags_win_over_a_named_answer_and_that_over_the_last_line(text, scored):
     assert extracted(text) == scored
 
 
-def test_a_missing_package_is_told_with_its_extra(monkeypatch):
+def test_a_missing_package_is_reported_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ConfigError, match=r"atroposlib\[reasoning-gym\]"):
         make_dataset("chain_sum", None, 10, 0)

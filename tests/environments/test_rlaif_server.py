@@ -24,7 +24,7 @@ def test_the_last_verdict_counts_and_no_verdict_is_none(text, share):
     assert rlaif.verdict(text) == share
 
 
-def test_a_judge_that_always_takes_the_first_says_nothing():
+def test_a_judge_that_always_takes_the_first_gives_no_preference():
     assert rlaif.win_rate([1.0, 1.0, 1.0], [1.0, 1.0, 1.0]) == 0.5
     assert rlaif.win_rate([1.0, 1.0, None], [0.0, 0.5, 0.0]) == pytest.approx(11 / 12)
     assert rlaif.win_rate([1.0], [0.0]) == 1.0

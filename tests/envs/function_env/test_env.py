@@ -56,7 +56,7 @@ async def test_groups_are_token_exact_scored_and_named(env_of, fake, tmp_path):
     assert {body["max_tokens"] for _, body in fake.requests} == {8}
 
 
-def test_settings_of_its_own_are_flags_and_the_usual_ones_have_other_defaults(tmp_path):
+def test_new_settings_are_flags_and_existing_ones_have_other_defaults(tmp_path):
     @environment(
         SUMS, group_size=16, settings={"difficulty": Field(default=3, ge=1), "tag": None}
     )
@@ -73,7 +73,7 @@ def test_settings_of_its_own_are_flags_and_the_usual_ones_have_other_defaults(tm
         read_settings(hard, ["process", "--env.difficulty", "0"])
 
 
-def test_a_config_class_of_its_own_is_extended():
+def test_a_given_config_class_is_extended():
     class Hard(BaseEnvConfig):
         difficulty: int = 3
         group_size: int = 7

@@ -114,7 +114,7 @@ async def test_sessions_may_be_kept_by_a_proxy(
     assert trained_text(env, group["masks"][0]) == f"{CALL}<|end|>391<|end|>"
 
 
-async def an_agent_of_somebody_else(base_url, api_key, question):
+async def external_agent(base_url, api_key, question):
     """Written against the package openai; it knows nothing of training."""
     from openai import AsyncOpenAI
 
@@ -141,7 +141,7 @@ async def test_an_unmodified_agent_is_trained_on_what_its_session_sampled(
     @environment([TASK])
     async def agent(task, model):
         endpoint = await model.endpoint()
-        answer = await an_agent_of_somebody_else(
+        answer = await external_agent(
             endpoint.base_url, endpoint.api_key, f"What is {task['a']} * {task['b']}?"
         )
         return float(answer == "391")
@@ -191,7 +191,7 @@ async def test_an_agent_can_be_evaluated_like_any_function(
     @environment(["train"], eval_dataset=[TASK], eval_temperature=temperature)
     async def agent(task, model):
         endpoint = await model.endpoint()
-        answer = await an_agent_of_somebody_else(endpoint.base_url, endpoint.api_key, "What?")
+        answer = await external_agent(endpoint.base_url, endpoint.api_key, "What?")
         return float(answer == "391")
 
     fake.reply = calls_and_then_answers

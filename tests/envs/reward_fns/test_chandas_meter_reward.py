@@ -43,7 +43,7 @@ def test_chandas_meter_by_the_certainty_of_the_classifier(
     assert registry.create("chandas_meter", meter="sragdhara")(["GG\nL"]) == [0.0]
 
 
-def test_chandas_meter_without_the_package_says_why_all_is_zero(
+def test_chandas_meter_without_the_package_logs_why_all_scores_are_zero(
     without_chandas, monkeypatch, caplog
 ):
     monkeypatch.setitem(sys.modules, "chandas", None)

@@ -53,6 +53,6 @@ def test_a_combination_is_made_from_names_and_logs_its_parts():
     ("parts", "normalization"),
     [([], "none"), (["format"], "softmax"), ([Length(weight=0.0)], "sum")],
 )
-def test_a_combination_that_means_nothing_is_refused(parts, normalization):
+def test_a_combination_without_parts_or_weights_is_rejected(parts, normalization):
     with pytest.raises(ConfigError):
         CombinedReward(parts, normalization)

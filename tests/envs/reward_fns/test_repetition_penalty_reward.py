@@ -27,7 +27,7 @@ def test_repetition_penalty(text, score):
     assert RepetitionPenaltyReward()([text]) == [pytest.approx(score)]
 
 
-def test_repetition_rates_are_shares_of_what_is_said_again():
+def test_repetition_rates_are_shares_of_repeated_text():
     words = "very very good cake and good cake and good cake".split()  # 10 words
     rates = repetition_rates(words, [words[:5], words[2:5], words[5:]], frozenset())
     assert rates["word"] == pytest.approx(4 / 10)  # good and cake, each said twice more

@@ -14,7 +14,9 @@ from atroposlib.generation.proxy.main import main
 from tests.generation.proxy.proxy_kit import tool_tokenizer
 
 
-def test_an_open_proxy_for_other_machines_has_to_be_wanted(tmp_path, capsys, monkeypatch):
+def test_an_open_proxy_for_other_machines_needs_an_explicit_flag(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.delenv("ATROPOS_PROXY_TOKEN", raising=False)
     config = tmp_path / "servers.json"
     config.write_text(json.dumps({"model_name": "m", "servers": []}))

@@ -81,7 +81,7 @@ async def test_a_backend_that_fails_is_a_server_error():
     assert (await proxy.ask("GET", f"/sessions/{uuid}/rows"))["rows"] == []
 
 
-async def test_token_ids_are_given_to_those_who_ask():
+async def test_token_ids_are_returned_on_request():
     proxy = AppProxy()
     uuid = await proxy.open()
     body = {**HELLO, "return_token_ids": True}

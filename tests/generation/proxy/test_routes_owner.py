@@ -11,7 +11,7 @@ from tests.generation.proxy.proxy_kit import AppProxy, tool_tokenizer
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
-async def test_what_there_is_to_see_without_a_session():
+async def test_health_and_servers_need_no_session():
     proxy = AppProxy()
     assert await proxy.ask("GET", "/health") == {
         "status": "ok",

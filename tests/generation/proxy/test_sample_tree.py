@@ -28,7 +28,7 @@ def samples_of(*outputs: Generation) -> SampleTree:
     return samples
 
 
-def test_turns_that_continue_one_another_are_one_row():
+def test_continuing_turns_are_one_row():
     samples = samples_of(sample([1, 2], [3, 4], 5), sample([1, 2, 3, 4, 6], [7], 8))
     (row,) = samples.rows()
     assert row.tokens == [1, 2, 3, 4, 6, 7]
@@ -58,7 +58,7 @@ def test_of_equal_choices_each_is_a_row_and_one_is_continued():
     assert sorted(row.masked_tokens for row in rows) == [[-100, 2], [-100, 2, -100, 4]]
 
 
-def test_a_history_that_was_rewritten_starts_a_row_of_its_own():
+def test_a_rewritten_history_starts_a_new_row():
     rewritten = samples_of(sample([1], [2, 3]), sample([1, 2, 4], [5]))
     assert [row.tokens for row in rewritten.rows()] == [[1, 2, 3], [1, 2, 4, 5]]
 
@@ -67,7 +67,7 @@ def test_an_empty_choice_gives_no_row():
     assert samples_of(sample([1], [])).rows() == []
 
 
-def test_an_answer_nobody_received_is_left_out_unless_something_continues_it():
+def test_an_undelivered_answer_is_left_out_unless_a_sample_continues_it():
     samples = samples_of(sample([1], [2]), sample([1, 2, 3], [4]), sample([1, 2, 3], [5]))
     rows = samples.rows(undelivered=frozenset({"c0", "c2"}))
     assert [row.masked_tokens for row in rows] == [[-100, 2, -100, 4]]

@@ -15,7 +15,7 @@ from tests.generation.proxy.proxy_kit import AppProxy, ScriptedServer, tool_toke
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
-async def test_a_session_goes_to_the_server_that_was_asked_for():
+async def test_a_session_is_assigned_to_the_requested_server():
     proxy = AppProxy()
     other = ScriptedServer(lambda prompt, i: "other")
     other.config = APIServerConfig(base_url="http://other/v1", server_type="vllm")

@@ -122,7 +122,7 @@ async def test_errors_have_the_anthropic_shape():
     assert (reply.status_code, reply.json()["error"]["type"]) == (401, "authentication_error")
 
 
-async def test_the_anthropic_package_gets_along_with_it():
+async def test_the_anthropic_package_works_unchanged():
     anthropic = pytest.importorskip("anthropic")
     async with scripted_proxy(adder) as (proxy, _):
         session = await proxy.open_session()

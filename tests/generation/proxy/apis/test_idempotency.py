@@ -182,7 +182,7 @@ async def test_a_client_that_hung_up_leaves_one_sample_and_no_row_until_it_comes
         assert len(session.rows()) == 1
 
 
-async def test_a_stream_shows_signs_of_life_while_it_waits():
+async def test_a_waiting_stream_sends_keep_alive_frames():
     async with scripted_proxy(Counting(), limits=ProxyLimits(keep_alive_s=0.02)) as (
         proxy,
         server,
@@ -202,7 +202,7 @@ async def test_a_stream_shows_signs_of_life_while_it_waits():
         assert len(session.rows()) == 1
 
 
-async def test_a_stream_that_fails_says_so_with_a_status_or_within_itself():
+async def test_a_failed_stream_has_an_error_status_or_an_error_frame():
     def fail(prompt: str, i: int) -> str:
         raise RuntimeError("gone")
 
