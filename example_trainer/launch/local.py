@@ -165,7 +165,7 @@ def processes(plan: Plan, cfg: TrainingConfig) -> list[ProcessSpec]:
             name = f"env-{number}-{name}" + (f"-{copy}" if wanted.count > 1 else "")
             command = roles.environment(plan, served, python, number, at)
             found.append(replace(spec(name, command, None, 0.0), restartable=True))
-    ranks = roles.Ranks(nproc=plan.trainer.nproc)
+    ranks = roles.TrainerRanks(nproc=plan.trainer.nproc)
     trainer = spec(TRAINER, roles.trainer(plan, python, at, ranks), None, 0.0)
     found.append(with_attempt(trainer, 0))
     return found

@@ -78,7 +78,7 @@ def command_of(
     at = endpoints(plan, sleep)
     if role == "environment":
         return roles.environment(plan, served, python, index, at)
-    ranks = roles.Ranks(
+    ranks = roles.TrainerRanks(
         plan.trainer.nproc, plan.trainer.nodes, meet, env.get("SLURM_JOB_ID", plan.name)
     )
     return roles.trainer(plan, python, at, ranks)

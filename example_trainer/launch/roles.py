@@ -160,7 +160,7 @@ def filled(
 
 
 @dataclass(frozen=True)
-class Ranks:
+class TrainerRanks:
     """How many ranks a trainer has, and where those of several nodes meet."""
 
     nproc: int = 1  # on each node
@@ -169,7 +169,7 @@ class Ranks:
     run_id: str = "atropos"
 
 
-def trainer(plan: Plan, python: str, at: Endpoints, ranks: Ranks) -> Command:
+def trainer(plan: Plan, python: str, at: Endpoints, ranks: TrainerRanks) -> Command:
     """``atropos-grpo`` itself, or as many ranks of it through torchrun."""
     wiring = {"atropos_url": at.api, "inference_urls": list(at.inference)}
     first, last = plan.launched / "wiring.yaml", plan.launched / "trainer.yaml"

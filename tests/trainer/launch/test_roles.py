@@ -6,7 +6,7 @@ import pytest
 
 from example_trainer.launch import roles
 from example_trainer.launch.plan import trainer_settings
-from example_trainer.launch.roles import Endpoints, ModelToServe, Ranks
+from example_trainer.launch.roles import Endpoints, ModelToServe, TrainerRanks
 from tests.trainer.launch.launch_plans import plan
 
 AT = Endpoints("http://api:8000", ("http://a:9000", "http://b:9001"))
@@ -56,14 +56,14 @@ def test_environments_ask_for_the_adapter_where_the_engine_wants_its_name(
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        (Ranks(), "py -m example_trainer.grpo"),
+        (TrainerRanks(), "py -m example_trainer.grpo"),
         (
-            Ranks(nproc=2),
+            TrainerRanks(nproc=2),
             "py -m torch.distributed.run --standalone --nproc-per-node 2"
             " -m example_trainer.grpo",
         ),
         (
-            Ranks(8, 2, "n1:29500", "77"),
+            TrainerRanks(8, 2, "n1:29500", "77"),
             "py -m torch.distributed.run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d"
             " --rdzv-endpoint n1:29500 --rdzv-id 77 -m example_trainer.grpo",
         ),
