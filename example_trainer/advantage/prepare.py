@@ -13,16 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from atroposlib.errors import ConfigError
 from example_trainer.advantage import estimators
 from example_trainer.data.rows import Row, at_trained, without_stale_tokens
+from example_trainer.model.critic import ValueModel
+from example_trainer.model.policy import Policy
 from example_trainer.settings.advantage import ObjectiveSettings
-
-if TYPE_CHECKING:
-    from example_trainer.model.critic import ValueModel
-    from example_trainer.model.policy import Policy
 
 TRUNCATED = "length"  # finish reason of a row that was cut off
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from atroposlib.errors import CheckpointError
 from example_trainer.distributed.collectives import run_on_rank0
@@ -23,11 +22,9 @@ from example_trainer.model.model_dir import (
     whole_directory,
     write_state,
 )
+from example_trainer.model.policy import Policy
 from example_trainer.settings.run import RunSettings
 from example_trainer.state import Frequency
-
-if TYPE_CHECKING:
-    from example_trainer.model.policy import Policy
 
 
 class ModelExporter:

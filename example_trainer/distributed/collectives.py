@@ -10,7 +10,7 @@ rank every tensor is a plain one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -18,10 +18,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from atroposlib.errors import AtroposError
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.state import Stopped
-
-if TYPE_CHECKING:
-    from example_trainer.distributed.ranks import Ranks
 
 T = TypeVar("T")
 

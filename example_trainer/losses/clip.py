@@ -16,15 +16,12 @@ stale sampler gets there, and there the gradient, proportional to r, has no boun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from example_trainer.losses.tokens import TokenMask
 from example_trainer.settings.loss import LossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

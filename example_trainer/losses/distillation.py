@@ -12,16 +12,12 @@ without an entry of the teacher add nothing but count in the divisor.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from atroposlib.errors import ConfigError
 from example_trainer.losses.tokens import LossInputs, TokenMask, at_least_float32
 from example_trainer.settings.loss import LossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:

@@ -13,14 +13,11 @@ paper uses clip_eps 3e-4 and clip_eps_high 4e-4.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from example_trainer.losses.clip import clip
 from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
 from example_trainer.settings.loss import LossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:

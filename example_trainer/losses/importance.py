@@ -16,15 +16,11 @@ counts trained tokens, not kept ones.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from example_trainer.losses.tokens import LossInputs, bounded, kl
 from example_trainer.settings.loss import LossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @torch.no_grad()

@@ -16,15 +16,11 @@ negative for a token, and its gradient is that of the policy gradient.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from atroposlib.errors import ConfigError
 from example_trainer.losses.tokens import TokenMask, bounded, kl
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def penalty(

@@ -20,15 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from example_trainer.losses.tokens import LossInputs, bounded, kl, ratio_metrics
 from example_trainer.settings.loss import LossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:

@@ -9,14 +9,11 @@ clip further steps on the same batch may move too far, so take one step per batc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from example_trainer.losses.importance import importance
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.settings.loss import LossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:

@@ -10,15 +10,11 @@ for the larger tau: 1.05 for A <= 0, whose gradient spreads over all other token
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
 from example_trainer.settings.loss import LossSettings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:

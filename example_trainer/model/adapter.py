@@ -12,17 +12,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives
+from example_trainer.model.policy import Policy
 from example_trainer.settings.model import ModelSettings
-
-if TYPE_CHECKING:
-    from example_trainer.model.policy import Policy
 
 ADAPTER = "default"  # peft's own name for the only adapter of a model
 ALL_LINEAR = "all-linear"  # peft's word for every linear layer but the output head

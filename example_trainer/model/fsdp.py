@@ -7,17 +7,15 @@ gradients of all ranks into the shard each one keeps. ``state_dict`` gathers who
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model.policy import PackedModel
 from example_trainer.model.scoring import decoder_layers
 from example_trainer.settings.model import ModelSettings
-
-if TYPE_CHECKING:
-    from example_trainer.distributed.ranks import Ranks
-    from example_trainer.model.policy import PackedModel
 
 
 def shard(model: PackedModel, settings: ModelSettings, world: Ranks) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +16,7 @@ from torch import Tensor
 from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives
 from example_trainer.model import adapter
-
-if TYPE_CHECKING:
-    from example_trainer.model.policy import PackedModel
+from example_trainer.model.policy import PackedModel
 
 
 def iter_weights(model: PackedModel, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:

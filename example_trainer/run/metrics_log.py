@@ -30,19 +30,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atroposlib import trackers
 from atroposlib.errors import ConfigError
 from atroposlib.trackers.jsonl import RESUMED, Jsonl
 from atroposlib.wire import ClaimedBatch
+from example_trainer.advantage.prepare import Prepared
 from example_trainer.data.rows import Row, TrainingBatch, staleness
 from example_trainer.run.display import Display, open_display
 from example_trainer.settings.config import TrainingConfig
-
-if TYPE_CHECKING:
-    from example_trainer.advantage.prepare import Prepared
-
 
 TRAINING_PHASES = ("prepare", "learn", "train")
 TRUNCATED = "length"  # the finish reason of every engine that ran into its token limit

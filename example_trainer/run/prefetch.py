@@ -13,20 +13,16 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from atroposlib.client import RolloutClient
+from atroposlib.client import LeaseKeeper, RolloutClient
 from atroposlib.errors import AtroposError, RolloutApiUnavailable
 from atroposlib.wire import ClaimedBatch
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
 from example_trainer.state import Stopped
-
-if TYPE_CHECKING:
-    from atroposlib.client import LeaseKeeper
-    from example_trainer.distributed.ranks import Ranks
 
 CLAIM_WAIT_S = 5.0  # of one call; short, so that a stop is noticed soon
 POLL_S = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives
+from example_trainer.model.policy import PackedModel
 from example_trainer.settings.optim import OptimSettings
-
-if TYPE_CHECKING:
-    from example_trainer.model.policy import PackedModel
 
 
 def build_optimizer(model: PackedModel, settings: OptimSettings) -> torch.optim.Optimizer:

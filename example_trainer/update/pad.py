@@ -6,18 +6,15 @@ Letters: B rows of a micro-batch, T trained tokens of its longest row, K teacher
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row, at_trained
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model.policy import Scores
 from example_trainer.weights.verify import Mismatch
-
-if TYPE_CHECKING:
-    from example_trainer.distributed.ranks import Ranks
-    from example_trainer.model.policy import Scores
 
 
 def pad_to_tensor(

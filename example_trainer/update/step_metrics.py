@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from example_trainer.distributed.ranks import Ranks
+from example_trainer.distributed.ranks import Ranks
 
 GIGABYTE = 10**9
 

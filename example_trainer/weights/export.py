@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from example_trainer.model.model_dir import is_tied
+from example_trainer.model.policy import Policy
 from example_trainer.model.scoring import inner_model
 from example_trainer.model.state_dict import iter_weights
-
-if TYPE_CHECKING:
-    from example_trainer.model.policy import Policy
 
 
 @dataclass(frozen=True)
