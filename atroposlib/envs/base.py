@@ -1,10 +1,11 @@
-"""``BaseEnv``: what an environment author subclasses. The parts live beside this file.
+"""``BaseEnv``, the base class of every environment.
 
-    config      settings                        groups      samples -> scored group (pure)
-    pacing      how many rollouts now (pure)    workers     rollouts under way
-    serve       for a trainer                   delivery    keep or drop, save, send
-    process     to a file                       evaluation  results and where they go
-    metrics_logger     metrics                         checkpoint  small state     cli  flags
+    settings/config      settings, flags        rollout/samples   samples of one group
+    rollout/pacing       rollouts to run        rollout/groups    samples -> scored group
+    rollout/pool         running rollouts       rollout/filters   accept or reject a group
+    runtime/serve        run with a trainer     runtime/sender    save and send groups
+    runtime/process      run into a file        runtime/evaluation     results
+    runtime/checkpoint   small state            runtime/metrics_logger  metrics
 
 An environment overrides ``setup``, ``get_next_item``, ``collect_trajectory`` (one sample)
 or ``collect_trajectories`` (a group), ``evaluate``, and seldom anything else.
@@ -50,7 +51,7 @@ __all__ = [
 
 
 class BaseEnv(EnvRuntime, ABC):
-    """One environment: items, rollouts, rewards, and how well the model does.
+    """One environment: items, rollouts, rewards and evaluation.
 
     Raises at construction:
         ConfigError: the servers or the settings cannot be used.
@@ -60,21 +61,21 @@ class BaseEnv(EnvRuntime, ABC):
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]:
-        """Defaults of this environment; YAML and flags win over them."""
+        """Defaults of this environment; the YAML file and flags override them."""
         return cls.env_config_cls(), ServerBaseline()
 
     async def setup(self) -> None:
-        """Load what the environment needs; runs once, before anything else."""
+        """Load data and resources; called once, before the first item."""
         raise NotImplementedError(f"{type(self).__name__} overrides setup")
 
     @abstractmethod
     async def get_next_item(self) -> Item | None:
-        """The next item to roll out; None: there is none now."""
+        """Return the next item to roll out, or None if there is none now."""
 
     async def collect_trajectory(self, item: Item) -> tuple[ScoredDataItem | None, list[Item]]:
-        """One sample of ``item``, scored, and items for the backlog.
+        """Return one scored sample of ``item``, and further items for the backlog.
 
-        None or an exception: the sample failed and is drawn again.
+        A sample that is None or raises has failed and is drawn again.
         """
         raise NotImplementedError(
             f"{type(self).__name__} overrides collect_trajectory or collect_trajectories"
@@ -84,9 +85,9 @@ class BaseEnv(EnvRuntime, ABC):
         ScoredDataGroup | list[ScoredDataGroup | None] | list[ScoredDataGroup] | None,
         list[Item],
     ]:
-        """A scored group of ``item``, or several, and items for the backlog.
+        """Return one or several scored groups of ``item``, and items for the backlog.
 
-        None: this item gives nothing to train on.
+        None means that this item has no training data.
         """
         return await collect_group(
             self.collect_trajectory,
@@ -96,15 +97,15 @@ class BaseEnv(EnvRuntime, ABC):
         )
 
     async def postprocess_histories(self, trajectories: Any) -> Any:
-        """Filter or score what was collected; the same shapes come back."""
+        """Filter or score the collected groups; returns the same type."""
         return trajectories
 
     @abstractmethod
     async def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Measure the model and end with ``await self.evaluate_log(metrics, ...)``."""
+        """Measure the model, then ``await self.evaluate_log(metrics, ...)``."""
 
     async def cleanup(self) -> None:
-        """Runs after every rollout, also after a failed or cancelled one."""
+        """Release resources of a rollout; called after every one, failed or cancelled too."""
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
         """Save ``data``; override with ``super().save_checkpoint(step, {"iter": self.iter})``."""
@@ -116,7 +117,8 @@ class BaseEnv(EnvRuntime, ABC):
     def load_checkpoint(self) -> None:
         """Restore the newest state saved at or before ``curr_step``.
 
-        Only what the environment itself keeps: neither an unknown name nor one of the runtime.
+        Restores attributes of the environment only: unknown names and names of the runtime are
+        skipped.
         """
         if not self.checkpoint_dir:
             return
@@ -126,7 +128,7 @@ class BaseEnv(EnvRuntime, ABC):
             checkpoint.restore(self, found, self.machinery)
 
     async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None:
-        """Emit ``metrics`` and the runtime's own; an override ends by awaiting this."""
+        """Emit ``metrics`` and those of the runtime; an override awaits this at its end."""
         emitted = dict(metrics or {})
         emitted.update(self.metrics_logger.averages())
         emitted.update(
@@ -142,7 +144,7 @@ class BaseEnv(EnvRuntime, ABC):
     async def add_rollouts_for_wandb(
         self, scored_data: ScoredDataGroup | list[ScoredDataGroup], item: Item | None = None
     ) -> None:
-        """Keep the text and score of some sequences for the table of rollouts."""
+        """Record the text and score of some sequences for the table of rollouts."""
         if not self.logs_to_wandb():
             return
         shown = self.config.num_rollouts_per_group_for_logging
@@ -166,7 +168,7 @@ class BaseEnv(EnvRuntime, ABC):
     # --- for authors to call ----------------------------------------------------------
 
     def log(self, name: str, value: float) -> None:
-        """Remember a number; its mean is emitted with the next metrics."""
+        """Record a number; its mean is emitted with the next metrics."""
         self.metrics_logger.log(name, value)
 
     async def evaluate_log(
@@ -180,10 +182,11 @@ class BaseEnv(EnvRuntime, ABC):
         samples: list[dict[str, Any]] | None = None,
         verbose: bool = True,
     ) -> None:
-        """Record evaluation results, named by the step and policy version they belong to.
+        """Record evaluation results with their step and policy version.
 
-        Always to the metrics_logger; to files when ``data_dir_to_save_evals`` is set (in ``serve``
-        a directory per step); as a table when ``verbose``. Times are seconds since the epoch.
+        Results always go to the metrics. With ``data_dir_to_save_evals`` they are written to
+        files, in ``serve`` to one directory per step. ``verbose`` prints a table. Times are
+        seconds since the epoch.
         """
         now = time.time()
         started, ended = start_time or now, end_time or now
@@ -213,23 +216,23 @@ class BaseEnv(EnvRuntime, ABC):
             evaluation.show_results(task, metrics, started, ended)
 
     def _model_name(self) -> str | None:
-        """Some environments name the model in their own settings; else the server's name."""
+        """The setting ``model_name`` if the environment has one, else the server's model."""
         named = getattr(self.config, "model_name", None)
         return str(named) if named else self.served_model_name()
 
     @classmethod
     def cli(cls) -> None:
-        """Run ``serve``, ``process`` or ``evaluate`` as the command line says."""
+        """Run the subcommand of the command line: serve, process or evaluate."""
         run_command_line(cls)
 
     async def env_manager(self) -> None:
-        """``serve``: roll out for a trainer until the run is complete."""
+        """Run ``serve``: roll out for a trainer until the run is complete."""
         serving = Serve(self)
         self.serving = serving
         await serving.run()
 
     async def process_manager(self) -> int:
-        """``process``: make groups into a file, and return how many."""
+        """Run ``process``: write groups to a file and return their number."""
         self.process_mode = True
         self.n_groups_to_process = self.n_groups_to_process or self.config.total_steps
         self.group_size_to_process = self.group_size_to_process or self.config.group_size

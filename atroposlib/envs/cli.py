@@ -3,8 +3,8 @@
     class defaults  <  config_init  <  the subcommand's needs  <  YAML file  <  flags
     merged settings -> environment -> its subcommand
 
-An unknown name is refused with the nearest known one, never ignored. Exit status 2: the settings
-cannot be used. Exit status 1: the run failed.
+An unknown name is an error that suggests the nearest known one. Exit status 2: invalid
+settings. Exit status 1: the run failed.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ MODES = {
     "process": "make scored groups into a jsonl file, without a trainer",
     "evaluate": "evaluate the model once",
 }
-# Set by a subcommand whatever config_init says; YAML and flags still win.
+# Override config_init in this subcommand; the YAML file and flags override these.
 FORCED = {"process": {"ensure_scores_are_not_same": False, "include_messages": True}}
 
 
 @dataclass(frozen=True)
 class CommandSettings:
-    """What a command line amounts to."""
+    """The merged settings of a command line."""
 
     mode: str
     env: BaseEnvConfig
     servers: ServerConfigs
     manager: ServerManagerConfig
-    # namespace -> the servers behind it; None where an environment can do without.
+    # namespace -> the servers behind it; None: optional and not configured.
     more_servers: dict[str, ServerConfigs | None] = field(default_factory=dict)
 
 
 def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
-    """Run ``env_cls`` as the command line says; a clear error exits with status 2 or 1."""
+    """Run the subcommand of ``env_cls`` that the command line names; errors exit with 2 or 1."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -83,7 +83,7 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
     try:
         _refuse_running_loop()
         settings = read_settings(env_cls, words)
-        # Outside the loop, where the constructors of older environments expect to be.
+        # Outside the event loop: constructors of older environments require that.
         env = make_env(env_cls, settings)
     except (ConfigError, FailedExecutionException) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -120,10 +120,10 @@ async def run(env: EnvRuntime, settings: CommandSettings) -> None:
 
 
 def make_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime:
-    """The environment of these settings.
+    """Create the environment.
 
-    Environments that override ``__init__`` take the four arguments of old, so what came
-    later is set on the server manager, and only where a flag or the file says it.
+    Environments that override ``__init__`` accept the four original arguments only. Later
+    settings are set on the server manager, if a flag or the file has them.
     """
     manager, more = settings.manager, env_cls.more_servers()
     env = env_cls(
@@ -142,7 +142,7 @@ def make_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime
 
 
 def apply_manager_settings(server: ServerManager, settings: ServerManagerConfig) -> None:
-    """Set on ``server`` what a flag or the file gives."""
+    """Set the values of flags and file on ``server``."""
     if "max_n_completions" in settings.model_fields_set:
         server.max_n_completions = settings.max_n_completions
     if settings.tool_parser is not None:
@@ -153,7 +153,7 @@ def apply_manager_settings(server: ServerManager, settings: ServerManagerConfig)
 
 
 def warn_of_local_urls(servers: ServerConfigs) -> None:
-    """Without a trainer, a server on this machine is often one that nobody has started."""
+    """Warn of servers on this machine: without a trainer they may not be running."""
     local = [
         server.base_url
         for server in as_server_list(servers) or []
@@ -168,7 +168,7 @@ def warn_of_local_urls(servers: ServerConfigs) -> None:
 
 
 def _keep_config(settings: CommandSettings) -> None:
-    """Beside evaluation results, the configuration they came from; secrets stay out."""
+    """Write the configuration to the directory of evaluation results, without API keys."""
     if settings.env.data_dir_to_save_evals is None:
         return
     import yaml
@@ -187,7 +187,7 @@ def _keep_config(settings: CommandSettings) -> None:
 
 
 def _as_document(configs: ServerConfigs | None) -> Mapping[str, Any] | list[Mapping[str, Any]]:
-    """One mapping, a list of several, or nothing for generated addresses."""
+    """One mapping, a list of several, or an empty mapping for generated addresses."""
     listed: Sequence[ServerBaseline] = [] if configs is None else as_server_list(configs) or []
     dumped: list[Mapping[str, Any]] = [
         server.model_dump(mode="json", exclude={"api_key"}) for server in listed
@@ -199,7 +199,7 @@ def _as_document(configs: ServerConfigs | None) -> Mapping[str, Any] | list[Mapp
 
 
 class Defaults:
-    """What an environment says before file and flags are read, and the names it accepts."""
+    """Settings of an environment before file and flags, and the names it accepts."""
 
     def __init__(self, env_cls: type[EnvRuntime], mode: str) -> None:
         config, self.servers = env_cls.config_init()
@@ -251,7 +251,7 @@ def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSet
     """Merge code, YAML file and flags.
 
     Raises:
-        ConfigError: a name is unknown or a value is not accepted; the message names it.
+        ConfigError: an unknown name or a rejected value, named in the message.
     """
     mode, words = read_mode(words)
     defaults = Defaults(env_cls, mode)
@@ -290,7 +290,7 @@ def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSet
 
 
 def read_mode(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The subcommand and what follows it."""
+    """Split the words into the subcommand and the rest."""
     if not words:
         raise ConfigError(f"a subcommand is required: {', '.join(MODES)}")
     if words[0] not in MODES:
@@ -315,7 +315,7 @@ def _validated(namespace: str, model: type[M], values: Mapping[str, Any]) -> M:
 
 
 def describe(namespace: str, error: ValidationError) -> str:
-    """One sentence per setting that was not accepted; keys of accounts are not repeated."""
+    """One sentence per rejected setting; API keys are not shown."""
     sentences = []
     for problem in error.errors():
         path = [*([namespace] if namespace else []), *map(str, problem["loc"])]
@@ -330,7 +330,7 @@ def describe(namespace: str, error: ValidationError) -> str:
 
 
 def read_yaml(path: str | None, defaults: Defaults) -> dict[str, Any]:
-    """The settings of a YAML file; an empty one says nothing."""
+    """The settings of a YAML file; empty for an empty file."""
     if path is None:
         return {}
     import yaml

@@ -1,4 +1,4 @@
-"""Evaluations as scripts: a class with data and ``run_item``, and one call to run it.
+"""Evaluations as scripts: a class with items and ``run_item``, run by ``eval_runner``.
 
     class Arithmetic(EvalBase):
         def setup_data(self): return [{"question": "2 + 2 = ?", "answer": "4"}]
@@ -6,7 +6,7 @@
 
     asyncio.run(eval_runner(Arithmetic(pass_at_n=1, temperature=0.6, eval_dir="results")))
 
-An item that fails is counted apart, in ``failed_items``; the averages are over the others.
+Failed items are counted in ``failed_items``; averages are over the other items.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from atroposlib.utils.gathering import gather_bounded
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_CONCURRENCY = 64  # items at once: as many as one server takes for evaluation
+DEFAULT_CONCURRENCY = 64  # items at once
 MODELS_TIMEOUT_S = 30.0
 
 
 def pass_at_k(m: int, c: int, k: int) -> float:
-    """Chance that ``k`` of ``m`` samples, drawn without replacement, hold one of ``c`` right.
+    """Probability that ``k`` of ``m`` samples, drawn without replacement, include a right one.
+
+    ``c`` of the ``m`` samples are right.
 
     Raises:
         ValueError: not 0 <= c <= m and 1 <= k <= m.
@@ -83,15 +85,15 @@ def evaluate_log(
 
 
 class EvalBase(ABC):
-    """One evaluation; every further keyword becomes an attribute.
+    """One evaluation; other keyword arguments become attributes.
 
     Known attributes: temperature, top_p, max_tokens (see :meth:`get_generation_params`),
-    eval_dir (where results go), model_name (for the results, else the server's),
+    eval_dir (directory of results), model_name (for the results, else the server's),
     max_concurrency (items at once) and verbose.
 
     Args:
-        pass_at_n: how many samples of an item count as one attempt.
-        pass_at_n_samples: how many are drawn to estimate that.
+        pass_at_n: number of samples of an item that count as one attempt.
+        pass_at_n_samples: number of samples drawn to estimate it.
     """
 
     temperature: float = 0.0
@@ -110,24 +112,23 @@ class EvalBase(ABC):
         if self.max_concurrency < 1:
             raise ConfigError("max_concurrency: at least 1")
         given = self.setup_data()
-        if given is not None:  # some set ``self.data`` themselves
+        if given is not None:  # some evaluations set ``self.data`` themselves
             self.data: Iterable[Any] = given
 
     @abstractmethod
     def setup_data(self) -> Iterable[Any] | None:
-        """The items; called once, by the constructor."""
+        """Return the items; called once, by the constructor."""
 
     @abstractmethod
     async def run_item(
         self, server_manager: ServerManager, item: Any
     ) -> tuple[Mapping[str, float], Sequence[Mapping[str, Any]]]:
-        """Metrics of one item, and its samples for ``samples.jsonl``."""
+        """Return the metrics of one item, and its samples for ``samples.jsonl``."""
 
     def get_generation_params(self) -> dict[str, Any]:
         """Arguments for a completion: temperature, n, top_p and, where set, max_tokens.
 
-        A ``max_tokens`` that is not positive means as many as the server allows: servers
-        have no number for that, so it is left out.
+        A ``max_tokens`` that is not positive is left out: the server's maximum applies.
         """
         params: dict[str, Any] = {
             "temperature": self.temperature,
@@ -140,7 +141,7 @@ class EvalBase(ABC):
 
     @property
     def task_name(self) -> str:
-        """``<Class>@<n>``, and ``:<samples>`` where more are drawn than count."""
+        """``<Class>@<n>``, with ``:<samples>`` if more than ``n`` samples are drawn."""
         samples = self.pass_at_n_samples
         drawn = f":{samples}" if samples > self.pass_at_n else ""
         return f"{type(self).__name__}@{self.pass_at_n}{drawn}"
@@ -150,7 +151,7 @@ class EvalBase(ABC):
 
         Raises:
             ConfigError: there are no items.
-            AtroposError: every item failed; the first failure.
+            AtroposError: every item failed; this is the first failure.
         """
         started = time.time()
         outcomes = await self._run_items(server_manager)
@@ -207,7 +208,7 @@ def _served_name(server_manager: ServerManager) -> str | None:
 async def eval_runner(eval: EvalBase, argv: Sequence[str] | None = None) -> dict[str, float]:
     """Run ``eval`` against the server of the command line: ``--server-url --model-name``.
 
-    Without a model name the server is asked which one it has.
+    Without a model name, the first model that the server lists is used.
     """
     parser = argparse.ArgumentParser(description=f"evaluate {eval.task_name}")
     parser.add_argument("--server-url", default=LOCAL_URLS[0], help="[%(default)s]")
@@ -226,8 +227,8 @@ async def first_model(base_url: str) -> str:
     """The first model of an OpenAI-compatible server.
 
     Raises:
-        InferenceUnavailable: the server does not answer, or names no model.
-        InferenceRefused: it wants a key; give the model's name instead.
+        InferenceUnavailable: the server does not answer, or lists no model.
+        InferenceRefused: the server requires an API key; pass the model's name instead.
     """
     http = HttpClient(timeout_s=MODELS_TIMEOUT_S, max_connections=1, api_key=None)
     try:

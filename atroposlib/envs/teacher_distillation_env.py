@@ -1,10 +1,11 @@
-"""Environments whose groups carry what a teacher thinks of each token.
+"""Environments whose groups carry a teacher's logprobs for each token (distillation).
 
-    scored group --> teacher: K likeliest tokens at each position --> group, sent as ever
-                        '-- no usable answer: counted, named, and sent without it
+    scored group --> teacher: K likeliest tokens at each position --> group, sent
+                        '-- no usable answer: counted, logged, and sent without it
 
 Letters: G sequences of a group, T_g tokens of one of them, K_t teacher tokens at position t.
-``serve``, ``process`` and ``evaluate`` read ``--teacher.<field>`` and ``teacher:`` alike.
+``serve``, ``process`` and ``evaluate`` read the flags ``--teacher.<field>`` and the YAML section
+``teacher:``.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 logger = logging.getLogger(__name__)
 
-NO_TEACHER_TOKENIZER = ("", "none")  # then the teacher's model name names its tokenizer
+NO_TEACHER_TOKENIZER = ("", "none")  # then the tokenizer is that of the teacher's model name
 
 # One sequence: ids and logprobs, (T_g, K_t) each.
 TeacherRows = tuple[list[list[int]], list[list[float]]]
 
 
 class TeacherDistillationConfig(BaseEnvConfig):
-    """What an environment with a teacher adds."""
+    """Settings of an environment with a teacher."""
 
     teacher_enabled: bool = Field(
         default=False, description="ask a teacher for the logprobs of every sequence"
@@ -56,7 +57,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
     """A :class:`BaseEnv` with a second set of servers that holds the teacher.
 
     Raises at construction:
-        ConfigError: ``teacher_enabled`` without servers, or a teacher with other tokens.
+        ConfigError: ``teacher_enabled`` without servers, or a teacher with another vocabulary.
     """
 
     env_config_cls = TeacherDistillationConfig
@@ -73,8 +74,10 @@ class TeacherDistillationEnv(BaseEnv, ABC):
     ) -> None:
         super().__init__(config, server_configs, slurm, testing)
         self.teacher_server: ServerManager | None = None
-        self.teacher_groups = 0  # groups that went on with the teacher's numbers
-        self.teacher_failures: Counter[str] = Counter()  # groups without, by kind of error
+        self.teacher_groups = 0  # groups sent with the teacher's logprobs
+        self.teacher_failures: Counter[str] = (
+            Counter()
+        )  # groups sent without, by kind of error
         if config.teacher_enabled:
             if teacher_server_configs is None:
                 raise ConfigError(
@@ -87,17 +90,17 @@ class TeacherDistillationEnv(BaseEnv, ABC):
 
     @classmethod
     def teacher_config_init(cls) -> ServerConfigs | None:
-        """Servers of the teacher, as ``config_init`` gives those of the model; None: none."""
+        """Default servers of the teacher; None: no teacher."""
         return None
 
     @classmethod
     def more_servers(cls) -> dict[str, MoreServers]:
-        """The teacher's, under ``teacher_namespace``."""
+        """The teacher's servers, under ``teacher_namespace``."""
         servers = MoreServers("teacher_server_configs", cls.teacher_config_init())
         return {**super().more_servers(), cls.teacher_namespace: servers}
 
     def _check_tokenizers(self, teachers: ServerConfigs) -> None:
-        """Ids are only comparable where they mean the same text."""
+        """Require one vocabulary: token ids are comparable only then."""
         listed: Sequence[ServerBaseline] = as_server_list(teachers) or []
         if isinstance(teachers, ServerBaseline):
             listed = [teachers]
@@ -117,7 +120,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
                     f"{self.config.tokenizer_name!r}: their token ids cannot be compared"
                 )
 
-    # --- groups on their way out --------------------------------------------------------
+    # --- groups before the send ----------------------------------------------------------
 
     async def handle_send_to_api(
         self,
@@ -126,7 +129,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
     ) -> list[ScoredDataGroup]:
-        """As :meth:`BaseEnv.handle_send_to_api`, with the teacher's numbers added first."""
+        """Add the teacher's logprobs, then :meth:`BaseEnv.handle_send_to_api`."""
         groups = await asyncio.gather(
             *(self.with_teacher(group, item) for group in groups_in(scored_data))
         )
@@ -135,7 +138,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         )
 
     async def with_teacher(self, group: ScoredDataGroup, item: Item) -> ScoredDataGroup:
-        """A copy of ``group`` whose ``distill_*`` are the teacher's, (G, T_g, K_t), or None."""
+        """A copy of ``group`` with ``distill_*`` of the teacher, (G, T_g, K_t), or None."""
         taught = ScoredDataGroup(**group)
         taught["distill_token_ids"] = taught["distill_logprobs"] = None
         top_k = self.top_k_of(group)
@@ -157,7 +160,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         return taught
 
     def top_k_of(self, group: ScoredDataGroup) -> int | None:
-        """Teacher tokens to ask for; None: this group goes on without the teacher."""
+        """Teacher tokens per position; None: this group is sent without the teacher."""
         overrides = group.get("group_overrides") or {}
         if not group["tokens"] or overrides.get("skip_teacher_top_k"):
             return None
@@ -182,7 +185,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
     # --- metrics and the end ------------------------------------------------------------
 
     async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None:
-        """As :meth:`BaseEnv.wandb_log`, with how often the teacher answered."""
+        """Add counts of groups with and without a teacher, then :meth:`BaseEnv.wandb_log`."""
         emitted = dict(metrics or {})
         if self.teacher_server is not None:
             emitted["train/teacher_groups"] = self.teacher_groups
@@ -193,7 +196,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         await super().wandb_log(emitted)
 
     async def close(self) -> None:
-        """Close the teacher's connections too."""
+        """Close all connections, those to the teacher included."""
         if self.teacher_server is not None:
             await self.teacher_server.close()
         await super().close()
@@ -211,7 +214,7 @@ def checked_rows(
     """The rows of one sequence, one entry per token position; position 0 may be empty.
 
     Raises:
-        InvalidGroup: a position is missing, or has more ids than logprobs or fewer.
+        InvalidGroup: a position is missing, or its numbers of ids and logprobs differ.
     """
     if not len(ids) == len(logprobs) == length:
         problem = f"{len(ids)} ids, {len(logprobs)} logprobs for {length} tokens"

@@ -1,9 +1,10 @@
-"""Where metrics go beside metrics.jsonl. A tracker is one file and one line here.
+"""Trackers: services that record metrics, in addition to metrics.jsonl.
 
     MetricsLog --named (tracker names)--> Guarded --> wandb | tensorboard | swanlab | trackio
 
-The x axis is the trainer's step. A tracker never ends a run: what it raises is counted,
-printed once, and after GIVE_UP_AFTER failures in a row it is left alone.
+The x axis is the trainer's step. A tracker is one module here and one line of ``TRACKERS``.
+A failing tracker does not end a run: its errors are counted, the first is printed, and after
+GIVE_UP_AFTER failures in a row it is no longer called.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ GIVE_UP_AFTER = 10
 
 @dataclass(frozen=True)
 class Run:
-    """What a tracker is told about the run it belongs to."""
+    """The run that a tracker records."""
 
     cfg: TrainingConfig
     run_id: str | None = None  # the rollout API's; the same after a restart
@@ -43,36 +44,36 @@ class Run:
 
     @property
     def name(self) -> str | None:
-        """Name of the run: as configured, else the start of its id."""
+        """Name of the run: ``run_name``, else the first 8 characters of its id."""
         return self.cfg.run_name or (self.run_id[:8] if self.run_id else None)
 
     @property
     def project(self) -> str:
-        """The project, or a common one: three of the four trackers insist on a name."""
+        """The project, by default ``atropos``: three of the four trackers require a name."""
         return self.cfg.wandb_project or "atropos"
 
     @property
     def key(self) -> str | None:
-        """The id in a form that every tracker takes."""
+        """The id in a form that every tracker accepts: [A-Za-z0-9_-], <= 64 characters."""
         return re.sub(r"[^A-Za-z0-9_-]", "-", self.run_id)[:64] if self.run_id else None
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the run, without what nobody else may read."""
+        """The settings of the run, without secrets."""
         return self.cfg.model_dump(mode="json", exclude={"inference_token"})
 
 
 class Tracker(Protocol):
-    """One place that metrics go to. Both methods may raise anything."""
+    """A service that records metrics. Both methods may raise any exception."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record the metrics of one step. A step that is trained again comes again."""
+        """Record the metrics of one step. A step that is trained again is recorded again."""
 
     def close(self) -> None:
-        """Send what is left and end the run there."""
+        """Send pending metrics and end the tracker's run."""
 
 
 class OwnSteps:
-    """A run of a package that counts steps itself and takes the same one again."""
+    """A tracker whose package accepts an explicit step, repeated ones included."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -85,10 +86,10 @@ class OwnSteps:
 
 
 def require(name: str) -> None:
-    """Look whether a tracker can be used, without importing it.
+    """Check that a tracker is installed, without importing it.
 
     Raises:
-        ConfigError: there is none of that name, or its package is not installed.
+        ConfigError: the name is unknown, or its package is not installed.
     """
     if name not in TRACKERS:
         known = ", ".join(sorted(TRACKERS))
@@ -102,8 +103,8 @@ def open_tracker(name: str, run: Run) -> Tracker:
     """Start the tracker of that name.
 
     Raises:
-        ConfigError: it does not exist, is not installed, or lacks an account.
-        Exception: whatever its package raises besides.
+        ConfigError: the tracker is unknown, not installed, or requires an account.
+        Exception: any other error of its package.
     """
     require(name)
     module = importlib.import_module(f"atroposlib.trackers.{name}")
@@ -112,10 +113,10 @@ def open_tracker(name: str, run: Run) -> Tracker:
 
 
 class Guarded:
-    """A tracker whose failures are counted instead of raised.
+    """A tracker whose failures are counted and printed, not raised.
 
     Raises:
-        ConfigError: when it is made, if the tracker cannot work as configured.
+        ConfigError: at construction, if the tracker cannot start as configured.
     """
 
     def __init__(self, name: str, open_it: Callable[[], Tracker]) -> None:
@@ -145,7 +146,7 @@ class Guarded:
             self._in_a_row = 0
 
     def close(self) -> None:
-        """End it, whatever it raises."""
+        """Close the tracker; an error is counted."""
         if self._tracker is None:
             return
         try:

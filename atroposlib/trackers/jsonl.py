@@ -1,8 +1,8 @@
-"""metrics.jsonl: one JSON object per step, and what a reader makes of it after restarts.
+"""metrics.jsonl, one JSON object per step: the writer, and a reader aware of restarts.
 
-A line is written whole and flushed. A trainer that starts again appends to the same file:
-first ``{"run_id": ..., "resumed_from": 5}``, then the steps from 6 on. Steps after 5 that the
-killed trainer had written are trained again, so :func:`read_steps` forgets the earlier lines.
+Each line is written at once and flushed. A restarted trainer appends to the same file: first
+``{"run_id": ..., "resumed_from": 5}``, then the steps from 6 on. Steps after 5 of the killed
+trainer are trained again, so :func:`read_steps` skips their earlier lines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Jsonl:
 
 
 def _drop_torn_line(file: Any) -> None:
-    """A trainer killed while it wrote leaves half a line; the next one would be glued to it."""
+    """Remove an incomplete last line of a killed process; the next line would be joined to it."""
     size = file.seek(0, 2)
     start = max(0, size - (1 << 20))
     file.seek(start)
@@ -48,7 +48,7 @@ def _drop_torn_line(file: Any) -> None:
 
 
 def json_number(value: Any) -> Any:
-    """JSON has no NaN; a reader in another language would refuse the whole line."""
+    """``value``, or None for NaN and infinity: JSON has no form for them."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -68,7 +68,7 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def last_run(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of lines in the order of the file: the last run's steps, the last line of each.
+    """The steps of the last run in ``lines`` (in file order), with the last line of each step.
 
     Example: steps 1 2 3, resumed from 1, steps 2 3 4 give steps 1 2 3 4.
     """

@@ -1,4 +1,4 @@
-"""SwanLab. ``SWANLAB_MODE=offline`` (or ``local``) needs no account and no network."""
+"""Tracker for SwanLab. ``SWANLAB_MODE=offline`` (or ``local``) needs no account and no network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from atroposlib.trackers import OwnSteps, Run
 
 
 def open_tracker(run: Run) -> OwnSteps:
-    """Start a run, or go on with the one of the same id."""
+    """Start a run, or resume the one of the same id."""
     import swanlab
 
     started = swanlab.init(
@@ -17,4 +17,4 @@ def open_tracker(run: Run) -> OwnSteps:
         resume="allow" if run.key else None,
         config=run.settings(),
     )
-    return OwnSteps(started)  # its step counter accepts a step again
+    return OwnSteps(started)  # accepts a repeated step

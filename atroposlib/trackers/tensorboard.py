@@ -1,4 +1,4 @@
-"""TensorBoard event files, in ``<log_dir>/tensorboard/<run>``."""
+"""Tracker for TensorBoard: event files in ``<log_dir>/tensorboard/<run>``."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Tensorboard:
 
 
 def open_tracker(run: Run) -> Tensorboard:
-    """Start an event file; after a restart, steps trained again replace the earlier ones."""
+    """Start an event file; after a restart, repeated steps replace the earlier ones."""
     from torch.utils.tensorboard import SummaryWriter
 
     directory = Path(run.cfg.log_dir) / "tensorboard" / (run.name or "run")
-    # Also purges when the steps start at 0 again: another run took over the directory.
+    # Also purges earlier steps if the step is 0: another run then uses the directory.
     writer: Any = SummaryWriter(str(directory), purge_step=run.step + 1)
     settings = json.dumps(run.settings(), indent=2)
     writer.add_text("settings", "    " + settings.replace("\n", "\n    "), run.step)

@@ -1,4 +1,4 @@
-"""Trackio: local by default, read with ``trackio show``; no account."""
+"""Tracker for Trackio: local by default, shown by ``trackio show``, without an account."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from atroposlib.trackers import OwnSteps, Run
 
 
 def open_tracker(run: Run) -> OwnSteps:
-    """Start a run, or go on with the one of the same name, which therefore holds the run's id."""
+    """Start a run, or resume the one of the same name; the name contains the run's id."""
     import trackio
 
     started = trackio.init(

@@ -1,4 +1,4 @@
-"""Weights & Biases. ``WANDB_MODE=offline`` needs no account and no network."""
+"""Tracker for Weights & Biases. ``WANDB_MODE=offline`` needs no account and no network."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ AXIS = "step"
 
 
 class Wandb:
-    """The x axis is a metric of its own: wandb's own counter never goes back.
+    """A wandb run with the metric ``step`` as x axis.
 
-    After a restart steps are trained again; logged by that counter they would be dropped.
+    After a restart steps are trained again. wandb's own step counter never decreases, so it
+    would drop them.
     """
 
     def __init__(self, run: Any) -> None:
@@ -32,10 +33,10 @@ class Wandb:
 
 
 def open_tracker(run: Run) -> Wandb:
-    """Start a run, or go on with the one of the same id.
+    """Start a run, or resume the one of the same id.
 
     Raises:
-        ConfigError: wandb wants an account.
+        ConfigError: wandb requires an account.
     """
     import wandb
     from wandb.errors import UsageError
@@ -49,7 +50,7 @@ def open_tracker(run: Run) -> Wandb:
             resume="allow",
             config=run.settings(),
         )
-    except UsageError as error:  # no API key and nobody to ask for one
+    except UsageError as error:  # no API key and no terminal to enter one
         raise ConfigError(
             f"wandb: {str(error).rstrip('.')}; run `wandb login`, or set WANDB_MODE=offline"
         ) from error

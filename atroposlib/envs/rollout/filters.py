@@ -1,10 +1,10 @@
-"""Keep a group or drop it, and its form on the wire. Pure.
+"""Group filter: accept or reject a scored group, and convert it for the wire. Pure.
 
     ScoredDataGroup --filter_group--> AcceptedGroup (columns, checked)  --as_sent--> what the client sends
                         '----> RejectedGroup (reason, detail)
 
-The numbers of a group are looked at once: the arrays that are checked here are those that
-are sent. For 10^5 tokens each further look would cost milliseconds.
+The numbers of a group are converted once: the checked arrays are the ones that are sent.
+A second conversion of 10^5 tokens would cost milliseconds.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from atroposlib.wire import MASKED, ScoredData
 if TYPE_CHECKING:
     from atroposlib.wire.columns import Columns
 
-# Rows of one number per token: looked at only when they become arrays.
+# Rows of one number per token: checked when they become arrays.
 _ROWS = frozenset({"tokens", "masks", "inference_logprobs", "ref_logprobs", "versions"})
 _REQUIRED = ("tokens", "masks", "scores")
 
 
 class RejectReason(str, Enum):
-    """Why a group is not sent; each is counted and logged under ``train/dropped_<value>``."""
+    """Why a group is not sent; counted under the metric ``train/dropped_<value>``."""
 
     WRONG_SIZE = "wrong_size"
-    SHORT = "short"  # samples failed or have no score, and second draws did not fill it
+    SHORT = "short"  # too few samples have a score, after second draws
     SAME_SCORES = "same_scores"
     TOO_LONG = "too_long"
     INVALID = "invalid"
     REFUSED = "refused"  # the rollout API answered 4xx
     RUN_ENDED = "run_ended"  # the run it was sampled for was reset
-    HOOK_FAILED = "hook_failed"  # the environment's own code raised on the way out
-    UNSENT = "unsent"  # the process ended before the rollout API took it
+    HOOK_FAILED = "hook_failed"  # a hook of the environment raised before the send
+    UNSENT = "unsent"  # the process ended before the rollout API accepted it
 
 
 @dataclass(frozen=True)
 class FilterRules:
-    """The settings that decide; ``max_token_len`` <= 0: unknown."""
+    """Settings of the filter; ``max_token_len`` <= 0: unknown."""
 
     group_size: int
     ensure_scores_are_not_same: bool = True
@@ -57,7 +57,7 @@ class FilterRules:
 
 @dataclass(frozen=True)
 class RejectedGroup:
-    """A group that must not be sent, with a sentence for the log."""
+    """A group that is not sent, with a sentence for the log."""
 
     reason: RejectReason
     detail: str
@@ -65,7 +65,7 @@ class RejectedGroup:
 
 @dataclass(frozen=True)
 class AcceptedGroup:
-    """A group that may be sent, and the same as arrays."""
+    """A group that is sent, also as arrays."""
 
     group: ScoredDataGroup
     columns: Columns
@@ -83,14 +83,14 @@ class AcceptedGroup:
         return [int(n) for n in counted[ends] - counted[ends - self.columns.seq_lens]]
 
     def as_sent(self, env_id: int) -> Columns:
-        """What goes to the rollout API under this environment's number."""
+        """The columns for the rollout API, with this environment's number and the keys."""
         key = self.group.get("idempotency_key")
         group_id = self.group.get("group_id") or key
         return replace(self.columns, env_id=env_id, idempotency_key=key, group_id=group_id)
 
 
 def filter_group(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | RejectedGroup:
-    """Whether ``group`` is sent. A sequence of exactly ``max_token_len`` tokens fits."""
+    """Accept or reject ``group``. A sequence of exactly ``max_token_len`` tokens is accepted."""
     missing = [name for name in _REQUIRED if group.get(name) is None]
     if missing:
         return RejectedGroup(RejectReason.INVALID, f"{missing[0]}: missing")
@@ -115,10 +115,10 @@ def filter_group(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | 
 
 
 def to_columns(group: Mapping[str, Any]) -> Columns:
-    """The group as flat arrays, checked as the rollout API would.
+    """The group as flat arrays, with the same checks as at the rollout API.
 
     Raises:
-        InvalidGroup: it could not be trained on; names the field, never the value.
+        InvalidGroup: the group cannot be trained on; names the field, not the value.
     """
     from atroposlib.wire.columns import from_group  # numpy loads where it is used
 

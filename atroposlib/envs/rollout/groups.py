@@ -1,10 +1,10 @@
-"""From samples to a scored group. Pure.
+"""Scored groups: types, collation of samples, conversion to JSON values. Pure.
 
     SequenceNode --from_nodes------------------.
-      '-from_node--> ScoredDataItem --collate--+- ScoredDataGroup --without_unscored--> judging
+      '-from_node--> ScoredDataItem --collate--+- ScoredDataGroup --without_unscored--> filters
 
 Letters: G sequences of a group, T_g tokens of one of them, K teacher tokens per position.
-No function here changes a group it was given.
+No function here changes its argument.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ScoredDataGroup(_GroupFields, total=False):
 
 
 class Node(Protocol):
-    """What a managed server knows of one sampled sequence."""
+    """One sampled sequence of a managed server."""
 
     tokens: list[int]
     masked_tokens: list[int]
@@ -96,7 +96,7 @@ ALL_OR_NONE = (
     "images",
     "distill_token_ids",
     "distill_logprobs",
-)  # a row without one of these beside rows that have it could not be lined up
+)  # optional fields that either all rows have or none: they are aligned by row
 PER_ROW = (
     *("tokens", "masks", "scores", "finish_reasons", "outcomes", "overrides"),
     *ALL_OR_NONE,
@@ -118,7 +118,7 @@ def from_nodes(
     them over its batch.
 
     Raises:
-        InvalidGroup: there are not as many scores as nodes, or tokens were made up.
+        InvalidGroup: the numbers of scores and nodes differ, or tokens were made up.
     """
     if len(nodes) != len(scores):
         raise InvalidGroup("scores", "", f"{len(scores)} scores for {len(nodes)} sequences")
@@ -188,18 +188,18 @@ def _finish_reason(node: Node) -> Any:
 
 
 def groups_in(scored: Any) -> list[Any]:
-    """One group, several, some of them None, or None: those there are, as a list."""
+    """The groups in ``scored`` (one, a list with None entries, or None), as a list."""
     given = [scored] if scored is None or isinstance(scored, Mapping) else scored
     return [group for group in given if group]
 
 
 def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
-    """Stack scored sequences into one group; what no item has stays absent.
+    """Stack scored sequences into one group; a field that no item has stays absent.
 
-    Sampling parameters on which the items differ become per-sequence overrides.
+    Sampling parameters that differ between items become per-sequence overrides.
 
     Raises:
-        InvalidGroup: some items carry an optional row and others do not.
+        InvalidGroup: only some items have an optional field.
     """
     rows = cast(Sequence[Mapping[str, Any]], items)
     group: dict[str, Any] = {
@@ -257,7 +257,7 @@ def _merged(mappings: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
 def _split_shared(
     params: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Entries equal in all mappings, and per mapping the entries that are not."""
+    """The entries equal in all mappings, and the other entries of each mapping."""
     first = params[0] if params else {}
     shared = {
         k: v for k, v in first.items() if all(k in other and other[k] == v for other in params)
@@ -269,12 +269,12 @@ def _split_shared(
 
 
 def expected_size(group: Mapping[str, Any], group_size: int) -> int:
-    """Sequences this group should have: its own override, else the configured size."""
+    """Expected number of sequences: the override of the group, else ``group_size``."""
     return int((group.get("group_overrides") or {}).get("group_size") or group_size)
 
 
 def without_unscored(group: ScoredDataGroup) -> ScoredDataGroup:
-    """The group less the rows whose score is None: nobody judged them, which is not 0."""
+    """The group without its rows whose score is None; a missing score is not 0."""
     scores = group.get("scores")
     if scores is None or not any(score is None for score in scores):
         return group
@@ -293,7 +293,7 @@ def _one_per_row(name: str, values: Any, rows: int) -> bool:
 
 
 def score_problem(item: Mapping[str, Any]) -> str | None:
-    """Why the score of one sample can not be used; None for a number and for no score."""
+    """Why the score of a sample is invalid; None if it is finite or absent."""
     score = item.get("scores")
     try:
         usable = score is None or math.isfinite(score)
@@ -309,16 +309,16 @@ _SCALARS = frozenset({int, float, str, bool, type(None)})
 
 
 def plain(value: Any) -> Any:
-    """``value`` with arrays, numpy scalars, bytes and pictures turned into what JSON knows.
+    """``value`` with arrays, numpy scalars, bytes and pictures converted to JSON values.
 
-    A picture that can show itself as PNG, as those of PIL do, becomes base64 of it.
+    A picture with ``_repr_png_``, such as one of PIL, becomes the base64 text of its PNG form.
     """
     if type(value) in _SCALARS:
         return value
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        # A row of 10^4 numbers is the usual case: decide once for all of it.
+        # A row of 10^4 numbers is common: one check for the whole row.
         if _SCALARS.issuperset(map(type, value)):
             return list(value)
         return [plain(entry) for entry in value]
@@ -334,18 +334,18 @@ def plain(value: Any) -> Any:
 
 
 def unknown_fields(group: Mapping[str, Any]) -> list[str]:
-    """Keys the record does not have; they would be lost without a word."""
+    """Keys that the wire record does not have; they are not sent."""
     return sorted(group.keys() - WIRE_FIELDS)
 
 
 def item_label(item: Any) -> str:
-    """A short name of an item: its ``id`` if it has one, else how it prints."""
+    """A short name of an item: its ``id`` if it has one, else its repr; <= 200 characters."""
     identity = item.get("id") if isinstance(item, Mapping) else None
     return str(identity if identity is not None else repr(item))[:200]
 
 
 def with_metadata(group: ScoredDataGroup, **metadata: Any) -> ScoredDataGroup:
-    """A copy of ``group`` whose metadata also says ``metadata``; its own entries win."""
+    """A copy of ``group`` with ``metadata`` added; existing entries are kept."""
     copy = ScoredDataGroup(**group)
     copy["metadata"] = {**metadata, **(group.get("metadata") or {})}
     return copy

@@ -1,9 +1,9 @@
-"""How much to generate now. Pure: no clock, no socket, no task.
+"""Pacing: how many rollouts to run now. Pure: no clock, no socket, no task.
 
-    groups queued + on their way + being generated  <=  max_batches_offpolicy batches
+    groups queued + being sent + being generated  <=  max_batches_offpolicy batches
 
-The rollout API counts queued and leased groups, so with a bound of one batch environment
-and trainer take turns; with two, the next batch is generated while one is trained on.
+The rollout API counts queued and leased groups. With a bound of one batch, environment and
+trainer alternate. With two, the next batch is generated during a training step.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class PacingSettings:
 
 @dataclass(frozen=True)
 class Queue:
-    """The queue as this environment sees it, in its own groups.
+    """State of the queue, in groups of this environment's size.
 
-    ``queue_size`` includes groups whose send was accepted after the status was asked for:
-    without them the same room would be filled twice.
+    ``queue_size`` includes groups accepted after the status request: otherwise the same room
+    would be filled twice.
     """
 
     queue_size: int
@@ -48,7 +48,7 @@ def derived_batch_size(limits: PacingSettings, unallocated_fraction: float) -> f
 
 
 def worker_cap(limits: PacingSettings, evaluating: bool) -> int:
-    """Most rollouts at once, given whether an evaluation runs."""
+    """Maximum number of concurrent rollouts, with or without a running evaluation."""
     if not evaluating or limits.eval_handling is EvalHandlingEnum.NONE:
         return limits.max_workers
     if limits.eval_handling is EvalHandlingEnum.STOP_TRAIN:
@@ -57,12 +57,14 @@ def worker_cap(limits: PacingSettings, evaluating: bool) -> int:
 
 
 def ceil(value: float) -> int:
-    """The next whole number; 3.0000000000000004, which is 10 * (0.1 + 0.2), is 3."""
+    """Round up, tolerating float error: 10 * (0.1 + 0.2) = 3.0000000000000004 gives 3."""
     return math.ceil(value - 1e-9)
 
 
 def groups_short_of_minimum(limits: PacingSettings, queue: Queue) -> int:
-    """Groups this environment still owes to its minimum share; batches pack in units of M."""
+    """Groups missing from the minimum share.
+
+    Batches are packed in units of the largest group size."""
     if not limits.min_batch_allocation or limits.batch_size < 0:
         return 0
     unit = max(queue.max_group_size, limits.group_size)
@@ -73,10 +75,10 @@ def groups_short_of_minimum(limits: PacingSettings, queue: Queue) -> int:
 
 
 def rollouts_wanted(limits: PacingSettings, queue: Queue, *, evaluating: bool = False) -> int:
-    """How many rollouts should be under way now; 0 means pause.
+    """Number of rollouts that should be running now; 0 means pause.
 
-    Rounds the bound up: rounding down would leave a batch that a group size does not
-    divide one group short for ever.
+    The bound is rounded up. Rounded down, a batch that is no multiple of the group size would
+    never be filled: one group would always be missing.
     """
     cap = worker_cap(limits, evaluating)
     if limits.batch_size < 0:
@@ -97,13 +99,13 @@ def should_stop(
     total_steps: int,
     batches_open: int = 1,
 ) -> bool:
-    """Whether the batches delivered and those that the queue can fill make the whole run.
+    """Whether the delivered batches and the batches in the queue complete the run.
 
     Args:
-        queue_size: groups, also those of batches that are delivered and not acked: these
-            count as steps as well, so all but one of them are taken off again. (One more is
-            made than needed where none is open: what is queued may yet grow too old.)
-        batches_open: delivered and not acked; a trainer that fetches ahead has two.
+        queue_size: groups, including those of batches that are delivered and not acked. These
+            batches count as steps too, so all but one of them are subtracted. (If none is
+            open, one batch more than needed is made: queued groups may become too old.)
+        batches_open: batches delivered and not acked; 2 for a trainer that fetches ahead.
     """
     if current_step >= total_steps:
         return True
@@ -114,17 +116,18 @@ def should_stop(
 
 
 def is_due(old_step: int, new_step: int, interval: int) -> bool:
-    """Whether a multiple of ``interval`` was passed; true for an interval of 1 and on jumps."""
+    """Whether ``interval`` > 0 has a multiple in (old_step, new_step]."""
     return interval > 0 and new_step // interval > old_step // interval
 
 
 def weights_have_settled(
     step: int, current_step: int, policy_version: int, queue_size: int
 ) -> bool:
-    """Whether the weights that come out of ``step`` are the ones the servers hold.
+    """Whether the servers hold the weights produced by ``step``.
 
-    A step counts from the delivery of its batch, so its weights follow later: when the
-    version says so, when the batch left the queue (it is leased until trained on), or, for
-    trainers that never tell, when a later batch was delivered.
+    A step begins with the delivery of its batch, so its weights appear later. They are
+    present if the policy version has reached the step, if the queue is empty (a batch stays
+    leased until it is trained on), or, for trainers that report neither, if a later batch
+    was delivered.
     """
     return policy_version >= step or queue_size == 0 or current_step > step

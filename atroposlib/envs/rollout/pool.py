@@ -1,11 +1,11 @@
-"""Rollouts under way: what one may end in, and the pool that runs them.
+"""Rollout pool: running rollouts, their outcomes, retries and counts.
 
     wanted --start--> ROLLOUT --scored--> SENDING --> done          (never cancelled here)
                          |  \\--failed, short--> again, at most max_item_retries times
                          '--too old--> TIMED_OUT, counted
 
-Only a rollout that still generates can be cancelled: once it is finished, its group is
-work that was paid for, and it is sent whatever happens to the pool.
+Only a rollout that still generates is cancelled. A finished group has been paid for, so it is
+sent even when the pool stops.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RolloutStatus(str, Enum):
     """How a rollout ended."""
 
     SCORED = "scored"
-    EMPTY = "empty"  # the environment returned nothing: it chose not to score this item
+    EMPTY = "empty"  # the environment returned no group for this item
     SHORT = "short"  # too few samples have a score, after second draws
     FAILED = "failed"
     TIMED_OUT = "timed_out"
@@ -50,9 +50,8 @@ class RolloutStatus(str, Enum):
 class Outcome:
     """The end of one rollout: ``groups`` when scored, ``error`` when failed.
 
-    ``short`` says for each group with too few scores what it lacked; ``samples_failed``
-    what the whole rollout's samples ended in, if it gave no group and they were not counted
-    one by one.
+    ``short`` has one sentence per group with too few scores. ``samples_failed`` is the outcome
+    of all samples of a rollout without a group, if they were not counted one by one.
     """
 
     status: RolloutStatus
@@ -65,7 +64,7 @@ class Outcome:
 
 
 class RolloutHooks(Protocol):
-    """The hooks of an environment that one rollout goes through."""
+    """The methods of an environment that a rollout calls."""
 
     config: BaseEnvConfig
 
@@ -79,9 +78,9 @@ class RolloutHooks(Protocol):
 
 
 async def run_rollout(env: RolloutHooks, item: Any, timeout_s: float) -> Outcome:
-    """Collect and postprocess one item; ``timeout_s`` <= 0 waits without a bound.
+    """Collect and postprocess one item; ``timeout_s`` <= 0: no time limit.
 
-    Every failure comes back as an outcome that names env, item and stage.
+    Every failure is returned as an outcome whose error names env, item and stage.
     """
     begun = time.monotonic()
     backlog: list[Any] = []
@@ -124,11 +123,10 @@ async def run_rollout(env: RolloutHooks, item: Any, timeout_s: float) -> Outcome
 
 
 def whole_groups(scored: Any, group_size: int) -> tuple[list[ScoredDataGroup], list[str]]:
-    """What was collected, less rows without a score; and what the groups lack that are then
-    too small.
+    """The collected groups without unscored rows, and a sentence per group that is too small.
 
     Raises:
-        RolloutError: something else than groups was collected.
+        RolloutError: the collected value is not a group.
     """
     groups: list[ScoredDataGroup] = []
     short: list[str] = []
@@ -155,9 +153,9 @@ class RolloutTask:
 
 
 class WorkerPool:
-    """The rollouts under way, the items that wait to be tried again, and the counts.
+    """Running rollouts, items to be retried, and counts.
 
-    ``deliver`` gets the groups of a finished rollout and returns how many were kept.
+    ``deliver`` receives the groups of a finished rollout and returns the number kept.
     """
 
     def __init__(
@@ -182,14 +180,14 @@ class WorkerPool:
         self.counts: Counter[str] = (
             Counter()
         )  # per RolloutStatus; retried, gave_up, kept, cleanup_failed
-        self.consecutive_errors = 0  # failed or timed out, since the last that was neither
-        self.consecutive_mistakes = 0  # the same, less those that a server's absence explains
+        self.consecutive_errors = 0  # failed or timed out since the last success
+        self.consecutive_mistakes = 0  # the same without those of an absent server
         self.servers_gone_since: float | None = (
-            None  # monotonic; None: the last call came back
+            None  # monotonic; None: the last call was answered
         )
         self.consecutive_empty_items = 0  # items without a kept group, since the last kept one
         self.last_error: AtroposError | None = None
-        self.fatal: BaseException | None = None  # delivery cannot go on
+        self.fatal: BaseException | None = None  # an error of delivery that ends the run
         self.changed = asyncio.Event()  # set whenever a rollout or a send ends
 
     @property
@@ -198,7 +196,7 @@ class WorkerPool:
         return len(self.tasks)
 
     def next_waiting(self) -> RolloutTask | None:
-        """The oldest item to try again, else the oldest of the backlog."""
+        """The oldest item to retry, else the oldest of the backlog."""
         if self.retries:
             return self.retries.popleft()
         if self.backlog:
@@ -206,7 +204,7 @@ class WorkerPool:
         return None
 
     def start(self, job: RolloutTask) -> None:
-        """Run ``job``; the caller made sure that there is room."""
+        """Run ``job``; the caller limits the number of running ones."""
         task = asyncio.ensure_future(self._run(job))
         self.tasks.add(task)
         self.jobs[job.uuid] = task
@@ -242,7 +240,7 @@ class WorkerPool:
         if outcome.status is RolloutStatus.SCORED:
             try:
                 kept = await self._deliver(outcome.groups, job.item)
-            except RolloutError as raised:  # a hook of the environment on the way out
+            except RolloutError as raised:  # raised by a hook of the environment
                 error = raised
         if error is None or (
             outcome.status is RolloutStatus.SHORT and error.__cause__ is None
@@ -275,7 +273,7 @@ class WorkerPool:
             with boundary(self._env.label(), job.item, "cleanup"):
                 await self._env.cleanup()
         except AtroposError as error:
-            # What was collected is delivered already; it must not be lost for this.
+            # Logged only: the groups are delivered already.
             self.counts["cleanup_failed"] += 1
             logger.error("%s", error, exc_info=error)
 
@@ -303,18 +301,18 @@ class WorkerPool:
         self.changed.clear()
 
     def cancel_unfinished(self) -> list[Any]:
-        """Cancel what still generates, and return those items; sends go on."""
+        """Cancel rollouts that still generate and return their items; sends continue."""
         unfinished = list(self.running.values())
         for entry in unfinished:
             entry["worker"].cancel()
         return [entry["item"] for entry in unfinished]
 
     def requeue_unfinished(self) -> None:
-        """Cancel running rollouts; their items come first in the backlog."""
+        """Cancel running rollouts and put their items at the head of the backlog."""
         self.backlog.extendleft(reversed(self.cancel_unfinished()))
 
     async def drain(self, timeout_s: float) -> int:
-        """Wait for what is under way; after ``timeout_s`` cancel it and say how much."""
+        """Wait for all tasks; after ``timeout_s`` cancel the rest and return their number."""
         if not self.tasks:
             return 0
         _, late = await asyncio.wait(set(self.tasks), timeout=timeout_s)
@@ -325,7 +323,7 @@ class WorkerPool:
 
 
 async def repeat(period_s: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do ``action`` every ``period_s`` seconds until cancelled."""
+    """Call ``action`` every ``period_s`` seconds until cancelled."""
     while True:
         await action()
         await asyncio.sleep(period_s)

@@ -1,10 +1,10 @@
-"""The samples of one group: drawn at once, drawn again where one failed, never scored 0.
+"""Samples of one group: drawn concurrently; failed ones are drawn again, not scored 0.
 
     sample --score--> row of the group
        |--None, or no score--> drawn again         counted as no_score
        '--exception, NaN-----> drawn again         counted by its outcome, such as judge_error
 
-A group shares as many second draws as it has samples. When they are used up it is short.
+A group has as many second draws as samples. If they do not suffice, the group is short.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ from atroposlib.errors import (
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.wire import Outcome
 
-NO_SCORE = "no_score"  # the environment returned nothing for a sample, or a score of None
-# First words of the stages in which an answer is judged, as ``boundary(env, item, stage)``
-# names them.
+NO_SCORE = "no_score"  # the sample, or its score, is None
+# First words of the stages (of ``boundary(env, item, stage)``) that score an answer.
 JUDGING_STAGES = frozenset({"judge", "reward", "score", "postprocess_histories"})
 Draw = Callable[[Any], Awaitable[tuple[ScoredDataItem | None, list[Any]]]]
 
 
 class IncompleteGroup(AtroposError):
-    """Too few samples of an item have a score; its cause is the last failure, if one failed."""
+    """Too few samples of an item have a score; the cause is the last failure, if any."""
 
 
 def outcome_of(error: AtroposError) -> Outcome:
-    """What the samples ended in that ``error`` stopped, in the words of the record."""
+    """The outcome, as the wire record names it, of samples that ended with ``error``."""
     cause = error.__cause__ if isinstance(error, RolloutError) else error
     if isinstance(cause, (InferenceError, RolloutApiError, ConnectionError)):
         return "infra_error"
@@ -55,7 +54,7 @@ def outcome_of(error: AtroposError) -> Outcome:
 
 
 def is_infrastructure(error: AtroposError) -> bool:
-    """Whether a server's absence explains ``error``: waiting may help, another item will not."""
+    """Whether an absent server caused ``error``: waiting may help, another item will not."""
     cause: BaseException | None = error
     while isinstance(cause, (IncompleteGroup, RolloutError)):
         cause = cause.__cause__
@@ -68,15 +67,15 @@ async def collect_group(
     group_size: int,
     failed: Callable[[str], None] = lambda outcome: None,
 ) -> tuple[ScoredDataGroup, list[Any]]:
-    """Draw ``group_size`` samples of ``item`` at once; one without a score is drawn again.
+    """Draw ``group_size`` samples of ``item`` concurrently; redraw those without a score.
 
-    ``failed`` is told what each failed sample ended in.
+    ``failed`` is called with the outcome of each failed sample.
 
     Raises:
-        IncompleteGroup: the second draws were used up; what is still being drawn is cancelled.
+        IncompleteGroup: no second draw is left; samples still being drawn are cancelled.
     """
     drawing = _Drawing(sample, item, redraws=group_size, failed=failed)
-    # A sibling left running would go on sampling for a group that is given up.
+    # Cancels the other samples if one raises: their group is given up.
     drawn = await gather_or_cancel(drawing.one() for _ in range(group_size))
     items = [one for one in drawn if one is not None]
     if len(items) < group_size:
@@ -85,7 +84,7 @@ async def collect_group(
 
 
 class _Drawing:
-    """The samples of one group and the second draws they share."""
+    """The samples of one group and their common second draws."""
 
     def __init__(
         self, sample: Draw, item: Any, *, redraws: int, failed: Callable[[str], None]
@@ -97,7 +96,7 @@ class _Drawing:
         self.backlog: list[Any] = []
 
     async def one(self) -> ScoredDataItem | None:
-        """A sample with a score; None when there is none and nothing may be drawn again."""
+        """A sample with a score; None if it has none and no second draw is left."""
         while True:
             error: AtroposError | None = None
             try:

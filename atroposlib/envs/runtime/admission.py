@@ -1,11 +1,11 @@
-"""RolloutAdmission of rollouts, so that none is too stale to train on when it is done.
+"""Admission of rollouts by the rollout API, so that none ends too stale for training.
 
     rollout wanted --POST /admission--> granted: it begins; the admission is extended meanwhile
-                                    '-> refused: the item is kept, asked for again ASK_AGAIN_S later
+                                    '-> refused: the item is kept; next request in ASK_AGAIN_S
     rollout over (sent, dropped, given up) --POST /admission/release
 
-Only where the trainer registered ``max_staleness``: without a bound every answer would be
-yes. An API without this route paces by its queue alone, as every API does besides.
+Used only if the trainer registered ``max_staleness``: without a bound every request would be
+granted. With an API that has no such route, the queue alone limits the rollouts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from atroposlib.errors import RolloutApiRefused
 from atroposlib.wire import EnvIdentifier
 
 logger = logging.getLogger(__name__)
-ADMISSION_TTL_S = 60.0  # what a killed environment holds comes free after this
+ADMISSION_TTL_S = 60.0  # admissions of a killed environment expire after this
 EXTEND_EVERY_S = ADMISSION_TTL_S / 3
 ASK_AGAIN_S = 0.5
 _NO_SUCH_ROUTE = (404, 405)
@@ -33,7 +33,7 @@ class RolloutAdmission:
         self._client = client
         self._held: dict[str, float] = {}  # admission id -> when to extend it, monotonic
         self._ask_at = float("-inf")
-        self._offered = True  # False once the API turned out to have no such route
+        self._offered = True  # False: the API has no such route
         self.refusal: str | None = None  # why the last rollout may not begin yet
 
     async def admits(
@@ -45,13 +45,13 @@ class RolloutAdmission:
         bounded: bool,
         idle: bool,
     ) -> bool:
-        """Whether a rollout of so many sequences may begin, under this admission.
+        """Request admission of a rollout; return whether it may begin.
 
         Args:
             bounded: the trainer bounds staleness.
-            idle: nothing of this environment is under way. Room for a part of a group is
-                then taken for the whole: waiting for more would wait for ever where the
-                bound is no multiple of the group.
+            idle: this environment has no running rollout. Room for a part of a group then
+                admits the whole group: if the bound is no multiple of the group size, there
+                is never more room.
 
         Raises:
             UnknownEnv, NotRegistered: the run is over; register again.
@@ -92,17 +92,17 @@ class RolloutAdmission:
         for admission_id in over:
             del self._held[admission_id]
         if over:
-            self._ask_at = float("-inf")  # there is room again
+            self._ask_at = float("-inf")  # room was released
             await asyncio.gather(*(self._client.release_admission(one) for one in over))
         now = time.monotonic()
         for admission_id in [one for one, due in self._held.items() if due <= now]:
-            # An expired one may not be granted again. The rollout goes on: it is paid for.
+            # The API may refuse an expired one. Its rollout continues: it is paid for.
             await self._client.request_admission(
                 who, size, ttl_s=ADMISSION_TTL_S, admission_id=admission_id
             )
             self._held[admission_id] = now + EXTEND_EVERY_S
 
     def forget(self) -> None:
-        """The run is over, and its admissions with it."""
+        """Discard all admissions, after the end of their run."""
         self._held.clear()
         self._ask_at = float("-inf")

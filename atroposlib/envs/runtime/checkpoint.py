@@ -1,10 +1,10 @@
-"""Small state of an environment, such as its place in a data set, beside the trainer's.
+"""Checkpoints of an environment's small state, such as its position in a data set.
 
     <checkpoint_dir>/env_checkpoints/<name in the run>/step-<n>.json
 
-A restarted environment gets a new name in the run (``gsm8k_1`` after ``gsm8k_0``) and seldom
-a step at which somebody saved, so it looks for the newest checkpoint up to its step, of any
-name its own could have had.
+A restarted environment gets a new name in the run (``gsm8k_1`` after ``gsm8k_0``), and its step
+is seldom the step of a checkpoint. So the newest checkpoint up to its step is read, under the
+current or an earlier name.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PLAIN = (Number, str, list, dict, tuple, set, frozenset)
 
 
 def _directory(checkpoint_dir: str, run_name: str) -> Path:
-    # The name comes from the rollout API: it may not lead out of the directory.
+    # The name comes from the rollout API: it must not lead out of the directory.
     safe = re.sub(r"[^\w.-]", "_", run_name).lstrip(".") or "env"
     return Path(checkpoint_dir) / "env_checkpoints" / safe
 
 
 def save(checkpoint_dir: str, run_name: str, step: int, data: dict[str, Any]) -> Path:
-    """Write ``data`` whole or not at all, and return its path."""
+    """Write ``data`` atomically and return its path."""
     path = _directory(checkpoint_dir, run_name) / f"step-{step}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -43,9 +43,9 @@ def save(checkpoint_dir: str, run_name: str, step: int, data: dict[str, Any]) ->
 
 
 def newest(checkpoint_dir: str, run_name: str, step: int) -> dict[str, Any] | None:
-    """What was saved last, not later than ``step``; an unreadable file is passed over.
+    """The newest data saved at or before ``step``; an unreadable file is skipped.
 
-    At one step the environment's own name comes before those of its earlier lives.
+    Of two files of one step, the one under the current name is read.
     """
     own = _directory(checkpoint_dir, run_name)
     found = [(at, path.parent == own, path) for at, path in _candidates(own) if at <= step]
@@ -74,9 +74,9 @@ def _candidates(own: Path) -> Iterator[tuple[int, Path]]:
 
 
 def restore(target: object, data: dict[str, Any], protected: Set[str]) -> None:
-    """Set the attributes of ``target`` that hold plain data; refuse the rest by name.
+    """Set the attributes of ``target`` that hold plain data; log a warning for the others.
 
-    A checkpoint directory is shared, so a key in it may not reach a method, a private
+    A checkpoint directory is shared, so its keys must not replace a method, a private
     attribute, a live object or one of ``protected``.
     """
     for name, value in data.items():

@@ -1,4 +1,4 @@
-"""State and machinery that ``serve``, ``process`` and ``evaluate`` share in an environment.
+"""Runtime state that ``serve``, ``process`` and ``evaluate`` share in an environment.
 
 Authors read ``base.py``. The names of the attributes are public: released environments read and
 set them, including those whose values belong to a part of the runtime.

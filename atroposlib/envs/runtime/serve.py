@@ -61,7 +61,7 @@ class Serve:
             on_wait=self.waiting.start,
             binary=True,
         )
-        # The same before and after registrations, and another one for every process.
+        # One name per process, kept over registrations.
         self.name = f"{env.label()}-{uuid.uuid4().hex[:6]}"
         self.phase = EnvPhase.WAITING_FOR_TRAINER
         self.shutdown = Shutdown()

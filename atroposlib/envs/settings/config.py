@@ -24,28 +24,28 @@ OPENAI_NAMESPACE = "openai"
 SERVER_MANAGER_NAMESPACE = "server"
 NAMESPACE_SEP = "."
 
-STATUS_POLL_S = 0.1  # how often an environment asks the rollout API how full the queue is
-HEARTBEAT_S = 2.0  # how often it says what it does
+STATUS_POLL_S = 0.1  # period of status requests to the rollout API
+HEARTBEAT_S = 2.0  # period of heartbeats
 MAX_BACK_OFF_S = 10.0  # longest pause between rollouts while all of them fail
-# Between rollouts while all of them fail; the first failures of all workers together are free.
+# Between rollouts while all of them fail; no pause up to one failure per worker.
 FAILING_BACKOFF = Backoff(initial_s=0.2, max_s=MAX_BACK_OFF_S)
 
 
 class EvalHandlingEnum(str, Enum):
-    """What becomes of training rollouts while an evaluation runs."""
+    """Policy for training rollouts during an evaluation."""
 
-    STOP_TRAIN = "STOP_TRAIN"  # start none; those that run finish
+    STOP_TRAIN = "STOP_TRAIN"  # start none; running ones finish
     LIMIT_TRAIN = "LIMIT_TRAIN"  # at most eval_limit_ratio of the workers
-    NONE = "NONE"  # carry on
+    NONE = "NONE"  # no change
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A hint such as `` (did you mean 'group_size'?)``, or nothing."""
+    """A hint such as `` (did you mean 'group_size'?)``, or an empty string."""
     close = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-# Names of version 0.2.0 -> names since. Flags, YAML files and code may hold the former.
+# Names of version 0.2.0 -> current names. Flags, YAML files and code may use the old ones.
 NEW_NAMES = {
     "api_give_up_after": "api_timeout_s",
     "trainer_wait": "trainer_timeout_s",
@@ -55,9 +55,9 @@ NEW_NAMES = {
 
 
 def with_new_names(values: Mapping[str, Any], namespace: str = "") -> dict[str, Any]:
-    """A copy of ``values`` in which former setting names are replaced; each one is logged.
+    """A copy of ``values`` with current setting names; each replacement is logged.
 
-    A new name that is present as well wins. ``namespace`` precedes the names in ``values``.
+    The current name wins if both are present. ``namespace`` is the prefix of all names.
     """
     renamed = dict(values)
     for old, new in NEW_NAMES.items():
@@ -202,8 +202,8 @@ class BaseEnvConfig(BaseModel):
         if not isinstance(values, dict):
             return values
         values = with_new_names(values)
-        # Old environments pass fields of their time, so this warns; YAML files and flags
-        # are refused (cli.py), because there a typing error is the likely cause.
+        # A warning only: old environments pass fields that no longer exist. In YAML files and
+        # flags an unknown name is an error (cli.py): there a typing error is likely.
         if cls.model_config.get("extra") != "allow":
             for name in values.keys() - cls.model_fields.keys():
                 hint = nearest(name, list(cls.model_fields))
@@ -211,7 +211,7 @@ class BaseEnvConfig(BaseModel):
         return values
 
     def __getattr__(self, name: str) -> Any:
-        # Released environments read the former names, which are no fields any more.
+        # Released environments read the old names, which are not fields.
         if name in NEW_NAMES:
             return getattr(self, NEW_NAMES[name])
         return super().__getattr__(name)  # type: ignore[misc]  # defined for the run time only

@@ -1,7 +1,7 @@
-"""Flags such as ``--env.group_size 8``: what they are called, what their text means, the help.
+"""Command-line flags such as ``--env.group_size 8``: names, values, help page. Pure.
 
-``--k v`` and ``--k=v``; a value may begin with one dash; lists and mappings are JSON;
-``None`` is null; a bare flag is true where the option is a yes or no. Pure.
+Both ``--k v`` and ``--k=v``. A value may begin with one dash. Lists and mappings are JSON.
+``None`` is null. A flag of a boolean field without a value is true.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HELP_FLAGS = ("--help", "-h")
 def flags_of(namespaces: Mapping[str, type[BaseModel]]) -> dict[str, FieldInfo]:
     """Every flag with its field: ``{"env.group_size": FieldInfo, ...}``.
 
-    ``namespaces`` maps a prefix such as ``env.``, or nothing, to the model behind it.
+    ``namespaces`` maps a prefix such as ``env.``, or an empty one, to a settings model.
     """
     return {
         prefix + name: field
@@ -41,10 +41,10 @@ def flags_of(namespaces: Mapping[str, type[BaseModel]]) -> dict[str, FieldInfo]:
 
 
 def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
-    """The values that a command line gives, by flag; ``config`` is the path of a file.
+    """The values of a command line by flag; ``config`` is the path of the YAML file.
 
     Raises:
-        ConfigError: a flag that does not exist, a value that cannot be read, a stray word.
+        ConfigError: an unknown flag, an unreadable value, or a word without a flag.
     """
     strays = [
         word
@@ -72,13 +72,13 @@ def _takes_next(word: str) -> bool:
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
-    # --group_size for --env.group_size is the usual slip, and spelling alone may miss it.
+    # Often the namespace is missing (--group_size); spelling alone may not find that.
     same = [flag for flag in known if flag.rpartition(".")[2] == name.rpartition(".")[2]]
     return nearest(f"--{name}", [f"--{flag}" for flag in same or known])
 
 
 def parse_value(name: str, annotation: Any, text: str | bool | None) -> Any:
-    """What a flag's text stands for; pydantic turns it into the field's type later."""
+    """The value of a flag's text; pydantic converts it to the field's type later."""
     if text is None:
         return None
     if text is True or text is False:
@@ -98,14 +98,14 @@ _CONTAINERS = (list, dict, tuple, set, frozenset, BaseModel, Sequence, Mapping)
 
 
 def _may_be(annotation: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether a value of this annotation is, or may be, of one of ``kinds``."""
+    """Whether ``annotation`` admits a value of one of ``kinds``."""
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
         return any(_may_be(option, kinds) for option in get_args(annotation))
     kind = origin or annotation
     if not isinstance(kind, type):
         return kind is Any
-    is_text = issubclass(kind, (str, bytes))  # a str is a Sequence, but not meant here
+    is_text = issubclass(kind, (str, bytes))  # str is a Sequence, but no container here
     return issubclass(kind, kinds) and (not is_text or str in kinds)
 
 
@@ -116,7 +116,7 @@ def help_page(
     fields: Mapping[str, FieldInfo],
     defaults: Mapping[str, Any],
 ) -> str:
-    """Every flag with its meaning and the default that this environment really has."""
+    """The help text: every flag with its meaning and the default in this environment."""
     parser = argparse.ArgumentParser(
         prog=program,
         description=about,
