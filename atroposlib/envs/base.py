@@ -66,7 +66,7 @@ class BaseEnv(EnvRuntime, ABC):
 
     async def setup(self) -> None:
         """Load data and resources; called once, before the first item."""
-        raise NotImplementedError(f"{type(self).__name__} overrides setup")
+        raise NotImplementedError(f"{type(self).__name__} must override setup")
 
     @abstractmethod
     async def get_next_item(self) -> Item | None:
@@ -78,7 +78,7 @@ class BaseEnv(EnvRuntime, ABC):
         A sample that is None or raises has failed and is drawn again.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} overrides collect_trajectory or collect_trajectories"
+            f"{type(self).__name__} must override collect_trajectory or collect_trajectories"
         )
 
     async def collect_trajectories(self, item: Item) -> tuple[

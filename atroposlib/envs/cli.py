@@ -51,7 +51,7 @@ M = TypeVar("M", bound=BaseModel)
 
 MODES = {
     "serve": "roll out for a trainer, through the rollout API",
-    "process": "make scored groups into a jsonl file, without a trainer",
+    "process": "write scored groups to a jsonl file, without a trainer",
     "evaluate": "evaluate the model once",
 }
 # Override config_init in this subcommand; the YAML file and flags override these.
@@ -101,8 +101,8 @@ def _refuse_running_loop() -> None:
     except RuntimeError:
         return
     raise ConfigError(
-        "a command line runs its own event loop, and one is running here already, as in a "
-        "notebook: make the environment and await its env_manager or process_manager"
+        "an event loop is already running, as in a notebook, and the command line starts "
+        "another: create the environment and await env_manager or process_manager"
     )
 
 
@@ -204,7 +204,7 @@ class Defaults:
     def __init__(self, env_cls: type[EnvRuntime], mode: str) -> None:
         config, self.servers = env_cls.config_init()
         self.env_fields = type(config)
-        self.env = {**_said(config), **FORCED.get(mode, {})}
+        self.env = {**_fields_set(config), **FORCED.get(mode, {})}
         if mode == "process" and config.data_path_to_save_groups is None:
             self.env["data_path_to_save_groups"] = f"data/{env_cls.name or 'groups'}.jsonl"
         self.more: Mapping[str, MoreServers] = env_cls.more_servers()
@@ -234,9 +234,12 @@ class Defaults:
         return shown
 
 
-def _said(config: BaseEnvConfig) -> dict[str, Any]:
-    """What ``config_init`` set. A default of the class is left to the class: environments
-    give some that their own annotation would refuse, such as None for a str."""
+def _fields_set(config: BaseEnvConfig) -> dict[str, Any]:
+    """The fields that ``config_init`` set.
+
+    Defaults of the class are left out: some environments have defaults that their own
+    annotation would reject, such as None for a str.
+    """
     dumped = config.model_dump()
     return {
         name: value

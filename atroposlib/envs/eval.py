@@ -44,7 +44,7 @@ def pass_at_k(m: int, c: int, k: int) -> float:
         ValueError: not 0 <= c <= m and 1 <= k <= m.
     """
     if not (0 <= c <= m and 1 <= k <= m):
-        raise ValueError(f"pass_at_k: {c} right of {m} samples, {k} drawn, cannot be")
+        raise ValueError(f"pass_at_k: {c} right of {m} samples, {k} drawn, is impossible")
     if m - c < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / j for j in range(m - c + 1, m + 1))
@@ -69,7 +69,7 @@ def evaluate_log(
     started, ended = start_time or now, end_time or now
     task = task_name or "evaluation"
     if eval_dir is None:
-        logger.warning("%s: no eval_dir, so the results go to no file", task)
+        logger.warning("%s: no eval_dir: the results are not written to files", task)
     else:
         write_results(
             Path(eval_dir),
@@ -212,7 +212,7 @@ async def eval_runner(eval: EvalBase, argv: Sequence[str] | None = None) -> dict
     """
     parser = argparse.ArgumentParser(description=f"evaluate {eval.task_name}")
     parser.add_argument("--server-url", default=LOCAL_URLS[0], help="[%(default)s]")
-    parser.add_argument("--model-name", help="as the server knows it; asked if not given")
+    parser.add_argument("--model-name", help="as the server lists it [its first model]")
     args = parser.parse_args(argv)
     url = f"{server_root(args.server_url)}/v1"
     name = args.model_name or eval.model_name or await first_model(url)
@@ -237,5 +237,5 @@ async def first_model(base_url: str) -> str:
         await http.aclose()
     models = payload.get("data") if isinstance(payload, dict) else None
     if not models:
-        raise InferenceUnavailable(f"{base_url}/models names no model; give --model-name")
+        raise InferenceUnavailable(f"{base_url}/models lists no model; pass --model-name")
     return str(models[0]["id"])

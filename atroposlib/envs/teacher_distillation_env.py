@@ -44,12 +44,12 @@ class TeacherDistillationConfig(BaseEnvConfig):
     """Settings of an environment with a teacher."""
 
     teacher_enabled: bool = Field(
-        default=False, description="ask a teacher for the logprobs of every sequence"
+        default=False, description="request a teacher's logprobs of every sequence"
     )
     teacher_top_k: int = Field(
         default=0,
         ge=-1,
-        description="teacher tokens per position; 0: the sampled token only; -1: do not ask",
+        description="teacher tokens per position; 0: the sampled token only; -1: no request",
     )
 
 
@@ -180,7 +180,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
 
     def _count_failure(self, error: AtroposError, item: Item) -> None:
         self.teacher_failures[type(error).__name__] += 1
-        logger.warning("group of item %r goes on without its teacher: %s", item, error)
+        logger.warning("group of item %r is sent without teacher logprobs: %s", item, error)
 
     # --- metrics and the end ------------------------------------------------------------
 

@@ -128,7 +128,7 @@ class Guarded:
             with boundary(f"tracker {name}", "its start", "starting"):
                 self._tracker = open_it()
         except RolloutError as error:
-            self._failed(error, "metrics go on without it")
+            self._failed(error, "metrics are recorded without it")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record one step, or count a failure."""
@@ -138,9 +138,9 @@ class Guarded:
             with boundary(f"tracker {self.name}", f"step {step}", "logging"):
                 self._tracker.log(metrics, step)
         except RolloutError as error:
-            self._failed(error, "training goes on; later failures are only counted")
+            self._failed(error, "the run continues; later failures are only counted")
             if self._in_a_row == GIVE_UP_AFTER:
-                print(f"tracker {self.name}: left alone after {GIVE_UP_AFTER} failures")
+                print(f"tracker {self.name}: off after {GIVE_UP_AFTER} failures in a row")
                 self._tracker = None
         else:
             self._in_a_row = 0

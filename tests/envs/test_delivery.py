@@ -219,7 +219,7 @@ def test_a_wait_is_said_at_its_beginning_and_every_thirty_seconds(caplog):
     assert len(said) == 3 and "toy waits for rollout API" in said[0]
     assert one.on.endswith("64 s") and one.seconds() == 64
     one.clear()
-    assert one.on is None and "goes on after 64 s" in caplog.records[-1].getMessage()
+    assert one.on is None and "continues after 64 s" in caplog.records[-1].getMessage()
 
 
 def test_a_usual_wait_is_said_only_when_it_lasts(caplog):

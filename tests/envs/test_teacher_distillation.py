@@ -170,7 +170,7 @@ async def test_a_teacher_that_fails_costs_its_numbers_and_not_the_group(
     assert [group["tokens"] for group in kept] == [GROUP["tokens"]]
     assert kept[0].get("distill_token_ids") is None
     assert env.teacher_failures == {"InferenceRefused": 1}
-    assert "'item-1' goes on without its teacher" in caplog.text
+    assert "'item-1' is sent without teacher logprobs" in caplog.text
     emitted = []
     env.metrics_logger.emit = lambda metrics, step: emitted.append(metrics)
     await env.wandb_log()

@@ -96,9 +96,7 @@ def filter_group(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | 
         return RejectedGroup(RejectReason.INVALID, f"{missing[0]}: missing")
     rows, expected = len(group["tokens"]), expected_size(group, rules.group_size)
     if rows != expected:
-        return RejectedGroup(
-            RejectReason.WRONG_SIZE, f"{rows} sequences where {expected} are expected"
-        )
+        return RejectedGroup(RejectReason.WRONG_SIZE, f"{rows} sequences, expected {expected}")
     try:
         columns = to_columns(group)
     except InvalidGroup as problem:
@@ -109,7 +107,7 @@ def filter_group(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | 
     longest = int(columns.seq_lens.max())
     if rules.drop_too_long and 0 < rules.max_token_len < longest:
         return RejectedGroup(
-            RejectReason.TOO_LONG, f"{longest} tokens where {rules.max_token_len} fit"
+            RejectReason.TOO_LONG, f"{longest} tokens, at most {rules.max_token_len}"
         )
     return AcceptedGroup(group, columns)
 

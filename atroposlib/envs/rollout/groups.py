@@ -174,9 +174,7 @@ def from_node(
 
 def _refuse_made_up(node: Node, index: str) -> None:
     if (node.metadata or {}).get("dummy_tokens") and not dummy_allowed():
-        raise InvalidGroup(
-            "tokens", index, "made up, not sampled; a trainer must not see them"
-        )
+        raise InvalidGroup("tokens", index, "made up, not sampled: they cannot be trained on")
 
 
 def _knows_versions(node: Node) -> bool:
@@ -243,7 +241,7 @@ def _all_or_none(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any] | No
     if len(missing) == len(values):
         return None
     if missing:
-        raise InvalidGroup(name, f"[{missing[0]}]", "missing, while other sequences have it")
+        raise InvalidGroup(name, f"[{missing[0]}]", "missing, but other sequences have it")
     return values
 
 

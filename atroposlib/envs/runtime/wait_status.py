@@ -38,7 +38,7 @@ class WaitStatus:
     def clear(self) -> None:
         """End the wait."""
         if self.on is not None and self._logged_at > self.since:
-            logger.info("%s goes on after %.0f s", self._label, self.seconds())
+            logger.info("%s continues after %.0f s", self._label, self.seconds())
         self.on = None
 
     def seconds(self) -> float:

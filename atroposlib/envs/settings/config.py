@@ -78,17 +78,20 @@ class BaseEnvConfig(BaseModel):
         default=4, ge=1, description="responses to one prompt, scored together"
     )
     max_num_workers: int = Field(
-        default=-1, description="most rollouts at once; -1: max_num_workers_per_node x servers"
+        default=-1,
+        description="maximum concurrent rollouts; -1: max_num_workers_per_node x servers",
     )
     max_eval_workers: int = Field(
-        default=16, ge=1, description="most evaluation samples at once"
+        default=16, ge=1, description="maximum concurrent evaluation samples"
     )
     max_num_workers_per_node: int = Field(default=8, ge=1, description="rollouts per server")
     steps_per_eval: int = Field(
         default=100, description="trainer steps between evaluations; <=0: none"
     )
     max_token_length: int = Field(
-        default=2048, ge=1, description="most tokens of a sequence, as told to the rollout API"
+        default=2048,
+        ge=1,
+        description="maximum tokens of a sequence, registered at the rollout API",
     )
     eval_handling: EvalHandlingEnum = Field(
         default=EvalHandlingEnum.STOP_TRAIN,
@@ -98,7 +101,7 @@ class BaseEnvConfig(BaseModel):
         default=0.5, ge=0, le=1, description="share of the workers left under LIMIT_TRAIN"
     )
     inference_weight: float = Field(
-        default=1.0, description="share of inference among environments; -1: ignore me"
+        default=1.0, description="share of inference among environments; -1: not counted"
     )
     batch_size: int = Field(default=-1, description="sequences per batch; the trainer's wins")
     max_batches_offpolicy: int = Field(
@@ -109,13 +112,14 @@ class BaseEnvConfig(BaseModel):
         description="directory or hub name of the tokenizer of the trained model",
     )
     use_wandb: bool = Field(
-        default=True, description="log to Weights & Biases where it is installed"
+        default=True, description="log to Weights & Biases if it is installed"
     )
     rollout_server_url: str = Field(
         default="http://localhost:8000", description="address of the rollout API"
     )
     total_steps: int = Field(
-        default=1000, description="serve: trainer steps, -1: ask the trainer; process: groups"
+        default=1000,
+        description="serve: trainer steps, -1: those of the trainer; process: groups",
     )
     wandb_name: str | None = Field(
         default=None, description="name of this environment in a run; None: the class's name"
@@ -124,7 +128,7 @@ class BaseEnvConfig(BaseModel):
         default=32, ge=0, description="rollouts kept for the table"
     )
     num_rollouts_per_group_for_logging: int = Field(
-        default=1, ge=-1, description="rollouts of a group that enter the table; -1: all"
+        default=1, ge=-1, description="rollouts of each group in the table; -1: all"
     )
     ensure_scores_are_not_same: bool = Field(
         default=True, description="drop groups whose scores are all equal"
@@ -139,9 +143,7 @@ class BaseEnvConfig(BaseModel):
     min_items_sent_before_logging: int = Field(
         default=2, description="groups sent before metrics are logged; <=0: log at every step"
     )
-    include_messages: bool = Field(
-        default=False, description="send the text beside the tokens"
-    )
+    include_messages: bool = Field(default=False, description="send the text with the tokens")
     min_batch_allocation: float | None = Field(
         default=None,
         ge=0,
@@ -151,20 +153,23 @@ class BaseEnvConfig(BaseModel):
     worker_timeout: float = Field(
         default=600.0, description="seconds after which a rollout is given up; <=0: never"
     )
-    thinking_mode: bool = Field(default=False, description="ask the model to reason first")
+    thinking_mode: bool = Field(
+        default=False, description="request reasoning before the answer"
+    )
     reasoning_effort: str | None = Field(
         default=None, description="none, minimal, low, medium, high or xhigh"
     )
     max_reasoning_tokens: int | None = Field(default=None, description="1024..32000 tokens")
     custom_thinking_prompt: str | None = Field(
-        default=None, description="system prompt that asks for reasoning"
+        default=None, description="system prompt that requests reasoning"
     )
 
     metrics_path: str | None = Field(
         default=None, description="jsonl file of this run's metrics"
     )
     samples_path: str | None = Field(
-        default=None, description="jsonl file to which evaluated samples are added, with step"
+        default=None,
+        description="jsonl file to which evaluated samples are appended, with their step",
     )
     seed: int = Field(default=0, description="seed of item order and data splits")
     eval_at_start: bool = Field(
@@ -172,13 +177,15 @@ class BaseEnvConfig(BaseModel):
     )
     eval_at_end: bool = Field(default=False, description="serve: evaluate the final weights")
     max_item_retries: int = Field(
-        default=2, ge=0, description="times an item is tried again after its rollout failed"
+        default=2, ge=0, description="retries of an item whose rollout failed"
     )
     max_failures_in_a_row: int = Field(
-        default=64, ge=1, description="items without one kept group after which the run stops"
+        default=64,
+        ge=1,
+        description="items in a row without an accepted group after which the run stops",
     )
     api_timeout_s: float = Field(
-        default=600.0, gt=0, description="seconds to wait for an absent rollout API"
+        default=600.0, gt=0, description="seconds to wait for an unreachable rollout API"
     )
     trainer_timeout_s: float = Field(
         default=86_400.0,
