@@ -84,9 +84,6 @@ class StaleGeneration(RunStateError):
     """A newer trainer generation or a later lease owns this batch; stop using it."""
 
 
-Fenced = StaleGeneration  # former name
-
-
 class KeyConflict(RunStateError):
     """An idempotency key came back with other content; use a fresh key."""
 

@@ -224,8 +224,4 @@ class AsyncRolloutClient:
             await asyncio.sleep(policy.pause_after(answer))
 
     async def _request(self, call: ApiCall[T]) -> httpx.Response:
-        return await self._http.request(
-            **self._settings.arguments(
-                call.method, call.path, call.body, call.headers, call.timeout_s
-            )
-        )
+        return await self._http.request(**self._settings.arguments(call))

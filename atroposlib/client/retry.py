@@ -114,26 +114,18 @@ class ConnectionSettings:
     def retry_policy(self) -> RetryPolicy:
         return RetryPolicy(self.url, self.give_up_after_s, self.on_wait)
 
-    def arguments(
-        self,
-        method: str,
-        path: str,
-        body: bytes,
-        headers: dict[str, str],
-        timeout_s: float | None,
-    ) -> dict[str, Any]:
+    def arguments(self, call: ApiCall[Any]) -> dict[str, Any]:
         """Arguments of ``httpx.Client.request``.
 
         Redirects are not followed, because they could carry the token to another server.
         """
-        if self.token is not None:
-            headers = {**headers, "authorization": f"Bearer {self.token}"}
+        bearer = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
         return {
-            "method": method,
-            "url": self.url + path,
-            "content": body,
-            "headers": headers,
-            "timeout": self.timeout_s if timeout_s is None else timeout_s,
+            "method": call.method,
+            "url": self.url + call.path,
+            "content": call.body,
+            "headers": {**call.headers, **bearer},
+            "timeout": self.timeout_s if call.timeout_s is None else call.timeout_s,
             "follow_redirects": False,
         }
 

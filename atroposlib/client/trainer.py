@@ -245,8 +245,6 @@ class RolloutClient:
         client.adopt_generation(self.generation)
         return LeaseKeeper(client, batch, lease_s)
 
-    holding = keep_lease  # former name
-
     def commit(self, batch_no: int) -> Committed:
         """A durable checkpoint holds the effect of all batches up to ``batch_no``."""
         return self._send(
@@ -312,11 +310,7 @@ class RolloutClient:
             time.sleep(policy.pause_after(answer))
 
     def _request(self, call: ApiCall[T]) -> httpx.Response:
-        return self._http.request(
-            **self._settings.arguments(
-                call.method, call.path, call.body, call.headers, call.timeout_s
-            )
-        )
+        return self._http.request(**self._settings.arguments(call))
 
 
 def number_and_epoch(batch: ClaimedBatch) -> tuple[int, int]:

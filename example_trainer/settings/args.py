@@ -106,41 +106,28 @@ class _Assign(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        assign(namespace, Assignment(self.dest, values, option_string or flag(self.dest)))
-
-
-class _Switch(argparse.BooleanOptionalAction):
-    """``--x`` and ``--no-x``."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        value = not (option_string or "").startswith("--no-")
-        assign(namespace, Assignment(self.dest, value, option_string or flag(self.dest)))
-
-
-class _Set(argparse.Action):
-    """``--set key=value``; :func:`with_set` makes it of a bare ``key=value``."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
         try:
-            assign(namespace, parse_override(values))
+            one = self.assignment(values, option_string or flag(self.dest))
         except ConfigError as error:
             parser.error(str(error))
+        namespace.assignments = [*getattr(namespace, "assignments", ()), one]
+
+    def assignment(self, values: Any, given: str) -> Assignment:
+        return Assignment(self.dest, values, given)
 
 
-def assign(namespace: argparse.Namespace, one: Assignment) -> None:
-    namespace.assignments = [*getattr(namespace, "assignments", ()), one]
+class _Switch(_Assign, argparse.BooleanOptionalAction):
+    """``--x`` and ``--no-x``."""
+
+    def assignment(self, values: Any, given: str) -> Assignment:
+        return Assignment(self.dest, not given.startswith("--no-"), given)
+
+
+class _Set(_Assign):
+    """``--set key=value``; :func:`with_set` makes it of a bare ``key=value``."""
+
+    def assignment(self, values: Any, given: str) -> Assignment:
+        return parse_override(values)
 
 
 def with_set(argv: Sequence[str]) -> list[str]:
@@ -150,7 +137,7 @@ def with_set(argv: Sequence[str]) -> list[str]:
     """
     switches = {"--help", "-h"}
     for name, field in FIELDS.items():
-        if bool in _kinds(field.annotation):
+        if bool in kinds_of(field.annotation):
             switches |= {flag(name), "--no" + flag(name)[1:]}
     words: list[str] = []
     for before, word in zip(["", *argv], argv):
@@ -187,9 +174,9 @@ def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
     options: dict[str, Any] = {
         "dest": name,
         "action": _Assign,
-        "help": _help(field.description, field.default),
+        "help": help_text(field.description, field.default),
     }
-    kinds = _kinds(field.annotation)
+    kinds = kinds_of(field.annotation)
     choices = [choice for kind in kinds for choice in typing.get_args(kind)]
     if bool in kinds:
         options["action"] = _Switch
@@ -209,13 +196,13 @@ def _metavar(kinds: Sequence[Any]) -> str:
     )
 
 
-def _help(description: str | None, default: Any) -> str:
+def help_text(description: str | None, default: Any) -> str:
     shown = "" if default is None or "default" in (description or "") else f" ({default})"
     return ((description or "") + shown).replace("%", "%%").replace("(PydanticUndefined)", "")
 
 
-def _kinds(annotation: Any) -> list[Any]:
+def kinds_of(annotation: Any) -> list[Any]:
     """The alternatives of a type, ``list[int]`` given as ``list``."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [kind for part in typing.get_args(annotation) for kind in _kinds(part)]
+        return [kind for part in typing.get_args(annotation) for kind in kinds_of(part)]
     return [list] if typing.get_origin(annotation) is list else [annotation]

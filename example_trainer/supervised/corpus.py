@@ -176,6 +176,11 @@ def row_of(tokens: list[int], trained_T: Sequence[bool], group: str) -> Row:
     return Row(tokens, labels, [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, 0.0, group)
 
 
+def flat(examples: Sequence[Example]) -> list[Row]:
+    """All rows in their order; of pairs better, worse, better, worse ..."""
+    return [row for rows in examples for row in rows]
+
+
 # --- text -> tokens -------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from example_trainer.model import loading
 from example_trainer.model.policy import Policy
 from example_trainer.settings.corpus import DpoSettings
 from example_trainer.supervised import corpus, loop, preference
-from example_trainer.supervised.corpus import Corpus, Example
+from example_trainer.supervised.corpus import Corpus, Example, flat
 from example_trainer.supervised.loop import FileTraining
 from example_trainer.supervised.preference import RowSums, sides
 
@@ -37,8 +37,7 @@ class DpoConfig(DpoSettings, FileTraining):
 def main(argv: Sequence[str] | None = None) -> int:
     """Console command: 0 when done, 1 on an error."""
     about = "Train a model to prefer the better of two answers."
-    cfg = loop.parse(DpoConfig, "atropos-dpo", about, argv)
-    return loop.run(lambda: train(cfg))
+    return loop.run(train, DpoConfig, "atropos-dpo", about, argv)
 
 
 def train(cfg: DpoConfig) -> None:
@@ -122,11 +121,6 @@ class Preference:
             "pos_logprob": float(better.sum()),
             "neg_logprob": float(worse.sum()),
         }
-
-
-def flat(examples: Sequence[Example]) -> list[Row]:
-    """Better, worse, better, worse ..."""
-    return [row for pair in examples for row in pair]
 
 
 if __name__ == "__main__":

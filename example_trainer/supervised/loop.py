@@ -13,7 +13,6 @@ import argparse
 import math
 import random
 import sys
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -27,6 +26,7 @@ from example_trainer.model.loading import resolve_device
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import PackedModel, Policy
 from example_trainer.run.metrics_log import Clock, MetricsLog
+from example_trainer.settings.args import ONE_WORD, flag, help_text, kinds_of
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.corpus import CorpusSettings
 from example_trainer.settings.files import load_yaml
@@ -36,6 +36,8 @@ from example_trainer.settings.run import WatchSettings
 from example_trainer.settings.section import RENAMED
 from example_trainer.supervised.corpus import Corpus, Example
 from example_trainer.update.optimizer import build_optimizer, clipped_step
+
+C = TypeVar("C", bound=BaseModel)
 
 
 class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
@@ -74,10 +76,17 @@ class Objective(Protocol):
 Save = Callable[[TrainerState, bool], None]
 
 
-def run(train: Callable[[], None]) -> int:
-    """Exit status of a command: 0 when done, 1 with a sentence on an error."""
+def run(
+    train: Callable[[C], None],
+    model: type[C],
+    prog: str,
+    description: str,
+    argv: Sequence[str] | None,
+) -> int:
+    """A console command; its exit status is 0 when done, 1 with a sentence on an error."""
+    cfg = parse(model, prog, description, argv)
     try:
-        train()
+        train(cfg)
     except AtroposError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
@@ -196,10 +205,7 @@ class SupervisedDisplay:
         """Nothing to put away."""
 
 
-M = TypeVar("M", bound=BaseModel)
-
-
-def parse(model: type[M], prog: str, description: str, argv: Sequence[str] | None = None) -> M:
+def parse(model: type[C], prog: str, description: str, argv: Sequence[str] | None = None) -> C:
     """Read the command line; exits with status 2 and a sentence if it cannot be used."""
     parser = build_parser(model, prog, description)
     given = vars(parser.parse_args(sys.argv[1:] if argv is None else argv))
@@ -242,31 +248,25 @@ def build_parser(
     )
     parser.add_argument("--config", action="append", metavar="FILE", help="settings as YAML")
     for name, field in model.model_fields.items():
-        text = field.description or ""
-        if field.default is not None and not field.is_required() and "default" not in text:
-            text += f" ({field.default})"
-        options: dict[str, Any] = {"dest": name, "help": text.replace("%", "%%")}
-        if bool in _kinds(field.annotation):
+        text = help_text(field.description, field.default)
+        options: dict[str, Any] = {"dest": name, "help": text}
+        kinds = kinds_of(field.annotation)
+        if bool in kinds:
             options["action"] = argparse.BooleanOptionalAction
-        elif list in _kinds(field.annotation) and not name.endswith("layer_indices"):
+        elif list in kinds and name not in ONE_WORD:
             options["nargs"] = "+"
-        flags = ["--" + name.replace("_", "-"), *(["--model"] if name == "model_name" else [])]
+        flags = [flag(name), *(["--model"] if name == "model_name" else [])]
         parser.add_argument(*flags, **options)
     for old, new in RENAMED.items():
         if new in model.model_fields:
-            parser.add_argument("--" + old.replace("_", "-"), help=argparse.SUPPRESS)
+            parser.add_argument(flag(old), help=argparse.SUPPRESS)
     return parser
-
-
-def _kinds(annotation: Any) -> list[Any]:
-    parts = [annotation, *typing.get_args(annotation)]
-    return [typing.get_origin(part) or part for part in parts]
 
 
 def _refuse(parser: argparse.ArgumentParser, error: ValidationError) -> NoReturn:
     problems = []
     for found in error.errors():
-        flag = "--" + str(found["loc"][0]).replace("_", "-")
+        name = flag(str(found["loc"][0]))
         missing = found["type"] == "missing"
-        problems.append(f"{flag} is required" if missing else f"{flag}: {found['msg']}")
+        problems.append(f"{name} is required" if missing else f"{name}: {found['msg']}")
     parser.error("; ".join(problems))

@@ -38,8 +38,7 @@ class RewardConfig(FileTraining):
 def main(argv: Sequence[str] | None = None) -> int:
     """Console command: 0 when done, 1 on an error."""
     about = "Train a reward model on pairs of answers."
-    cfg = loop.parse(RewardConfig, "atropos-rm", about, argv)
-    return loop.run(lambda: train(cfg))
+    return loop.run(train, RewardConfig, "atropos-rm", about, argv)
 
 
 def train(cfg: RewardConfig) -> None:

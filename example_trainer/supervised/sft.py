@@ -15,7 +15,6 @@ from functools import partial
 
 import torch
 
-from example_trainer.data.rows import Row
 from example_trainer.distributed import ranks
 from example_trainer.model import loading
 from example_trainer.model.policy import Policy
@@ -31,8 +30,7 @@ class SftConfig(SftSettings, FileTraining):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Console command: 0 when done, 1 on an error."""
-    cfg = loop.parse(SftConfig, "atropos-sft", "Train a model on text.", argv)
-    return loop.run(lambda: train(cfg))
+    return loop.run(train, SftConfig, "atropos-sft", "Train a model on text.", argv)
 
 
 def train(cfg: SftConfig) -> None:
@@ -58,7 +56,7 @@ class CrossEntropy:
     policy: Policy
 
     def learn(self, examples: Sequence[Example]) -> dict[str, float]:
-        rows = _rows_of(examples)
+        rows = corpus.flat(examples)
         tokens = sum(len(row.trained) for row in rows)
         policy, world = self.policy, self.policy.world
         total = torch.zeros((), dtype=torch.float64)
@@ -70,13 +68,9 @@ class CrossEntropy:
         return {"loss": float(world.sum_(total)) / tokens, "trained_tokens": tokens}
 
     def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
-        logprobs_R_T = self.policy.trained_logprobs(_rows_of(examples))
+        logprobs_R_T = self.policy.trained_logprobs(corpus.flat(examples))
         tokens = sum(map(len, logprobs_R_T))
         return {"loss": -sum(map(sum, logprobs_R_T))}, float(tokens)
-
-
-def _rows_of(examples: Sequence[Example]) -> list[Row]:
-    return [row for rows in examples for row in rows]
 
 
 if __name__ == "__main__":

@@ -70,10 +70,10 @@ def test_loss_and_gradient_do_not_depend_on_passes(settings, kind):
         objective = dpo.Preference(settings_of, dpo.sums_of(one), known)
         if kind == "sft":
             objective = sft.CrossEntropy(one)
-    assert len(one.plan(dpo.flat(PAIRS))) == 1
+    assert len(one.plan(corpus.flat(PAIRS))) == 1
     told, whole = gradients(one, lambda: objective.learn(PAIRS))
     one.max_tokens_per_microbatch, one.share_prefixes = 12, False
-    assert len(one.plan(dpo.flat(PAIRS))) > 4
+    assert len(one.plan(corpus.flat(PAIRS))) > 4
     told_apart, apart = gradients(one, lambda: objective.learn(PAIRS))
     assert told_apart == pytest.approx(told, abs=1e-5)
     measured, count = objective.measure(PAIRS)
