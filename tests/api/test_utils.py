@@ -27,23 +27,25 @@ def groups(*sizes, env_id=None):
         ((), 4, []),
     ],
 )
-def test_a_buffer_gives_its_earliest_groups_that_add_up(sizes, target, chosen):
+def test_a_buffer_returns_its_earliest_groups_that_add_up_to_the_group_size(
+    sizes, target, chosen
+):
     assert find_groups_summing_to_target(groups(*sizes), target) == chosen
 
 
-def test_an_exact_batch_leaves_the_others_in_order():
+def test_an_exact_batch_leaves_the_remaining_groups_in_order():
     queue = groups(4, 2, 2, 4)
     batch, rest = grab_exact_from_heterogeneous_queue(queue, 8)
     assert [len(group["tokens"]) for group in batch] == [4, 2, 2]
     assert rest == queue[3:]
 
 
-def test_too_few_sequences_leave_the_queue_as_it_is():
+def test_too_few_sequences_leave_the_queue_unchanged():
     queue = groups(4)
     assert grab_exact_from_heterogeneous_queue(queue, 8) == (None, queue)
 
 
-def test_a_minimum_is_kept_and_data_without_env_still_flows():
+def test_a_minimum_is_met_and_groups_without_env_are_still_served():
     queue = groups(4, 4, env_id=None) + groups(4, env_id=1)
     envs = [
         {"connected": True, "min_batch_allocation": None},

@@ -14,7 +14,7 @@ from atroposlib.processes import ProcessSpec
 from atroposlib.quickstart.recipes import COPY
 
 
-def test_flags_take_the_place_of_those_there_are_or_come_at_the_end():
+def test_flags_replace_existing_flags_or_are_appended():
     command = ("python", "--lr", "0.1", "--steps", "3")
     flags = {"--lr": 0.2, "--loss": "grpo", "--no-prefetch": None}
     assert with_flags(command, flags) == (
@@ -72,7 +72,7 @@ def test_the_table_has_a_row_per_setting_with_the_spread_over_seeds():
     assert {line.count("|") for line in lines} == {11}
 
 
-def test_environments_may_run_ahead_as_far_as_the_trainer_allows():
+def test_environments_run_ahead_up_to_the_staleness_bound():
     options = argparse.Namespace(
         out=Path("o"), parallel=1, steps=40, groups=12, lr=1e-3, epochs=4, minibatches=4
     )
@@ -82,7 +82,7 @@ def test_environments_may_run_ahead_as_far_as_the_trainer_allows():
     assert int(setup.environment["--env.total_steps"]) > 40 + 8
 
 
-def test_the_figures_of_a_real_run_are_a_row():
+def test_the_figures_of_a_real_run_form_a_table_row():
     made = [
         {
             **step,

@@ -28,7 +28,7 @@ def flags():
     ]
 
 
-def test_every_option_is_explained_and_has_a_variable_of_its_name(capsys):
+def test_every_option_has_a_help_text_and_an_environment_variable(capsys):
     with pytest.raises(SystemExit):
         run_api.main(["--help"])
     words = " ".join(capsys.readouterr().out.split())
@@ -38,7 +38,7 @@ def test_every_option_is_explained_and_has_a_variable_of_its_name(capsys):
         assert re.search(rf"\b{api_options.variable_of(flag)}\b", words), flag
 
 
-def test_the_defaults_are_those_of_the_parts_they_are_for():
+def test_the_defaults_equal_those_of_the_configured_modules():
     options = api_options.parse([])
     assert (options.host, options.port, options.store) == ("127.0.0.1", 8000, "sqlite")
     assert options.max_body_mb * 2**20 == DEFAULT_MAX_BODY_BYTES
@@ -48,7 +48,7 @@ def test_the_defaults_are_those_of_the_parts_they_are_for():
     assert options.log_format in FORMATS and options.log_level in LEVELS
 
 
-def test_options_come_from_the_environment_unless_given(without_variables):
+def test_options_default_to_their_environment_variables(without_variables):
     for name, value in {
         "PORT": "8123",
         "STORE": "memory",
@@ -81,7 +81,7 @@ def test_options_come_from_the_environment_unless_given(without_variables):
         ("STORE", "redis://x"),
     ],
 )
-def test_an_invalid_value_is_named_from_the_command_line_and_the_environment(
+def test_the_error_of_an_invalid_value_names_its_option_or_variable(
     without_variables, capsys, name, value
 ):
     flag = "--" + name.lower().replace("_", "-")
@@ -95,7 +95,7 @@ def test_an_invalid_value_is_named_from_the_command_line_and_the_environment(
     assert f"argument {flag}" in capsys.readouterr().err
 
 
-def test_a_flag_s_variable_is_yes_or_no(without_variables, capsys):
+def test_the_environment_variable_of_a_flag_is_yes_or_no(without_variables, capsys):
     without_variables.setenv("ATROPOS_ALLOW_REMOTE", "maybe")
     assert run_api.main([]) == 1
     assert "ATROPOS_ALLOW_REMOTE is 1 or 0" in capsys.readouterr().err
@@ -134,7 +134,7 @@ def test_safe_or_explicitly_allowed_addresses_are_accepted(more):
     serve_api.refuse_exposure(api_options.parse(more))
 
 
-def test_a_certificate_needs_its_key(capsys):
+def test_a_certificate_without_a_key_is_rejected(capsys):
     assert run_api.main(["--ssl-certfile", "c"]) == 1
     assert "come together" in capsys.readouterr().err
 
@@ -152,7 +152,7 @@ def test_the_host_header_is_checked_unless_tokens_protect_a_remote_api():
     assert "x" in allowed("--host", "0.0.0.0", "--tokens", "t", "--allow-host", "x")
 
 
-def test_the_first_line_names_the_address_and_the_place_without_a_password():
+def test_the_first_line_shows_the_address_and_the_store_without_a_password():
     def line(*argv, host="127.0.0.1"):
         options = api_options.parse(["--data-dir", "runs/a", *argv])
         return serve_api._first_line(options, host, 8001)
@@ -181,7 +181,7 @@ def test_a_new_token_is_printed_once_and_kept_as_a_digest(capsys, tmp_path, gran
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_new_token_may_end(capsys, tmp_path):
+def test_a_new_token_may_have_an_expiry(capsys, tmp_path):
     path = tmp_path / "tokens"
     argv = ["--tokens", str(path), "--new-token", "read", "--token-days", "2"]
     assert run_api.main(argv) == 0

@@ -63,7 +63,9 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_best_sequences_are_written_exactly_as_many_as_asked(api, tmp_path, tokenizer_dir):
+def test_exactly_the_requested_number_of_best_sequences_is_written(
+    api, tmp_path, tokenizer_dir
+):
     post(api, *(group(n) for n in range(8)))
     out = tmp_path / "sft.jsonl"
     assert sft(api, out, tokenizer_dir, tasks=4, wanted=6) == 0
@@ -75,7 +77,7 @@ def test_the_best_sequences_are_written_exactly_as_many_as_asked(api, tmp_path, 
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_messages_are_written_as_they_came(api, tmp_path):
+def test_messages_are_written_unchanged(api, tmp_path):
     chats = [
         [{"role": "user", "content": "é?"}, {"role": "assistant", "content": c}] for c in "ab"
     ]
@@ -118,7 +120,7 @@ def test_pairs_are_written_with_the_score_of_the_better_one(
         ]
 
 
-def test_an_existing_file_is_refused_before_anything_is_asked(tmp_path, capsys):
+def test_an_existing_file_is_rejected_before_any_api_call(tmp_path, capsys):
     out = tmp_path / "sft.jsonl"
     out.write_text("mine\n")
     nowhere = "http://127.0.0.1:9"
@@ -130,7 +132,9 @@ def test_an_existing_file_is_refused_before_anything_is_asked(tmp_path, capsys):
     assert sft(nowhere, tmp_path / "no" / "sft.jsonl", "none") == 1
 
 
-def test_a_run_of_another_trainer_is_kept_without_reset(api, tmp_path, tokenizer_dir, capsys):
+def test_a_run_of_another_trainer_is_not_replaced_without_the_reset_flag(
+    api, tmp_path, tokenizer_dir, capsys
+):
     with RolloutClient(api) as trainer:
         trainer.register(registration())
         post(api, group(0))
@@ -164,7 +168,7 @@ def die(*_, **__):
 
 
 @pytest.mark.parametrize("at", ["progress", "half a line", "ack", "the last ack"])
-def test_a_collection_cut_off_anywhere_goes_on_without_loss_or_repeat(
+def test_an_interrupted_collection_resumes_without_loss_or_repetition(
     api, tmp_path, tokenizer_dir, at
 ):
     post(api, *(group(n) for n in range(4)))
@@ -203,7 +207,9 @@ def test_a_finished_collection_is_followed_by_another_of_the_same_size(
     assert len(lines_of(out)) == 4
 
 
-def test_a_trainer_that_took_the_run_over_keeps_it(api, tmp_path, tokenizer_dir, capsys):
+def test_a_collection_ends_when_another_trainer_takes_over_the_run(
+    api, tmp_path, tokenizer_dir, capsys
+):
     out = tmp_path / "sft.jsonl"
     cut_off_after(1, api, out, tokenizer_dir)
     beat = {"role": "trainer", "name": "grpo", "phase": "training", "waiting_on": None}
@@ -212,7 +218,9 @@ def test_a_trainer_that_took_the_run_over_keeps_it(api, tmp_path, tokenizer_dir,
     assert "would lose its trainer" in capsys.readouterr().err
 
 
-def test_a_file_that_became_shorter_is_not_cut_further(api, tmp_path, tokenizer_dir, capsys):
+def test_a_file_shorter_than_its_recorded_progress_is_not_truncated(
+    api, tmp_path, tokenizer_dir, capsys
+):
     post(api, group(0), group(1))
     out = tmp_path / "sft.jsonl"
     cut_off_after(1, api, out, tokenizer_dir)
@@ -244,7 +252,7 @@ def test_the_flags_have_the_defaults_of_the_original(capsys):
 
 
 @pytest.mark.slow
-def test_a_killed_collection_goes_on(api, tmp_path, tokenizer_dir):
+def test_a_killed_collection_resumes(api, tmp_path, tokenizer_dir):
     post(api, group(0), group(1))
     out = tmp_path / "sft.jsonl"
     words = [str(out), "--api-url", api, "--tokenizer", tokenizer_dir]

@@ -15,7 +15,7 @@ def opened(path, run_id="run", append=False):
     return file
 
 
-def test_lines_and_progress_grow_together(tmp_path):
+def test_lines_and_progress_are_written_together(tmp_path):
     file = opened(tmp_path / "f.jsonl")
     file.append([{"a": 1}, {"a": "é"}], 1)
     file.append([{"a": 3}], 2)
@@ -26,7 +26,7 @@ def test_lines_and_progress_grow_together(tmp_path):
     assert not file.holds(ClaimedBatch(batch_no=3, epoch=1, batch=[]))
 
 
-def test_bytes_after_the_last_progress_are_cut_at_the_next_start(tmp_path):
+def test_bytes_after_the_last_progress_are_truncated_at_the_next_start(tmp_path):
     path = tmp_path / "f.jsonl"
     opened(path).append([{"a": 1}], 1)
     with path.open("ab") as file:
@@ -37,14 +37,14 @@ def test_bytes_after_the_last_progress_are_cut_at_the_next_start(tmp_path):
     assert path.read_bytes() == b'{"a": 1}\n' and again.progress.batch_no == 1
 
 
-def test_batch_numbers_of_another_run_are_not_in_the_file(tmp_path):
+def test_batch_numbers_of_another_run_do_not_count_as_written(tmp_path):
     path = tmp_path / "f.jsonl"
     opened(path).append([{"a": 1}], 1)
     again = opened(path, run_id="another", append=True)
     assert (again.progress.lines, again.progress.batch_no) == (1, 0)
 
 
-def test_an_existing_file_is_kept_unless_append_is_asked_for(tmp_path):
+def test_an_existing_file_is_rejected_without_the_append_flag(tmp_path):
     path = tmp_path / "f.jsonl"
     path.write_text("no end of line")
     with pytest.raises(ConfigError, match="--append-to-previous"):

@@ -56,14 +56,16 @@ def test_the_best_sequences_of_a_group_are_kept(
         ([1.0], 3, False, 0.0, []),
     ],
 )
-def test_pairs_of_a_group(scores, max_per_group, allow, difference, kept):
+def test_the_pairs_of_a_group_are_chosen_and_rejected_completions(
+    scores, max_per_group, allow, difference, kept
+):
     assert (
         pairs(scores, SelectionRules(max_per_group, allow, difference), random.Random(0))
         == kept
     )
 
 
-def test_negatives_are_of_the_lowest_and_follow_the_seed():
+def test_negatives_are_drawn_from_the_lowest_scores_by_seed():
     scores = [1.0, 0.9, 0.8, 0.3, 0.2, 0.1, 0.0]
     rules = SelectionRules(2, False, 0.1)
     drawn = [pairs(scores, rules, random.Random(seed)) for seed in range(20)]
@@ -85,11 +87,11 @@ def test_negatives_are_of_the_lowest_and_follow_the_seed():
         ([[7, 1], [8, 1]], [[M, 1], [M, 1]], 0),
     ],
 )
-def test_the_prefix_is_of_tokens_and_ends_where_the_model_begins(tokens, masks, length):
+def test_the_prefix_is_split_by_tokens_at_the_first_generated_token(tokens, masks, length):
     assert prompt_length(tokens, masks) == length
 
 
-def test_a_completion_that_repeats_the_prefix_is_whole():
+def test_a_completion_that_repeats_the_prefix_is_not_shortened():
     tokenizer = char_tokenizer()
     tokens = [tokenizer("ab ab ab c")["input_ids"], tokenizer("ab d")["input_ids"]]
     assert split_texts(tokenizer, tokens, 3) == ("ab ", ["ab ab c", "d"])
@@ -112,7 +114,7 @@ class Bytes:
         return bytes(tokens).decode("utf-8", errors="replace")
 
 
-def test_a_character_that_straddles_the_boundary_goes_to_the_completion():
+def test_a_character_across_the_boundary_is_part_of_the_completion():
     tokens = [list("aé".encode()), list("aè".encode())]  # the first byte is shared
     assert split_texts(Bytes(), tokens, 2) == ("a", ["é", "è"])
 

@@ -48,7 +48,7 @@ class Poster:
 
 
 @pytest.mark.slow
-def test_kill_9_loses_nothing_acknowledged_and_delivers_nothing_twice(tmp_path):
+def test_kill_9_loses_no_acknowledged_group_and_delivers_no_group_twice(tmp_path):
     with serving(tmp_path) as (process, url):
         trainer = RolloutClient(url, on_wait=lambda _: None)
         trainer.register(registration())
@@ -122,7 +122,7 @@ def test_fresh_wipes_the_store_and_otherwise_the_start_reports_the_resumed_run(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly(tmp_path, number):
+def test_a_signal_shuts_the_api_down_cleanly(tmp_path, number):
     with open(tmp_path / "log", "w") as log:
         with serving(tmp_path / "data", stderr=log) as (process, _):
             process.send_signal(number)
@@ -161,7 +161,7 @@ async def test_a_sigterm_answers_waiting_claims_and_ends_streams(tmp_path):
 
 
 @pytest.mark.slow
-async def test_a_second_signal_kills_where_a_first_one_waits_for_a_reply(tmp_path):
+async def test_a_second_signal_ends_a_shutdown_that_waits_for_a_reply(tmp_path):
     with serving(tmp_path) as (process, url):
         host, port = url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
@@ -186,7 +186,7 @@ def port_answers(port):
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_a_taken_port_is_one_line_and_exit_1(without_variables, capsys, tmp_path):
+def test_a_port_in_use_prints_one_line_and_exits_with_1(without_variables, capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as owner:
         port = owner.getsockname()[1]
         assert run_api.main(["--port", str(port), "--data-dir", str(tmp_path)]) == 1
@@ -197,7 +197,9 @@ def test_a_taken_port_is_one_line_and_exit_1(without_variables, capsys, tmp_path
 
 
 @pytest.mark.slow
-def test_a_data_directory_in_use_is_one_line_and_exit_1(without_variables, capsys, tmp_path):
+def test_a_data_directory_in_use_prints_one_line_and_exits_with_1(
+    without_variables, capsys, tmp_path
+):
     with serving(tmp_path) as (process, _):
         assert run_api.main(["--port", "0", "--data-dir", str(tmp_path)]) == 1
         assert f"belongs to process {process.pid}" in capsys.readouterr().err

@@ -30,7 +30,7 @@ def issued(tmp_path):
 
 
 @pytest.mark.slow
-async def test_a_run_with_tokens_from_registration_to_ack(tmp_path, issued, monkeypatch):
+async def test_a_run_with_tokens_works_from_registration_to_ack(tmp_path, issued, monkeypatch):
     path, tokens = issued
     with serving(tmp_path / "data", "--tokens", str(path)) as (_, url):
         monkeypatch.setenv("ATROPOS_API_TOKEN", tokens["trainer"])
@@ -59,7 +59,7 @@ async def test_a_run_with_tokens_from_registration_to_ack(tmp_path, issued, monk
 
 
 @pytest.mark.slow
-def test_a_page_of_another_name_or_site_gets_nothing(tmp_path):
+def test_requests_with_a_foreign_host_or_origin_are_rejected(tmp_path):
     with serving(tmp_path, "--allow-host", "api.internal") as (_, url):
         with httpx.Client(base_url=url, trust_env=False) as http:
             assert http.get("/status").status_code == 200
@@ -74,7 +74,7 @@ def test_a_page_of_another_name_or_site_gets_nothing(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_the_log_holds_no_token_and_nothing_of_a_body(tmp_path, issued, style):
+def test_the_log_contains_no_token_and_no_body_content(tmp_path, issued, style):
     path, tokens = issued
     log = tmp_path / "log"
     options = ("--tokens", str(path), "--log-level", "debug", "--log-format", style)
@@ -125,7 +125,7 @@ def test_the_api_serves_https(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bad.pem", "missing.pem"])
-def test_a_certificate_that_cannot_be_used_is_one_line(tmp_path, capsys, name):
+def test_an_unusable_certificate_is_a_one_line_error(tmp_path, capsys, name):
     (tmp_path / "bad.pem").write_text("no certificate")
     path = str(tmp_path / name)
     argv = ["--store", "memory", "--port", "0", "--ssl-certfile", path, "--ssl-keyfile", path]

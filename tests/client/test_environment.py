@@ -64,7 +64,7 @@ async def batch(app, generation):
     return got["batch"]
 
 
-async def test_an_environment_joins_once_the_trainer_has_started(app, env):
+async def test_an_environment_registers_after_the_trainer_has_started(app, env):
     assert await env.wandb_info() == {"group": None, "project": None}
     assert await env.register_env(ENV) is None
     await start(app)
@@ -79,7 +79,7 @@ async def test_an_environment_joins_once_the_trainer_has_started(app, env):
     await env.disconnect_env(EnvIdentifier(env_id=0))
 
 
-async def test_groups_are_sent_as_structs_or_dicts_and_the_callers_stay_unchanged(app, env):
+async def test_groups_are_sent_as_structs_or_dicts_and_the_arguments_stay_unchanged(app, env):
     generation = await start(app)
     struct, plain = group(1), msgspec.to_builtins(group(2))
     before = dict(plain)
@@ -99,7 +99,7 @@ async def test_numpy_values_are_sent_as_numbers(env):
     )
 
 
-async def test_refusals_of_the_api_are_raised_as_their_errors(env):
+async def test_rejections_of_the_api_are_raised_as_typed_errors(env):
     with pytest.raises(RolloutApiRefused, match=r"422.*masks"):
         await env.send_groups([group(masks=[[-100, 7], [7]])])
     with pytest.raises(UnknownEnv):
@@ -123,7 +123,9 @@ async def test_a_post_whose_reply_was_lost_is_kept_once(app, binary):
     assert await batch(app, generation) is None
 
 
-async def test_a_full_queue_is_waited_for_visibly_until_the_trainer_makes_room(monkeypatch):
+async def test_a_post_to_a_full_queue_is_logged_and_retried_until_the_trainer_makes_room(
+    monkeypatch,
+):
     monkeypatch.setattr(retry, "MAX_RETRY_AFTER_S", 0.01)
     app = create_app(open_store("memory", max_bytes=ROOM))
     generation, waits = await start(app), []
@@ -143,7 +145,7 @@ async def test_a_full_queue_is_waited_for_visibly_until_the_trainer_makes_room(m
     app.state.service.close()
 
 
-async def test_a_queue_that_stays_full_is_given_up_at_the_bound():
+async def test_a_post_to_a_queue_that_stays_full_fails_at_the_deadline():
     app = create_app(open_store("memory", max_bytes=ROOM))
     await start(app)
     async with client_of(app) as env:
@@ -154,7 +156,7 @@ async def test_a_queue_that_stays_full_is_given_up_at_the_bound():
 
 
 @pytest.mark.parametrize("binary", [False, True])
-async def test_an_older_api_gets_groups_in_its_own_form_and_is_asked_once(app, binary):
+async def test_groups_for_an_older_api_are_sent_in_its_format_after_one_probe(app, binary):
     older = Older(httpx.ASGITransport(app), "/groups", "/admission")
     async with client_of(app, lambda _: older, binary=binary) as env:
         for mark in (1, 2):
@@ -165,7 +167,7 @@ async def test_an_older_api_gets_groups_in_its_own_form_and_is_asked_once(app, b
             await env.request_admission(EnvIdentifier(env_id=0), 2)
 
 
-async def test_an_admission_is_granted_once_however_often_its_reply_is_lost(app):
+async def test_a_retried_admission_is_granted_once_after_lost_replies(app):
     await start(app, batch_size=4, max_staleness=0)
     lossy = Lossy(httpx.ASGITransport(app), "/admission")
     async with client_of(
@@ -182,7 +184,7 @@ async def test_an_admission_is_granted_once_however_often_its_reply_is_lost(app)
         assert (await env.request_admission(who, 3)).granted == 3
 
 
-async def test_groups_for_a_run_that_is_over_are_answered_with_register_again(app, env):
+async def test_groups_for_a_finished_run_raise_an_error_that_requires_registration(app, env):
     await start(app)
     me = await env.register_env(ENV)
     await call(app, "POST", "/reset_data")

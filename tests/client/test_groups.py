@@ -10,14 +10,14 @@ from atroposlib.errors import RolloutApiRefused
 from tests.client.harness import group
 
 
-def test_a_large_body_is_compressed_only_for_another_machine():
+def test_a_large_body_is_compressed_only_for_a_remote_api():
     big = [group(tokens=[[1] * 900] * 2)]
     assert "content-encoding" not in as_json(big, ["k"], compress=False).headers
     far = as_json(big, ["k"], compress=True)
     assert far.headers["content-encoding"] == "gzip" and len(far.content) < 900
 
 
-def test_frames_and_json_carry_the_same_groups():
+def test_frames_and_json_encode_the_same_groups():
     groups = [group(3), group(4, versions=[[-1, 2], [-1, 2]])]
     body = as_frames(groups, ["a", "b"], compress=True)
     headers = body.headers | {"x-atropos-batch": "5", "x-atropos-epoch": "1"}
@@ -27,7 +27,7 @@ def test_frames_and_json_carry_the_same_groups():
     assert [one.tokens for one in claimed.batch or []] == [[[3, 7]] * 2, [[4, 7]] * 2]
 
 
-def test_frames_cut_short_are_no_batch():
+def test_truncated_frames_are_rejected():
     body = as_frames([group()], ["a"], compress=False)
     headers = body.headers | {"x-atropos-batch": "5", "x-atropos-epoch": "1"}
     short = httpx.Response(200, headers=headers, content=body.content[:-1])
@@ -35,7 +35,7 @@ def test_frames_cut_short_are_no_batch():
         read_claimed(short)
 
 
-def test_a_group_that_breaks_the_record_is_refused_before_it_is_sent_as_frames():
+def test_an_invalid_group_is_rejected_before_it_is_sent_as_frames():
     with pytest.raises(RolloutApiRefused, match=r"422.*\[1\]\.masks"):
         as_frames([group(), group(masks=[[-100, 7], [7]])], ["a", "b"], compress=False)
 

@@ -44,12 +44,14 @@ def answer(code, **answer):
         (422, "", RolloutApiRefused),
     ],
 )
-def test_a_refusal_is_raised_as_its_error_with_the_detail_of_the_api(code, status, error):
+def test_a_rejection_is_raised_as_a_typed_error_with_the_detail_of_the_api(
+    code, status, error
+):
     with pytest.raises(error, match="because"):
         answer(code, json={"status": status, "detail": "because"})
 
 
-def test_a_404_that_names_no_env_is_a_refusal_and_not_a_reason_to_register_again():
+def test_a_404_without_an_env_is_a_rejection_and_does_not_require_registration():
     with pytest.raises(RolloutApiRefused, match="404.*Not Found"):
         answer(404, json={"detail": "Not Found"})
 
@@ -81,7 +83,7 @@ def test_temporary_errors_are_retried_later():
 # --- retry policy ----------------------------------------------------------------------
 
 
-def test_an_absent_api_is_waited_for_within_the_bound_and_visibly(monkeypatch):
+def test_calls_to_an_unreachable_api_are_logged_and_retried_until_the_deadline(monkeypatch):
     now, waits = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     waiting = RetryPolicy(URL, 60.0, waits.append)
@@ -96,7 +98,7 @@ def test_an_absent_api_is_waited_for_within_the_bound_and_visibly(monkeypatch):
     )
 
 
-def test_a_named_pause_is_kept_as_far_as_the_bound_goes(monkeypatch):
+def test_the_retry_after_pause_is_respected_up_to_the_deadline(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     waiting = RetryPolicy(URL, 60.0, lambda _: None)
@@ -106,7 +108,7 @@ def test_a_named_pause_is_kept_as_far_as_the_bound_goes(monkeypatch):
     assert RetryPolicy(URL, 1e6, lambda _: None).pause_after(RetryLater("full", 1e5)) == 60.0
 
 
-def test_without_an_api_best_effort_calls_return_and_the_others_give_up():
+def test_without_an_api_best_effort_calls_return_and_other_calls_raise():
     with RolloutClient(URL, give_up_after_s=0) as client:
         client.heartbeat(BEAT)
         assert client.health() is False
@@ -123,7 +125,7 @@ def test_calls_about_batches_need_a_registration():
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", ""])
-def test_an_invalid_url_is_named(url):
+def test_the_error_of_an_invalid_url_names_it(url):
     with pytest.raises(ConfigError, match="no URL"):
         RolloutClient(url)
 
@@ -136,7 +138,7 @@ def authorization_of(client: RolloutClient, sent: list[httpx.Request]) -> str | 
     return sent[-1].headers.get("authorization")
 
 
-def test_the_token_is_the_argument_or_the_variable(monkeypatch):
+def test_the_token_is_read_from_the_argument_or_the_environment_variable(monkeypatch):
     sent: list[httpx.Request] = []
 
     def answer(request):
@@ -152,7 +154,7 @@ def test_the_token_is_the_argument_or_the_variable(monkeypatch):
     assert authorization_of(RolloutClient(URL, transport=transport, token=""), sent) is None
 
 
-def test_a_token_goes_to_no_other_address(monkeypatch):
+def test_a_token_is_not_sent_to_another_address(monkeypatch):
     sent: list[httpx.Request] = []
 
     def answer(request):
@@ -177,7 +179,7 @@ def test_a_token_appears_in_no_log_and_no_error(caplog):
     assert TOKEN not in caplog.text + str(refused.value) + repr(client)
 
 
-def test_a_token_with_characters_that_no_token_has_is_refused_without_showing_it():
+def test_a_token_with_invalid_characters_is_rejected_without_being_shown():
     with pytest.raises(ConfigError, match="ATROPOS_API_TOKEN") as refused:
         RolloutClient(URL, token="line\nbreak")
     assert "break" not in str(refused.value)

@@ -48,7 +48,7 @@ def test_a_repeated_claim_returns_the_same_batch_after_a_lost_reply(transport):
     assert client.claim(wait_s=0).batch_no == 2
 
 
-def test_a_claim_that_gave_up_is_repeated_by_the_next_one(transport):
+def test_a_claim_that_timed_out_is_repeated_by_the_next_claim(transport):
     lossy = Lossy(transport, "/batches/claim")
     client = RolloutClient(URL, transport=lossy, give_up_after_s=0)
     client.register(registration())
@@ -66,7 +66,7 @@ def test_a_trainer_may_fetch_the_next_batch_before_it_acks(transport, trainer):
     assert trainer.ack(second) and trainer.ack(first)
 
 
-def test_a_named_claim_survives_the_process_that_made_it(transport, trainer):
+def test_a_named_claim_is_repeated_after_a_restart_of_the_process(transport, trainer):
     registered = trainer.register(registration())
     post(transport, group(1), group(2))
     first = trainer.claim(wait_s=0, claim_id="step-1")
@@ -145,7 +145,7 @@ def test_an_extended_lease_keeps_the_batch(transport, trainer, clock):
     assert trainer.ack(first) is True
 
 
-def test_training_from_a_checkpoint_sees_what_came_after_it_again(transport, trainer):
+def test_a_rewind_to_a_checkpoint_redelivers_the_batches_after_it(transport, trainer):
     trainer.register(registration(commits=True))
     post(transport, group(1), group(2), group(3))
     for _ in range(3):

@@ -20,7 +20,7 @@ def claimed_by(transport):
     return trainer, helper, trainer.claim(wait_s=0, lease_s=10)
 
 
-def test_a_held_lease_outlives_its_first_end(transport, clock):
+def test_a_kept_lease_is_extended_beyond_its_first_expiry(transport, clock):
     trainer, helper, claimed = claimed_by(transport)
     with LeaseKeeper(helper, claimed, lease_s=100) as held:
         pass
@@ -39,7 +39,7 @@ def test_a_lost_lease_is_raised_by_check_and_does_not_interrupt_the_step(transpo
         held.check()
 
 
-def test_an_api_that_is_away_does_not_take_the_lease():
+def test_an_unreachable_api_does_not_lose_the_lease():
     away = RolloutClient(URL, give_up_after_s=0)
     away.adopt_generation(1)
     with LeaseKeeper(away, ClaimedBatch(batch_no=1, epoch=1), lease_s=100) as held:

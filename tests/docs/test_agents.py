@@ -19,7 +19,7 @@ def code_lines(text: str) -> set[str]:
     return {line.strip() for line in text.splitlines()}
 
 
-def test_the_lines_of_the_page_stand_in_the_example() -> None:
+def test_the_code_of_the_page_is_part_of_the_example() -> None:
     page = (DOCS / "agents.md").read_text(encoding="utf-8")
     blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
     assert len(blocks) == 2

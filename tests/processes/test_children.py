@@ -55,7 +55,7 @@ def test_a_child_is_ready_when_its_health_url_answers(children, server_spec):
     assert answers(spec.health_url)
 
 
-def test_leaving_ends_every_child(tmp_path, server_spec):
+def test_leaving_the_context_ends_every_child(tmp_path, server_spec):
     with Children(tmp_path / "logs") as children:
         one = children.start(server_spec("one", free_port()))
         two = children.start(server_spec("two", free_port()))
@@ -109,7 +109,7 @@ def test_a_child_that_never_answers_fails_the_run_after_its_bound(children, spec
     assert printed[0] == "waiting for slow: 0 of 0 s"
 
 
-def test_a_program_that_does_not_exist_is_one_clear_line(children, spec):
+def test_a_missing_program_is_a_one_line_error(children, spec):
     missing = spec("engine", "")
     missing = type(missing)("engine", ("no-such-program",), {}, missing.cwd)
     with pytest.raises(RunFailed, match="engine: cannot start no-such-program"):
@@ -135,11 +135,11 @@ def test_a_stop_request_ends_a_wait(tmp_path, spec):
     ("code", "words"),
     [(3, "exit code 3"), (-9, "signal SIGKILL"), (-15, "signal SIGTERM"), (-99, "signal 99")],
 )
-def test_an_exit_is_told_in_words(code, words):
+def test_an_exit_code_is_described_in_words(code, words):
     assert str(Exit(code)) == words
 
 
-def test_the_tail_of_a_log_leaves_out_what_a_progress_bar_overwrote(tmp_path):
+def test_the_tail_of_a_log_omits_lines_overwritten_by_a_progress_bar(tmp_path):
     log = tmp_path / "x.log"
     log.write_bytes(b"old\n\n 10%\r 50%\rdone\nlast\n")
     assert log_tail(log, 2) == "done\nlast"
@@ -182,7 +182,7 @@ def launcher(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_that_was_started_and_nothing_else(launcher, number):
+def test_a_signal_ends_exactly_the_started_processes(launcher, number):
     process, pids = launcher
     bystander = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.DEVNULL)
     try:
@@ -195,7 +195,7 @@ def test_a_signal_ends_all_that_was_started_and_nothing_else(launcher, number):
         bystander.wait()
 
 
-def test_a_launcher_that_is_killed_leaves_nothing_running(launcher):
+def test_a_killed_launcher_leaves_no_processes_running(launcher):
     process, pids = launcher
     process.kill()
     wait_until(lambda: not any(is_alive(pid) for pid in pids))

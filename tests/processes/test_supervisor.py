@@ -60,7 +60,7 @@ def test_a_process_that_is_done_is_reported_once(children, spec):
     assert printed == ["env is done"]
 
 
-def test_without_a_rule_the_end_of_a_process_fails_the_run(children, spec):
+def test_the_end_of_a_process_without_a_rule_fails_the_run(children, spec):
     run, _ = supervise(children, [spec("env", "print('why'); raise SystemExit(3)")])
     children["env"].popen.wait()
     with pytest.raises(
@@ -70,7 +70,7 @@ def test_without_a_rule_the_end_of_a_process_fails_the_run(children, spec):
     assert failure.value.tail == "why"
 
 
-def test_a_watch_has_a_bound_and_names_its_subject(children, spec):
+def test_a_watch_has_a_time_limit_and_its_error_names_the_process(children, spec):
     run, _ = supervise(children, [spec("trainer", SLEEPER)])
     with pytest.raises(RunFailed, match="the trainer: not done within 0 s"):
         run.watch(lambda: False, what="the trainer", within_s=0.0)
@@ -134,7 +134,7 @@ def test_the_death_of_the_trainer_stops_the_run(scene):
         scene.run.look(0.0)
 
 
-def test_a_dead_api_is_named_with_the_command_that_restarts_it(scene):
+def test_the_message_about_a_dead_api_contains_the_restart_command(scene):
     scene.kill(scene.api)
     scene.run.look(100.0)
     assert scene.printed[-2].startswith("api died (signal SIGKILL); restart it within 60 s")
@@ -142,7 +142,7 @@ def test_a_dead_api_is_named_with_the_command_that_restarts_it(scene):
     assert scene.rule.missing() == ["api"]
 
 
-def test_the_run_goes_on_when_the_api_is_back_in_time(scene):
+def test_the_run_continues_when_the_api_restarts_in_time(scene):
     scene.kill(scene.api)
     scene.run.look(100.0)
     scene.back = True
@@ -183,7 +183,7 @@ def test_a_restarted_api_may_die_again(scene):
     assert scene.rule.missing() == ["api"]
 
 
-def test_exit_code_0_is_a_death_of_a_process_that_may_not_end(children, spec):
+def test_exit_code_0_of_a_process_that_must_not_end_counts_as_a_failure(children, spec):
     may_end = {"trainer"}
     rule = RestartByHand({}, 60.0)
     run, _ = supervise(children, [spec("trainer", "")], rule, may_end=lambda: may_end)

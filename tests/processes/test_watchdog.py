@@ -7,14 +7,14 @@ import sys
 from atroposlib.processes import watchdog
 
 
-def test_groups_that_were_not_ended_are_left():
+def test_process_groups_that_were_not_ended_are_left():
     assert watchdog.groups_left(["+12\n", "+13\n", "-12\n", "+14\n", "+1\n", "+0", "-"]) == [
         13,
         14,
     ]
 
 
-def test_a_group_that_ignores_sigterm_is_killed(tmp_path):
+def test_a_process_group_that_ignores_sigterm_is_killed(tmp_path):
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "print('ignoring', flush=True); time.sleep(600)"

@@ -41,7 +41,7 @@ def test_no_function_is_too_long_to_read(root, files):
     assert long == {}
 
 
-def test_broad_excepts_stay_in_the_boundary(modules):
+def test_broad_excepts_appear_only_in_boundary_modules(modules):
     found = []
     for module in modules.values():
         for node in ast.walk(module.tree):
@@ -61,7 +61,7 @@ def is_broad(handler: ast.ExceptHandler) -> bool:
     return not (isinstance(last, ast.Raise) and last.exc is None)
 
 
-def test_no_file_names_a_path_of_the_author_s_machine(root, files):
+def test_no_file_contains_a_path_of_the_author_s_machine(root, files):
     found = []
     for path in files:
         if path.suffix in TEXT:

@@ -149,7 +149,7 @@ def test_no_module_imports_from_a_later_stage(modules, chain):
     assert wrong == []
 
 
-def test_the_foundation_imports_nothing_above_it(modules):
+def test_the_foundation_imports_no_module_above_it(modules):
     wrong = [
         f"{module.path}:{imported.line} imports {imported.target}"
         for module, imported in our_imports(modules)
@@ -160,7 +160,7 @@ def test_the_foundation_imports_nothing_above_it(modules):
 
 
 @pytest.mark.parametrize("part", ALONE)
-def test_a_part_that_stands_alone_imports_only_what_it_may(modules, part):
+def test_a_standalone_package_imports_only_its_allowed_modules(modules, part):
     allowed = (part, *ALONE[part])
     wrong = [
         f"{module.path}:{imported.line} imports {imported.target}"
@@ -171,7 +171,7 @@ def test_a_part_that_stands_alone_imports_only_what_it_may(modules, part):
     assert wrong == []
 
 
-def test_there_is_no_cycle_of_imports_not_even_in_functions_or_for_types(modules):
+def test_no_import_cycle_exists_even_in_functions_or_type_checking_blocks(modules):
     edges = {name: module.targets & modules.keys() for name, module in modules.items()}
     assert find_cycle(edges) is None
 
@@ -197,7 +197,7 @@ def find_cycle(edges: Mapping[str, Set[str]]) -> list[str] | None:
     return None
 
 
-def test_the_table_tells_up_from_down():
+def test_the_stage_table_orders_imports():
     assert climbs("atroposlib.envs.rollout.groups", "atroposlib.envs.base", ENVIRONMENTS)
     assert not climbs("atroposlib.envs.base", "atroposlib.envs.rollout.groups", ENVIRONMENTS)
     assert climbs("atroposlib.envs.base", "atroposlib.api.server", ENVIRONMENTS)

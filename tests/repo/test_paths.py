@@ -18,7 +18,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_operation_runs_in_at_most_so_many_files(operation):
+def test_the_files_executed_by_an_operation_stay_within_its_bound(operation):
     files = record(operation)
     listed = "\n  ".join([f"{operation}: {len(files)}, bound {BOUNDS[operation]}", *files])
     assert 0 < len(files) <= BOUNDS[operation], listed

@@ -77,7 +77,7 @@ def test_every_figure_has_a_bound():
     assert SLACK.keys() <= FIGURES.keys()
 
 
-def test_a_figure_above_its_bound_is_reported_with_what_it_counts():
+def test_a_figure_above_its_bound_is_reported_with_its_items():
     assert (
         complaint("file circles", 3, 2, ("a", "b", "c"))
         == "file circles: 3, bound 2\n  a\n  b\n  c"
@@ -96,7 +96,7 @@ def made_of(readme: str = "", pyproject: str = "", **texts: str) -> Repository:
     return Repository(tuple(Source(p, t) for p, t in inits.items()), readme, pyproject)
 
 
-def test_imports_in_functions_and_for_type_checkers_close_a_circle():
+def test_imports_in_functions_and_for_type_checkers_count_in_cycles():
     repository = made_of(
         atroposlib__a="def f():\n    from atroposlib.b import g\n",
         atroposlib__b="if TYPE_CHECKING:\n    from .c import h\n",
@@ -108,12 +108,12 @@ def test_imports_in_functions_and_for_type_checkers_close_a_circle():
     )
 
 
-def test_two_circles_are_told_apart():
+def test_two_import_cycles_are_counted_separately():
     graph = {"a": {"b"}, "b": {"a", "c"}, "c": {"d"}, "d": {"c"}, "e": {"a"}}
     assert circles(graph) == [["a", "b"], ["c", "d"]]
 
 
-def test_a_package_that_re_exports_its_own_folders_closes_no_circle():
+def test_a_package_that_re_exports_its_subfolders_forms_no_cycle():
     repository = made_of(
         atroposlib__INIT="from atroposlib.x.one import One\n",
         atroposlib__x__one="from atroposlib.types import T\n",
@@ -124,7 +124,7 @@ def test_a_package_that_re_exports_its_own_folders_closes_no_circle():
     assert repository.graph["atroposlib.y.two"] == {"atroposlib.x.one"}
 
 
-def test_folders_that_import_each_other_are_a_circle():
+def test_folders_that_import_each_other_form_a_cycle():
     repository = made_of(
         atroposlib__x__one="from atroposlib.y.two import b\n",
         atroposlib__x__other="a = 1\n",
@@ -167,7 +167,7 @@ def test_writes_into_the_runtime_count_outside_of_its_module():
     assert ratchets.runtime_attributes(repository).items == ("y", "z")
 
 
-def test_parameters_with_all_settings_are_found_in_any_annotation():
+def test_parameters_of_the_full_settings_type_are_found_in_any_annotation():
     repository = made_of(
         example_trainer__a="def f(c: 'TrainingConfig | None', d: int): ...\n",
         example_trainer__b="def g(*, c: config.TrainingConfig): ...\nx: TrainingConfig\n",

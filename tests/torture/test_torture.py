@@ -24,27 +24,27 @@ def torture(capsys):
     return run
 
 
-def test_no_calls_in_any_order_tell_the_memory_store_from_its_model(torture):
+def test_the_memory_store_equals_its_model_for_any_call_order(torture):
     torture("model-memory")
 
 
-def test_no_calls_and_crashes_tell_the_sqlite_store_from_its_model(torture):
+def test_the_sqlite_store_equals_its_model_under_calls_and_crashes(torture):
     assert torture("model-sqlite")["examples"] >= 2_000
 
 
-def test_no_calls_and_cut_lines_tell_the_postgres_store_from_its_model(torture):
+def test_the_postgres_store_equals_its_model_under_calls_and_connection_losses(torture):
     assert torture("model-postgres")["examples"] >= 150
 
 
-def test_every_seeded_bug_is_noticed(torture):
+def test_every_seeded_bug_is_detected(torture):
     assert torture("mutants")["noticed"] == len(MUTANTS)
 
 
-def test_power_cuts_break_no_promise(torture):
+def test_power_cuts_break_no_guarantee(torture):
     torture("power")
 
 
-def test_power_cuts_without_fsync_do_break_promises(torture):
+def test_power_cuts_without_fsync_break_guarantees(torture):
     torture("power-without-fsync")
 
 
@@ -52,11 +52,11 @@ def test_no_flipped_bit_is_delivered(torture):
     torture("bit-rot")
 
 
-def test_a_full_disk_keeps_what_it_has_drains_and_works_again(torture):
+def test_a_store_on_a_full_disk_keeps_its_groups_drains_and_recovers(torture):
     torture("full-disk")
 
 
-def test_kill_9_of_the_api_loses_nothing_and_trains_nothing_twice(torture):
+def test_kill_9_of_the_api_loses_no_group_and_trains_no_group_twice(torture):
     torture("kills")
 
 
@@ -68,13 +68,13 @@ def test_no_operation_of_the_openapi_document_fails(torture):
     torture("schemathesis")
 
 
-def test_bombs_are_refused_and_cost_little_memory(torture):
+def test_decompression_bombs_are_rejected_with_little_memory(torture):
     torture("bombs")
 
 
-def test_slow_readers_cost_little_memory_and_lose_nothing(torture):
+def test_slow_readers_cost_little_memory_and_lose_no_groups(torture):
     torture("slow-readers")
 
 
-def test_memory_and_disk_stay_flat(torture):
+def test_memory_and_disk_usage_stay_constant_in_a_long_run(torture):
     torture("soak")

@@ -49,11 +49,11 @@ def expected(group):
 
 @settings(max_examples=50)
 @given(groups(), st.booleans())
-def test_a_group_comes_back_with_floats_rounded_to_float32_and_scores_exact(group, compress):
+def test_a_group_round_trips_with_floats_rounded_to_float32_and_exact_scores(group, compress):
     assert unpack_group(pack_group(group, compress=compress)) == expected(group)
 
 
-def test_a_label_that_is_not_the_token_survives():
+def test_a_label_that_differs_from_its_token_is_kept():
     odd = GROUP | {"masks": [[-100, 8, 9], [-7, 7]]}
     data = pack_group(odd, compress=False)
     assert safetensors.numpy.load(data)["labels"].tolist() == [-100, 8, 9, -7, 7]
@@ -103,7 +103,7 @@ def ints(*values):
         (file_of(metadata={"format": "other/2"}), "format"),
     ],
 )
-def test_a_file_that_breaks_the_record_is_refused_by_field(data, place):
+def test_an_invalid_file_is_rejected_with_the_field_named(data, place):
     with pytest.raises(InvalidGroup) as refusal:
         unpack_group(data)
     assert place in str(refusal.value)
@@ -159,12 +159,12 @@ def streamed(data):
     ],
     ids=lambda data: f"{len(data)} bytes",
 )
-def test_what_is_no_file_or_no_whole_frame_is_refused(data):
+def test_invalid_files_and_incomplete_frames_are_rejected(data):
     with pytest.raises(MalformedBinary):
         unpack_group(data)
 
 
-def test_a_frame_of_zeros_is_refused_before_it_takes_memory():
+def test_a_frame_of_zeros_is_rejected_before_memory_is_allocated():
     bomb = zstandard.ZstdCompressor().compress(bytes(100 * 2**20))
     tracemalloc.start()
     try:
@@ -177,7 +177,7 @@ def test_a_frame_of_zeros_is_refused_before_it_takes_memory():
 
 @settings(max_examples=150)
 @given(st.data(), st.sampled_from([RAW, ZSTD]))
-def test_damage_is_refused_and_nothing_else_is_raised(data, whole):
+def test_damaged_files_raise_only_the_validation_error(data, whole):
     damaged = data.draw(broken(whole))
     try:
         group = unpack_group(damaged)
@@ -186,7 +186,7 @@ def test_damage_is_refused_and_nothing_else_is_raised(data, whole):
     assert unpack_group(pack_group(group)) is not None  # what passes can be trained on
 
 
-def test_frames_are_split_as_they_were_joined():
+def test_splitting_inverts_joining_of_frames():
     files = [RAW, ZSTD, b""]
     joined = frames(files)
     assert [bytes(one) for one in split_frames(joined)] == files
@@ -195,7 +195,7 @@ def test_frames_are_split_as_they_were_joined():
 
 
 @pytest.mark.parametrize("cut", [1, 7, 9, 20])
-def test_frames_cut_short_are_refused(cut):
+def test_truncated_frames_are_rejected(cut):
     with pytest.raises(MalformedBinary):
         split_frames(frames([ZSTD])[:-cut] if cut < 9 else frames([ZSTD])[: cut - 8])
     with pytest.raises(MalformedBinary, match="too many"):

@@ -34,13 +34,13 @@ def test_positions_may_have_unequal_numbers_of_distilled_choices():
         ({"outcomes": ["ok", "secret"]}, "group"),
     ],
 )
-def test_what_cannot_be_trained_on_is_not_packed(change, place):
+def test_groups_that_cannot_be_trained_on_are_not_packed(change, place):
     with pytest.raises(InvalidGroup) as refusal:
         pack_group(GROUP | change)
     assert place in str(refusal.value) and "secret" not in str(refusal.value)
 
 
-def test_numbers_of_another_kind_are_not_cut_to_fit():
+def test_numbers_of_another_type_are_rejected_and_not_truncated():
     record = as_record(GROUP)
     record.tokens = [[1, 5.5, 9], [2, 7]]
     with pytest.raises(InvalidGroup, match="tokens"):

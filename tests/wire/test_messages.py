@@ -20,7 +20,7 @@ def group(**changes: object) -> ScoredData:
     return ScoredData(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def test_a_group_that_follows_the_conventions_is_accepted() -> None:
+def test_a_group_that_follows_the_record_is_accepted() -> None:
     validate_group(group())
 
 
@@ -50,7 +50,7 @@ def test_a_group_that_follows_the_conventions_is_accepted() -> None:
         ({"outcomes": ["ok"]}, "outcomes"),
     ],
 )
-def test_a_refusal_names_the_field_and_the_index(
+def test_a_validation_error_names_the_field_and_the_index(
     changes: dict[str, object], place: str
 ) -> None:
     with pytest.raises(InvalidGroup) as refusal:
@@ -58,7 +58,7 @@ def test_a_refusal_names_the_field_and_the_index(
     assert str(refusal.value).startswith(f"{place}:")
 
 
-def test_advantages_of_another_length_are_let_through_because_old_clients_send_them() -> None:
+def test_advantages_of_another_length_are_accepted_because_old_clients_send_them() -> None:
     validate_group(group(advantages=[[1.0], [0.5]]))
 
 
@@ -74,6 +74,6 @@ def test_every_original_key_is_present_on_the_wire_even_when_it_is_null() -> Non
     assert encoded["group_overrides"] is None
 
 
-def test_numbers_survive_the_wire_exactly() -> None:
+def test_numbers_round_trip_exactly() -> None:
     original = group(inference_logprobs=[[1.0, 1.0, -0.1234567890123456], [1.0, 1.0, -1e-17]])
     assert msgspec.json.decode(msgspec.json.encode(original), type=ScoredData) == original

@@ -23,7 +23,7 @@ def test_the_layout_is_as_documented_and_the_library_reads_it():
     }
 
 
-def test_a_file_of_the_library_is_read():
+def test_a_file_written_by_the_library_is_read():
     data = safetensors.numpy.save(
         {
             "tokens": np.array([4, 5, 6], np.int32),

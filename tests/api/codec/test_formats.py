@@ -40,14 +40,14 @@ def test_a_group_is_kept_as_received(compress):
 
 @settings(max_examples=50)
 @given(groups())
-def test_the_binary_and_the_json_form_mean_the_same(group):
+def test_the_binary_and_the_json_form_decode_to_the_same_group(group):
     binary = read_group(pack_group(group), ONE)
     text = read_group(json.dumps(group).encode(), "application/json")
     for name in ("n_seq", "n_tokens", "env_id", "key", "version", "declared_size", "marks"):
         assert getattr(binary, name) == getattr(text, name), name
 
 
-def test_advantages_that_do_not_fit_are_marked_and_foreign_marks_go():
+def test_advantages_of_another_length_are_marked_and_marks_of_the_client_are_removed():
     odd = read_group(pack_group(GROUP | {"advantages": [[1.0]], "marks": ["x"]}), ONE)
     assert odd.marks == ("advantages_length",)
     kept = unpack_group(odd.payload)
@@ -63,7 +63,7 @@ def test_frames_hold_many_groups_in_either_form():
     assert read_groups(b"", MANY) == []
 
 
-def test_a_refusal_names_the_place():
+def test_an_invalid_group_is_rejected_with_the_field_and_index():
     bad = safetensors.numpy.load(pack_group(GROUP, compress=False))
     bad["scores"] = np.array([1.0, np.inf])
     files = [pack_group(GROUP), safetensors.numpy.save(bad)]
@@ -84,7 +84,7 @@ def test_a_refusal_names_the_place():
     ],
     ids=["nothing", "json", "cut", "too large", "zeros"],
 )
-def test_what_is_no_group_is_malformed(body):
+def test_a_body_that_is_not_a_group_is_malformed(body):
     with pytest.raises(MalformedBody):
         read_group(body, ONE)
     with pytest.raises(MalformedBody):
@@ -93,7 +93,7 @@ def test_what_is_no_group_is_malformed(body):
         read_groups(frames([pack_group(GROUP)])[:-1], MANY)
 
 
-def test_a_large_group_of_equal_numbers_is_understood():
+def test_a_large_group_of_equal_numbers_is_decoded():
     tokens = [[7] * 400_000] * 5
     body = pack_group({"tokens": tokens, "masks": tokens, "scores": [0.0] * 5})
     assert len(body) < 20_000

@@ -25,7 +25,7 @@ def read(group, key=None) -> ParsedGroup:
     return read_group(body, "application/json", key)
 
 
-def test_the_received_bytes_are_kept_with_the_keys_they_lack():
+def test_the_received_bytes_are_kept_and_missing_keys_are_added():
     kept = read(b' \n{"scores" : [0.50],"tokens":[[1]],"masks":[[1]] ,"env_id":2}\n').payload
     assert kept.startswith(b' \n{"scores" : [0.50],"tokens":[[1]],"masks":[[1]] ,"env_id":2,')
     decoded = json.loads(kept)
@@ -37,7 +37,7 @@ def test_a_group_with_every_key_is_kept_as_it_is():
     assert read(whole).payload is whole
 
 
-def test_what_the_queue_needs_is_read_off():
+def test_the_fields_of_the_queue_are_extracted():
     more = {
         "env_id": 4,
         "idempotency_key": "k",
@@ -60,7 +60,7 @@ def test_what_the_queue_needs_is_read_off():
 
 
 @pytest.mark.parametrize("given", [{}, {"idempotency_key": None}])
-def test_the_key_of_the_header_is_written_into_the_group(given):
+def test_the_idempotency_key_of_the_header_is_written_into_the_group(given):
     got = read(GROUP | given, key='k"1')
     assert got.key == json.loads(got.payload)["idempotency_key"] == 'k"1'
     assert got.payload.count(b"idempotency_key") == 1
@@ -69,19 +69,19 @@ def test_the_key_of_the_header_is_written_into_the_group(given):
 
 @pytest.mark.parametrize("given", [{}, {"marks": None}, {"marks": ["made up"]}])
 @pytest.mark.parametrize("advantages", [[], [[1.0]], [[1.0], [2.0]], [[1.0, 2.0, 3.0], []]])
-def test_advantages_that_do_not_fit_are_marked_and_kept(given, advantages):
+def test_advantages_of_another_length_are_marked_and_kept(given, advantages):
     got = read(GROUP | given | {"advantages": advantages})
     assert got.marks == ("advantages_length",)
     assert json.loads(got.payload)["marks"] == ["advantages_length"]
     assert json.loads(got.payload)["advantages"] == advantages
 
 
-def test_marks_are_for_the_api_to_set():
+def test_marks_set_by_a_client_are_removed():
     got = read(GROUP | {"marks": ["made up"], "advantages": [[0.5] * 3, [0.5] * 2]})
     assert got.marks == () and json.loads(got.payload)["marks"] is None
 
 
-def test_slips_that_the_original_understood_are_understood():
+def test_type_slips_that_the_original_accepted_are_accepted():
     loose = {
         "tokens": [[1.0, 5, 9], [2, 7]],
         "scores": [True, 0],
@@ -116,7 +116,7 @@ def test_slips_that_the_original_understood_are_understood():
         ),
     ],
 )
-def test_a_refusal_names_the_place_and_never_the_value(body, problem):
+def test_a_validation_error_names_the_field_and_never_the_value(body, problem):
     with pytest.raises(InvalidGroup) as refusal:
         read(body)
     assert problem in str(refusal.value) and len(str(refusal.value)) < 600
@@ -137,14 +137,14 @@ def test_a_refusal_names_the_place_and_never_the_value(body, problem):
         b"\xff",
     ],
 )
-def test_what_is_not_json_is_malformed(body):
+def test_invalid_json_is_malformed(body):
     with pytest.raises(MalformedBody):
         read(body)
     with pytest.raises((MalformedBody, InvalidGroup)):
         read_groups(b"[" + body + b"]" if body else b"", "application/json")
 
 
-def test_brackets_and_quotes_in_text_do_not_matter():
+def test_brackets_and_quotes_inside_strings_are_ignored():
     text = 'a[b]"{\\u00e9}\\'
     group = GROUP | {"group_id": text, "metadata": {text: [text, [[]]]}, "images": text}
     assert parse_columns(json.dumps(group).encode()) is not None
@@ -161,14 +161,14 @@ def test_groups_of_a_list_keep_their_own_bytes():
     assert read_groups(b"[]", "") == []
 
 
-def test_the_fast_path_is_the_one_that_is_taken(monkeypatch):
+def test_valid_groups_take_the_fast_path(monkeypatch):
     monkeypatch.setattr(intake_json, "_decoded_group", None)
     messages = [[{"role": "user", "content": "é\n"}], []]
     group = GROUP | {"messages": messages, "inference_logprobs": [[1.0, -1, -2], [1.0, -0.5]]}
     assert msgspec.json.decode(read(group).payload, type=ScoredData).messages == messages
 
 
-def test_empty_lists_in_optional_fields_mean_that_the_field_is_absent():
+def test_an_empty_list_in_an_optional_field_counts_as_absent():
     optional = ("ref_logprobs", "inference_logprobs", "messages", "overrides")
     got = read(GROUP | {name: [] for name in optional})
     payload = json.loads(got.payload)

@@ -46,7 +46,7 @@ def check_agreement(body, key):
 
 @settings(max_examples=60)
 @given(groups(), KEY)
-def test_a_group_of_the_record_is_proven_without_the_full_decoder(group, key):
+def test_a_valid_group_is_accepted_without_the_full_decoder(group, key):
     body = json.dumps(group)
     assume(not group.get("marks") and group.get("marks", 0) != [])  # these are replaced
     assume("\\u005" not in body and not any(abs(s) >= 2**64 for s in group["scores"]))
@@ -73,7 +73,7 @@ def test_both_paths_agree_on_damaged_groups(data, group, key):
 @pytest.mark.slow
 @settings(max_examples=5000)
 @given(st.data(), groups(), KEY)
-def test_both_paths_agree_over_a_long_campaign(data, group, key):
+def test_both_paths_agree_on_many_random_groups(data, group, key):
     check_agreement(anything_like(data, group), key)
 
 
@@ -89,7 +89,7 @@ def test_a_stored_group_is_the_same_through_either_parser(group):
 
 @settings(max_examples=60)
 @given(st.data(), st.lists(groups(), min_size=1, max_size=3))
-def test_a_list_is_read_as_its_groups_one_by_one(data, some):
+def test_a_list_is_parsed_like_its_groups_one_by_one(data, some):
     """Broken or not; the reference decodes the whole list at once."""
     body = data.draw(bodies(some))
     if data.draw(st.booleans()):

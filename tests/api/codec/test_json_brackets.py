@@ -9,6 +9,6 @@ from atroposlib.api.codec.json_columns import count_byte
 
 
 @given(st.lists(st.sampled_from([b"[", b"a", b"[[", b"x" * 700, b"[" * 1500])))
-def test_brackets_are_counted_whether_few_or_many(pieces):
+def test_brackets_are_counted_in_short_and_long_texts(pieces):
     body = b"".join(pieces)
     assert count_byte(b"[", body) == body.count(b"[")

@@ -30,7 +30,7 @@ BODY = b'{"tokens":[[1]],"masks":[[1]],"scores":[0.50]}'
         BODY.replace(b"}", b',"unknown":1}'),
     ],
 )
-def test_what_numbers_alone_cannot_prove_is_left_to_the_full_decoder(body):
+def test_input_that_numeric_columns_cannot_validate_falls_back_to_the_full_decoder(body):
     assert parse_columns(body) is None
 
 

@@ -41,26 +41,26 @@ def held(env_id, n_seq, groups, state=GroupState.PENDING):
         ({}, 8, {}),
     ],
 )
-def test_minima_become_sequences(minima, batch_size, needs):
+def test_minimum_allocations_are_converted_to_sequences(minima, batch_size, needs):
     assert minimum_sequences(minima, batch_size) == needs
 
 
-def test_weight_is_the_share_of_context_times_weight():
+def test_the_share_of_an_env_is_its_context_length_times_its_weight():
     envs = [env(0, weight=1.0), env(1, weight=3.0)]
     assert [env_weight(e, supply_of(envs, [], 8)) for e in envs] == [0.25, 0.75]
 
 
-def test_weights_that_sum_to_nothing_give_equal_shares():
+def test_weights_that_sum_to_zero_give_equal_shares():
     envs = [env(0, weight=0.0), env(1, weight=-1.0)]
     assert [env_weight(e, supply_of(envs, [], 8)) for e in envs] == [0.5, 0.5]
 
 
-def test_an_env_nobody_weighs_keeps_one_percent():
+def test_an_env_of_weight_zero_keeps_a_share_of_one_percent():
     asking = env(0, weight=-1.0)
     assert env_weight(asking, supply_of([asking, env(1)], [], 8)) == 0.01
 
 
-def test_queue_sizes_are_in_groups_of_the_asking_env():
+def test_queue_sizes_are_in_groups_of_the_requesting_env():
     group_counts = [held(0, 4, 3), held(1, 8, 2), held(1, 2, 1), held(None, 4, 1)]
     status = env_status(
         env(0), supply_of([env(0), env(1, minimum=0.25)], group_counts, 32), 5, 7
@@ -78,7 +78,7 @@ def test_leased_and_buffered_groups_count_so_env_and_trainer_take_turns():
     assert env_status(env(0), supply_of([env(0)], group_counts, 4), 0, 0).queue_size == 1
 
 
-def test_others_count_also_when_all_groups_have_one_row():
+def test_groups_of_other_envs_count_also_when_all_groups_have_one_row():
     assert (
         env_status(env(0, group_size=1), supply_of([], [held(1, 1, 5)], 8), 0, 0).queue_size
         == 5

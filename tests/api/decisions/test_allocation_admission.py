@@ -17,17 +17,17 @@ from atroposlib.api.decisions.allocation import UNBOUNDED, budget
         (1, 3, 5, 40, 56),  # a version behind its base costs nothing
     ],
 )
-def test_each_version_makes_room_for_one_batch(
+def test_each_policy_version_makes_room_for_one_batch(
     max_staleness, version, base_version, base, allowed
 ):
     assert budget(8, max_staleness, version, base_version, base) == allowed
 
 
-def test_without_a_bound_everything_is_granted():
+def test_without_a_staleness_bound_every_admission_is_granted():
     assert budget(8, None, 0, 0, 0) == UNBOUNDED
 
 
-def test_a_run_never_has_more_ahead_than_the_bound_says():
+def test_admitted_sequences_never_exceed_the_staleness_bound():
     accepted, trained, version = 0, 0, 0
     for _ in range(20):
         accepted += budget(8, 2, version, 0, 0) - accepted  # envs take all they may

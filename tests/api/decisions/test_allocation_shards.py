@@ -22,7 +22,7 @@ def shares(members, world_size):
     return [[m.gid for m in shard(members, world_size, r)] for r in range(world_size)]
 
 
-def test_the_longest_goes_first_and_to_the_lightest_rank():
+def test_the_longest_group_is_assigned_first_to_the_least_loaded_rank():
     # 9 to rank 0, 7 to 1, 6 to 1, 5 to 0, 4 to 1 (13 < 14): 14 and 17
     assert shares(members_of(5, 9, 4, 7, 6), 2) == [[1, 2], [3, 4, 5]]
 
@@ -31,16 +31,16 @@ def test_one_rank_gets_the_whole_batch_in_its_order():
     assert shares(members_of(3, 1, 2), 1) == [[1, 2, 3]]
 
 
-def test_more_ranks_than_groups_leave_ranks_without_any():
+def test_more_ranks_than_groups_leave_some_shards_empty():
     assert shares(members_of(3, 1), 3) == [[1], [2], []]
 
 
-def test_groups_that_train_nothing_are_spread_as_well():
+def test_groups_without_trained_tokens_are_spread_over_the_ranks():
     assert shares(members_of(0, 0, 0, 0), 2) == [[1, 3], [2, 4]]
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
-def test_there_is_no_rank_beyond_the_world(rank):
+def test_a_rank_outside_the_world_size_is_rejected(rank):
     with pytest.raises(ConfigError, match=r"0 \.\. 1"):
         shard(members_of(1), 2, rank)
 

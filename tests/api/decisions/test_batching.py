@@ -13,35 +13,35 @@ from tests.api.decisions.summaries import SOME, groups, needs, pick, queue_of, w
 # --- what is chosen -----------------------------------------------------------------
 
 
-def test_equal_groups_leave_in_the_order_they_came():
+def test_equal_groups_are_batched_in_arrival_order():
     assert pick(queue_of(*[(0, 4)] * 5), 8).gids == (1, 2)
 
 
-def test_a_size_that_does_not_divide_the_largest_is_served():
+def test_a_batch_mixes_group_sizes_that_do_not_divide_each_other():
     # 8 and 12 of one environment: the original waited for ever.
     assert pick(queue_of((0, 8), (0, 12), (0, 12), (0, 8)), 20).gids == (1, 2)
 
 
-def test_the_oldest_group_waits_if_no_exact_batch_contains_it():
+def test_the_oldest_group_is_skipped_if_no_exact_batch_contains_it():
     assert pick(queue_of((0, 3), (0, 4), (0, 4)), 8).gids == (2, 3)
 
 
-def test_groups_without_env_are_served_beside_a_minimum():
+def test_groups_without_env_are_batched_although_an_env_has_a_minimum():
     assert pick(queue_of((None, 4), (None, 4), (0, 4)), 8, {0: 4}).gids == (1, 3)
 
 
-def test_the_heavier_env_comes_first_and_the_batch_is_still_listed_oldest_first():
+def test_the_env_of_higher_weight_is_chosen_first_and_the_batch_is_listed_oldest_first():
     queue = queue_of((0, 4), (0, 4), (1, 4), (1, 4))
     assert pick(queue, 8, weights={0: 1.0, 1: 4.0}).gids == (3, 4)
     assert pick(queue, 12, weights={0: 1.0, 1: 4.0}).gids == (1, 3, 4)
 
 
-def test_a_minimum_goes_before_the_mix():
+def test_a_minimum_allocation_takes_precedence_over_the_mixing_weights():
     queue = queue_of((0, 4), (0, 4), (1, 4), (1, 4))
     assert pick(queue, 8, {0: 1}, weights={0: 0.01, 1: 100.0}).gids == (1, 3)
 
 
-def test_what_a_batch_took_decides_who_comes_next():
+def test_the_groups_of_a_batch_determine_the_env_served_next():
     queue = queue_of((0, 4, 30), (0, 4, 30), (1, 4, 10), (1, 4, 10), (1, 4, 10), (1, 4, 10))
     first = pick(queue, 8)
     assert first.gids == (3, 4)  # 10 and 20 tokens: both paid for before the 30
@@ -50,14 +50,14 @@ def test_what_a_batch_took_decides_who_comes_next():
     assert second.gids == (1, 5)
 
 
-def test_stale_groups_are_dropped_also_when_nothing_is_left_to_choose():
+def test_stale_groups_are_dropped_also_when_no_groups_remain():
     queue = [GroupSummary(1, 0, 4, version=1), GroupSummary(2, 0, 4, version=5)]
     selection = pick(queue, 8, policy=StalenessRule("drop", 2, 5))
     assert (selection.gids, selection.dropped) == ((), (1,))
     assert selection.blocked_reason == "4 of 8 sequences queued: waiting for scored groups"
 
 
-def test_a_batch_says_which_tokens_to_mask():
+def test_a_batch_has_the_oldest_policy_version_whose_tokens_are_trained():
     queue = [GroupSummary(1, 0, 4, version=1), GroupSummary(2, 0, 4, version=5)]
     selection = pick(queue, 8, policy=StalenessRule("mask", 2, 5))
     assert (selection.gids, selection.dropped, selection.min_version) == ((1, 2), (), 3)
@@ -79,13 +79,13 @@ def test_every_batch_is_exact_and_keeps_every_minimum(queue, target, needs, weig
         assert selection.blocked_reason and selection.fair_share is None
 
 
-def test_a_buffer_gives_its_earliest_groups_that_add_up():
+def test_a_buffer_returns_its_earliest_groups_that_add_up_to_the_group_size():
     assert complete_buffer([(7, 4), (8, 3), (9, 2), (11, 2)], 5) == [8, 9]
     assert complete_buffer([(7, 8)], 5) == []
     assert complete_buffer([], 5) == []
 
 
-def test_twenty_thousand_groups_of_awkward_sizes_are_no_problem():
+def test_a_batch_of_twenty_thousand_groups_of_odd_sizes_is_found_in_time():
     queue = queue_of(*[(i % 7, (6, 10, 15)[i % 3], i % 100) for i in range(20_000)])
     chosen = set(pick(queue, 1000, {0: 100, 3: 200}).gids)
     rows = [group for group in queue if group.gid in chosen]

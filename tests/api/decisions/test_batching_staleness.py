@@ -23,14 +23,16 @@ def of_version(version, arrived=None):
         (None, None, False),
     ],
 )
-def test_only_what_is_surely_beyond_the_bound_is_dropped(version, arrived, dropped):
+def test_only_groups_certainly_beyond_the_staleness_bound_are_dropped(
+    version, arrived, dropped
+):
     rule = StalenessRule("drop", max_staleness=2, policy_version=10)
     assert rule.drops(of_version(version, arrived)) is dropped
     assert rule.mask_below is None
 
 
 @pytest.mark.parametrize(("policy", "bound"), [("keep", 2), ("mask", 2), ("drop", None)])
-def test_nothing_is_dropped_by_other_policies_or_without_a_bound(policy, bound):
+def test_other_policies_and_a_missing_bound_drop_no_groups(policy, bound):
     rule = StalenessRule(policy, bound, policy_version=10)
     assert rule.split([of_version(0)]) == ([of_version(0)], ())
 
@@ -42,7 +44,7 @@ def test_masking_begins_below_the_oldest_version_within_the_bound():
     assert StalenessRule("keep", 2, 10).mask_below is None
 
 
-def test_a_split_keeps_the_order():
+def test_splitting_by_staleness_keeps_the_order():
     rule = StalenessRule("drop", 0, 1)
     queue = [GroupSummary(gid, 0, 4, version=gid % 2) for gid in range(1, 6)]
     fresh, dropped = rule.split(queue)

@@ -20,7 +20,7 @@ def tallies_of(queue):
 
 @given(queue=groups, target=st.integers(1, 24), needs=needs)
 @SOME
-def test_tallies_alone_say_what_a_claim_would_say(queue, target, needs):
+def test_the_reason_computed_from_tallies_equals_that_of_a_claim(queue, target, needs):
     selection = pick(queue, target, needs)
     assert blocked_reason(tallies_of(queue), target, needs) == selection.blocked_reason
 
@@ -84,12 +84,12 @@ def test_tallies_alone_say_what_a_claim_would_say(queue, target, needs):
         ),
     ],
 )
-def test_the_reason_says_what_to_do(queue, batch_size, needs, reason):
+def test_a_blocked_reason_suggests_a_remedy(queue, batch_size, needs, reason):
     selection = pick(queue_of(*queue), batch_size, needs, names={0: "gsm8k_0"})
     assert selection.blocked_reason == reason
 
 
-def test_the_reason_names_minima_that_the_queued_groups_cannot_keep():
+def test_a_blocked_reason_names_minima_that_the_queued_groups_cannot_meet():
     queue = queue_of((0, 4), (1, 8), (1, 8), (2, 4), (2, 4))
     reason = pick(queue, 16, {0: 1, 1: 1, 2: 8}).blocked_reason
     assert reason == (

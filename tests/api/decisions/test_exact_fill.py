@@ -33,7 +33,7 @@ def brute_force(keys, target, needs, start=0, taken=()):
 @pytest.mark.slow
 @given(keys=keys, target=st.integers(1, 40))
 @MANY
-def test_without_minima_the_choice_is_that_of_brute_force(keys, target):
+def test_without_minima_the_selection_equals_that_of_brute_force(keys, target):
     expected = brute_force(keys, target, {})
     assert first_exact(keys, target) == expected
     assert is_feasible(Counter(keys), target) == (expected is not None)
@@ -42,7 +42,7 @@ def test_without_minima_the_choice_is_that_of_brute_force(keys, target):
 @pytest.mark.slow
 @given(keys=keys, target=st.integers(1, 40), needs=some_needs)
 @MANY
-def test_with_minima_the_choice_is_that_of_brute_force(keys, target, needs):
+def test_with_minima_the_selection_equals_that_of_brute_force(keys, target, needs):
     expected = brute_force(keys, target, needs)
     assert first_exact(keys, target, needs) == expected
     assert is_feasible(Counter(keys), target, needs) == (expected is not None)
@@ -50,7 +50,7 @@ def test_with_minima_the_choice_is_that_of_brute_force(keys, target, needs):
 
 @given(sizes=st.sets(st.integers(1, 9), max_size=3), need=st.integers(0, 30))
 @settings(max_examples=300, deadline=None)
-def test_the_least_sum_is_that_of_counting_up(sizes, need):
+def test_the_least_sum_equals_that_of_exhaustive_counting(sizes, need):
     reached = {0}
     for total in range(1, 41):
         if any(total - size in reached for size in sizes):
@@ -59,12 +59,12 @@ def test_the_least_sum_is_that_of_counting_up(sizes, need):
     assert min_sum(sizes, need, 40) == expected
 
 
-def test_no_batch_of_no_sequences_exists():
+def test_a_batch_of_zero_sequences_is_not_formed():
     assert first_exact([(None, 1)], 0) is None
     assert not is_feasible({(None, 1): 1}, 0)
 
 
-def test_a_group_without_rows_is_left_alone():
+def test_a_group_without_rows_is_never_selected():
     assert first_exact([(None, 0), (None, 2)], 2) == [1]
 
 
@@ -77,7 +77,7 @@ def test_a_group_without_rows_is_left_alone():
         ([(i % 16, i % 61 + 3) for i in range(20_000)], 1024, {i: 50 for i in range(16)}, 400),
     ],
 )
-def test_long_queues_take_few_looks(monkeypatch, keys, target, needs, bound):
+def test_exact_fill_of_a_long_queue_needs_few_lookups(monkeypatch, keys, target, needs, bound):
     looks = 0
     reaches = exact_fill._reaches
 

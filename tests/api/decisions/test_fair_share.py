@@ -43,7 +43,7 @@ def test_an_env_with_twice_the_weight_is_served_twice_as_often():
     ]
 
 
-def test_groups_of_one_env_stay_in_their_order():
+def test_groups_of_one_env_keep_their_order():
     queue = queue_of((0, 90), (0, 1), (0, 50))
     assert gids(fair_share.order(queue, {}, FairShareState((EnvBalance(0, -100.0),)))) == [
         1,
@@ -52,31 +52,31 @@ def test_groups_of_one_env_stay_in_their_order():
     ]
 
 
-def test_who_is_behind_comes_first():
+def test_the_env_with_the_largest_deficit_is_served_first():
     queue = queue_of((0, 10), (1, 10))
     assert gids(fair_share.order(queue, {}, FairShareState((EnvBalance(1, 5.0),)))) == [2, 1]
 
 
-def test_a_batch_is_charged_to_those_who_had_it():
+def test_a_batch_is_charged_to_the_envs_of_its_groups():
     queue = queue_of((0, 30), (0, 30), (1, 30), (None, 30))
     state = fair_share.after(FairShareState(), queue, queue[:1], {})
     assert deficits(state) == {None: 10.0, 0: -20.0, 1: 10.0}
     assert [(entry.env, entry.trained) for entry in state.envs] == [(None, 0), (0, 30), (1, 0)]
 
 
-def test_groups_that_train_nothing_still_cost_their_rows():
+def test_groups_without_trained_tokens_are_charged_their_rows():
     queue = [GroupSummary(1, 0, 4, 0), GroupSummary(2, 1, 4, 0), GroupSummary(3, 0, 4, 0)]
     state = fair_share.after(FairShareState(), queue, queue[:1], {})
     assert deficits(state) == {0: -2.0, 1: 2.0}
 
 
-def test_an_env_that_was_away_has_saved_nothing():
+def test_an_absent_env_accumulates_no_credit():
     rich = FairShareState((EnvBalance(0, -500.0), EnvBalance(1, 500.0)))
     queue = queue_of((0, 10), (0, 10))
     assert deficits(fair_share.after(rich, queue, queue[:1], {}))[1] == 0.0
 
 
-def test_an_env_that_was_away_has_worked_off_what_it_had_too_much():
+def test_the_debt_of_an_absent_env_decreases():
     state = FairShareState((EnvBalance(0, 8.0), EnvBalance(1, -8.0)))
     queue = queue_of(*[(0, 10)] * 4)
     state = fair_share.after(state, queue, queue[:1], {})
@@ -85,7 +85,7 @@ def test_an_env_that_was_away_has_worked_off_what_it_had_too_much():
     assert deficits(state)[1] == 0.0
 
 
-def test_a_newcomer_is_on_a_par_with_those_who_wait():
+def test_a_new_env_starts_level_with_the_waiting_envs():
     state = FairShareState()
     for _ in range(50):  # env 1 comes and goes; the two others always wait
         queue = queue_of((0, 10), (0, 10), (2, 10), (2, 10), (1, 10))
@@ -95,7 +95,7 @@ def test_a_newcomer_is_on_a_par_with_those_who_wait():
     assert sum(waiting) == pytest.approx(0.0)
 
 
-def test_what_cannot_be_paid_back_is_forgotten_in_part():
+def test_debt_beyond_the_bound_is_partly_forgotten():
     state = FairShareState()
     queue = queue_of((0, 10), (0, 10), (1, 10))
     for _ in range(100):  # only env 0 ever fits
@@ -120,19 +120,19 @@ def test_an_env_of_weight_zero_still_gets_a_little():
     assert trained == {0: 1, 1: 249}
 
 
-def test_the_document_comes_back_as_it_was():
+def test_the_fair_share_document_round_trips():
     state = FairShareState((EnvBalance(None, 1.5, 7), EnvBalance(3, -1.5, 9)))
     assert fair_share.decode(fair_share.encode(state)) == state
     assert fair_share.decode(None) == FairShareState()
     assert fair_share.realised_shares(state) == {None: 7 / 16, 3: 9 / 16}
 
 
-def test_a_damaged_document_is_no_fresh_start():
+def test_a_damaged_document_is_rejected_and_does_not_reset_the_shares():
     with pytest.raises(StoreError, match="mix of environments"):
         fair_share.decode(b"{")
 
 
-def test_asked_shares_add_up_and_floor_the_light():
+def test_requested_shares_sum_to_one_and_light_envs_get_the_minimum():
     shares = fair_share.target_shares({0: 0.0, 1: 0.99})
     assert shares == {0: pytest.approx(0.01), 1: pytest.approx(0.99)}
     assert (
@@ -195,7 +195,7 @@ def test_realised_shares_come_within_two_points_of_the_weights(envs, raw, seed):
         assert abs(trained[env] - share * total) <= 0.02 * total + backlog.largest
 
 
-def test_ordering_looks_at_each_group_once(monkeypatch):
+def test_ordering_visits_each_group_once(monkeypatch):
     looks = 0
     price = fair_share.cost
 

@@ -49,7 +49,7 @@ def test_a_version_never_falls():
     assert announce(announce(STARTED, 5), 3).policy_version == 5
 
 
-def test_ids_are_places_and_are_never_used_twice():
+def test_env_ids_are_list_positions_and_are_never_reused():
     run, first = join(STARTED, RegisterEnv(**ENV))
     run, second = join(leave(run, first.env_id), RegisterEnv(**ENV))
     assert (first.env_id, second.env_id) == (0, 1)
@@ -71,7 +71,9 @@ def test_a_run_has_a_bounded_number_of_environments():
     ("rows", "declared", "expected"),
     [(4, None, None), (3, None, 4), (3, 3, None), (3, 2, 4), (6, None, None)],
 )
-def test_only_a_group_smaller_than_its_env_says_waits_for_others(rows, declared, expected):
+def test_only_a_group_smaller_than_the_group_size_of_its_env_is_buffered(
+    rows, declared, expected
+):
     body = BODY.model_copy(update={"batch_size": 8})
     run, entry = join(
         start(register(RunRecord(), body, "r", 0)), RegisterEnv(**ENV | {"group_size": 4})
@@ -103,7 +105,7 @@ def test_an_older_reply_never_overwrites_a_newer_one_of_the_same_trainer():
     assert sent(run, other).sent == other
 
 
-def test_the_document_of_a_run_reads_back_as_it_was():
+def test_the_document_of_a_run_round_trips():
     run, _ = join(STARTED, RegisterEnv(**ENV))
     run = msgspec.structs.replace(
         sent(run, SentBatch(no=1, epoch=1, generation=1)), seen={0: 2.5}

@@ -79,7 +79,7 @@ def an_address(path):
     return path.replace("{no}", "1").replace("{rank}", "0")
 
 
-def test_the_table_and_the_application_know_the_same_routes(app):
+def test_the_scope_table_and_the_application_list_the_same_routes(app):
     ours = {(method, path) for method, path in routes_of(app.routes) if method != "HEAD"}
     assert sorted(ours) == sorted(SCOPES_OF)
     assert len(ours) > 30
@@ -150,7 +150,7 @@ async def test_a_token_in_the_url_or_the_body_is_ignored(app, issued):
 
 
 @pytest.mark.parametrize("scope", Scope)
-async def test_a_token_opens_the_routes_of_its_scope_and_no_others(app, issued, scope):
+async def test_a_token_allows_the_routes_of_its_scope_and_no_others(app, issued, scope):
     covered = {
         Scope.ENV: {Scope.ENV, Scope.READ},
         Scope.TRAINER: {Scope.TRAINER, Scope.READ},
@@ -176,7 +176,7 @@ async def test_a_route_that_does_not_exist_is_404_for_an_admin_only(app, issued)
             assert reply.status_code == status
 
 
-async def test_a_refusal_reads_no_body(issued):
+async def test_an_unauthorized_request_is_rejected_without_reading_its_body(issued):
     async def app(scope, receive, send):
         raise AssertionError("the application must not be reached")
 
@@ -198,7 +198,7 @@ async def test_a_refusal_reads_no_body(issued):
         assert sent[0]["status"] == (403 if name else 401)
 
 
-async def test_a_websocket_is_closed_before_anything_else(issued):
+async def test_a_websocket_is_closed_before_authentication(issued):
     sent = []
 
     async def send(message):
@@ -220,7 +220,7 @@ async def test_an_unreadable_token_file_is_a_503_with_retry_after(app, issued):
         assert reply.status_code == 200
 
 
-async def test_a_rotated_token_works_at_once_and_the_old_one_no_more(app, issued):
+async def test_a_rotated_token_is_valid_at_once_and_the_old_one_is_rejected(app, issued):
     path, named = issued
     new = add_token(path, "read")
     async with http_of(app) as http:
@@ -271,7 +271,7 @@ async def test_a_bound_token_is_valid_for_its_environment_only(app, issued):
                 assert now.queue_size == held.queue_size
 
 
-async def test_a_bound_token_registers_no_other_environment(app, issued):
+async def test_a_bound_token_cannot_register_another_environment(app, issued):
     async with http_of(app) as http:
         await run_with_two_environments(http, issued[1])
         body = ENV_BODY | {"desired_name": "other"}
@@ -281,7 +281,7 @@ async def test_a_bound_token_registers_no_other_environment(app, issued):
         assert refused.status_code == 403 and "mine" in refused.json()["detail"]
 
 
-async def test_a_list_with_one_foreign_group_is_refused_whole(app, issued):
+async def test_a_list_with_a_group_of_another_environment_is_rejected_entirely(app, issued):
     async with http_of(app) as http:
         ids = await run_with_two_environments(http, issued[1])
         body = [group(env_id=ids["mine"]), group(env_id=ids["other"])]

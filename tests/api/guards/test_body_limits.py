@@ -77,19 +77,19 @@ def app():
     return App()
 
 
-async def test_a_body_of_one_piece_is_not_copied(app):
+async def test_a_body_of_one_chunk_is_not_copied(app):
     piece = b"x" * 1000
     await Exchange(RequestBody(app), [piece], content_length=1000).run()
     assert app.bodies[0] is piece
 
 
-async def test_pieces_are_joined(app):
+async def test_the_chunks_of_a_body_are_joined(app):
     await Exchange(RequestBody(app), [b"ab", b"", b"cd"]).run()
     assert app.bodies == [b"abcd"]
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "zstd"])
-async def test_a_compressed_body_arrives_plain(app, encoding):
+async def test_a_compressed_body_is_decompressed(app, encoding):
     pack = zstandard.ZstdCompressor().compress if encoding == "zstd" else gzip.compress
     packed = pack(b"tokens" * 100)
     sent = {"content_encoding": encoding, "content_length": len(packed)}
@@ -98,7 +98,7 @@ async def test_a_compressed_body_arrives_plain(app, encoding):
     assert app.headers == [{b"content-length": b"600"}]
 
 
-async def test_a_group_in_a_zstd_frame_is_left_as_it_is(app):
+async def test_a_group_in_a_zstd_frame_is_not_decompressed(app):
     frame = zstandard.ZstdCompressor().compress(b"a group")
     sent = {"content_encoding": "zstd", "content_type": "application/x-safetensors"}
     await Exchange(RequestBody(app), [frame], **sent).run()
@@ -113,7 +113,7 @@ async def test_damaged_compression_is_a_400(app):
     assert (got.status, app.bodies) == (400, [])
 
 
-async def test_a_body_over_the_limit_is_refused_declared_sent_or_inflated(app):
+async def test_a_body_whose_declared_sent_or_inflated_size_exceeds_the_limit_is_rejected(app):
     limited = RequestBody(app, max_bytes=100)
     declared = Exchange(limited, [b"x"], content_length=101)
     assert (await declared.run()).status == 413 and not declared.incoming.empty()
@@ -124,18 +124,18 @@ async def test_a_body_over_the_limit_is_refused_declared_sent_or_inflated(app):
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-async def test_a_request_of_another_site_does_not_reach_the_app(app, site):
+async def test_a_cross_site_request_does_not_reach_the_app(app, site):
     guarded = SameSiteGuard(RequestBody(app), lambda code, why: PlainTextResponse(why, code))
     got = await Exchange(guarded, method="GET", sec_fetch_site=site).run()
     assert got.status == 403 and app.bodies == []
 
 
-async def test_a_body_that_does_not_come_is_given_up(app):
+async def test_a_body_that_never_arrives_times_out(app):
     silent = Exchange(RequestBody(app, grace_s=0.01), [])
     assert (await silent.run()).status == 408
 
 
-async def test_a_client_that_hangs_up_is_not_answered(app):
+async def test_a_disconnected_client_gets_no_response(app):
     gone = Exchange(RequestBody(app), [])
     gone.feed({"type": "http.request", "body": b"half", "more_body": True})
     gone.feed({"type": "http.disconnect"})
@@ -178,7 +178,9 @@ async def test_a_body_without_memory_in_time_gets_a_503(app):
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_undeclared_and_dense_bodies_count_as_well(app, streams):
+async def test_bodies_without_content_length_and_compressed_bodies_reserve_memory(
+    app, streams
+):
     middleware = RequestBody(
         app, max_bytes=3 * BIG, in_flight_bytes=6 * BIG, budget_timeout_s=0.01
     )
@@ -198,7 +200,7 @@ async def test_undeclared_and_dense_bodies_count_as_well(app, streams):
     assert len(app.bodies) == 2
 
 
-async def test_memory_is_granted_first_come_first_served_also_after_a_cancellation():
+async def test_memory_is_granted_in_arrival_order_also_after_a_cancellation():
     room = BodyMemoryBudget(10, wait_s=60.0)
     order = []
 

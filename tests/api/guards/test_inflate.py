@@ -39,7 +39,7 @@ def test_an_empty_body_inflates_to_an_empty_body():
     assert gunzip(b"", 10) == unzstd(b"", 10) == b""
 
 
-def test_a_dense_body_within_the_limit_is_inflated():
+def test_a_highly_compressed_body_within_the_limit_is_inflated():
     dense = bytes(40 * MB)
     assert gunzip(gzip.compress(dense, 1), LIMIT) == dense
     assert unzstd(zstandard.ZstdCompressor().compress(dense), LIMIT) == dense
@@ -71,7 +71,9 @@ def bomb_of_size(size: int) -> bytes:
     ],
     ids=["true size", "smaller size", "tiny size", "larger size", "zstd stream", "zstd"],
 )
-def test_a_bomb_is_refused_without_the_memory_it_needs(packed, inflate, refusal):
+def test_a_decompression_bomb_is_rejected_before_its_memory_is_allocated(
+    packed, inflate, refusal
+):
     body = packed()  # made here: at import every process of the tests would pay for it
     tracemalloc.start()
     try:

@@ -49,9 +49,7 @@ async def reads_all(scope, receive, send):
 
 
 @pytest.mark.parametrize("style", logs.FORMATS)
-async def test_a_request_leaves_one_line_without_anything_the_client_sent(
-    logged, style, tmp_path
-):
+async def test_a_request_is_logged_in_one_line_without_client_data(logged, style, tmp_path):
     text = logged(style)
     token = add_token(tmp_path / "tokens", "env")
     app = logs.RequestLog(AuthMiddleware(reads_all, TokenFile(tmp_path / "tokens")))
@@ -77,7 +75,7 @@ async def test_a_request_leaves_one_line_without_anything_the_client_sent(
         assert f"bytes_in={len(MARKER)}" in line
 
 
-async def test_an_unknown_path_is_not_repeated(logged):
+async def test_an_unknown_path_is_not_logged(logged):
     text = logged("text")
     await call(logs.RequestLog(reads_all), path=f"/{MARKER}")
     assert "route=unknown" in text() and MARKER not in text()
@@ -93,7 +91,7 @@ async def test_the_status_sets_the_log_level(logged, status, level):
     assert json.loads(text())["level"] == level
 
 
-async def test_below_the_level_nothing_is_written(logged):
+async def test_events_below_the_log_level_are_not_written(logged):
     text = logged("json", "info")
     await call(logs.RequestLog(PlainTextResponse("x")))
     assert text() == ""
@@ -110,7 +108,7 @@ async def test_a_request_without_a_reply_is_logged_too(logged):
 
 
 @pytest.mark.parametrize("style", logs.FORMATS)
-def test_secrets_in_texts_and_exceptions_are_taken_out(logged, style):
+def test_secrets_in_texts_and_exceptions_are_redacted(logged, style):
     text = logged(style)
     token = "atr_" + "x" * 43
     log = logging.getLogger("atroposlib.api.test")
@@ -134,7 +132,7 @@ def test_control_characters_in_an_event_do_not_break_its_line(logged):
     assert r"a\nlevel=error\r\x1b[31m" in line and 'k="v w"' in line
 
 
-def test_libraries_are_logged_from_level_warning_on(logged):
+def test_log_records_of_libraries_are_written_from_level_warning(logged):
     text = logged("text")
     logging.getLogger("httpx").info("quiet")
     logging.getLogger("uvicorn.error").info("quiet")

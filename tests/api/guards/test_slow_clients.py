@@ -116,7 +116,7 @@ LAST = b"connection: close\r\n\r\n"
     ],
     ids=["silence", "method", "newlines", "header", "body", "chunks"],
 )
-async def test_forty_trickling_connections_are_all_closed(start, drop):
+async def test_forty_slow_connections_are_all_closed(start, drop):
     app = App()
     async with serving(app, SHORT) as (server, port):
         replies = await asyncio.gather(*(trickle(port, start, drop) for _ in range(40)))
@@ -130,23 +130,23 @@ async def test_forty_trickling_connections_are_all_closed(start, drop):
 
 
 @pytest.mark.slow
-def test_the_other_event_loop_closes_them_too():
+def test_slow_connections_are_closed_under_the_other_event_loop():
     loop = pytest.importorskip("uvloop").new_event_loop()
     try:
-        loop.run_until_complete(test_forty_trickling_connections_are_all_closed(POST, b"a"))
+        loop.run_until_complete(test_forty_slow_connections_are_all_closed(POST, b"a"))
     finally:
         loop.close()
 
 
 @pytest.mark.slow
-async def test_an_idle_connection_is_closed_also_while_newlines_trickle_in():
+async def test_an_idle_connection_is_closed_also_while_newlines_arrive():
     async with serving(App(), SHORT) as (_, port):
         reply = await trickle(port, GET + b"\r\n", b"\r\n")
         assert reply.endswith(b"0 bytes") and reply.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.slow
-async def test_a_refused_upload_is_answered_and_its_rest_is_awaited_within_a_bound():
+async def test_a_rejected_upload_is_answered_and_its_rest_is_read_within_a_time_limit():
     app = App()
     app.reads = False
     async with serving(app, SHORT) as (_, port):
@@ -154,7 +154,7 @@ async def test_a_refused_upload_is_answered_and_its_rest_is_awaited_within_a_bou
         assert reply.endswith(b"0 bytes")
 
 
-async def test_a_refused_upload_that_ends_soon_leaves_the_connection_open():
+async def test_the_connection_stays_open_after_a_rejected_upload_that_ends_soon():
     app = App()
     app.reads = False
     async with serving(app) as (_, port):
@@ -169,7 +169,7 @@ async def test_a_refused_upload_that_ends_soon_leaves_the_connection_open():
 
 
 @pytest.mark.slow
-async def test_a_slow_application_is_no_slow_client():
+async def test_a_slow_application_is_not_counted_as_a_slow_client():
     app = App()
     app.answer_at.clear()
     async with serving(app, SHORT) as (_, port):
@@ -182,7 +182,7 @@ async def test_a_slow_application_is_no_slow_client():
 
 
 @pytest.mark.slow
-async def test_time_in_which_the_application_does_not_read_is_not_the_client_s():
+async def test_time_in_which_the_application_does_not_read_is_not_charged_to_the_client():
     app = App()
     app.reads = False
     app.answer_at.clear()
@@ -205,7 +205,7 @@ async def test_time_in_which_the_application_does_not_read_is_not_the_client_s()
     ],
     ids=["many", "long", "endless", "address"],
 )
-async def test_a_head_beyond_the_limits_is_refused_and_never_served(request_):
+async def test_a_request_head_beyond_the_limits_is_rejected_and_not_served(request_):
     app = App()
     async with serving(app) as (_, port):
         reply = await ask(port, request_)
@@ -213,13 +213,13 @@ async def test_a_head_beyond_the_limits_is_refused_and_never_served(request_):
     assert app.bodies == []
 
 
-async def test_trailers_without_end_are_refused():
+async def test_endless_trailers_are_rejected():
     async with serving(App()) as (_, port):
         reply = await trickle(port, CHUNKED + b"0\r\nx: ", b"a" * 1000)
         assert reply == b"" or reply.startswith(b"HTTP/1.1 431")
 
 
-async def test_a_large_body_in_tiny_chunks_is_still_a_body():
+async def test_a_large_body_in_tiny_chunks_is_accepted():
     app = App()
     async with serving(app) as (_, port):
         chunks = b"1\r\na\r\n" * 50_000 + b"0\r\n\r\n"
@@ -246,14 +246,14 @@ async def test_pipelined_requests_are_answered_in_order():
         b"\x00" * 100,
     ],
 )
-async def test_what_is_no_request_is_refused(request_):
+async def test_an_invalid_http_request_is_rejected(request_):
     app = App()
     async with serving(app) as (_, port):
         assert (await ask(port, request_)).startswith(b"HTTP/1.1 400")
     assert app.bodies == []
 
 
-async def test_more_connections_than_the_limit_are_answered_503_and_then_cut():
+async def test_connections_beyond_the_limit_are_answered_503_and_closed():
     app = App()
     app.answer_at.clear()
     async with serving(app, limit_concurrency=8) as (server, port):

@@ -30,7 +30,7 @@ def line(token, grant="read", *ends):
     return " ".join([grant, sha256(token.encode()).hexdigest(), *map(str, ends)])
 
 
-def test_a_new_token_is_kept_as_a_digest_in_a_file_nobody_else_reads(path):
+def test_a_new_token_is_stored_as_a_digest_in_a_file_only_its_owner_can_read(path):
     token = add_token(path, "env:gsm8k")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text() == line(token, "env:gsm8k") + "\n"
@@ -38,7 +38,7 @@ def test_a_new_token_is_kept_as_a_digest_in_a_file_nobody_else_reads(path):
     assert len(token) == len("atr_") + 43  # 256 bits in base64
 
 
-def test_tokens_differ(path):
+def test_new_tokens_are_distinct(path):
     assert len({add_token(path, "read") for _ in range(20)}) == 20
 
 
@@ -53,7 +53,7 @@ def test_tokens_differ(path):
         ("read", Caller(frozenset({Scope.READ}))),
     ],
 )
-def test_a_token_covers_its_scope_and_what_that_implies(path, grant, caller):
+def test_a_token_covers_its_scope_and_the_implied_scopes(path, grant, caller):
     token = add_token(path, grant)
     assert TokenFile(path).identify(token) == caller
 
@@ -73,7 +73,7 @@ def test_a_digest_is_not_a_token(path):
         TokenFile(path).identify(path.read_text().split()[1])
 
 
-def test_a_token_ends_at_its_second(path):
+def test_a_token_expires_at_its_exact_second(path):
     now = 1000.0
     write(path, line("t" * 20, "read", 1001))
     tokens = TokenFile(path, lambda: now)
@@ -83,7 +83,7 @@ def test_a_token_ends_at_its_second(path):
         tokens.identify("t" * 20)
 
 
-def test_rotation_needs_no_restart_and_both_tokens_hold_meanwhile(path):
+def test_rotation_needs_no_restart_and_both_tokens_are_valid_meanwhile(path):
     old = add_token(path, "trainer")
     tokens = TokenFile(path)
     new = add_token(path, "trainer")
@@ -94,7 +94,7 @@ def test_rotation_needs_no_restart_and_both_tokens_hold_meanwhile(path):
         tokens.identify(old)
 
 
-def test_a_file_replaced_within_one_tick_of_its_clock_is_read_again(path):
+def test_a_file_replaced_within_one_tick_of_the_file_clock_is_reloaded(path):
     write(path, line("a" * 20))
     tokens = TokenFile(path)
     tokens.identify("a" * 20)
@@ -104,7 +104,7 @@ def test_a_file_replaced_within_one_tick_of_its_clock_is_read_again(path):
     tokens.identify("b" * 20)
 
 
-def test_an_old_file_is_read_once(path, monkeypatch):
+def test_an_unchanged_token_file_is_read_once(path, monkeypatch):
     write(path, line("a" * 20))
     os.utime(path, (1000, 1000))
     tokens = TokenFile(path)
@@ -132,14 +132,14 @@ def test_comments_and_empty_lines_are_allowed(path):
         "read " + "A" * 64,
     ],
 )
-def test_a_line_that_is_no_token_stops_the_start_and_is_not_quoted(path, bad):
+def test_an_invalid_line_fails_the_start_and_is_not_quoted(path, bad):
     write(path, line("a" * 20), bad)
     with pytest.raises(ConfigError, match="line 2") as refused:
         TokenFile(path)
     assert "0" * 64 not in str(refused.value)
 
 
-def test_a_bad_line_added_later_is_skipped_and_logged(path, caplog):
+def test_an_invalid_line_added_later_is_skipped_and_logged(path, caplog):
     write(path, line("a" * 20))
     tokens = TokenFile(path)
     write(path, "oops", line("b" * 20))
@@ -150,13 +150,13 @@ def test_a_bad_line_added_later_is_skipped_and_logged(path, caplog):
         tokens.identify("a" * 20)
 
 
-def test_the_error_of_a_missing_file_names_the_first_command(path):
+def test_the_error_of_a_missing_token_file_names_the_command_that_creates_it(path):
     with pytest.raises(ConfigError, match="--new-token admin"):
         TokenFile(path)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
-def test_a_file_that_others_read_or_write_is_not_trusted(path, mode):
+def test_a_token_file_that_other_users_can_read_or_write_is_rejected(path, mode):
     write(path, line("a" * 20)).chmod(mode)
     with pytest.raises(ConfigError, match="chmod 600"):
         TokenFile(path)

@@ -24,7 +24,7 @@ async def test_without_a_staleness_bound_every_rollout_may_begin(api):
     assert reply["credit_bytes"] > 0
 
 
-async def test_the_bound_lets_so_many_batches_be_ahead_of_the_trainer(api):
+async def test_the_staleness_bound_limits_the_batches_ahead_of_the_trainer(api):
     [env_id] = await api.started(max_staleness=1)
     assert (await admit(api, env_id, 6, admission_id="a"))["granted"] == 6
     assert (await admit(api, env_id, 6, admission_id="b"))["granted"] == 2
@@ -63,7 +63,7 @@ async def test_queued_sequences_count_until_they_are_trained_on_and_published(ap
     assert (await admit(api, env_id, 9))["granted"] == 4
 
 
-async def test_a_trainer_that_restarts_at_an_older_step_does_not_wedge_environments(api):
+async def test_a_trainer_that_restarts_at_an_older_step_does_not_block_environments(api):
     [env_id] = await api.started(max_staleness=0, commits=True)
     generation = await api.registered(max_staleness=0, commits=True)
     for version in range(1, 4):
@@ -79,7 +79,7 @@ async def test_a_trainer_that_restarts_at_an_older_step_does_not_wedge_environme
     assert (await admit(api, env_id, 4))["granted"] == 4
 
 
-async def test_groups_that_make_no_batch_do_not_stop_new_ones(api):
+async def test_groups_that_form_no_batch_do_not_block_new_admissions(api):
     [env_id] = await api.started(max_staleness=0, envs=(ENV | {"group_size": 3},))
     await api.post("/scored_data", group(3, env_id=env_id))
     assert (await admit(api, env_id, 3, admission_id="a"))[
@@ -104,13 +104,13 @@ async def test_groups_that_make_no_batch_do_not_stop_new_ones(api):
         ("/admission/release", {"admission_id": "\0"}, 422),
     ],
 )
-async def test_a_bad_admission_is_refused(api, path, body, status):
+async def test_an_invalid_admission_is_rejected(api, path, body, status):
     await api.started()
     reply = await api.http.post(path, content=json.dumps(body), headers=JSON)
     assert reply.status_code == status, reply.text
 
 
-async def test_an_admission_outlives_a_restart(durable):
+async def test_an_admission_survives_a_restart(durable):
     [env_id] = await durable.started(max_staleness=0)
     await admit(durable, env_id, 4, admission_id="a")
     await durable.restart()
@@ -118,7 +118,7 @@ async def test_an_admission_outlives_a_restart(durable):
     assert (await admit(durable, env_id, 4, admission_id="a"))["granted"] == 4
 
 
-async def test_the_former_paths_and_names_are_accepted_and_marked_deprecated(api):
+async def test_deprecated_paths_and_names_are_accepted_and_marked_deprecated(api):
     [env_id] = await api.started(max_staleness=0)
     asked = {"env_id": env_id, "sequences": 4, "lease_id": "a"}
     reply = await api.post("/lease", asked)

@@ -28,7 +28,7 @@ async def test_a_rewind_replays_what_was_trained_after_the_checkpoint_in_order(a
     assert (await api.get("/status"))["retained_bytes"] == 0
 
 
-async def test_a_rewind_before_a_commit_reports_how_many_batches_are_gone(api):
+async def test_a_rewind_before_a_commit_reports_the_number_of_lost_batches(api):
     generation = await api.registered()  # no commits announced: an ack frees at once
     await api.post("/scored_data_list", [group(4, mark=mark) for mark in (1, 2)])
     await api.trained(generation)
@@ -39,7 +39,7 @@ async def test_a_rewind_before_a_commit_reports_how_many_batches_are_gone(api):
     }
 
 
-async def test_an_old_trainer_may_neither_commit_nor_rewind(api):
+async def test_a_stale_trainer_can_neither_commit_nor_rewind(api):
     old = await api.registered(commits=True)
     await api.post("/scored_data", group(4))
     await api.trained(old)

@@ -15,7 +15,7 @@ async def old_and_new(api, policy):
     return generation
 
 
-async def test_keep_delivers_old_tokens_as_they_are(api):
+async def test_the_keep_policy_delivers_old_tokens_unchanged(api):
     generation = await old_and_new(api, "keep")
     old, new = (await api.claim(generation))["batch"]
     assert old["versions"] == [[-1, 1]] * 2 and new["versions"] == [[-1, 5]] * 2
@@ -25,7 +25,7 @@ async def test_keep_delivers_old_tokens_as_they_are(api):
     assert staleness["in_queue"] == {"mean": 1.0, "p95": 2.0, "max": 2.0}
 
 
-async def test_mask_delivers_the_rows_without_their_old_tokens_every_time(api):
+async def test_the_mask_policy_masks_old_tokens_in_every_delivery(api):
     generation = await old_and_new(api, "mask")
     first = await api.claim(generation, claim_id="a")
     old, new = first["batch"]
@@ -36,7 +36,7 @@ async def test_mask_delivers_the_rows_without_their_old_tokens_every_time(api):
     assert (await api.claim(generation, claim_id="a"))["batch"] == first["batch"]
 
 
-async def test_drop_frees_old_groups_and_counts_them(api):
+async def test_the_drop_policy_frees_stale_groups_and_counts_them(api):
     generation = await old_and_new(api, "drop")
     empty = await api.claim(generation)
     assert empty["batch"] is None and "2 of 4" in empty["blocked_reason"]
@@ -46,7 +46,7 @@ async def test_drop_frees_old_groups_and_counts_them(api):
     assert len((await api.claim(generation))["batch"]) == 2
 
 
-async def test_groups_that_name_no_version_are_as_old_as_their_arrival(api):
+async def test_the_age_of_groups_without_versions_counts_from_their_arrival(api):
     generation = await api.registered(max_staleness=2, staleness_policy="drop")
     await api.post("/scored_data_list", [group(mark=1), group(mark=2)])
     await api.post("/policy_version", {"version": 3})

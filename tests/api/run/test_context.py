@@ -26,7 +26,7 @@ async def replicas(tmp_path, monkeypatch):
         await api.end()
 
 
-async def test_a_call_at_one_replica_takes_effect_at_the_other(replicas):
+async def test_a_call_at_one_replica_takes_effect_at_the_other_replica(replicas):
     one, two = replicas
     generation = (await one.post("/register", TRAINER))["generation"]
     assert await two.get("/info") == {"batch_size": 4, "max_token_len": 64}
@@ -95,7 +95,7 @@ async def test_an_env_that_calls_one_replica_is_alive_at_the_other(replicas):
     assert len((await two.claim(generation))["batch"]) == 2
 
 
-async def test_old_trainers_may_alternate_between_replicas(replicas):
+async def test_trainers_of_the_original_api_may_alternate_between_replicas(replicas):
     one, two = replicas
     await one.post("/register", TRAINER)
     await one.post("/scored_data_list", [group(4, mark=mark) for mark in (1, 2, 3)])

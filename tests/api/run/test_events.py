@@ -51,14 +51,14 @@ async def test_a_subscriber_continues_after_its_last_event_id():
 
 
 @pytest.mark.parametrize("after", ["other-3", "", "i-", "i-x", "-", "\x00"])
-async def test_an_id_of_another_process_returns_the_whole_ring(after):
+async def test_an_event_id_of_another_process_returns_the_whole_ring(after):
     events = made()
     events.publish("a")
     events.publish("b")
     assert [one.kind for one in await read(events.subscribe(after), 2)] == ["a", "b"]
 
 
-async def test_an_id_from_the_future_waits_for_the_next_event():
+async def test_an_event_id_from_the_future_waits_for_the_next_event():
     events = made()
     events.publish("a")
     reader = events.subscribe(after="i-" + "9" * 5000)
@@ -99,7 +99,7 @@ async def test_the_number_of_subscribers_is_bounded_and_a_closed_one_frees_its_s
     assert not events.full
 
 
-async def test_frames_are_text_of_an_event_stream_and_silence_is_a_comment():
+async def test_frames_follow_the_event_stream_format_and_a_keepalive_is_a_comment():
     events = made()
     reader = events.subscribe()
     stream = frames(reader, heartbeat_s=0.001)

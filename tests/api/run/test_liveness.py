@@ -16,7 +16,7 @@ def entry(env_id: int) -> EnvEntry:
     return EnvEntry(env_id=env_id, wandb_name=f"env_{env_id}", **ENV.model_dump())
 
 
-def test_the_live_environments_are_one_object_until_one_falls_silent_or_calls_again():
+def test_the_set_of_live_environments_changes_only_when_an_environment_leaves_or_returns():
     now = [0.0]
     liveness = Liveness(lambda: now[0], 300.0)
     envs = (entry(0), entry(1))
@@ -32,7 +32,7 @@ def test_the_live_environments_are_one_object_until_one_falls_silent_or_calls_ag
     assert [env.env_id for env in liveness.live((entry(0),))] == [0]
 
 
-def test_heartbeats_are_forgotten_by_age_and_by_number():
+def test_heartbeats_are_evicted_by_age_and_by_count():
     now = [0.0]
     liveness = Liveness(lambda: now[0], 300.0)
     liveness.record_heartbeat(Heartbeat(role="env", name="first", phase="rollout"))
@@ -55,7 +55,7 @@ def test_a_heartbeat_with_too_many_details_is_refused():
         )
 
 
-def test_requests_are_synced_before_other_replicas_count_silence():
+def test_request_times_are_synced_before_other_replicas_time_out_an_environment():
     now = [0.0]
     liveness = Liveness(lambda: now[0], 300.0)
     liveness.record_request(0)

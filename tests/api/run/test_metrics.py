@@ -80,7 +80,7 @@ def test_groups_count_by_environment_and_media_and_a_duplicate_counts_once():
     assert shown["atropos_bytes_in_total", "gsm8k_0", "json"] == 5
 
 
-def test_more_environments_than_labels_share_one():
+def test_environments_beyond_the_label_limit_share_one_label():
     metrics = Metrics()
     groups = [new(env) for env in range(MAX_ENVS + 50)]
     metrics.accepted(groups, [stored()] * len(groups))
@@ -118,11 +118,11 @@ def test_a_group_newer_than_a_rewound_policy_is_not_stale():
 @pytest.mark.parametrize(
     ("values", "p95"), [([4], 4), ([1, 2], 2), (range(1, 101), 95), ([0] * 19 + [7], 0)]
 )
-def test_the_95th_percentile_is_a_value_that_was_measured(values, p95):
+def test_the_95th_percentile_is_one_of_the_measured_values(values, p95):
     assert lag_of(list(values)).p95 == p95
 
 
-def test_gauges_equal_the_status_and_drop_environments_that_left():
+def test_gauges_equal_the_status_and_omit_environments_that_left():
     metrics = Metrics()
     here = EnvShare(env_id=0, name="a_0", weight=1.0, asked=0.25, realised=0.5)
     waiting = Participant(
@@ -141,7 +141,7 @@ def test_gauges_equal_the_status_and_drop_environments_that_left():
     assert later["atropos_blocked",] == 0
 
 
-def test_two_apps_in_one_process_keep_their_numbers_apart():
+def test_two_apps_in_one_process_have_separate_metrics():
     one, other = Metrics(), Metrics()
     one.marked("advantages_length")
     one.refused("unknown_env")
@@ -204,7 +204,7 @@ async def test_a_client_that_hung_up_before_the_answer_counts_as_499():
     )
 
 
-async def test_messages_other_than_http_pass_unmeasured():
+async def test_scopes_other_than_http_are_not_measured():
     seen = []
 
     async def app(scope, receive, send):

@@ -36,7 +36,7 @@ async def fill(api):
 # --- no room ------------------------------------------------------------------------
 
 
-async def test_a_post_of_the_original_waits_for_space_and_then_gets_a_503(small):
+async def test_a_post_without_credit_header_waits_for_space_and_then_gets_a_503(small):
     await fill(small)
     reply = await small.http.post("/scored_data", json=group(4, mark=3))
     assert (reply.status_code, reply.json()["status"]) == (503, "store_full")
@@ -72,13 +72,13 @@ async def test_a_duplicate_is_accepted_by_a_full_store(small):
     assert again == {"status": "received", "duplicate": True}
 
 
-async def test_a_group_that_never_fits_is_refused_and_not_held(small):
+async def test_a_group_larger_than_the_store_is_rejected_at_once(small):
     big = group(4, mark=3, metadata={"text": "x" * 10_000})
     reply = await small.http.post("/scored_data", json=big)
     assert reply.status_code == 422 and "bytes" in reply.json()["detail"]
 
 
-async def test_no_environment_fills_the_store_while_another_is_live(tmp_path):
+async def test_one_environment_cannot_fill_the_store_while_another_is_live(tmp_path):
     room = 6 * (await size_of_group(tmp_path) + 4)
     api = Api(tmp_path, max_bytes=room, hold_s=0.0)
     greedy, modest = await api.started(envs=(ENV | {"group_size": 4},) * 2)
@@ -109,13 +109,13 @@ async def test_a_full_disk_is_a_503_with_retry_after(tmp_path):
 # --- lost answers -------------------------------------------------------------------
 
 
-async def test_equal_groups_without_a_lost_reply_are_all_kept(api):
+async def test_equal_groups_whose_replies_arrived_are_all_kept(api):
     for _ in range(3):
         assert await api.post("/scored_data", group()) == {"status": "received"}
     assert (await api.get("/status"))["queue_size"] == 3
 
 
-async def test_a_keyless_group_whose_client_hung_up_is_absorbed_once(api):
+async def test_a_retried_group_without_a_key_is_deduplicated_once_after_a_disconnect(api):
     await api.hang_up_after("POST", "/scored_data", group())
     assert (await api.get("/status"))["queue_size"] == 1
     again = await api.post("/scored_data", group())
@@ -124,20 +124,22 @@ async def test_a_keyless_group_whose_client_hung_up_is_absorbed_once(api):
     assert (await api.get("/status"))["queue_size"] == 2
 
 
-async def test_a_repeat_that_comes_much_later_is_a_new_group(api):
+async def test_an_equal_group_posted_much_later_is_a_new_group(api):
     await api.hang_up_after("POST", "/scored_data", group())
     api.now += LOST_REPLY_WINDOW_S + 1
     assert await api.post("/scored_data", group()) == {"status": "received"}
 
 
-async def test_a_list_whose_client_hung_up_is_absorbed_group_by_group(api):
+async def test_a_retried_list_is_deduplicated_group_by_group_after_a_disconnect(api):
     await api.hang_up_after("POST", "/scored_data_list", [group(mark=1), group(mark=2)])
     reply = await api.post("/scored_data_list", [group(mark=mark) for mark in (1, 2, 3)])
     assert reply == {"status": "received", "groups_processed": 3, "duplicates": 2}
     assert (await api.get("/status"))["queue_size"] == 3
 
 
-async def test_repeats_of_groups_from_shortly_before_a_restart_are_absorbed_once(durable):
+async def test_retries_of_groups_posted_shortly_before_a_restart_are_deduplicated_once(
+    durable,
+):
     await durable.post("/scored_data", group(mark=1))
     durable.now += LOST_REPLY_WINDOW_S + 1
     await durable.post("/scored_data", group(mark=2))
@@ -147,7 +149,7 @@ async def test_repeats_of_groups_from_shortly_before_a_restart_are_absorbed_once
     assert "duplicate" not in await durable.post("/scored_data", group(mark=2))
 
 
-async def test_a_repeat_waits_for_the_post_whose_client_hung_up(tmp_path):
+async def test_a_retry_waits_for_the_post_of_the_disconnected_client(tmp_path):
     api = Api(tmp_path)
     release = asyncio.Event()
     put = api.service.context.threads.puts.run
@@ -169,7 +171,7 @@ async def test_a_repeat_waits_for_the_post_whose_client_hung_up(tmp_path):
     await api.end()
 
 
-async def test_a_held_post_whose_client_hung_up_keeps_nothing(tmp_path):
+async def test_a_held_post_of_a_disconnected_client_stores_no_groups(tmp_path):
     api = Api(tmp_path, max_bytes=2 * await size_of_group(tmp_path) + 50, hold_s=60.0)
     generation = await api.registered()
     await fill(api)

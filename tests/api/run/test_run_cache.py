@@ -45,7 +45,9 @@ def joining(ids: list[int]):
     return event
 
 
-async def test_environments_that_join_at_once_share_a_save_and_no_id(run_cache):
+async def test_environments_that_register_concurrently_share_one_save_and_get_distinct_ids(
+    run_cache,
+):
     ids: list[int] = []
     views = await asyncio.gather(*(run_cache.update(joining(ids)) for _ in range(50)))
     assert ids == list(range(50))
@@ -54,7 +56,7 @@ async def test_environments_that_join_at_once_share_a_save_and_no_id(run_cache):
     assert all(len(view.run.envs) > env for view, env in zip(views, ids))
 
 
-async def test_a_refused_change_does_not_affect_the_others_of_its_save(run_cache):
+async def test_a_rejected_change_does_not_affect_other_changes_of_the_same_save(run_cache):
     ids: list[int] = []
 
     def refused(run: RunRecord) -> RunRecord:

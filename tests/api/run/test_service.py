@@ -69,7 +69,7 @@ async def test_a_waiting_claim_gets_groups_posted_to_the_other_replica(replicas)
     assert marks(await waiting) == [1, 2]
 
 
-async def test_a_reset_is_seen_by_the_other_replica(replicas):
+async def test_a_reset_takes_effect_at_the_other_replica(replicas):
     one, other = replicas
     [env] = await one.started()
     await other.post("/scored_data", group(env_id=env))
@@ -122,7 +122,7 @@ async def test_no_batch_is_delivered_twice_and_no_group_is_lost_under_concurrenc
     assert seen == {mark: 1 for mark in range(10, 10 + posts)}
 
 
-async def test_an_environment_that_calls_the_other_replica_is_not_silent(replicas):
+async def test_an_environment_that_calls_the_other_replica_counts_as_live(replicas):
     one, other = replicas
     demanding = ENV | {"min_batch_allocation": 0.5}
     talker, _ = await one.started(envs=(demanding, ENV))

@@ -26,7 +26,7 @@ def request(accept: str) -> Request:
         (2**20, "gzip", False),
     ],
 )
-def test_json_is_packed_where_that_is_cheap_and_accepted(size, accept, packed):
+def test_json_is_compressed_where_that_is_cheap_and_accepted(size, accept, packed):
     body = b"x" * size
     response = of_bytes(body, request(accept))
     assert (response.headers.get("content-encoding") == "gzip") == packed
@@ -42,7 +42,7 @@ def test_json_is_packed_where_that_is_cheap_and_accepted(size, accept, packed):
         (Unauthorized("no token"), 401, "unauthorized"),
     ],
 )
-async def test_an_error_has_its_status_and_its_word(error, code, word):
+async def test_an_error_has_its_status_and_code(error, code, word):
     response = await on_error(None, error)
     assert response.status_code == code == STATUS_OF[type(error)][0]
     assert response.body == f'{{"detail":"{error}","status":"{word}"}}'.encode()
@@ -50,6 +50,6 @@ async def test_an_error_has_its_status_and_its_word(error, code, word):
     assert ("www-authenticate" in response.headers) == (code == 401)
 
 
-async def test_a_detail_is_cut_by_its_encoded_size():
+async def test_an_error_detail_is_truncated_by_its_encoded_size():
     response = await on_error(None, UnknownEnv("\0" * 5000))  # each takes six bytes as JSON
     assert len(response.body) < 1000

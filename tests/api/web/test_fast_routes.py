@@ -76,7 +76,7 @@ async def test_a_control_message_is_strict_json(body):
     assert (await call(app_of(False), "POST", "/number", body)).status_code == 422
 
 
-async def test_a_control_message_is_bounded():
+async def test_the_size_of_a_control_message_is_bounded():
     body = b'{"value": 1' + b" " * MAX_CONTROL_BYTES + b"}"
     assert (await call(app_of(False), "POST", "/number", body)).status_code == 413
     assert (await call(app_of(False), "POST", "/number", b'{"value": 1}')).json() == {

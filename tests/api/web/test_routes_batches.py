@@ -17,7 +17,7 @@ def any_api(request):
 # --- claim and ack ------------------------------------------------------------------
 
 
-async def test_claim_and_ack_hand_over_each_group_once(any_api):
+async def test_claim_and_ack_deliver_each_group_once(any_api):
     api = any_api
     generation = await api.registered()
     await api.post("/scored_data_list", [group(mark=1), group(mark=2)])
@@ -94,7 +94,9 @@ async def test_a_batch_with_an_expired_lease_is_delivered_again_whole(api):
     assert fenced.status_code == 409
 
 
-async def test_a_claim_without_a_name_whose_reply_was_lost_does_not_wait_for_its_lease(api):
+async def test_an_unnamed_claim_whose_reply_was_lost_is_redelivered_before_its_lease_expires(
+    api,
+):
     generation = await api.registered()
     await api.post("/scored_data", group(4))
     await api.hang_up_after("POST", "/batches/claim", {"generation": generation})
@@ -102,7 +104,7 @@ async def test_a_claim_without_a_name_whose_reply_was_lost_does_not_wait_for_its
     assert (again["batch_no"], again["epoch"]) == (1, 2)
 
 
-async def test_a_claim_whose_client_is_gone_stops_waiting_and_leases_nothing(api):
+async def test_a_waiting_claim_of_a_disconnected_client_ends_without_a_lease(api):
     generation = await api.registered()
     await api.hang_up_after("POST", "/batches/claim", {"generation": generation, "wait_s": 30})
     await api.post("/scored_data", group(4))
@@ -122,7 +124,9 @@ async def test_a_second_trainer_makes_the_first_stale_and_takes_over_its_batch(a
     assert (await api.ack(again, new))["first"] is True
 
 
-async def test_a_damaged_group_aborts_the_reply_and_the_others_come_in_a_later_batch(durable):
+async def test_a_damaged_group_aborts_the_reply_and_the_other_groups_return_in_a_later_batch(
+    durable,
+):
     api = durable
     generation = await api.registered()
     await api.post("/scored_data_list", [group(mark=1), group(mark=2), group(mark=3)])

@@ -66,7 +66,7 @@ async def test_the_latest_example_is_the_last_group_posted(api):
     assert (await api.get("/latest_example"))["tokens"] == [[5, 7], [5, 7]]
 
 
-async def test_bools_and_whole_floats_are_read_as_by_the_original(api):
+async def test_bools_and_whole_floats_are_converted_as_by_the_original(api):
     loose = group(4) | {"tokens": [[1.0, 7]] * 4, "scores": [True, False, 1, 0.5]}
     assert await api.post("/scored_data", loose) == {"status": "received"}
     await api.post("/register", TRAINER)
@@ -98,7 +98,7 @@ GOOD = json.dumps(group())
         (b'{"images": "\xff"}', 400, "JSON"),
     ],
 )
-async def test_a_bad_group_is_refused_with_its_place_and_nothing_is_kept(
+async def test_an_invalid_group_is_rejected_with_its_index_and_no_group_is_stored(
     api, body, status, names
 ):
     body = body if isinstance(body, bytes) else body.encode()
@@ -129,7 +129,9 @@ async def test_a_bad_group_is_refused_with_its_place_and_nothing_is_kept(
         ("/disconnect-env", []),
     ],
 )
-async def test_a_bad_control_message_is_refused_and_never_breaks_the_api(api, path, body):
+async def test_an_invalid_control_message_is_rejected_and_the_api_keeps_running(
+    api, path, body
+):
     await api.started()
     reply = await api.http.post(path, content=json.dumps(body), headers=JSON)
     assert reply.status_code == 422, reply.text
@@ -141,7 +143,7 @@ async def test_a_bad_control_message_is_refused_and_never_breaks_the_api(api, pa
 GZIP = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
 
 
-async def test_gzipped_bodies_are_read(api):
+async def test_gzipped_bodies_are_decoded(api):
     body = gzip.compress(GOOD.encode())
     reply = await api.http.post("/scored_data", content=body, headers=GZIP)
     assert reply.json() == {"status": "received"}
@@ -157,7 +159,7 @@ async def test_damaged_gzip_is_a_400(api, body):
     assert (reply.status_code, reply.text) == (400, "Invalid gzip payload")
 
 
-async def test_bombs_and_huge_bodies_are_a_413():
+async def test_decompression_bombs_and_huge_bodies_are_a_413():
     app = create_app(max_body_bytes=100_000)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
@@ -172,7 +174,7 @@ async def test_bombs_and_huge_bodies_are_a_413():
         assert (await http.post("/scored_data", content=endless())).status_code == 413
 
 
-async def test_a_page_of_another_site_reaches_nothing_and_no_cors_is_offered(api):
+async def test_cross_site_requests_are_rejected_and_no_cors_headers_are_sent(api):
     foreign = {"Sec-Fetch-Site": "cross-site", "Origin": "http://evil"}
     assert (await api.http.get("/reset_data", headers=foreign)).status_code == 403
     plain = await api.http.get("/status", headers={"Origin": "http://evil"})

@@ -15,7 +15,7 @@ from tests.api.harness import group
 from tests.client.harness import registration, served_api
 
 
-async def test_health_is_cached_for_a_moment(api, monkeypatch):
+async def test_the_health_result_is_cached_briefly(api, monkeypatch):
     store, looks = api.app.state.service.store, []
     load = store.load
     monkeypatch.setattr(store, "load", lambda: looks.append(1) or load())
@@ -71,7 +71,7 @@ async def test_events_are_streamed_until_the_process_stops(api):
     assert kinds == ["registered", "started", "env_joined", "groups"]
 
 
-def test_events_reach_a_reader_over_a_real_socket_while_they_happen():
+def test_events_are_streamed_over_a_real_socket_as_they_occur():
     with served_api() as url, httpx.stream("GET", f"{url}/events", timeout=30) as stream:
         lines = stream.iter_lines()
         assert next(lines) == "retry: 2000"
@@ -80,7 +80,7 @@ def test_events_reach_a_reader_over_a_real_socket_while_they_happen():
         assert next(line for line in lines if line.startswith("event:")) == "event: registered"
 
 
-async def test_readers_of_events_are_bounded(api):
+async def test_the_number_of_event_readers_is_bounded(api):
     events = api.app.state.service.events
     readers = [events.subscribe() for _ in range(MAX_SUBSCRIBERS)]
     reply = await api.http.get("/events")

@@ -34,7 +34,7 @@ async def test_groups_posted_before_the_trainer_registers_are_served_to_it(api):
 # --- the run ------------------------------------------------------------------------
 
 
-async def test_the_order_of_original_clients_works(api):
+async def test_the_call_order_of_original_clients_is_supported(api):
     registered = await api.post("/register", TRAINER)
     assert registered["generation"] == 1 and isinstance(registered["uuid"], int)
     assert await api.get("/wandb_info") == {"group": "g", "project": "p"}
@@ -59,7 +59,7 @@ async def test_the_order_of_original_clients_works(api):
     assert (await api.get("/status"))["current_step"] == 1
 
 
-async def test_batches_come_one_per_request_and_oldest_first(api):
+async def test_each_request_returns_one_batch_and_the_oldest_first(api):
     await api.started()
     await api.post("/scored_data_list", [group(mark=mark) for mark in range(6)])
     assert marks(await api.get("/batch")) == [0, 1]
@@ -148,7 +148,7 @@ async def test_queue_sizes_count_the_batch_in_training(api):
     assert (await api.post("/status-env", {"env_id": env_id}))["queue_size"] == 2
 
 
-async def test_a_gone_or_silent_env_holds_no_share(api):
+async def test_a_disconnected_or_silent_env_has_no_share(api):
     greedy = ENV | {"min_batch_allocation": 0.5}
     first, second, third = await api.started(envs=(ENV, greedy, greedy))
     await api.post("/scored_data_list", [group(env_id=first)] * 2)
@@ -163,7 +163,7 @@ async def test_a_gone_or_silent_env_holds_no_share(api):
     assert len((await api.get("/batch"))["batch"]) == 2
 
 
-async def test_the_status_names_what_the_queue_waits_for(api):
+async def test_the_status_reports_the_reason_why_no_batch_is_formed(api):
     reasons = [(await api.get("/status"))["blocked_reason"]]
     await api.post("/register", TRAINER)
     reasons.append((await api.get("/status"))["blocked_reason"])
@@ -176,7 +176,7 @@ async def test_the_status_names_what_the_queue_waits_for(api):
     assert (await api.get("/status"))["blocked_reason"] is None
 
 
-async def test_heartbeats_show_with_their_age(api):
+async def test_heartbeats_are_reported_with_their_age(api):
     beat = {"role": "trainer", "name": "t", "phase": "training", "details": {"step": 3}}
     assert await api.post("/heartbeat", beat) == {"status": "ok"}
     api.now += 2.5

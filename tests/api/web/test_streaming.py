@@ -161,7 +161,7 @@ async def test_stored_files_are_sent_unchanged_with_their_length():
 
 
 @pytest.mark.parametrize("accept", ["*/*", FRAMES])
-async def test_each_group_is_written_in_the_form_asked_for(accept):
+async def test_each_group_is_written_in_the_requested_form(accept):
     shelf = Shelf(*[group(i, env_id=i, group_id="g") for i in range(3)], media=MEDIA)
     got = await Client().get(shelf, accept)
     assert "content-length" not in got.headers
@@ -183,7 +183,7 @@ async def test_tokens_older_than_the_batch_allows_are_masked(accept, media):
     assert kept.versions == [[-1, 4, 4], [-1, 5]] and kept.masks[0] == [-100, 5, 9]
 
 
-async def test_a_group_without_versions_is_as_old_as_its_arrival():
+async def test_the_age_of_a_group_without_versions_counts_from_its_arrival():
     shelf = Shelf(group(), group())
     for i, arrived in enumerate([3, 4]):
         member = shelf.members[i]
@@ -204,7 +204,7 @@ def large(gid):
     return group(gid, metadata={"text": "x" * WINDOW_BYTES})
 
 
-async def test_large_groups_leave_in_chunks_and_one_is_read_ahead():
+async def test_large_groups_are_sent_in_chunks_and_one_group_is_read_ahead():
     shelf = Shelf(*[large(i) for i in range(4)])
     got = await Client().get(shelf)
     assert max(len(message["body"]) for message in got.sent[1:]) == CHUNK_BYTES
@@ -231,14 +231,14 @@ async def test_reads_do_not_block_the_event_loop():
 # --- what goes wrong ----------------------------------------------------------------------
 
 
-async def test_a_damaged_group_ends_the_reply_before_it_is_whole():
+async def test_a_damaged_group_aborts_the_reply():
     shelf = Shelf(*[large(i) for i in range(3)])
     shelf.damaged = {2}
     got = await Client().get(shelf)
     assert got.told == [("corrupt", (2,))] and got.aborted and not got.whole
 
 
-async def test_damage_that_is_found_before_the_reply_began_is_a_503():
+async def test_damage_found_before_the_reply_starts_is_a_503():
     shelf = Shelf(group(), group(), group())
     shelf.damaged = {0, 1}
     got = await Client().get(shelf)
@@ -247,30 +247,30 @@ async def test_damage_that_is_found_before_the_reply_began_is_a_503():
 
 
 @pytest.mark.parametrize("accept", ["*/*", FRAMES])
-async def test_bytes_that_are_no_group_count_as_damaged(accept):
+async def test_bytes_that_do_not_decode_to_a_group_count_as_damaged(accept):
     shelf = Shelf(group(), media=[Media.SAFETENSORS if accept == "*/*" else Media.JSON])
     shelf.payloads[0] = Payload(b'{"tokens":', shelf.payloads[0].media)
     assert (await Client().get(shelf, accept)).told == [("corrupt", (0,))]
 
 
 @pytest.mark.parametrize("after", [1, 2, 5])
-async def test_a_client_that_hangs_up_did_not_get_the_batch(after):
+async def test_a_batch_is_undelivered_if_the_client_disconnects(after):
     shelf = Shelf(*[large(i) for i in range(3)])
     got = await Client(hangs_up_after=after).get(shelf)
     assert got.told == [] and not got.whole and len(got.sent) <= after + 1
 
 
-async def test_a_client_that_hangs_up_after_the_last_group_did_not_get_it_either():
+async def test_a_batch_is_undelivered_if_the_client_disconnects_after_the_last_group():
     shelf = Shelf(group())
     assert (await Client(hangs_up_after=2).get(shelf)).told == []
 
 
-async def test_a_client_that_stops_reading_is_cut_off():
+async def test_a_client_that_stops_reading_is_disconnected():
     got = await Client(stops_after=2).get(Shelf(group(), group()), send_timeout_s=0.01)
     assert got.aborted and got.told == []
 
 
-async def test_an_error_of_the_server_about_a_lost_client_ends_the_reply():
+async def test_a_send_error_for_a_lost_client_ends_the_reply():
     client = Client()
 
     async def lost(message):
@@ -290,7 +290,7 @@ async def test_an_error_of_the_server_about_a_lost_client_ends_the_reply():
         ("application/x-atropos-groups;q=0", Encoding.JSON),
     ],
 )
-def test_frames_are_sent_if_the_accept_header_names_them(accept, form):
+def test_frames_are_sent_if_the_accept_header_lists_them(accept, form):
     assert accepted_encoding(accept) is form
 
 
@@ -318,7 +318,7 @@ class App:
         )(scope, receive, send)
 
 
-async def test_a_client_never_mistakes_a_part_for_the_whole_batch(caplog):
+async def test_a_client_rejects_a_truncated_batch(caplog):
     for app in (App(), App(damaged=[2])):
         async with serving(app) as (_, port), httpx.AsyncClient() as client:
             if app.shelf.damaged:
@@ -332,7 +332,7 @@ async def test_a_client_never_mistakes_a_part_for_the_whole_batch(caplog):
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_a_connection_that_is_not_read_is_closed():
+async def test_a_connection_whose_client_does_not_read_is_closed():
     app = App(send_timeout_s=0.05)
     async with serving(app) as (server, port):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)

@@ -40,13 +40,13 @@ def results(*figures):
     return Results("2 cores", "2026-01-02", "full", (0.1, 2.0), (section,))
 
 
-def test_a_cost_is_shown_by_its_least_disturbed_repeat():
+def test_a_cost_is_the_minimum_over_its_repeats():
     assert cost().best(cost().ours) == 4.0
     assert cost().ratio == 20.0 / 4.0
     assert cost().spread == (20.0 / 5.0, 30.0 / 4.0)
 
 
-def test_of_a_rate_more_is_better():
+def test_a_higher_rate_is_better():
     assert rate().ratio == 90.0 / 6.0
     assert rate().spread == (60.0 / 6.0, 90.0 / 3.0)
 
@@ -57,25 +57,25 @@ def test_a_ratio_of_exactly_the_target_meets_it():
     assert cost().verdict is Verdict.NONE
 
 
-def test_a_target_on_our_own_figure_ignores_the_naive_one():
+def test_an_absolute_target_ignores_the_naive_figure():
     assert cost(target=at_most(4)).verdict is Verdict.MET
     assert cost(target=at_most(3.9)).verdict is Verdict.MISSED
     nothing_lost = Figure("lost", "groups", ours=(0.0,), naive=(0.0,), target=at_most(0))
     assert nothing_lost.verdict is Verdict.MET
 
 
-def test_what_was_not_measured_has_missed_its_target():
+def test_a_missing_measurement_misses_its_target():
     assert Figure("x", "s", ours=(), target=at_most(1)).verdict is Verdict.MISSED
     assert Figure("x", "s", ours=(1.0,), target=times(1)).verdict is Verdict.MISSED
 
 
-def test_a_cost_of_nothing_is_no_infinite_ratio():
+def test_a_cost_of_zero_gives_a_finite_ratio():
     free = Figure("lost", "groups", ours=(0.0,), naive=(3.0,), target=times(2))
     assert free.ratio is None
     assert free.verdict is Verdict.MISSED
 
 
-def test_growth_below_the_noise_is_not_seen():
+def test_growth_below_the_noise_counts_as_none():
     assert growth([1.0, 1.1, 1.3], noise=0.5) == pytest.approx(1.8 / 1.5)
     assert growth([0.0, 0.0], noise=0.2) == 1.0
 
@@ -98,11 +98,11 @@ def test_the_share_error_is_the_worst_weight_in_points():
     ("value", "text"),
     [(None, ""), (0.0, "0"), (0.012345, "0.0123"), (12.34, "12.3"), (1234.5, "1,234")],
 )
-def test_a_number_is_shown_with_the_digits_that_mean_something(value, text):
+def test_a_number_is_shown_with_its_significant_digits(value, text):
     assert shown(value) == text
 
 
-def test_a_table_leaves_out_columns_in_which_nothing_stands():
+def test_a_table_omits_empty_columns():
     lines = table(results(cost(target=times(5))).sections[0]).splitlines()
     assert lines == [
         "| what | unit | ours | naive | ratio (pairs) | target |  |",
@@ -111,14 +111,14 @@ def test_a_table_leaves_out_columns_in_which_nothing_stands():
     ]
 
 
-def test_the_summary_names_what_was_missed():
+def test_the_summary_lists_the_missed_targets():
     slow = Figure("GET", "s", ours=(2.0,), target=at_most(1))
     assert summary(results(cost(target=times(5)), slow, rate())) == (
         "1 of 2 targets met; missed: GET."
     )
 
 
-def test_results_survive_the_file_that_keeps_them():
+def test_results_round_trip_through_their_file():
     before = results(cost(target=times(5)), rate(target=Target(at_most=3.0)))
     after = msgspec.json.decode(msgspec.json.encode(before), type=Results)
     assert after == before
@@ -135,6 +135,6 @@ def test_only_the_generated_part_of_the_page_is_replaced():
 @pytest.mark.parametrize(
     "readme", ["nothing", f"{BEGIN}", f"{END}\n{BEGIN}", f"{BEGIN}{END}{END}"]
 )
-def test_a_page_without_its_marks_is_left_alone(readme):
+def test_a_page_without_markers_is_left_unchanged(readme):
     with pytest.raises(ValueError):
         with_page(readme, "new")

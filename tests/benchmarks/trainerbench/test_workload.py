@@ -33,7 +33,7 @@ def step(name):
     return loss, float(torch.nn.utils.get_total_norm(gradients)), contestant.padding
 
 
-def test_every_way_to_take_the_step_gives_the_same_loss_and_gradient():
+def test_every_variant_of_the_step_gives_the_same_loss_and_gradient():
     loss, norm, padding = step("full logits")
     assert padding > 0.05
     for name in ("shared", "packed", "padded"):

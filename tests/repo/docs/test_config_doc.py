@@ -67,14 +67,14 @@ def test_every_configuration_of_the_package_has_a_section(generator):
     }
 
 
-def test_only_what_the_original_lacks_is_marked_as_new(generator):
+def test_only_options_missing_in_the_original_are_marked_as_new(generator):
     lines = generator.page().splitlines()
     by_option = {line.split("`")[1]: line for line in reversed(lines) if line[:3] == "| `"}
     assert "*New:*" in by_option["api_timeout_s"]
     assert "*New:*" not in by_option["group_size"]
 
 
-def test_a_model_below_another_shows_only_what_it_adds_or_changes(generator):
+def test_a_subclass_shows_only_the_options_it_adds_or_changes(generator):
     below = generator.Section(
         "",
         "atroposlib.envs.teacher_distillation_env:TeacherDistillationConfig",
@@ -84,7 +84,7 @@ def test_a_model_below_another_shows_only_what_it_adds_or_changes(generator):
     assert list(generator.options(below)) == ["teacher_enabled", "teacher_top_k"]
 
 
-def test_types_read_as_one_would_write_them(generator):
+def test_types_are_shown_in_source_notation(generator):
     assert generator.type_text(Optional[int]) == "int | None"
     assert generator.type_text(list[str]) == "list[str]"
     assert generator.type_text(dict[str, float]) == "dict[str, float]"

@@ -178,18 +178,18 @@ def test_every_module_in_a_guide_exists(root, files, modules):
         ("https://example.org/a.py ~/b.py /c.py", []),
     ],
 )
-def test_words_of_code_that_name_a_file(code, paths):
+def test_words_of_code_that_name_a_file_are_found(code, paths):
     assert paths_in(code, frozenset({"api"})) == paths
 
 
-def test_a_path_may_leave_out_its_beginning_but_not_its_end():
+def test_a_path_may_omit_leading_folders_but_not_the_file_name():
     known = {"a/api/server.py", "a/api", "tests/repo/test_x.py"}
     assert exists("api/server.py", known) and exists("server.py", known)
     assert exists("tests/repo/test_*.py", known) and not exists("tests/test_*.py", known)
     assert not exists("pi/server.py", known) and not exists("api/serve.py", known)
 
 
-def test_a_dotted_name_goes_on_with_what_its_module_binds():
+def test_a_dotted_name_may_end_in_a_name_bound_by_its_module():
     modules = {
         "atroposlib": {"api"},
         "atroposlib.api": {"server"},

@@ -44,13 +44,13 @@ def test_a_changed_expression_is_listed(checkout, check):
     assert check() == (1, ["a.py: code differs", "1 changed, 1 in code"])
 
 
-def test_a_renamed_file_is_compared_with_its_old_self(checkout, check):
+def test_a_renamed_file_is_compared_with_its_previous_version(checkout, check):
     subprocess.run(["git", "mv", "a.py", "b.py"], cwd=checkout, check=True)
     (checkout / "b.py").write_text(BEFORE.replace("# old", "# new"))
     assert check() == (0, ["1 changed, 0 in code"])
 
 
-def test_a_file_that_comes_or_goes_is_listed(checkout, check):
+def test_an_added_or_deleted_file_is_listed(checkout, check):
     (checkout / "a.py").unlink()
     (checkout / "new.py").write_text("x = 1\n")
     assert check() == (1, ["a.py: deleted", "new.py: added", "2 changed, 2 in code"])

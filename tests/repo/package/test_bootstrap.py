@@ -47,20 +47,22 @@ def test_a_current_environment_is_left_alone(bootstrap, checkout, monkeypatch):
     assert bootstrap.main() == 0
 
 
-def test_a_folder_that_is_no_environment_is_never_deleted(bootstrap, tmp_path):
+def test_a_folder_that_is_not_a_virtual_environment_is_never_deleted(bootstrap, tmp_path):
     (tmp_path / "precious.txt").write_text("mine")
     with pytest.raises(SystemExit, match="no virtual environment"):
         bootstrap.make_venv(tmp_path)
     assert (tmp_path / "precious.txt").read_text() == "mine"
 
 
-def test_a_python_without_venv_is_told_what_to_install(bootstrap, tmp_path, monkeypatch):
+def test_the_error_for_a_python_without_venv_names_the_missing_package(
+    bootstrap, tmp_path, monkeypatch
+):
     monkeypatch.setattr(bootstrap.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="has no venv module; install it"):
         bootstrap.make_venv(tmp_path / "env")
 
 
-def test_the_named_torch_index_wins_over_every_probe(bootstrap, monkeypatch):
+def test_an_explicit_torch_index_takes_precedence_over_every_probe(bootstrap, monkeypatch):
     monkeypatch.setattr(bootstrap, "answers", lambda url: pytest.fail("probed"))
     monkeypatch.setenv("TORCH_INDEX", "https://example.org/simple")
     assert bootstrap.torch_index(sys.executable) == "https://example.org/simple"
@@ -68,7 +70,7 @@ def test_the_named_torch_index_wins_over_every_probe(bootstrap, monkeypatch):
     assert bootstrap.torch_index(sys.executable) is None
 
 
-def test_an_index_that_does_not_answer_is_no_error(bootstrap, monkeypatch):
+def test_an_unreachable_index_is_not_an_error(bootstrap, monkeypatch):
     monkeypatch.delenv("TORCH_INDEX", raising=False)
     monkeypatch.setattr(bootstrap.sys, "platform", "linux")
     monkeypatch.setattr(bootstrap, "has_nvidia_driver", lambda: False)
@@ -84,7 +86,7 @@ def test_a_failed_installation_shows_the_end_of_the_log(bootstrap, tmp_path, cap
     assert "no matching distribution" in capsys.readouterr().err
 
 
-def test_the_options_explain_themselves(root):
+def test_every_option_has_a_help_text(root):
     command = [sys.executable, "scripts/bootstrap.py", "--help"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     assert "--extras" in done.stdout

@@ -60,16 +60,16 @@ def loaded_by(*modules: str) -> dict[str, list[str]]:
     return {name: heavy for name, *heavy in lines}
 
 
-def test_no_public_module_loads_anything_heavy():
+def test_public_modules_load_no_heavy_dependency():
     found = loaded_by(*LIGHT)
     assert {name: heavy for name, heavy in found.items() if heavy} == {}
     assert len(found) == len(LIGHT)
 
 
-def test_the_base_class_alone_loads_nothing_heavy():
+def test_the_base_class_loads_no_heavy_dependency():
     assert loaded_by("atroposlib.envs.base") == {"atroposlib.envs.base": []}
 
 
 @pytest.mark.parametrize("module", ["httpx", "sympy"])
-def test_the_probe_sees_what_is_heavy(module):
+def test_the_probe_detects_heavy_dependencies(module):
     assert module in loaded_by(module)[module]

@@ -58,7 +58,7 @@ def distributions_imported(modules) -> dict[str, str]:
     return found
 
 
-def test_the_core_depends_on_nothing_heavy(project):
+def test_the_core_has_no_heavy_dependency(project):
     core = {canonical(entry) for entry in project["dependencies"]}
     assert core.isdisjoint(HEAVY)
 
@@ -77,7 +77,7 @@ def test_every_core_dependency_is_imported_somewhere(project, modules):
     assert sorted({canonical(e) for e in project["dependencies"]} - used) == []
 
 
-def test_everything_imported_is_declared(project, modules):
+def test_every_imported_package_is_declared(project, modules):
     extras = project["optional-dependencies"]
     declared = {canonical(e) for e in project["dependencies"]} | set(OPTIONAL)
     declared |= {canonical(e) for name in extras for e in extras[name]}
@@ -112,7 +112,7 @@ def test_every_console_command_exists(project):
 
 
 @pytest.mark.parametrize("module", LIGHT)
-def test_importing_the_core_loads_nothing_heavy(root, module):
+def test_importing_the_core_loads_no_heavy_dependency(root, module):
     code = f"import {module}, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False

@@ -51,7 +51,7 @@ def test_every_source_file_parses_as_python_310(root, files):
             ast.parse(text, filename=str(path), feature_version=(3, 10))
 
 
-def test_nothing_newer_than_python_310_is_used(root, files):
+def test_no_api_newer_than_python_310_is_used(root, files):
     found = {}
     for path in files:
         if path.suffix == ".py" and path not in GUARDED:
@@ -61,7 +61,7 @@ def test_nothing_newer_than_python_310_is_used(root, files):
     assert found == {}
 
 
-def test_a_new_name_is_noticed():
+def test_use_of_a_newer_standard_library_name_is_detected():
     assert too_new(ast.parse("import asyncio\nasyncio.timeout(3)")) == [
         "line 2: asyncio.timeout"
     ]

@@ -14,7 +14,7 @@ def timed(root, store, *command):
     return done.returncode, done.stdout
 
 
-def test_the_rule_stands_in_until_a_time_is_known(root, tmp_path):
+def test_the_default_estimate_is_shown_until_a_time_is_recorded(root, tmp_path):
     store = tmp_path / "times.json"
     assert timed(root, store) == (0, f"fast tests: {RULE}\n")
     assert not store.exists()
@@ -31,7 +31,7 @@ def test_a_command_that_fails_keeps_the_earlier_time_and_its_status(root, tmp_pa
     assert store.read_text() == '{"fast tests": 202.4}'
 
 
-def test_a_damaged_file_counts_as_none(root, tmp_path):
+def test_a_damaged_file_counts_as_missing(root, tmp_path):
     store = tmp_path / "times.json"
     store.write_text("no JSON")
     assert timed(root, store) == (0, f"fast tests: {RULE}\n")

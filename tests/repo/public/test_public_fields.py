@@ -88,7 +88,7 @@ def test_a_config_can_be_made_without_arguments(target):
     load(target)()
 
 
-def test_the_words_of_enumerations_and_namespaces():
+def test_enumerations_and_namespaces_have_the_promised_values():
     constants = import_module("atroposlib.envs.constants")
     assert [member.value for member in EvalHandlingEnum] == [
         "STOP_TRAIN",

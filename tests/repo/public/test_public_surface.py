@@ -251,7 +251,7 @@ def test_hooks_that_are_awaited_are_coroutines(name):
     assert inspect.iscoroutinefunction(load(f"atroposlib.envs.base:BaseEnv.{name}"))
 
 
-def test_what_is_called_on_the_class_and_what_is_abstract():
+def test_class_methods_and_abstract_methods_stay_as_promised():
     base = load("atroposlib.envs.base:BaseEnv")
     for name in ("config_init", "cli"):
         assert inspect.ismethod(getattr(base, name))

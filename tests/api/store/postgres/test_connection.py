@@ -14,21 +14,21 @@ from tests.api.store.store_talk import group, held, put
 from tests.postgres_server import running_server
 
 
-def test_a_server_that_is_not_there_is_named_without_the_password():
+def test_the_error_of_an_unreachable_server_omits_the_password():
     pytest.importorskip("psycopg")
     with pytest.raises(StoreError) as refused:
         open_store("postgresql://u:sekret@127.0.0.1:1/x")
     assert "sekret" not in str(refused.value) and "127.0.0.1" in str(refused.value)
 
 
-def test_a_url_that_cannot_be_read_is_not_repeated():
+def test_the_error_of_an_invalid_url_omits_the_url():
     pytest.importorskip("psycopg")
     with pytest.raises(ConfigError) as refused:
         open_store("postgresql://u:sekret@h/x?nonsense=1")
     assert "sekret" not in str(refused.value)
 
 
-def test_a_role_that_may_only_read_is_refused(postgres, url, replicas):
+def test_a_read_only_role_is_rejected(postgres, url, replicas):
     replicas()._write(lambda c: c.execute("CREATE ROLE reader LOGIN"))
     replicas()._write(
         lambda c: c.execute("ALTER ROLE reader SET default_transaction_read_only = on")
@@ -69,7 +69,7 @@ def test_tables_of_layout_2_are_refused_under_their_old_names(url, replicas):
         PostgresStore(url)
 
 
-def test_keys_may_hold_what_text_may_not(replicas):
+def test_keys_may_contain_characters_that_text_columns_reject(replicas):
     store = replicas()
     odd = ["a\0b", "a\\0b", "a\\\0", "\\\\", "%s ? $1", "ü\u2028"]
     stored = put(store, *(group(key, key=key) for key in odd))
@@ -79,7 +79,7 @@ def test_keys_may_hold_what_text_may_not(replicas):
 
 
 @pytest.mark.slow
-def test_a_server_that_stays_away_is_an_error_and_its_return_is_noticed():
+def test_calls_fail_while_the_server_is_down_and_succeed_after_its_return():
     with running_server() as server:
         store = PostgresStore(server.url(), reconnect_timeout_s=0.5)
         put(store, group("a"))
@@ -104,7 +104,7 @@ def put_or_none(store, one):
         return None
 
 
-def test_replicas_that_open_at_the_same_time_make_the_tables_once(postgres):
+def test_replicas_that_open_concurrently_create_the_tables_once(postgres):
     url = postgres.fresh_url()
     with ThreadPoolExecutor(4) as pool:
         stores = list(pool.map(lambda _: PostgresStore(url), range(4)))

@@ -33,7 +33,7 @@ def line(postgres):
     line.close()
 
 
-def test_a_commit_whose_answer_got_lost_is_looked_up_and_answered_once(line, url, replicas):
+def test_a_commit_whose_reply_was_lost_is_looked_up_and_applied_once(line, url, replicas):
     store = replicas(line.url(split_schema(url)[1]))
     revision = store.stats().revision
     line.break_at_commit("after")
@@ -41,7 +41,9 @@ def test_a_commit_whose_answer_got_lost_is_looked_up_and_answered_once(line, url
     assert (stored.gid, stored.duplicate, held(store)) == (1, False, 1)
 
 
-def test_a_commit_that_never_arrived_is_an_error_and_nothing_happened(line, url, replicas):
+def test_a_commit_that_never_reached_the_server_raises_and_changes_no_rows(
+    line, url, replicas
+):
     store = replicas(line.url(split_schema(url)[1]))
     revision = store.stats().revision
     line.break_at_commit("before")
@@ -52,7 +54,7 @@ def test_a_commit_that_never_arrived_is_an_error_and_nothing_happened(line, url,
     assert held(store) == 1
 
 
-def test_a_lost_commit_of_many_is_right_for_each_of_them(line, url, replicas):
+def test_each_operation_of_a_lost_group_commit_gets_its_correct_result(line, url, replicas):
     store = replicas(line.url(split_schema(url)[1]))
     revision = store.stats().revision
 

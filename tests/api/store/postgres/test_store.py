@@ -19,7 +19,7 @@ from tests.api.store.store_talk import ack, claim, group, held, in_order, put, r
 # --- what it opens, and what it refuses -----------------------------------------------
 
 
-def test_the_schema_is_taken_out_of_the_url():
+def test_the_schema_is_parsed_from_the_url():
     assert split_schema("postgresql://h/d") == ("postgresql://h/d", "atropos")
     url = "postgresql://u:p%40@h1,h2:5/d?sslmode=require&schema=run_2&connect_timeout=3"
     rest = "postgresql://u:p%40@h1,h2:5/d?sslmode=require&connect_timeout=3"
@@ -32,7 +32,7 @@ def test_a_schema_that_needs_quoting_is_refused(schema):
         split_schema(f"postgresql://h/d?schema={schema}")
 
 
-def test_without_psycopg_the_extra_is_named(monkeypatch):
+def test_the_error_without_psycopg_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if "store.postgres" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(atroposlib.api.store, "postgres", raising=False)
@@ -41,7 +41,7 @@ def test_without_psycopg_the_extra_is_named(monkeypatch):
         open_store("postgresql://127.0.0.1:1/x")
 
 
-def test_commits_are_durable_whatever_the_database_is_set_to(url, replicas):
+def test_commits_are_durable_regardless_of_the_database_settings(url, replicas):
     set_off = "ALTER DATABASE postgres SET synchronous_commit = {}"
     replicas()._write(lambda c: c.execute(set_off.format("off")))
     try:
@@ -62,7 +62,7 @@ def test_payloads_are_not_compressed_again(replicas):
 # --- several replicas of the API ------------------------------------------------------
 
 
-def test_what_one_replica_does_the_other_sees(replicas):
+def test_changes_of_one_replica_are_visible_to_the_other(replicas):
     one, other = replicas(), replicas()
     assert one.shared
     generation = register(one)
@@ -79,7 +79,7 @@ def test_what_one_replica_does_the_other_sees(replicas):
         ack(other, second)
 
 
-def test_who_saves_a_run_that_another_replica_changed_is_told(replicas):
+def test_saving_a_run_that_another_replica_changed_raises_a_conflict(replicas):
     one, other = replicas(), replicas()
     seen = other.load()
     one.save(b"new", one.load().revision)
@@ -109,7 +109,7 @@ def test_replicas_never_claim_the_same_batch_and_lose_no_group(replicas):
     assert len(gids) + held(stores[1]) == 60
 
 
-def test_runs_in_two_schemas_do_not_see_each_other(postgres, replicas):
+def test_runs_in_two_schemas_are_isolated(postgres, replicas):
     one, other = replicas(), replicas(postgres.fresh_url())
     put(one, group("a"))
     assert held(other) == 0

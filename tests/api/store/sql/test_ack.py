@@ -24,7 +24,7 @@ from tests.api.store.store_talk import (
 # --- fences and acks ----------------------------------------------------------------
 
 
-def test_an_older_trainer_is_fenced_from_everything(store):
+def test_a_trainer_of_an_older_generation_is_fenced_from_every_call(store):
     old = filled(store)
     batch = claim(store, old)
     register(store)
@@ -50,7 +50,7 @@ def test_only_the_latest_delivery_may_be_acked(store):
 
 
 @pytest.mark.parametrize("no", [0, -1, 7, 2**63, 2**70])
-def test_a_batch_that_never_was_is_fenced(store, no):
+def test_an_ack_of_an_unknown_batch_is_fenced(store, no):
     generation = register(store)
     with pytest.raises(StaleGeneration):
         store.ack(no, generation, 1, rank=None, commit=True)
@@ -64,7 +64,7 @@ def test_a_batch_that_never_was_is_fenced(store, no):
             store.rewind(no, generation)
 
 
-def test_an_ack_counts_once_and_keeps_the_payload(store):
+def test_a_repeated_ack_counts_once_and_keeps_the_payload(store):
     generation = filled(store, 1)
     batch = claim(store, generation)
     assert ack(store, batch) is True
@@ -86,7 +86,7 @@ def test_an_ack_that_commits_frees_the_payload_at_once(store):
         store.read(batch.gids)
 
 
-def test_a_batch_of_many_ranks_is_acked_by_the_last_of_them(store):
+def test_a_batch_of_several_ranks_is_acked_when_the_last_rank_acks(store):
     batch = claim(store, filled(store, 1), world_size=3)
     assert [ack(store, batch, rank=rank) for rank in (2, 0, 2, 0)] == [False] * 4
     assert store.stats().batches_acked == 0
@@ -96,19 +96,19 @@ def test_a_batch_of_many_ranks_is_acked_by_the_last_of_them(store):
 
 
 @pytest.mark.parametrize("rank", [-1, 3, 2**70])
-def test_a_rank_that_is_not_there_cannot_ack(store, rank):
+def test_a_rank_outside_the_world_size_cannot_ack(store, rank):
     batch = claim(store, filled(store, 1), world_size=3)
     with pytest.raises(ConfigError, match="0 .. 2"):
         ack(store, batch, rank=rank)
 
 
-def test_one_ack_without_a_rank_speaks_for_all(store):
+def test_one_ack_without_a_rank_counts_for_all_ranks(store):
     batch = claim(store, filled(store, 1), world_size=3)
     ack(store, batch, rank=0)
     assert ack(store, batch) is True
 
 
-def test_ranks_that_acked_an_earlier_delivery_must_do_so_again(store):
+def test_ranks_must_ack_again_after_a_redelivery(store):
     generation = filled(store, 1)
     ack(store, claim(store, generation, world_size=2), rank=0)
     again = claim(store, generation, now=ENDED_S, world_size=2)
@@ -131,7 +131,7 @@ def test_a_commit_frees_all_batches_up_to_it(store):
     assert ended(store) == {"committed": (3, 24)} and held(store, GroupState.LEASED) == 1
 
 
-def test_a_rewind_replays_what_came_after_the_checkpoint_first_and_in_order(store):
+def test_a_rewind_replays_the_batches_after_the_checkpoint_first_and_in_order(store):
     generation = filled(store, 5)
     batches = [claim(store, generation) for _ in range(4)]
     for batch in reversed(batches):
@@ -147,7 +147,7 @@ def test_a_rewind_replays_what_came_after_the_checkpoint_first_and_in_order(stor
     assert [one.data for one in store.read(again[0].gids)] == [b"2"]
 
 
-def test_a_rewind_fences_the_deliveries_that_it_replays(store):
+def test_a_rewind_fences_earlier_deliveries_of_the_replayed_batches(store):
     generation = filled(store, 1)
     batch = claim(store, generation)
     ack(store, batch)
@@ -159,7 +159,7 @@ def test_a_rewind_fences_the_deliveries_that_it_replays(store):
     assert store.stats().delivered == 1
 
 
-def test_a_rewind_brings_back_what_was_fetched_ahead_in_its_turn(store):
+def test_a_rewind_redelivers_prefetched_batches_in_order(store):
     generation = filled(store, 3)
     trained, ahead = claim(store, generation), claim(store, generation)
     ack(store, trained)
@@ -170,7 +170,7 @@ def test_a_rewind_brings_back_what_was_fetched_ahead_in_its_turn(store):
     assert store.stats().delivered == 3
 
 
-def test_a_rewind_to_the_beginning_tells_what_is_gone(store):
+def test_a_rewind_to_the_beginning_reports_the_freed_batches(store):
     generation = filled(store, 3)
     batches = [claim(store, generation) for _ in range(3)]
     for batch in batches:
@@ -202,7 +202,7 @@ def test_dead_batches_are_neither_committed_nor_replayed(store):
 # --- damage -------------------------------------------------------------------------
 
 
-def test_damaged_groups_die_and_the_others_come_in_another_batch(store):
+def test_damaged_groups_are_discarded_and_the_others_return_in_another_batch(store):
     put(store, group("a"), group("b"), group("c"))
     generation = register(store)
     batch = claim(store, generation)
@@ -229,7 +229,7 @@ def test_a_batch_that_is_not_open_is_not_discarded(store):
 # --- counts and the ledger ----------------------------------------------------------
 
 
-def test_deliveries_are_counted_per_trainer_and_a_redelivery_is_none(store):
+def test_deliveries_are_counted_per_trainer_and_redeliveries_are_not_counted(store):
     generation = filled(store)
     claim(store, generation)
     claim(store, generation)
@@ -241,7 +241,7 @@ def test_deliveries_are_counted_per_trainer_and_a_redelivery_is_none(store):
     assert store.stats().delivered == 1
 
 
-def test_the_ledger_forgets_what_ended_long_ago(store, monkeypatch):
+def test_the_ledger_removes_old_finished_groups(store, monkeypatch):
     monkeypatch.setattr(claim_queries, "LEDGER_GROUPS", 3)
     generation = filled(store, 6)
     for _ in range(6):
@@ -252,7 +252,7 @@ def test_the_ledger_forgets_what_ended_long_ago(store, monkeypatch):
     assert store_protocol.LEDGER_GROUPS == 20_000
 
 
-def test_groups_that_are_held_are_never_forgotten(store, monkeypatch):
+def test_groups_of_open_batches_are_never_removed_from_the_ledger(store, monkeypatch):
     monkeypatch.setattr(claim_queries, "LEDGER_GROUPS", 1)
     put(store, group("wait", 4, key="w"))
     put(store, *(group(f"{i}", 8) for i in range(5)))
@@ -268,7 +268,7 @@ def _largest(queue, fair_share):
     return Selection(gids=gids, blocked_reason=None if gids else "none")
 
 
-def test_sizes_are_counted_where_as_many_groups_come_as_go(store):
+def test_sequence_counts_stay_correct_when_equally_many_groups_arrive_and_leave(store):
     generation = register(store)
     put(store, group("a", 8), group("b", 4))
     claim(store, generation)

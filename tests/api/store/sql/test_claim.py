@@ -23,7 +23,7 @@ from tests.api.store.store_talk import (
 )
 
 
-def test_a_batch_is_numbered_and_knows_its_members(store):
+def test_a_batch_has_a_number_and_its_member_groups(store):
     put(
         store,
         group("four", 4, env=2, n_tokens=70, version=5, arrived_version=6),
@@ -40,7 +40,7 @@ def test_a_batch_is_numbered_and_knows_its_members(store):
     assert store.lookup(1, generation, 1) == batch
 
 
-def test_a_blocked_claim_says_why_and_changes_nothing(store):
+def test_a_blocked_claim_returns_a_reason_and_changes_no_state(store):
     put(store, group("a", 4))
     generation = register(store)
     before = store.stats()
@@ -48,7 +48,7 @@ def test_a_blocked_claim_says_why_and_changes_nothing(store):
     assert store.stats() == before
 
 
-def test_the_next_batch_is_formed_while_one_is_held(store):
+def test_the_next_batch_is_formed_while_another_is_leased(store):
     generation = filled(store)
     first, second = claim(store, generation), claim(store, generation)
     assert (first.no, first.gids, second.no, second.gids) == (1, (1,), 2, (2,))
@@ -64,7 +64,7 @@ def test_a_repeated_claim_returns_the_same_batch_after_a_lost_reply(store):
     assert ack(store, first)  # whichever reply the trainer holds
 
 
-def test_another_claim_of_the_batch_fences_the_one_before(store):
+def test_a_new_claim_of_a_batch_fences_the_earlier_delivery(store):
     generation = filled(store)
     first = claim(store, generation, claim_id="one")
     claim(store, generation, claim_id="two", now=ENDED_S)
@@ -72,7 +72,7 @@ def test_another_claim_of_the_batch_fences_the_one_before(store):
         ack(store, first)
 
 
-def test_the_same_claim_comes_before_older_batches(store):
+def test_a_repeated_claim_takes_precedence_over_older_batches(store):
     generation = filled(store)
     claim(store, generation, claim_id="one")
     claim(store, generation, claim_id="two", now=5.0)
@@ -80,7 +80,7 @@ def test_the_same_claim_comes_before_older_batches(store):
     assert claim(store, generation, claim_id="three", now=ENDED_S).no == 1
 
 
-def test_a_batch_comes_again_when_its_lease_ended(store):
+def test_an_unacked_batch_is_redelivered_after_its_lease_expires(store):
     generation = filled(store)
     first = claim(store, generation, choose=_with(oldest(8), min_version=3))
     assert claim(store, generation, now=ENDED_S - 0.1).no == 2
@@ -96,7 +96,7 @@ def _with(choose, **more):
     return with_more
 
 
-def test_an_extended_lease_lasts_longer(store):
+def test_an_extended_lease_expires_later(store):
     generation = filled(store, 1)
     batch = claim(store, generation)
     store.extend(batch.no, generation, batch.epoch, 50.0)
@@ -104,7 +104,7 @@ def test_an_extended_lease_lasts_longer(store):
     assert claim(store, generation, now=50.0).no == batch.no
 
 
-def test_a_restarted_trainer_gets_the_batches_of_the_old_one_in_order(store):
+def test_a_restarted_trainer_gets_the_open_batches_of_its_predecessor_in_order(store):
     generation = filled(store, 3)
     claim(store, generation)
     claim(store, generation)
@@ -113,7 +113,7 @@ def test_a_restarted_trainer_gets_the_batches_of_the_old_one_in_order(store):
     assert [(one.no, one.epoch) for one in batches] == [(1, 2), (2, 2), (3, 1)]
 
 
-def test_a_batch_of_another_size_is_dissolved_into_the_queue(store):
+def test_a_batch_of_another_size_is_returned_to_the_queue(store):
     put(store, group("a"), group("b"), group("c"), group("d", 12))
     first = claim(store, register(store), size=8)
     resized = claim(store, register(store), size=12)
@@ -124,7 +124,7 @@ def test_a_batch_of_another_size_is_dissolved_into_the_queue(store):
         store.lookup(first.no, resized.generation, 2)
 
 
-def test_a_batch_delivered_too_often_is_dead_with_its_groups(store):
+def test_a_batch_beyond_the_delivery_limit_is_dead_with_its_groups(store):
     generation = filled(store)
     for epoch in (1, 2, 3):
         batch = claim(store, generation, claim_id="x", max_deliveries=3)
@@ -149,7 +149,7 @@ def test_deliveries_before_an_ack_do_not_count_against_a_replay(store):
     assert (batch.no, batch.epoch) == (1, 3)
 
 
-def test_the_chooser_sees_the_oldest_groups_of_each_kind_that_could_fit(store):
+def test_the_chooser_gets_the_oldest_groups_of_each_kind_that_could_fit(store):
     groups = [group(f"{i}", 2 + 2 * (i % 2), env=i % 3) for i in range(60)]
     put(store, *groups, group("large", 9, env=0), group("none", 8))
     seen = []
@@ -168,7 +168,7 @@ def test_the_chooser_sees_the_oldest_groups_of_each_kind_that_could_fit(store):
     assert (seen[1].env, seen[1].n_seq, seen[-1].env) == (1, 4, None)
 
 
-def test_what_the_chooser_drops_is_freed_and_it_is_asked_again(store):
+def test_dropped_groups_are_freed_and_the_chooser_is_called_again(store):
     put(store, *(group(f"{i}", 4, version=i, key=f"{i}") for i in range(6)))
     generation = register(store)
 
@@ -187,7 +187,7 @@ def test_what_the_chooser_drops_is_freed_and_it_is_asked_again(store):
     assert claim(store, generation, now=ENDED_S).dropped == 3
 
 
-def test_a_drop_stays_also_when_no_batch_was_formed(store):
+def test_dropped_groups_stay_dropped_when_no_batch_is_formed(store):
     put(store, group("a", 4), group("b", 4))
     drop_first = Selection(dropped=(1,), blocked_reason="one left")
 
@@ -198,7 +198,7 @@ def test_a_drop_stays_also_when_no_batch_was_formed(store):
     assert kinds(store) == {("pending", None, 4): (1, 1)}
 
 
-def test_the_mix_of_a_batch_is_what_the_next_one_starts_from(store):
+def test_the_fair_share_state_of_a_batch_is_passed_to_the_next_selection(store):
     generation = filled(store, 3)
     seen = []
 
@@ -218,7 +218,7 @@ def test_the_mix_of_a_batch_is_what_the_next_one_starts_from(store):
     assert store.stats().fair_share is None
 
 
-def test_a_claim_over_a_long_queue_is_shown_a_short_one(store):
+def test_a_claim_on_a_long_queue_passes_a_bounded_list_to_the_chooser(store):
     put(store, *(group(f"{i}", 1, env=i % 2) for i in range(500)))
     shown = []
 

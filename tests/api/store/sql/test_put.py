@@ -11,7 +11,7 @@ from atroposlib.errors import KeyConflict, RunChanged, StoreFull
 from tests.api.store.store_talk import ack, claim, group, held, kinds, put, register
 
 
-def test_answers_come_in_the_order_of_the_groups_and_gids_tell_age(store):
+def test_results_keep_the_order_of_the_groups_and_gids_increase_with_time(store):
     stored = put(store, group("a"), group("b"), group("c"))
     assert [(one.gid, one.duplicate, one.state.value) for one in stored] == [
         (1, False, "pending"),
@@ -20,7 +20,7 @@ def test_answers_come_in_the_order_of_the_groups_and_gids_tell_age(store):
     ]
 
 
-def test_a_known_key_is_absorbed_and_reports_the_group_that_was_there(store):
+def test_a_duplicate_key_is_absorbed_and_returns_the_stored_group(store):
     [first] = put(store, group("x", key="k"))
     [second] = put(store, group("x", key="k"))
     assert (second.gid, second.duplicate, second.state) == (
@@ -51,7 +51,7 @@ def test_a_key_is_absorbed_also_after_its_commit(store):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_key_with_other_content_is_refused_and_nothing_of_the_put_stays(store, known):
+def test_a_key_reused_with_other_content_rejects_the_whole_put(store, known):
     if known:
         put(store, group("x", key="k"))
         refused = [group("new"), group("y", key="k")]
@@ -65,7 +65,7 @@ def test_a_key_with_other_content_is_refused_and_nothing_of_the_put_stays(store,
     assert after.gid == (2 if known else 1)
 
 
-def test_a_put_that_was_checked_against_an_older_run_is_refused(store):
+def test_a_put_validated_against_an_older_run_is_rejected(store):
     put(store, group("x", key="k"), revision=0)
     store.save(b"run", 0)
     for refused in (group("y"), group("x", key="k")):
@@ -75,11 +75,11 @@ def test_a_put_that_was_checked_against_an_older_run_is_refused(store):
     assert held(store) == 2
 
 
-def test_a_put_of_nothing_is_nothing(store):
+def test_an_empty_put_changes_no_state(store):
     assert put(store) == []
 
 
-def test_concurrent_puts_all_stay_and_get_gids_of_their_own(store):
+def test_concurrent_puts_are_all_stored_with_distinct_gids(store):
     with ThreadPoolExecutor(8) as pool:
         stored = list(
             pool.map(lambda i: put(store, group(f"{i}", key=f"{i}"), revision=0), range(40))
@@ -89,7 +89,7 @@ def test_concurrent_puts_all_stay_and_get_gids_of_their_own(store):
     assert [one.data for one in store.read(gids)] == [f"{i}".encode() for i in range(40)]
 
 
-def test_the_bound_counts_payloads_until_their_commit(reopen):
+def test_payloads_count_against_the_bound_until_their_commit(reopen):
     store = reopen(max_bytes=10)
     put(store, group("12345678", 8, key="k"))
     generation = register(store)
@@ -107,7 +107,7 @@ def test_the_bound_counts_payloads_until_their_commit(reopen):
     put(store, group("12345678"))
 
 
-def test_a_put_beyond_the_bound_keeps_nothing(reopen):
+def test_a_put_beyond_the_bound_stores_no_groups(reopen):
     store = reopen(max_bytes=10)
     with pytest.raises(StoreFull):
         put(store, group("12345"), group("123456"))
@@ -129,7 +129,7 @@ def test_one_bound_holds_for_concurrent_puts(reopen):
     assert sum(outcome is not None for outcome in outcomes) == 10
 
 
-def test_a_buffered_group_waits_until_its_env_s_buffer_is_whole(store):
+def test_a_buffered_group_waits_until_the_buffer_of_its_env_is_complete(store):
     [one] = put(store, group("a", 2, env=1, expected=4))
     [other] = put(store, group("b", 2, env=2, expected=4))
     assert (one.state, one.buffered, other.buffered) == (GroupState.BUFFERED, 2, 2)
@@ -152,13 +152,13 @@ def test_groups_of_one_put_complete_each_other(store):
     assert {one.buffered for one in stored} == {2}
 
 
-def test_a_duplicate_of_a_buffered_group_says_so_and_adds_nothing(store):
+def test_a_duplicate_of_a_buffered_group_is_reported_and_adds_no_sequences(store):
     put(store, group("a", 2, env=0, expected=4, key="k"))
     [again] = put(store, group("a", 2, env=0, expected=4, key="k"))
     assert (again.duplicate, again.state, again.buffered) == (True, GroupState.BUFFERED, 2)
 
 
-def test_the_completer_is_asked_until_nothing_is_whole(store):
+def test_the_completer_is_called_until_no_buffer_is_complete(store):
     put(store, *(group(f"{i}", 1, env=0, expected=9) for i in range(4)))
     asked = []
 
@@ -172,7 +172,7 @@ def test_the_completer_is_asked_until_nothing_is_whole(store):
     assert (last.state, last.buffered) == (GroupState.BUFFERED, 1)
 
 
-def test_a_buffer_that_is_never_whole_does_not_cost_more_and_more(store):
+def test_the_cost_of_a_buffer_that_never_completes_stays_bounded(store):
     shown = []
 
     def never(buffer, expected):

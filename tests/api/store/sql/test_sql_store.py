@@ -26,7 +26,7 @@ from tests.api.store.store_talk import ack, claim, ended, group, held, put, regi
 # --- groups in ----------------------------------------------------------------------
 
 
-def test_payloads_come_back_byte_for_byte_in_the_order_asked_for(store):
+def test_payloads_are_returned_byte_for_byte_in_the_requested_order(store):
     bodies = [b'{"a":  1.50}\n', bytes(range(256)) * 300, b"", b"\x28\xb5\x2f\xfd rest"]
     media = [Media.JSON, Media.SAFETENSORS, Media.JSON, Media.SAFETENSORS_ZSTD]
     put(store, *(group(body, media=kind) for body, kind in zip(bodies, media)))
@@ -38,14 +38,14 @@ def test_payloads_come_back_byte_for_byte_in_the_order_asked_for(store):
     ]
 
 
-def test_a_payload_that_is_not_there_is_named_and_no_other(store):
+def test_the_error_of_a_missing_payload_names_only_that_payload(store):
     put(store, group("a"), group("b"))
     with pytest.raises(CorruptPayload) as refused:
         store.read([9, 2, 0, 1, 2**70])
     assert refused.value.gids == (9, 0, 2**70)
 
 
-def test_a_refused_put_leaves_its_neighbours_alone(store):
+def test_a_rejected_put_does_not_affect_concurrent_puts(store):
     put(store, group("x", key="k"))
 
     def post(i):
@@ -60,7 +60,7 @@ def test_a_refused_put_leaves_its_neighbours_alone(store):
     assert held(store) == 1 + 48
 
 
-def test_groups_without_a_key_are_remembered_whatever_became_of_them(store):
+def test_groups_without_a_key_stay_in_the_ledger_in_every_state(store):
     put(store, group("old", arrived=1.0), group("a", 8, arrived=2.0, env=3))
     put(store, group("keyed", arrived=3.0, key="k"), group("b", 8, arrived=3.0))
     generation = register(store)
@@ -91,7 +91,7 @@ def test_a_new_store_has_no_run(store):
     assert (run.revision, run.generation, run.body) == (0, 0, None)
 
 
-def test_a_run_is_saved_only_by_who_read_its_latest_revision(store):
+def test_a_run_is_saved_only_from_its_latest_revision(store):
     saved = store.save(b"one", 0)
     assert saved == store.load()
     assert (saved.revision, saved.generation, saved.body) == (1, 0, b"one")
@@ -102,7 +102,7 @@ def test_a_run_is_saved_only_by_who_read_its_latest_revision(store):
     assert store.stats().revision == 2
 
 
-def test_of_concurrent_saves_one_wins(store):
+def test_exactly_one_of_several_concurrent_saves_succeeds(store):
     def save(i):
         try:
             return store.save(f"{i}".encode(), 0, fence=True)
@@ -114,7 +114,7 @@ def test_of_concurrent_saves_one_wins(store):
     assert len(saved) == 1 and store.load() == saved[0]
 
 
-def test_a_reset_forgets_all_and_fences_everybody(store):
+def test_a_reset_deletes_all_groups_and_fences_every_client(store):
     put(store, group("a", 8, key="k"), group("b", 2, env=1, expected=4))
     generation = register(store)
     batch = claim(store, generation)
@@ -149,14 +149,14 @@ def test_an_admission_is_granted_within_the_budget(store):
     assert store.admitted(0.0) == 12
 
 
-def test_the_same_lease_gets_what_it_got_with_the_later_end(store):
+def test_a_repeated_admission_returns_the_same_grant_with_the_later_expiry(store):
     store.admit(asked("a", until=10.0), 8, now=0.0)
     assert store.admit(asked("a", until=5.0), 0, now=1.0) == 8
     assert store.admit(asked("a", n_seq=99, until=20.0), 0, now=1.0) == 8
     assert store.admitted(19.9) == 8 and store.admitted(20.0) == 0
 
 
-def test_an_admission_ends_or_is_given_back(store):
+def test_an_admission_expires_or_is_released(store):
     store.admit(asked("a"), 16, now=0.0)
     store.admit(asked("b", until=5.0), 16, now=0.0)
     assert store.release("a") and not store.release("a") and not store.release("never")
@@ -186,7 +186,7 @@ def test_a_store_can_be_closed_twice(store):
     store.close()
 
 
-def test_an_unknown_store_is_named():
+def test_the_error_of_an_unknown_store_names_it():
     for name in ("redis", "redis://host/0", "postgresql", "memory://"):
         with pytest.raises(ConfigError, match="memory, sqlite and postgresql://"):
             open_store(name)

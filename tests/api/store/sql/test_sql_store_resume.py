@@ -16,7 +16,7 @@ def reopen(request, tmp_path):
     opened.close()
 
 
-def test_everything_is_there_after_a_restart(reopen):
+def test_the_whole_state_survives_a_restart(reopen):
     store = reopen()
     put(store, group("a", 8, key="k"), group("b", 8), group("c", 2, env=1, expected=4))
     generation = register(store)
@@ -39,7 +39,7 @@ def test_everything_is_there_after_a_restart(reopen):
     assert put(store, group("d", 2, env=1, expected=4))[0].state is GroupState.PENDING
 
 
-def test_a_lease_outlives_a_restart(reopen):
+def test_a_lease_survives_a_restart(reopen):
     store = reopen()
     put(store, group("a", 8))
     generation = register(store)
@@ -51,7 +51,7 @@ def test_a_lease_outlives_a_restart(reopen):
     assert (again.members, again.epoch) == (first.members, 2)
 
 
-def test_numbers_go_on_after_a_restart_and_a_reset(reopen):
+def test_ids_keep_increasing_after_a_restart_and_a_reset(reopen):
     store = reopen()
     put(store, group("a", 8))
     claim(store, register(store))

@@ -19,7 +19,7 @@ def store(tmp_path):
     store.close()
 
 
-def test_an_operation_that_sqlite_refuses_does_not_fail_its_neighbours(store):
+def test_an_operation_that_sqlite_rejects_does_not_fail_operations_of_its_transaction(store):
     store._database.raw.limit(apsw.SQLITE_LIMIT_LENGTH, 1000)
 
     def post(i):
@@ -37,7 +37,7 @@ def test_an_operation_that_sqlite_refuses_does_not_fail_its_neighbours(store):
 
 
 @pytest.mark.parametrize("key", ["\ud800", "a\x00b"])
-def test_a_key_that_is_no_text_hurts_nobody_else(store, key):
+def test_a_key_that_is_not_text_fails_only_its_put(store, key):
     try:
         put(store, group("x", key=key))
     except StoreError:
@@ -54,7 +54,7 @@ def test_many_waiting_operations_share_transactions(store):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_unforeseen_error_in_the_writer_leaves_nobody_waiting(store):
+def test_an_unexpected_error_in_the_writer_fails_all_waiting_callers(store):
     put(store, group("a", 8))
 
     def broken(queue, fair_share):

@@ -14,7 +14,7 @@ from atroposlib.errors import CorruptPayload
 from tests.api.store.store_talk import ack, claim, group, held, put, register
 
 
-def test_a_page_that_cannot_be_read_damages_only_the_groups_on_it(tmp_path):
+def test_an_unreadable_page_damages_only_the_groups_on_it(tmp_path):
     store = SqliteStore(tmp_path)
     put(store, *(group(bytes([65 + i]) * 100_000, 4) for i in range(4)))
     store.close()
@@ -32,7 +32,7 @@ def test_a_page_that_cannot_be_read_damages_only_the_groups_on_it(tmp_path):
     store.close()
 
 
-def test_the_file_does_not_grow_with_what_passed_through_it(tmp_path):
+def test_the_file_size_does_not_grow_with_the_number_of_groups_processed(tmp_path):
     store = SqliteStore(tmp_path)
     generation = register(store)
 
@@ -51,9 +51,7 @@ def test_the_file_does_not_grow_with_what_passed_through_it(tmp_path):
     store.close()
 
 
-def test_readers_that_never_pause_do_not_keep_the_log_from_starting_over(
-    tmp_path, store, monkeypatch
-):
+def test_continuous_readers_do_not_block_the_wal_reset(tmp_path, store, monkeypatch):
     monkeypatch.setattr(sqlite_database, "CHECKPOINT_PAGES", 20)
     monkeypatch.setattr(sqlite_database, "MAX_LOG_PAGES", 60)
     put(store, group("x" * 200_000, 8))
@@ -74,7 +72,7 @@ def test_readers_that_never_pause_do_not_keep_the_log_from_starting_over(
     assert pages < 60 + 20
 
 
-def test_payloads_are_read_while_a_write_is_under_way(store):
+def test_payloads_are_read_during_a_write(store):
     put(store, group("a"))
     entered, leave = threading.Event(), threading.Event()
 

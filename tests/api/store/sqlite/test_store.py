@@ -38,14 +38,14 @@ def test_a_data_directory_has_one_owner(store, tmp_path):
     SqliteStore(tmp_path).close()
 
 
-def test_an_old_sqlite_is_refused(tmp_path, monkeypatch):
+def test_an_sqlite_version_below_the_minimum_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite, "MIN_SQLITE_VERSION", apsw.SQLITE_VERSION_NUMBER + 1)
     with pytest.raises(ConfigError, match="install apsw"):
         SqliteStore(tmp_path)
 
 
 @pytest.mark.parametrize("layout", [1, 2, 99])
-def test_a_file_of_another_release_is_refused_and_left_alone(tmp_path, layout):
+def test_a_database_of_another_release_is_rejected_and_not_changed(tmp_path, layout):
     SqliteStore(tmp_path).close()
     by_hand(tmp_path, f"PRAGMA user_version = {layout}")
     for _ in range(2):  # the second also shows that the first let go of the lock
@@ -65,11 +65,11 @@ def test_a_file_of_another_release_is_refused_and_left_alone(tmp_path, layout):
         (0x58465342, None),  # xfs
     ],
 )
-def test_network_file_systems_are_told_from_local_ones(magic, name):
+def test_network_file_systems_are_distinguished_from_local_ones(magic, name):
     assert network_file_system(magic) == name
 
 
-def test_a_network_file_system_is_refused_with_places_to_choose(tmp_path, monkeypatch):
+def test_a_network_file_system_is_rejected_with_suggested_locations(tmp_path, monkeypatch):
     require_local(tmp_path)
     monkeypatch.setattr(
         "atroposlib.api.store.sqlite.store.magic_of",
@@ -99,7 +99,7 @@ def _put_and_die(directory, acknowledged):
         acknowledged.value = puts
 
 
-def test_a_kill_within_a_transaction_loses_nothing_that_was_acknowledged(tmp_path):
+def test_a_kill_within_a_transaction_loses_no_acknowledged_group(tmp_path):
     context = multiprocessing.get_context("spawn")
     acknowledged = context.Value("i", 0)
     process = context.Process(target=_put_and_die, args=(tmp_path, acknowledged))
@@ -124,7 +124,7 @@ def test_a_changed_payload_is_never_delivered(tmp_path, store):
     assert store.read([2])[0].data == b"other"
 
 
-def test_puts_stop_before_the_disk_is_full_and_draining_goes_on(tmp_path):
+def test_puts_are_rejected_before_the_disk_is_full_and_claims_continue(tmp_path):
     free = [RESERVE_BYTES * 2]
     store = SqliteStore(tmp_path, free_bytes=lambda _: free[0])
     put(store, group("a" * 200_000, 8, key="k"))
@@ -146,14 +146,14 @@ def _log_of(directory):
 # --- the writer ---------------------------------------------------------------------
 
 
-def test_a_closed_store_says_so(store):
+def test_calls_on_a_closed_store_raise_an_error(store):
     store.close()
     for use in (store.stats, store.reset, lambda: store.read([1])):
         with pytest.raises(StoreError, match="closed"):
             use()
 
 
-def test_a_damaged_kind_of_payload_is_discarded_and_wedges_nobody(tmp_path):
+def test_a_payload_with_a_damaged_kind_is_discarded_and_blocks_no_claim(tmp_path):
     store = SqliteStore(tmp_path)
     put(store, group("a" * 8, 8), group("b" * 8, 8))
     generation = register(store)
