@@ -21,13 +21,20 @@ from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBod
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import Store, open_store
-from atroposlib.api.web.bodies import STATUS_OF, of_json, on_error, on_invalid_request
-from atroposlib.api.web.fast_routes import ErrorHandler, FastPath, RequestTimes
 from atroposlib.api.web.openapi import describe
 from atroposlib.api.web.routes_batches import batch_routes
 from atroposlib.api.web.routes_groups import admission_routes, data_routes, group_routes
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
+from atroposlib.api.web.routing import (
+    STATUS_OF,
+    ErrorHandler,
+    FastPath,
+    RequestTimes,
+    of_json,
+    on_error,
+    on_invalid_request,
+)
 from atroposlib.utils.http_server import LOOPBACK_HOSTS, HostGuard, SameSiteGuard
 
 STORE_VARIABLE = "ATROPOS_STORE"

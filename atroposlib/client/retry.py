@@ -1,10 +1,17 @@
-"""Retry policy (exponential backoff, deadline) and connection settings of the clients."""
+"""Retry policy (exponential backoff, deadline) and connection settings of the clients.
+
+attempt fails --> Retrier.pause_s() --> the caller sleeps --> next attempt
+                      |-- reset() after progress: the pauses start short again
+                      '-- expired: timeout_s passed since the start or the last reset
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -23,7 +30,7 @@ from atroposlib.errors import (
     Unauthorized,
     UnknownEnv,
 )
-from atroposlib.utils.backoff import Backoff, Retrier
+from atroposlib.utils.backoff import Backoff, jittered
 from atroposlib.utils.http_server import is_loopback
 
 if TYPE_CHECKING:
@@ -36,6 +43,7 @@ TOKEN_VARIABLE = "ATROPOS_API_TOKEN"
 _MAX_DETAIL_CHARACTERS = 500
 INITIAL_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0  # clients return at most this long after the API does
+BACKOFF = Backoff(INITIAL_BACKOFF_S, MAX_BACKOFF_S)
 MAX_RETRY_AFTER_S = 60.0  # maximum of a pause requested by Retry-After
 
 
@@ -47,6 +55,41 @@ class RetryLater:
     at_least_s: float = 0.0
 
 
+class Retrier:
+    """The pauses of one series of attempts, which ends ``timeout_s`` after its last progress."""
+
+    def __init__(self, backoff: Backoff, timeout_s: float = math.inf) -> None:
+        self._backoff = backoff
+        self._timeout_s = timeout_s
+        self.reset()
+
+    def reset(self) -> None:
+        """Start over after progress: deadline and pauses as at the beginning."""
+        self._started = time.monotonic()
+        self._failures = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start or the last reset."""
+        return time.monotonic() - self._started
+
+    @property
+    def expired(self) -> bool:
+        """Whether ``timeout_s`` has passed."""
+        return self.elapsed_s >= self._timeout_s
+
+    def pause_s(self, at_least_s: float = 0.0, *, jitter: bool = True) -> float:
+        """Seconds to sleep after one more failure; not past the deadline.
+
+        A pause of at least ``at_least_s``, such as a server's Retry-After, has no jitter when
+        it is the longer one.
+        """
+        self._failures += 1
+        own = self._backoff.pause_s(self._failures)
+        pause = min(max(own, at_least_s), max(0.0, self._timeout_s - self.elapsed_s))
+        return jittered(pause) if jitter and own > at_least_s else pause
+
+
 class RetryPolicy:
     """The pauses of one call: exponential, jittered, bounded, and reported to ``on_wait``."""
 
@@ -54,7 +97,7 @@ class RetryPolicy:
         self._url = url
         self._limit_s = give_up_after_s
         self._on_wait = on_wait
-        self._retrier = Retrier(Backoff(INITIAL_BACKOFF_S, MAX_BACKOFF_S), give_up_after_s)
+        self._retrier = Retrier(BACKOFF, give_up_after_s)
 
     def pause_after(self, later: RetryLater) -> float:
         """Seconds to wait before the next try.

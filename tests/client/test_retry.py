@@ -9,7 +9,13 @@ import httpx
 import pytest
 
 from atroposlib.client import RolloutClient, api_calls
-from atroposlib.client.retry import ConnectionSettings, RetryLater, RetryPolicy, interpret
+from atroposlib.client.retry import (
+    ConnectionSettings,
+    Retrier,
+    RetryLater,
+    RetryPolicy,
+    interpret,
+)
 from atroposlib.errors import (
     ConfigError,
     Forbidden,
@@ -21,10 +27,12 @@ from atroposlib.errors import (
     Unauthorized,
     UnknownEnv,
 )
+from atroposlib.utils.backoff import Backoff
 from atroposlib.wire import ClaimedBatch, Heartbeat
 from tests.client.harness import URL
 
 BEAT = Heartbeat(role="env", name="e_0", phase="rollout")
+BACKOFF = Backoff(initial_s=0.2, max_s=5.0)
 TOKEN = "s3cret-of-the-trainer"
 
 
@@ -195,3 +203,30 @@ def test_a_private_authority_is_used_for_https_only(monkeypatch):
     assert settings("http://api").verify() is True
     with pytest.raises(FileNotFoundError):
         settings("https://api").verify()
+
+
+def test_pauses_grow_until_a_reset():
+    retrier = Retrier(BACKOFF)
+    pauses = [retrier.pause_s(jitter=False) for _ in range(3)]
+    retrier.reset()
+    assert pauses + [retrier.pause_s(jitter=False)] == pytest.approx([0.2, 0.4, 0.8, 0.2])
+
+
+def test_no_pause_goes_past_the_deadline(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    retrier = Retrier(BACKOFF, timeout_s=10.0)
+    now[0] += 9.9
+    assert not retrier.expired
+    assert retrier.pause_s(jitter=False) == pytest.approx(0.1)
+    now[0] += 0.2
+    assert retrier.expired
+    assert retrier.pause_s(jitter=False) == 0.0
+    retrier.reset()
+    assert not retrier.expired
+
+
+def test_a_pause_named_by_the_server_is_kept_without_jitter():
+    assert Retrier(BACKOFF).pause_s(at_least_s=30.0) == 30.0
+    assert Retrier(BACKOFF, timeout_s=7.0).pause_s(at_least_s=30.0) == pytest.approx(7.0)
+    assert 0.1 <= Retrier(BACKOFF).pause_s(at_least_s=0.05) <= 0.2

@@ -30,7 +30,7 @@ _SECRET = re.compile(
 )
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/{}@\[\]+-]+")  # values that need no quotes
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # one event is one line
-_requests = logging.getLogger("atroposlib.api.web.bodies")
+_requests = logging.getLogger("atroposlib.api.web.routing")
 
 
 def redact(text: str) -> str:

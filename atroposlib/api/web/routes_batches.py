@@ -11,9 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from atroposlib.api.common.records import Delivery
 from atroposlib.api.run.service import RolloutService
-from atroposlib.api.web.bodies import client_gone, of_json
-from atroposlib.api.web.fast_routes import JsonRoute
 from atroposlib.api.web.openapi import delivered, refusals
+from atroposlib.api.web.routing import JsonRoute, client_gone, of_json
 from atroposlib.api.web.streaming import DeliveryReply
 from atroposlib.wire import (
     AckRequest,

@@ -22,9 +22,16 @@ from atroposlib.api.common.records import Media, Payload
 from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.run.posts import Post
 from atroposlib.api.run.service import RolloutService
-from atroposlib.api.web.bodies import RETRY_AFTER_S, body_of, client_gone, of_bytes, of_json
-from atroposlib.api.web.fast_routes import BytesRoute, JsonRoute
 from atroposlib.api.web.openapi import MANY_GROUPS, ONE_GROUP, Full, delivered, refusals
+from atroposlib.api.web.routing import (
+    RETRY_AFTER_S,
+    BytesRoute,
+    JsonRoute,
+    body_of,
+    client_gone,
+    of_bytes,
+    of_json,
+)
 from atroposlib.api.web.streaming import DeliveryReply
 from atroposlib.errors import NotRegistered, StoreFull
 from atroposlib.wire import AdmissionRelease, AdmissionReply, AdmissionRequest, GroupsReceived

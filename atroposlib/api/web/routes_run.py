@@ -12,9 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.run.service import RolloutService
-from atroposlib.api.web.bodies import of_json, require_small
-from atroposlib.api.web.fast_routes import BytesRoute, JsonRoute
 from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
+from atroposlib.api.web.routing import BytesRoute, JsonRoute, of_json, require_small
 from atroposlib.errors import ConfigError, UnknownEnv
 from atroposlib.wire import (
     EnvIdentifier,

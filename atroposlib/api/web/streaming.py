@@ -25,7 +25,7 @@ from atroposlib.api.codec.formats import (
 )
 from atroposlib.api.common.records import BatchMember, Delivery
 from atroposlib.api.common.store_protocol import Store
-from atroposlib.api.web.bodies import on_error
+from atroposlib.api.web.routing import on_error
 from atroposlib.errors import CorruptPayload
 from atroposlib.wire.binary import frame_head
 

@@ -70,7 +70,7 @@ async def test_a_request_is_logged_in_one_line_without_client_data(logged, style
         assert event["bytes_in"] == event["bytes_out"] == len(MARKER)
     else:
         assert (
-            "request logger=atroposlib.api.web.bodies method=POST route=/scored_data" in line
+            "request logger=atroposlib.api.web.routing method=POST route=/scored_data" in line
         )
         assert f"bytes_in={len(MARKER)}" in line
 

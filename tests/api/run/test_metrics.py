@@ -16,7 +16,7 @@ from atroposlib.api.common.records import (
     Stored,
 )
 from atroposlib.api.run.metrics import MAX_ENVS, Metrics, lag_of
-from atroposlib.api.web.fast_routes import RequestTimes
+from atroposlib.api.web.routing import RequestTimes
 from atroposlib.wire import EnvShare, Participant, RunStatus
 
 STATUS = RunStatus(

@@ -7,7 +7,7 @@ import gzip
 import pytest
 from starlette.requests import Request
 
-from atroposlib.api.web.bodies import STATUS_OF, of_bytes, on_error
+from atroposlib.api.web.routing import STATUS_OF, of_bytes, on_error
 from atroposlib.errors import StaleGeneration, StoreFull, Unauthorized, UnknownEnv
 
 

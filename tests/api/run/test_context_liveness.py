@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.api.common.records import EnvEntry
-from atroposlib.api.run.liveness import FORGET_AFTER_S, MAX_PARTICIPANTS, Liveness
+from atroposlib.api.run.context import FORGET_AFTER_S, MAX_PARTICIPANTS, Liveness
 from atroposlib.errors import ConfigError
 from atroposlib.wire import Heartbeat, RegisterEnv
 

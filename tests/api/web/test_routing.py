@@ -9,8 +9,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from atroposlib.api.web.bodies import MAX_CONTROL_BYTES, on_error
-from atroposlib.api.web.fast_routes import BytesRoute, FastPath, JsonRoute
+from atroposlib.api.web.routing import (
+    MAX_CONTROL_BYTES,
+    BytesRoute,
+    FastPath,
+    JsonRoute,
+    on_error,
+)
 from atroposlib.errors import UnknownEnv
 
 
