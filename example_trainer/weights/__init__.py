@@ -1,7 +1,7 @@
 """Publishers of policy versions to the inference servers.
 
-A publisher promises: when ``publish`` returns, every server holds exactly this version and
-answers requests again. The order is
+Guarantee of a publisher: when ``publish`` returns, every server holds exactly this
+version and answers requests again. The order is
 
     stage    make the new weights ready while servers still generate
     pause    every server; running requests finish first
@@ -10,9 +10,9 @@ answers requests again. The order is
     resume   every server
     announce the version to the rollout API
 
-When it raises before the first server was touched, all go on with what they held. When it
-raises later, every server it could reach stays paused, so that no sample of an unknown
-mixture is generated, and the message names the version of each.
+If it raises before the first server was changed, all servers continue with the weights
+they held. If it raises later, every reachable server stays paused, so that no sample of
+a mixture of versions is generated, and the message gives the version of each.
 
     disk            a directory that every server sees; works with every engine
     lora            only the adapter
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PUBLISHERS", "Announce", "Publisher", "make_publisher"]
 
-# Imported when used: a worker of vLLM imports this package for ``vllm_worker`` alone.
+# Imported on use: a vLLM worker imports this package only for ``vllm_worker``.
 PUBLISHERS: dict[str, tuple[str, str]] = {
     "disk": ("disk", "DiskPublisher"),
     "lora": ("disk", "LoraPublisher"),
@@ -48,7 +48,9 @@ Announce = Callable[[int], None]
 
 
 class Publisher(Protocol):
-    """Carries the weights of a policy to servers. Every rank has one; rank 0 the servers."""
+    """Publishes the weights of a policy. Every rank has one; only rank 0 has the
+    servers.
+    """
 
     engines: Sequence[InferenceServer]
 
@@ -68,13 +70,13 @@ class Publisher(Protocol):
         """Pause every server that still answers; returns the URLs of those that do not."""
 
     def close(self) -> None:
-        """Give back groups and shared memory."""
+        """Release process groups and shared memory."""
 
 
 def make_publisher(
     cfg: TrainingConfig, engines: Sequence[InferenceServer], announce: Announce | None
 ) -> Publisher:
-    """The publisher named in the settings, after a look whether every server can take it.
+    """Create the publisher of the settings and check that every server supports it.
 
     Args:
         engines: all servers on rank 0, none on the others.

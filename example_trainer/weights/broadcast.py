@@ -22,17 +22,17 @@ BROKEN = (InferenceError, RuntimeError)
 
 
 class Group(Protocol):
-    """The trainer's end of a process group."""
+    """The trainer's side of a process group."""
 
     def send(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcast them in order; returns when all are sent.
+        """Broadcast the tensors in order; return when all are sent.
 
         Raises:
             RuntimeError: the group is broken.
         """
 
     def close(self) -> None:
-        """Leave; a send that hangs in another thread fails."""
+        """Leave the group; a blocked send in another thread fails."""
 
 
 class TorchGroup:
@@ -53,18 +53,18 @@ class TorchGroup:
             torch.cuda.synchronize(self._device)  # NCCL's wait only orders its stream
 
     def close(self) -> None:
-        # Given up as well as aborted: only then do its connections close, by which the
-        # servers learn that nothing more comes.
+        # Dropped as well as aborted: only then do its connections close, which ends the
+        # wait of the servers.
         entered, self._members = self._members, None
         if entered is not None:
             entered.abort()
 
 
 class Transfer:
-    """Sends bucket by bucket, and stops at the first failure on either side.
+    """Broadcast bucket by bucket that stops at the first failure on either side.
 
-    A server that refuses or dies must not leave the sender waiting for it, so the sending
-    is a thread as well.
+    The sending runs in a thread, so that it never waits for a server that refused or
+    died.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Transfer:
         self._problem: BaseException | None = None
 
     def add(self, tensor: Tensor) -> None:
-        """Put a tensor into the bucket; after a failure it is dropped."""
+        """Put a tensor into the bucket; after a failure the tensor is dropped."""
         if not self.is_broken:
             self._bucket.append(tensor)
 
@@ -98,7 +98,7 @@ class Transfer:
             self._group.close()
         try:
             problem = sending.exception(DISCONNECT_TIMEOUT_S)
-            # Its traceback would keep the group, and so the connections, alive.
+            # Its traceback would keep the group and its connections alive.
             self._problem = None if problem is None else problem.with_traceback(None)
         except FutureTimeout:
             self._problem = RuntimeError("the broadcast hangs although the group was closed")
@@ -108,7 +108,7 @@ class Transfer:
         return self._problem is not None or self._refused()
 
     def finish(self, timeout_s: float) -> list[tuple[str, object]]:
-        """Wait for every server; who failed, and how.
+        """Wait for every server; return the failures by server.
 
         Raises:
             BaseException: what is not the group's or a server's fault.
@@ -135,10 +135,10 @@ class Transfer:
 
 
 class NativeGroup:
-    """Rank 0 of the group of vLLM's weight transfer engine."""
+    """Rank 0 of the process group of vLLM's weight transfer engine."""
 
     def __init__(self, group: GroupSpec, listener: Any, device: torch.device) -> None:
-        """Joins; returns when every worker is there.
+        """Join the group; return when every worker has joined.
 
         Raises:
             ConfigError: vllm is not installed here, or the policy is not on a GPU.

@@ -1,8 +1,9 @@
-"""One buffer on the trainer's GPU that workers of vLLM on the same machine open by handle.
+"""GPU buffer of the trainer that vLLM workers on the same machine open by CUDA handle.
 
-The description is the original's bridge file, with the handles as base64 in JSON; nothing
-is pickled. There it was vLLM's own memory that the trainer wrote into while vLLM read it;
-here it is the trainer's, and workers copy from it when they are paused.
+The description has the fields of the original's bridge file, with the handles as base64
+in JSON; nothing is pickled. In the original the trainer wrote into vLLM's memory while
+vLLM read it; here the buffer is the trainer's, and workers copy from it while they are
+paused.
 
 Needs a GPU and has not been run.
 """
@@ -25,7 +26,9 @@ ALIGN = 256  # bytes; as of a separate allocation
 
 
 class CudaBuffer:
-    """Lives as long as the trainer: workers keep the handle open."""
+    """The buffer. It lives as long as the trainer, because workers keep the handle
+    open.
+    """
 
     def __init__(
         self, tensors: Sequence[TensorSpec], device: torch.device, path: Path, model: str
@@ -45,8 +48,8 @@ class CudaBuffer:
         self._handle: tuple[Any, ...] = storage._share_cuda_()
 
     def write(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all contents, then describe them as this version."""
-        self.path.unlink(missing_ok=True)  # until all is there, nothing is described
+        """Replace all contents, then write the description of this version."""
+        self.path.unlink(missing_ok=True)  # no description until all is written
         for name, tensor in tensors:
             plain = tensor.detach().contiguous().flatten()
             self._views[name].copy_(plain.view(torch.uint8))
@@ -63,7 +66,8 @@ class CudaBuffer:
         self.path.unlink(missing_ok=True)
 
     def describe(self, version: int) -> dict[str, Any]:
-        """The bridge file: what it holds and how to open it."""
+        """Return the fields of the bridge file: layout and CUDA handle of the buffer.
+        """
         device = self._bytes.device
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         mappings, handles = {}, {}
@@ -98,7 +102,8 @@ class CudaBuffer:
 
 
 def handle_fields(handle: tuple[Any, ...]) -> dict[str, Any]:
-    """What ``UntypedStorage._share_cuda_`` returns, under the original's names."""
+    """Return the values of ``UntypedStorage._share_cuda_`` under the original's names.
+    """
     device, memory, size, offset, counter, counter_offset, event, event_sync = handle
     return {
         "device_index": device,

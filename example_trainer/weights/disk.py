@@ -1,4 +1,5 @@
-"""Weights by disk: a directory of the whole model or of an adapter, read by every server."""
+"""Publishers by disk: every server reads a directory of the whole model or an adapter.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from example_trainer.weights.fleet import FleetPublisher
 
 
 class DiskPublisher(FleetPublisher):
-    """Works with every engine; needs a directory that trainer and servers all see.
+    """Publishes the whole model; works with every engine and needs a shared directory.
 
     An adapter is merged into the weights it adapts. A load that fails is tried once more,
     because a directory may reach a server's network file system a moment late.
@@ -24,7 +25,7 @@ class DiskPublisher(FleetPublisher):
 
     def stage(self, policy: Policy, state: TrainerState) -> Path:
         directory = self.cfg.published.resolve() / f"version_{state.version}"
-        # Not durable: after the death of the machine the servers are gone as well.
+        # Not synced to disk: if the machine dies, its servers die too.
         return save_model(
             policy, directory, state, untie_head=self.needs_untying(policy), durable=False
         )
@@ -43,18 +44,21 @@ NAME = "policy-v"
 
 
 class LoraPublisher(FleetPublisher):
-    """Needs a directory that all see, and servers that started from ``model_name``."""
+    """Publishes the adapter; needs a shared directory and servers started on
+    ``model_name``.
+    """
 
     @property
     def publishes_start(self) -> bool:
-        """A request that names an adapter fails before the first is published."""
+        """A request that selects an adapter fails before its first publish."""
         return self.cfg.publish_adapter_name is not None
 
     def stage(self, policy: Policy, state: TrainerState) -> Path:
         directory = self.cfg.published.resolve() / f"{NAME}{state.version}"
         problem: Exception | None = None
         try:
-            # A server reads it only once it is named to it: it need not appear whole.
+            # A server reads it only after it receives its path, so it need not appear
+            # atomically.
             if policy.world.is_rank0:
                 shutil.rmtree(directory, ignore_errors=True)
             adapter.save(policy, directory)

@@ -1,10 +1,10 @@
-"""Weights by broadcast: trainer and servers in one process group, no file in between.
+"""Publisher by broadcast: one process group of trainer and servers, without a file.
 
     trainer (rank 0)   gather -> cast -> broadcast, bucket by bucket
     servers            an HTTP request lists the tensors; they receive them in that order
 
-Other trainer ranks only take part in the gathering. All of it happens while the servers
-are paused: most engines write what they receive straight into the weights.
+Other trainer ranks take part only in the gathering. The servers are paused throughout:
+most engines write received tensors straight into the weights in use.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ MIB = 2**20
 
 
 class DistributedPublisher(FleetPublisher):
-    """For servers without a common disk, and for models that a disk is too slow for."""
+    """Publishes by broadcast: for servers without a shared disk, or large models."""
 
     _spec: GroupSpec | None = None
     _group: Group | None = None
     _layout: Sequence[TensorSpec] = ()
 
     def stage(self, policy: Policy, state: TrainerState) -> None:
-        """Meet the servers, the first time and after a failure; they generate meanwhile."""
+        """Join a group with the servers, at the first publish and after a failure; they
+        keep generating.
+        """
         self._layout = self._layout or layout(policy, untie_head=self.needs_untying(policy))
         run_on_rank0(policy.world, lambda: self._meet(policy.device))
 
@@ -43,7 +45,7 @@ class DistributedPublisher(FleetPublisher):
         cuts = buckets(self._layout, self.cfg.publish_bucket_mb * MIB)
         last = {cut[-1].name for cut in cuts}
         transfer = self._begin(cuts, version) if self.engines else None
-        # After a failure too, the other ranks need all of it to be gathered.
+        # After a failure too, the other ranks need every tensor to be gathered.
         for name, tensor in export_weights(policy, untie_head=self.needs_untying(policy)):
             if transfer is not None:
                 transfer.add(tensor)
@@ -137,12 +139,13 @@ class DistributedPublisher(FleetPublisher):
             return
         failed = transfer.finish(self.cfg.publish_timeout_s)
         if failed:
-            self._group = None  # what is left of it is out of step
+            self._group = None  # the rest of the broadcast is out of order
             raise self.fleet.half_updated("broadcast to", failed)
 
 
 def buckets(tensors: Sequence[TensorSpec], bytes_each: int) -> list[list[TensorSpec]]:
-    """Cut a layout into pieces of at most so many bytes, or of one larger tensor."""
+    """Split a layout into buckets of at most this many bytes, or of one larger tensor.
+    """
     cuts: list[list[TensorSpec]] = []
     room = 0
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""The weights of a policy one after another, as inference engines load them."""
+"""Export of a policy's weights, tensor by tensor, in the layout that engines load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from example_trainer.model.state_dict import iter_weights
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor without its contents."""
+    """Name, dtype and shape of one tensor."""
 
     name: str
     dtype: torch.dtype
@@ -33,9 +33,9 @@ class TensorSpec:
 
 @torch.no_grad()
 def export_weights(policy: Policy, *, untie_head: bool) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole tensor in the compute dtype, an adapter merged, on the device.
+    """Yield name and whole tensor in the compute dtype, adapter merged, on the device.
 
-    Collective: every rank must take all of them.
+    Collective: every rank must consume all of them.
 
     Args:
         untie_head: a tied output head comes as a separate tensor, else not at all.
@@ -49,7 +49,7 @@ def export_weights(policy: Policy, *, untie_head: bool) -> Iterator[tuple[str, T
 
 
 def layout(policy: Policy, *, untie_head: bool) -> list[TensorSpec]:
-    """What :func:`outgoing` will give, in its order. Collective."""
+    """Return the specs that :func:`outgoing` yields, in its order. Collective."""
     return [
         TensorSpec(name, tensor.dtype, tuple(tensor.shape))
         for name, tensor in export_weights(policy, untie_head=untie_head)
@@ -57,7 +57,7 @@ def layout(policy: Policy, *, untie_head: bool) -> list[TensorSpec]:
 
 
 def _aliases(policy: Policy) -> set[str]:
-    """Names of the output head where it is the embedding."""
+    """Return the names of the output head that alias the embedding."""
     model = inner_model(policy.model)
     weight = model.get_output_embeddings().weight
     names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is weight]

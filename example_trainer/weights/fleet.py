@@ -1,4 +1,4 @@
-"""All servers together: what every publisher does alike, and what it does when one fails."""
+"""Publish steps on all servers at once, and the handling of failures of servers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from example_trainer.weights.engines import InferenceServer
 
 T = TypeVar("T")
 MAX_PARALLEL_SERVERS = 64
-# Beyond the two waits in which a server may be paused and untouched: while the slowest of
-# the fleet finishes its requests, and while the bound is lifted.
+# Added to the two waits in which a server may be paused and unchanged: until the
+# slowest server has finished its requests, and until the timeout is lifted.
 WATCHDOG_SLACK_S = 60.0
 AFTERWARDS = (
     "Mend or remove the server, then start the trainer again; POST /resume lets a server"
@@ -26,17 +26,18 @@ AFTERWARDS = (
 
 
 class Fleet:
-    """Every server, asked at once."""
+    """All servers, called concurrently."""
 
     def __init__(self, engines: Sequence[InferenceServer], timeout_s: float) -> None:
         self.engines = engines
         self._watchdog_s = 2 * timeout_s + WATCHDOG_SLACK_S
 
     def pause(self) -> None:
-        """Bring all to rest, and only then lift the bound after which they would go on.
+        """Pause all servers, and only then lift the timeout after which they resume.
 
-        A trainer that dies before leaves servers that wake up by themselves (where they
-        can); after it, only a trainer or a person who knows what they hold resumes them.
+        If the trainer dies before that, the servers resume on their own (where they
+        can). After that, only a trainer, or a person who has checked their weights,
+        resumes them.
 
         Raises:
             PublishFailed: one does not pause; none was touched, so the others go on.
@@ -64,7 +65,7 @@ class Fleet:
             waiting = [e for e, answer in zip(waiting, answers) if _is_error(answer)]
 
     def verify(self, version: int) -> None:
-        """Raises PublishFailed unless every server names this version."""
+        """Raise PublishFailed unless every server reports this version."""
         answers = call_all(self.engines, lambda engine: engine.version())
         wrong = [
             (engine.url, answer if _is_error(answer) else f"it names version {answer!r}")
@@ -75,7 +76,7 @@ class Fleet:
             raise self.half_updated(f"verify version {version} on", wrong)
 
     def resume(self) -> None:
-        """Let all generate again.
+        """Resume generation on every server.
 
         Raises:
             PublishFailed: one does not; the others hold the same version and go on.
@@ -94,7 +95,8 @@ class Fleet:
         return [url for url, _ in _failures(self.engines, answers)]
 
     def half_updated(self, stage: str, failed: Sequence[tuple[str, object]]) -> PublishFailed:
-        """The error of a fleet that may hold several versions; it is paused first."""
+        """Pause a fleet that may hold several versions and return the error to raise.
+        """
         silent = self.pause_all()
         held = call_all(self.engines, lambda engine: engine.version())
         named = ", ".join(
@@ -124,7 +126,7 @@ class Fleet:
 def call_all(
     engines: Sequence[InferenceServer], action: Callable[[InferenceServer], T]
 ) -> list[T | InferenceError]:
-    """The answer or the failure of every engine, asked at the same time."""
+    """Return the result or the exception of every engine, called concurrently."""
 
     def one(engine: InferenceServer) -> T | InferenceError:
         try:
@@ -153,7 +155,8 @@ def _lines(failed: Sequence[tuple[str, object]]) -> str:
 
 
 class FleetPublisher:
-    """Order of a publish. Subclasses implement how weights are staged and applied."""
+    """The order of a publish. Subclasses implement how weights are staged and applied.
+    """
 
     @property
     def publishes_start(self) -> bool:
@@ -182,21 +185,21 @@ class FleetPublisher:
             self.tidy()
 
     def stage(self, policy: Policy, state: TrainerState) -> Any:
-        """Make the weights ready while servers generate. Collective."""
+        """Prepare the weights while servers generate. Collective."""
         raise NotImplementedError
 
     def apply(self, policy: Policy, staged: Any, version: int) -> None:
-        """Bring what was staged into every server; all are paused. Collective."""
+        """Load the staged weights on every server; all are paused. Collective."""
         raise NotImplementedError
 
     def tidy(self) -> None:
-        """Remove what only older versions needed; servers generate again."""
+        """Remove data that only older versions needed; servers generate again."""
 
     def pause_all(self) -> list[str]:
         return self.fleet.pause_all()
 
     def close(self) -> None:
-        """Nothing is held; a publisher that holds something gives it back here."""
+        """Release resources. The base class has none."""
 
     def needs_untying(self, policy: Policy) -> bool:
         """Whether a tied output head is sent as a separate tensor."""

@@ -1,7 +1,7 @@
 """Diagnosis of a logprob mismatch between a server and the trainer.
 
-What can be tried is tried (the model without its adapter); what the server reports
-is compared (version, precision); for the rest the message lists what is likely.
+The model is scored without its adapter; the version and precision that the server
+reports are compared. For other causes the message lists the likely ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def explain_mismatch(
     server: dict[str, Any],
     version: int | None,
 ) -> list[str]:
-    """Sentences about the cause and its remedy; never none. Collective.
+    """Return sentences about the cause and its remedy; at least one. Collective.
 
     Args:
         server: what it answered: ``theirs`` (logprobs of the sequences), ``found`` (the
@@ -91,7 +91,7 @@ def _agree(
 
 @contextmanager
 def without_adapter(policy: Policy) -> Iterator[None]:
-    """The model as it is without what its adapters add."""
+    """The model without its adapter, as a context manager."""
     layers = adapter.adapted_layers(policy.model).values()
     kept = [dict(layer.scaling) for layer in layers]
     try:

@@ -1,11 +1,11 @@
-"""Weights through memory of the machine that trainer and servers share.
+"""Publisher through shared memory, for trainer and servers on one machine.
 
 Main memory: one private file in /dev/shm that servers map read-only and copy. Between
 two GPUs of vLLM and the trainer: one buffer on the trainer's GPU, whose CUDA handle the
 workers open; it is described in the original's bridge file (``vllm_config_path``).
 
-The buffer is written while servers generate: they read it only on request,
-paused, and copy it, so the trainer never writes into weights that are in use.
+The buffer is written while servers generate. They read it only on request, paused, and
+copy it, so the trainer never writes into weights in use.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ PREFIX = "atropos-weights-"
 
 
 class SharedWeightsFile:
-    """For one writer; readers map it while it is not written. Removed with this object."""
+    """Safetensors file in memory with one writer; readers map it between writes.
+    Deleted on close.
+    """
 
     def __init__(self, tensors: Sequence[TensorSpec]) -> None:
-        """Raises CheckpointError when the memory for it is not there."""
+        """Raise CheckpointError if there is not enough memory."""
         sweep()
         header, self._version_at = _header(tensors)
         self._slots: dict[str, slice] = {}
@@ -65,7 +67,9 @@ class SharedWeightsFile:
         self.remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
 
     def write(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all contents. From the first byte to the last the file names no version."""
+        """Replace all contents. The file has no version from the first byte written to
+        the last.
+        """
         self._name(UNFINISHED)
         for name, tensor in tensors:
             plain = tensor.detach().contiguous().flatten()
@@ -80,13 +84,15 @@ class SharedWeightsFile:
 
 
 def memory_directory() -> Path:
-    """Where files live in memory; a temporary directory where there is no such place."""
+    """Return the directory of files in memory, or a temporary directory if there is
+    none.
+    """
     shm = Path("/dev/shm")
     return shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def sweep() -> None:
-    """Remove files of this user's trainers that were killed."""
+    """Delete files left by killed trainers of this user."""
     for path in memory_directory().glob(f"{PREFIX}*-*.safetensors"):
         owner = path.name.removeprefix(PREFIX).partition("-")[0]
         try:
@@ -94,12 +100,14 @@ def sweep() -> None:
                 os.kill(int(owner), 0)
         except ProcessLookupError:
             path.unlink(missing_ok=True)
-        except OSError:  # gone meanwhile, or the number is another user's process now
+        except OSError:  # already deleted, or the pid now belongs to another user
             continue
 
 
 def _header(tensors: Sequence[TensorSpec]) -> tuple[bytes, int]:
-    """The safetensors header, its length in front, and where in it the version stands."""
+    """Return the safetensors header with its length prefix, and the offset of the
+    version.
+    """
     entries: dict[str, object] = {
         "__metadata__": {"format": "pt", "version": UNFINISHED.rjust(VERSION_CHARS)}
     }
@@ -121,7 +129,7 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        # Not only promised: a write into memory that is not there would kill the process.
+        # Allocated in full: a write into memory that is missing would kill the process.
         os.posix_fallocate(descriptor, 0, size)
         return mmap.mmap(descriptor, size)
     except OSError as error:
@@ -139,7 +147,7 @@ BRIDGE_FILE = "vllm_bridge_config.json"
 
 
 class Buffer(Protocol):
-    """Memory that holds one version, and the path by which servers find it."""
+    """Memory that holds one version, and the path that servers open."""
 
     path: Path
 
@@ -149,7 +157,7 @@ class Buffer(Protocol):
 
 
 class SharedMemoryPublisher(FleetPublisher):
-    """The fastest where all are on one machine; nothing touches a disk."""
+    """Publishes through memory: the fastest on one machine, without disk access."""
 
     _buffer: Buffer | None = None
     _specs: Sequence[TensorSpec] = ()
@@ -160,7 +168,7 @@ class SharedMemoryPublisher(FleetPublisher):
         run_on_rank0(policy.world, lambda: self._make_buffer(policy))
         tensors = export_weights(policy, untie_head=self.needs_untying(policy))
         if self._buffer is None:
-            for _ in tensors:  # this rank only takes part in the gathering
+            for _ in tensors:  # this rank takes part only in the gathering
                 pass
             return None
         self._buffer.write(tensors, state.version)

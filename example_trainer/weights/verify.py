@@ -1,9 +1,9 @@
-"""Do the servers hold the weights that the trainer holds?
+"""Comparison of the logprobs of the inference servers with those of the trainer.
 
-Asked of every server after each publish and at the start, by comparing logprobs of the
-same tokens; and for nothing on every batch, whose tokens carry the sampler's logprobs.
-Without it a server that kept an old output head, or half a fleet with old weights, looks
-like a learning rate that does not work.
+Every server is checked after each publish and at the start, by comparing logprobs of
+the same tokens. Every batch is checked at no cost, because its tokens carry the
+sampler's logprobs. Without the check a stale output head, or old weights on half the
+fleet, looks like a learning rate that does not work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from example_trainer.weights.mismatch import LIKELY, explain_mismatch
 # A rare token may differ by more than the tolerance where low precision rounds badly, or
 # where a router of experts flips; wrong weights move nearly all tokens.
 MAX_SHARE_BEYOND = 0.01
-# Only characters that every tokenizer knows, also one of single characters.
+# Only characters that every tokenizer has, a character-level one included.
 PROBE_TEXT = "what is 12 + 7? the answer is 19. and 3 - 2 = 1, as anyone can see."
 PROBE_TEMPERATURE = 0.5
 PROBE_SAMPLES = 6
@@ -37,7 +37,7 @@ UNSCALED = (
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Distances in nats between two opinions about the same tokens."""
+    """Differences in nats between two sets of logprobs of the same tokens."""
 
     tokens: int = 0
     total: float = 0.0
@@ -68,7 +68,8 @@ class Mismatch:
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> Mismatch:
-    """Distance token by token. A NaN or a missing token counts as beyond any tolerance."""
+    """Compare two rows token by token. A NaN or a missing token exceeds any tolerance.
+    """
     distances = [abs(a - b) for a, b in zip(ours, theirs)]
     distances = [d if d == d else float("inf") for d in distances]
     distances += [float("inf")] * abs(len(ours) - len(theirs))
@@ -81,7 +82,7 @@ def compare(ours: Sequence[float], theirs: Sequence[float], tolerance: float) ->
 
 
 def choose_rows(rows: Sequence[Row], count: int) -> list[list[int]]:
-    """Distinct sequences for a check: one per group first, longer ones first."""
+    """Choose distinct sequences for a check: one per group first, longer ones first."""
     distinct = {tuple(row.tokens): row for row in rows if len(row.tokens) > 1}
     seen: dict[str, int] = {}
     ranked: list[tuple[int, int, list[int]]] = []
@@ -98,9 +99,9 @@ def check_servers(
     version: int | None,
     tolerance: float,
 ) -> Mismatch:
-    """Score the sequences on every server and here; both must agree.
+    """Compare the logprobs of the sequences on every server with the trainer's.
 
-    Collective: every rank scores, the first one asks the servers.
+    Collective: every rank scores; rank 0 requests the logprobs of the servers.
 
     Raises:
         StaleWeights: with the numbers, the versions, why (as far as it can be found out)
@@ -128,7 +129,9 @@ def _ask_all(
     ours: Sequence[Sequence[float]],
     tolerance: float,
 ) -> dict[str, Any]:
-    """The worst mismatch of all servers, and all about the first one that is wrong."""
+    """Return the worst mismatch of all servers, and the details of the first wrong
+    server.
+    """
     worst = Mismatch()
     for engine in engines:
         with ThreadPoolExecutor(len(sequences) or 1) as pool:  # one batch for the server
@@ -173,7 +176,8 @@ def check_published(
 def check_start(
     policy: Policy, engines: Sequence[InferenceServer], tolerance: float
 ) -> Mismatch:
-    """Refuse servers of another model, tokenizer or temperature before anything is trained.
+    """Reject servers with another model, tokenizer or temperature before training
+    starts.
 
     Raises:
         StaleWeights: a server tokenizes or scores a sentence differently, or reports
@@ -199,10 +203,10 @@ def _check_tokenizers(engines: Sequence[InferenceServer], ids: list[int]) -> Non
 def check_temperature(
     policy: Policy, engines: Sequence[InferenceServer], prompt: list[int], tolerance: float
 ) -> None:
-    """Sampled at another temperature than 1, tokens must come with its logprobs.
+    """Check that logprobs of tokens sampled at a temperature other than 1 include it.
 
-    The ratio of trainer to sampler is only 1 for equal weights when both divide by the
-    temperature; engines disagree about whether they do by default.
+    The ratio of trainer to sampler is 1 for equal weights only when both divide by the
+    temperature; engines differ in whether they do by default.
 
     Raises:
         StaleWeights: a server's are those of another temperature.
@@ -216,7 +220,7 @@ def check_temperature(
     urls = run_on_rank0(policy.world, lambda: [engine.url for engine in engines])
     for url, (tokens, theirs) in zip(urls, sampled):
         if not tokens:
-            continue  # it ended at once
+            continue  # the sequence ended with its first token
         by_temperature = {}
         for temperature in (PROBE_TEMPERATURE, 1.0):
             row = replace(fully_trained_row(prompt + tokens, "probe"), temperature=temperature)
@@ -235,7 +239,7 @@ def check_temperature(
 
 
 def require_same_policy(sampled: Mismatch, version: int, tolerance: float) -> None:
-    """Tokens labelled with this version must have its logprobs.
+    """Check the logprobs of tokens that are labelled with this version.
 
     Raises:
         StaleWeights: they do not; the step must not be taken.

@@ -29,7 +29,9 @@ Weights = Iterable[tuple[str, Tensor]]
 
 
 class WeightWorker:
-    """Methods that vLLM's worker gets; ``model_runner``, ``device``, ``rank`` are its own."""
+    """Methods mixed into vLLM's worker; ``model_runner``, ``device``, ``rank`` are
+    vLLM's.
+    """
 
     model_runner: Any
     device: torch.device
@@ -37,7 +39,7 @@ class WeightWorker:
     _weight_group: tuple[str, Any] | None = None
 
     def weight_worker(self) -> str:
-        """Answers the trainer's question whether this class is here."""
+        """Report that this class is present."""
         return NAME
 
     def load_checkpoint(self, path: str) -> str:
@@ -48,18 +50,19 @@ class WeightWorker:
         return self._reload(weight for file in files for weight in _of_file(file))
 
     def load_shared(self, path: str, version: str) -> str:
-        """Copy weights out of memory: a safetensors file there, or CUDA handles in JSON."""
+        """Copy weights from shared memory: a safetensors file, or CUDA handles in JSON.
+        """
         if not path.endswith(".json"):
             return self._reload(_of_file(Path(path), version))
         described = json.loads(Path(path).read_text(encoding="utf-8"))
         if described["version"] != version:
             raise ValueError(f"{path} holds {described['version']!r}, not {version!r}")
         text = self._reload(_of_cuda(described))
-        torch.cuda.synchronize()  # before the trainer may write there again
+        torch.cuda.synchronize()  # before the trainer may overwrite the buffer
         return text
 
     def join_weight_group(self, spec: str) -> str:
-        """Enter a group with the trainer; one of an earlier trainer is left."""
+        """Join a group with the trainer; the group of an earlier trainer is left."""
         fields = json.loads(spec)
         first_rank = fields.pop("first_rank")
         self._leave()
@@ -71,7 +74,7 @@ class WeightWorker:
         return group.name
 
     def receive_weights(self, spec: str) -> str:
-        """Load tensors as they are broadcast; none is kept longer than its layer needs."""
+        """Load tensors as they arrive; each is freed once its layer is loaded."""
         told = json.loads(spec)
         name, group = self._weight_group or ("none", None)
         if name != told["name"]:
@@ -109,7 +112,9 @@ class WeightWorker:
         return f"{len(seen)} tensors"
 
     def _refresh_tied_head(self) -> None:
-        """A head that is the embedding gets no separate tensor, so no reload packs it."""
+        """Refresh an output head tied to the embedding: it has no tensor, so no reload
+        packs it.
+        """
         head = getattr(self.model_runner.get_model(), "lm_head", None)
         method = getattr(head, "quant_method", None)
         if method is not None and hasattr(method, "process_weights_after_loading"):
@@ -128,7 +133,9 @@ def _of_file(path: Path, version: str | None = None) -> Iterator[tuple[str, Tens
 
 
 def _of_cuda(described: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of the trainer's GPU memory. All lie in one allocation, opened once."""
+    """Return tensors in the trainer's GPU memory. All lie in one allocation, opened
+    once.
+    """
     index = _device_index(described["device_uuid"])
     storage: Any = None
     for name in described["param_names"]:
@@ -142,7 +149,7 @@ def _of_cuda(described: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def open_storage(fields: dict[str, Any], device_index: int) -> Any:
-    """The trainer's allocation, seen from this process."""
+    """Open the trainer's allocation in this process."""
     storages: Any = torch.UntypedStorage
     return storages._new_shared_cuda(
         device_index,
@@ -157,7 +164,7 @@ def open_storage(fields: dict[str, Any], device_index: int) -> Any:
 
 
 def _device_index(uuid: str) -> int:
-    """The trainer's GPU by this process's numbers, which may be others."""
+    """Return this process's index of the trainer's GPU; the numbering may differ."""
     for index in range(torch.cuda.device_count()):
         if str(torch.cuda.get_device_properties(index).uuid) == uuid:
             return index

@@ -1,7 +1,8 @@
-"""Inference servers as the trainer sees them: pause, take weights, version, resume, score.
+"""Clients of the inference servers, one class per protocol.
 
-One class per protocol. ``connect`` detects the protocol of a server by its
-routes, so a new server version is a new class here and nothing elsewhere.
+The operations are pause, load weights, set version, resume and score. ``connect``
+detects the protocol of a server by its routes, so a new kind of server needs only a new
+class here.
 
     local    atroposlib.inference
     vllm     vLLM with VLLM_SERVER_DEV_MODE=1, best with our worker extension
@@ -38,7 +39,7 @@ def connect(
     on_wait: Callable[[str], None],
     token: str | None = None,
 ) -> InferenceServer:
-    """The engine at ``url``, waiting up to ``wait_s`` for it to start.
+    """Connect to the server at ``url``, waiting up to ``wait_s`` seconds for its start.
 
     Args:
         token: sent as bearer token with every request.
@@ -51,7 +52,7 @@ def connect(
     try:
         _wait_until_healthy(http, wait_s, on_wait)
         return ENGINES[detect(http) if kind == "auto" else kind](http)
-    except BaseException:  # not swallowed: only the connections are given back
+    except BaseException:  # the error is re-raised; only the connections are closed
         http.close()
         raise
 
@@ -77,7 +78,7 @@ def _wait_until_healthy(http: Http, wait_s: float, on_wait: Callable[[str], None
 
 
 def detect(http: Http) -> str:
-    """Protocol of the server, judged by its routes.
+    """Detect the protocol of the server by its routes.
 
     Raises:
         ConfigError: none that can take new weights; the message names how to start the server.

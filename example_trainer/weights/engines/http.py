@@ -1,4 +1,4 @@
-"""JSON over HTTP to one inference server, and what a server is to the trainer."""
+"""HTTP client and interface of one inference server."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CHOOSE = "choose another --weight-publisher"
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that are broadcast one after the other, without their contents."""
+    """Tensors that are broadcast one after the other: names, dtypes and shapes only."""
 
     names: list[str]
     dtypes: list[str]  # such as bfloat16
     shapes: list[list[int]]
 
     def described(self, group: GroupSpec) -> dict[str, Any]:
-        """In the fields of SGLang's /update_weights_from_distributed."""
+        """Return the fields of SGLang's /update_weights_from_distributed."""
         return {
             "names": self.names,
             "dtypes": self.dtypes,
@@ -38,7 +38,7 @@ class Bucket:
 
 
 def invitation(group: GroupSpec, first_rank: int) -> dict[str, Any]:
-    """In the fields of SGLang's /init_weights_update_group."""
+    """Return the fields of SGLang's /init_weights_update_group."""
     return {
         "master_address": group.address,
         "master_port": group.port,
@@ -50,7 +50,8 @@ def invitation(group: GroupSpec, first_rank: int) -> dict[str, Any]:
 
 
 class InferenceServer(Protocol):
-    """One server. Every call is bounded and, but for those of a group, safe to repeat.
+    """Interface of one server. Every call has a timeout and, except group calls, is
+    idempotent.
 
     Raises:
         InferenceUnavailable: no answer within the bound.
@@ -62,15 +63,17 @@ class InferenceServer(Protocol):
 
     @property
     def wants_untied_head(self) -> bool:
-        """It keeps a stale copy of an output head that is tied to the embedding."""
+        """Whether the server keeps a stale copy of an output head tied to the
+        embedding.
+        """
 
     @property
     def native_group(self) -> bool:
-        """Its groups are made by vLLM, not by torch.distributed."""
+        """Whether vLLM creates the process group, instead of torch.distributed."""
 
     @property
     def opens_cuda_memory(self) -> bool:
-        """``load_shared`` takes the description of a GPU's memory."""
+        """Whether ``load_shared`` accepts a CUDA memory description."""
 
     def require(self, publisher: str, adapter_name: str | None) -> None:
         """Check that this server can take weights from the named publisher.
@@ -80,7 +83,7 @@ class InferenceServer(Protocol):
         """
 
     def pause(self, resume_after_s: float | None = None) -> None:
-        """Start no new request; returns when none runs. Pausing twice is pausing.
+        """Start no new request and return when none runs. Idempotent.
 
         Args:
             resume_after_s: where the server can, it goes on by itself after this time;
@@ -90,10 +93,12 @@ class InferenceServer(Protocol):
     def resume(self) -> None: ...
 
     def load(self, directory: str, version: int) -> None:
-        """Replace all weights by those in ``directory`` and drop caches made by old ones."""
+        """Load all weights from ``directory`` and drop caches computed with the old
+        weights.
+        """
 
     def load_adapter(self, directory: str, version: int, name: str | None) -> None:
-        """Serve the LoRA adapter in ``directory`` on top of the weights it started with.
+        """Serve the LoRA adapter in ``directory`` on top of the initial weights.
 
         Args:
             name: under which requests ask for it; None: every request gets it.
@@ -106,44 +111,48 @@ class InferenceServer(Protocol):
         """Processes of this server that each hold a part of the weights."""
 
     def join_group(self, group: GroupSpec, first_rank: int) -> None:
-        """Enter a group with the trainer; returns when all members are there."""
+        """Join a process group with the trainer; return when all members have joined.
+        """
 
     def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
-        """Take part in the broadcast of every tensor, then serve them."""
+        """Receive the broadcast of every tensor, then serve the new weights."""
 
     def leave_group(self, group: GroupSpec) -> None: ...
 
     def label(self, version: int) -> None:
-        """Name the weights that are loaded already."""
+        """Set the version label of the weights that are already loaded."""
 
     def version(self) -> str | None:
-        """Label of the weights at the server; None before the first label."""
+        """Return the server's weight version; None before the first label."""
 
     def dtype(self) -> str | None:
-        """Precision it computes in, where it reports one."""
+        """Return the compute dtype, None if the server does not report it."""
 
     def token_ids(self, text: str) -> list[int]:
-        """``text`` as the server's tokenizer sees it."""
+        """Tokenize ``text`` with the server's tokenizer."""
 
     def score(self, tokens: list[int]) -> list[float]:
-        """Logprob of every token but the first, at temperature 1."""
+        """Return the logprob of every token but the first, at temperature 1."""
 
     def sample(
         self, tokens: list[int], count: int, temperature: float
     ) -> tuple[list[int], list[float]]:
-        """Up to ``count`` sampled tokens and the logprobs the server reports for them."""
+        """Sample up to ``count`` tokens; return them with the logprobs the server
+        reports.
+        """
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
 
 
 class Http:
-    """JSON over HTTP to one server, with bounded waits."""
+    """HTTP client of one server: JSON bodies, bounded waits."""
 
     def __init__(self, url: str, timeout_s: float, token: str | None = None) -> None:
         self.url = url
         self.timeout_s = timeout_s
-        # Proxies of the environment are not used: they would carry calls to localhost away.
+        # Proxy settings of the environment are ignored: a proxy would receive localhost
+        # calls.
         self._client = httpx.Client(
             base_url=url,
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
@@ -179,7 +188,7 @@ class Http:
         try:
             return response.json() if response.content else {}
         except ValueError:
-            return {}  # some routes answer with plain text; nothing reads it
+            return {}  # some routes return plain text, which is not used
 
     def _send(self, method: str, path: str, body: Any, params: Any) -> httpx.Response:
         for delay_s in (*RETRIES_S, None):
@@ -197,7 +206,9 @@ class Http:
 
 
 class OverHttp:
-    """What all engines do alike: they refuse what their protocol has no route for."""
+    """Base class of the engines. Operations without a route in the protocol are
+    refused.
+    """
 
     name = "server"
 
@@ -247,13 +258,13 @@ class OverHttp:
         )
 
     def _needs(self, path: str, remedy: str) -> None:
-        """Raises ConfigError when the server lacks a route."""
+        """Raise ConfigError if the server lacks a route."""
         if not self.http.has_route(path):
             raise ConfigError(f"the server at {self.url} has no {path}: {remedy}")
 
 
 def must_succeed(answer: dict[str, Any], what: str) -> None:
-    """Some routes answer 200 with a failure in the body."""
+    """Raise if a response with status 200 reports a failure in its body."""
     if answer.get("success") is not True:
         raise InferenceRefused(200, f"{what}: {answer.get('message', answer)}")
 
@@ -263,7 +274,7 @@ def version_name(version: Any) -> str | None:
 
 
 def by_token(entries: Sequence[Any], tokens: Sequence[int]) -> list[float]:
-    """Logprob of each token from one entry per token.
+    """Return the logprob of each token from one entry per token.
 
     An entry is {"<id>": lp}; the local server wraps it in a list, vLLM makes lp an object
     {"logprob": lp, ...}.

@@ -1,4 +1,4 @@
-"""The server of ``atroposlib.inference``: it takes weights by every publisher."""
+"""Client of the server of ``atroposlib.inference``. It supports every publisher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from example_trainer.weights.engines.http import (
 )
 from example_trainer.weights.engines.process_group import GroupSpec
 
-LONGEST_PAUSE_S = 3600.0  # the server takes no longer bound
+LONGEST_PAUSE_S = 3600.0  # the server accepts no longer timeout
 
 
 class LocalEngine(OverHttp):
@@ -41,7 +41,7 @@ class LocalEngine(OverHttp):
             self._needs(route, "start the atropos-infer of this version")
 
     def pause(self, resume_after_s: float | None = None) -> None:
-        # Its own bound is a minute; ours is what the user set.
+        # The server's default timeout is a minute; this is the user's setting.
         params: dict[str, Any] = {
             "mode": "wait",
             "timeout_s": min(self.http.timeout_s, LONGEST_PAUSE_S),
@@ -93,7 +93,7 @@ class LocalEngine(OverHttp):
         return dtype
 
     def token_ids(self, text: str) -> list[int]:
-        # No token is generated, here and in score: a paused server answers as well.
+        # Here and in score no token is generated, so a paused server replies too.
         body = {"prompt": text, "max_tokens": 0, "logprobs": 0, "prompt_logprobs": 0}
         ids: list[int] = self.http.post("/generate", body)["prompt_token_ids"]
         return ids

@@ -1,4 +1,5 @@
-"""Process groups between trainer and servers, in addition to the groups that a process has already.
+"""Process groups between trainer and servers, in addition to a process's existing
+groups.
 
 The store and its prefixes are those of ``torch.distributed``, laid out as SGLang does, so
 that one of its ranks can be the other end. Imports nothing but torch: a worker of vLLM
@@ -22,7 +23,9 @@ dist: Any = torch.distributed  # its stubs leave out half of what is used here
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Where trainer and servers meet to broadcast weights. The trainer is rank 0."""
+    """Rendezvous of trainer and servers for a broadcast of weights. The trainer is rank
+    0.
+    """
 
     address: str
     port: int
@@ -33,23 +36,24 @@ class GroupSpec:
 
 
 def bound(group: GroupSpec) -> timedelta:
-    """Of every wait of one member for another."""
+    """Timeout of every wait of one member for another."""
     return timedelta(seconds=group.timeout_s)
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """The port where members will meet, bound before it is sent to the servers; 0 picks a free one."""
+    """Bind the rendezvous port before it is sent to the servers; 0 chooses a free one.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=2048)
 
 
 def host_store(listener: socket.socket, group: GroupSpec) -> Any:
-    """The store of a group, served by this process on ``listener`` alone."""
+    """Create the store of a group, served by this process on ``listener`` alone."""
     return _store(group, is_master=True, master_listen_fd=listener.detach())
 
 
 def guest_store(group: GroupSpec) -> Any:
-    """The store of a group that another process serves."""
+    """Connect to the store of a group that another process serves."""
     return _store(group, is_master=False)
 
 
@@ -65,7 +69,7 @@ def _store(group: GroupSpec, **place: Any) -> Any:
 
 
 def join(store: Any, group: GroupSpec, rank: int) -> Any:
-    """A member of the group; with gloo it returns when all are there.
+    """Join a group as one member; with gloo the call returns when all have joined.
 
     Raises:
         RuntimeError: they did not meet within the bound.
@@ -88,18 +92,19 @@ def join(store: Any, group: GroupSpec, rank: int) -> Any:
 
 
 def broadcast(members: Any, tensor: Any) -> Any:
-    """Begin to send (rank 0) or receive ``tensor`` in place; the work has ``wait()``."""
+    """Start to send (rank 0) or receive ``tensor`` in place; the result has ``wait()``.
+    """
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
     return members.broadcast([tensor], options)
 
 
 def own_address(url: str) -> str:
-    """The address of this machine that the server at ``url`` can reach."""
+    """Return the address of this machine that the server at ``url`` can reach."""
     parts = urlsplit(url)
     if is_loopback(parts.hostname or ""):
         return "127.0.0.1"
-    # No packet is sent: the system only chooses the interface it would use.
+    # No packet is sent: the system only selects the interface.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))
         address: str = probe.getsockname()[0]

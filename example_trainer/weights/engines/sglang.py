@@ -1,4 +1,6 @@
-"""SGLang. Its pause has no mode that waits; aborted requests return what they have."""
+"""Client of SGLang. Its pause cannot wait; aborted requests return their partial
+output.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class SglangEngine(OverHttp):
 
     def __init__(self, http: Any) -> None:
         super().__init__(http)
-        self._adapter: str | None = None  # what requests ask for; set by the first load
+        self._adapter: str | None = None  # model name of requests; set by the first load
 
     def require(self, publisher: str, adapter_name: str | None) -> None:
         if publisher == "shared_memory":
@@ -55,7 +57,7 @@ class SglangEngine(OverHttp):
     def load_adapter(self, directory: str, version: int, name: str | None) -> None:
         if name is None:
             raise self._cannot("lora")
-        if self._adapter is not None:  # a name can be taken once
+        if self._adapter is not None:  # a name can be loaded only once
             self.http.post("/unload_lora_adapter", {"lora_name": name})
         body = {"lora_name": name, "lora_path": directory}
         self._update("/load_lora_adapter", body)
@@ -74,7 +76,7 @@ class SglangEngine(OverHttp):
         for i, bucket in enumerate(buckets):
             last = i == len(buckets) - 1
             body = {**bucket.described(group), "flush_cache": last}
-            if last:  # until then the weights are a mixture without a name
+            if last:  # until then the weights are an unlabelled mixture
                 body["weight_version"] = str(version)
             self._update("/update_weights_from_distributed", body)
 

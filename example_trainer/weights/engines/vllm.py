@@ -1,5 +1,6 @@
-"""vLLM with its development routes on. Weights go through our worker extension
-(``vllm_worker.WeightWorker``) where it was started with it, else through vLLM's own routes.
+"""Client of vLLM with its development routes. Weights are loaded by our worker
+extension (``vllm_worker.WeightWorker``) if it was started with it, else by vLLM's own
+routes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from example_trainer.weights.engines.http import (
 from example_trainer.weights.engines.process_group import GroupSpec
 
 EXTENSION = "--worker-extension-cls example_trainer.weights.vllm_worker.WeightWorker"
-# What the extension answers to the trainer's question; see vllm_worker.
+# The extension's reply to ``weight_worker``; see vllm_worker.
 EXTENSION_NAME = "atropos-weight-worker"
 
 
@@ -34,14 +35,14 @@ class VllmEngine(OverHttp):
 
     def __init__(self, http: Http) -> None:
         super().__init__(http)
-        self._adapter: str | None = None  # what requests ask for; set by the first load
+        self._adapter: str | None = None  # model name of requests; set by the first load
 
     @cached_property
     def has_extension(self) -> bool:
-        """Whether it was started with our worker extension."""
+        """Whether vLLM was started with our worker extension."""
         try:
             return EXTENSION_NAME in json.dumps(self._rpc("weight_worker"))
-        except InferenceError:  # an unknown method; other errors appear later
+        except InferenceError:  # an unknown method; other errors surface later
             return False
 
     @property
@@ -136,7 +137,7 @@ class VllmEngine(OverHttp):
         self.http.post("/init_weight_transfer_engine", {"init_info": info})
 
     def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
-        # One message for all buckets: the workers take tensors in as they come.
+        # One request for all buckets: the workers receive tensors as they arrive.
         names = [name for bucket in buckets for name in bucket.names]
         dtypes = [dtype for bucket in buckets for dtype in bucket.dtypes]
         shapes = [shape for bucket in buckets for shape in bucket.shapes]
@@ -208,6 +209,6 @@ class VllmEngine(OverHttp):
         return self.http.post("/collective_rpc", {"method": method, "kwargs": kwargs})
 
     def _loaded(self, version: int) -> None:
-        # Prefixes computed by the old weights would be reused by the new ones.
+        # Prefixes computed with the old weights must not be reused with the new ones.
         self.http.post("/reset_prefix_cache", optional=True)
         self.label(version)
