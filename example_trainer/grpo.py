@@ -55,7 +55,7 @@ HEARTBEAT_TIMEOUT_S = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Console command ``atropos-grpo``: 0 when done or asked to stop, 1 on an error."""
+    """Run ``atropos-grpo``; return 0 when done or stopped, 1 on an error."""
     cfg = parse_args(argv)
     stop = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,7 +81,7 @@ class Connections:
 
     @property
     def announce(self) -> Announce | None:
-        """Sends the published version to the rollout API."""
+        """Send the published version to the rollout API."""
         return None if self.client is None else self.client.announce_version
 
     def prefetcher(
@@ -160,7 +160,7 @@ def _resume(
     connections: Connections,
     tolerance: float | None,
 ) -> TrainerState:
-    """The state to train from. Servers and API then agree with the trainer on the weights.
+    """Return the state to train from, with servers and API in agreement with it.
 
     Args:
         tolerance: nats between the logprobs of servers and trainer; None skips the checks.
@@ -172,7 +172,7 @@ def _resume(
     state = recovery.resume(client, policy, models.optimizer, models.critic)
     if begins and client is not None:
         connect.label_servers(client, servers, state.version)
-    # After a restart servers may hold any version, or half of one. Others need an adapter.
+    # After a restart servers may hold any version, or a partial one. Others need an adapter.
     if not begins or publisher.publishes_start:
         connections.waits.phase("publishing weights", step=state.step, version=state.version)
         publisher.publish(policy, state)
@@ -242,8 +242,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         if prefetcher is not None:
             prefetcher.ack(claimed)
 
-        # Servers generate while this is written. The recovery checkpoint comes last: a step
-        # in it is complete, and a step that is not in it is repeated from its batch.
+        # Servers generate during this write. The recovery checkpoint comes last: a step in it
+        # is complete, and a step that is not in it is repeated from its batch.
         epoch = cfg.steps_per_epoch
         epoch_ended = epoch is not None and state.step % epoch == 0
         phase("saving checkpoint")
@@ -255,7 +255,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         evaluation = {}
         log.write({"step": state.step, "version": state.version, **record, **clock.take()})
         phase("saving for recovery")
-        with clock.measure("recovery"):  # these seconds are in the next record
+        with clock.measure("recovery"):  # these seconds are part of the next record
             if recovery.due(state, epoch_ended):
                 recovery.save(client, policy, optimizer, state, critic)
 

@@ -57,7 +57,7 @@ class ProcessSpec:
     restartable: bool = False
 
     def shell_line(self) -> str:
-        """The command as a person would type it in a POSIX shell."""
+        """Return the command in POSIX shell syntax."""
         settings = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.env.items())]
         words = [*settings, *map(shlex.quote, self.argv)]
         return f"cd {shlex.quote(str(self.cwd))} && {' '.join(words)}"
@@ -95,7 +95,7 @@ class Child:
 
 
 def log_tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
-    """The last lines of a log, without those that a progress bar overwrote."""
+    """Return the last lines of a log, without those that a progress bar overwrote."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - 32_768))
@@ -123,7 +123,7 @@ class StopRequest:
         self.count += 1
 
     def check(self) -> None:
-        """Raises Interrupted once a signal has come."""
+        """Raise Interrupted if a signal has arrived."""
         if self.signal_number is not None:
             raise Interrupted(self.signal_number)
 
@@ -253,11 +253,11 @@ class Children:
             self._watchdog.stdin.write(line.encode() + b"\n")
             self._watchdog.stdin.flush()
         except BrokenPipeError:
-            pass  # the watchdog was killed: we still end our children ourselves
+            pass  # the watchdog was killed: this process still ends its children
 
 
 def answers(url: str) -> bool:
-    """Whether a GET of a ``http://host:port/path`` succeeds; no proxy is asked."""
+    """Whether a GET of a ``http://host:port/path`` succeeds; proxy settings are ignored."""
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=PROBE_TIMEOUT_S)
     try:
@@ -270,7 +270,7 @@ def answers(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A TCP port on the loopback interface that is unused at this moment."""
+    """Return a TCP port on the loopback interface that is unused at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -30,7 +30,7 @@ from atroposlib.processes.children import (
 FRESH_S = 5.0  # age up to which a sign of life counts as current
 LOST_AFTER_S = 10.0  # silence after which a process restarted by hand counts as missing
 
-# Given a time of death, on the clock of Supervisor.look: is there a sign of life since then?
+# (time of death on the clock of Supervisor.look) -> whether there was a sign of life since
 SignOfLife = Callable[[float], bool]
 PrintLine = Callable[[str], None]
 
@@ -49,7 +49,7 @@ class RestartRule(Protocol):
 
 
 class StopOnExit:
-    """The end of any process is the end of the run."""
+    """Rule that ends the run when any process ends."""
 
     def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
         if ended is not None:
@@ -85,7 +85,7 @@ class Supervisor:
         self._completed: set[str] = set()
 
     def start_servers(self, on_wait: PrintLine = lambda _line: None) -> None:
-        """Raises RunFailed when a server ends or does not answer within its bound."""
+        """Start the servers. Raises RunFailed when one ends or does not answer in time."""
         servers = [name for name, spec in self.specs.items() if spec.health_url]
         for name in servers:
             self.children.start(self.specs[name])
@@ -161,17 +161,17 @@ class Supervisor:
 
 
 class ProcessState(Enum):
-    """Where a restartable process is, for :class:`RestartByHand`."""
+    """State of a restartable process, for :class:`RestartByHand`."""
 
     STARTED = "started"  # the supervisor's own child
-    MISSING = "missing"  # it ended; the grace period runs
+    MISSING = "missing"  # it ended; the grace period is running
     BY_HAND = "by hand"  # the user restarted it; only its sign of life is visible
 
 
 @dataclass
 class _Watched:
     presence: ProcessState = ProcessState.STARTED
-    was_alive: bool = False  # it gave a sign of life once
+    was_alive: bool = False  # it sent a sign of life before
     died_at: float = 0.0
     last_seen: float = 0.0
 
@@ -221,7 +221,7 @@ class RestartByHand:
             self._miss(run, child, now, f"{name} gives no sign of life any more")
 
     def missing(self) -> list[str]:
-        """Names of the processes that the grace period runs for."""
+        """Names of the processes in their grace period."""
         return [
             name for name, w in self._watched.items() if w.presence is ProcessState.MISSING
         ]

@@ -1,4 +1,4 @@
-"""Watchdog: ends the processes of a launcher that was killed before it could end them.
+"""Watchdog that ends the processes of a launcher that was killed.
 
 Runs as a script with the standard library only. The launcher holds the other end of our
 standard input and writes ``+<group>`` or ``-<group>`` for every process group it starts or
@@ -18,7 +18,7 @@ GRACE_S = 5.0
 
 
 def groups_left(lines: Iterable[str]) -> list[int]:
-    """Process groups that were started and not ended, in order of their start."""
+    """Return the process groups that were started and not ended, in order of their start."""
     alive: dict[int, None] = {}
     for line in lines:
         sign, number = line[:1], line[1:].strip()
@@ -32,7 +32,7 @@ def groups_left(lines: Iterable[str]) -> list[int]:
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; whether the group still had a member."""
+    """Send a signal to a process group; return whether the group still had a member."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
@@ -41,7 +41,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def end_groups(groups: list[int], grace_s: float = GRACE_S) -> None:
-    """Ask every group to end; after ``grace_s`` seconds make it end."""
+    """Send SIGTERM to every group, and SIGKILL after ``grace_s`` seconds."""
     for group in groups:
         signal_group(group, signal.SIGTERM)
     deadline = time.monotonic() + grace_s

@@ -1,9 +1,9 @@
-"""One command that starts every part of a run, watches it learn and writes a report.
+"""Quickstart: one command that starts a run, monitors its learning and writes a report.
 
     cli -> preflight -> models (and vllm_env) -> plan, commands -> launch -> verdict -> report
                                                           |
                          processes, supervisor, sources, view
 
-``plan`` and ``verdict`` are pure: which processes, with which settings, and whether the
-figures count as having learned. Everything that touches the machine is in the others.
+``plan`` and ``verdict`` are pure: the processes with their settings, and the criteria of
+learning. All access to the machine is in the other modules.
 """

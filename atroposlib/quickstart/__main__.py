@@ -1,4 +1,4 @@
-"""The command line: ``python -m atroposlib.quickstart --model tiny``."""
+"""Command line of the quickstart: ``python -m atroposlib.quickstart --model tiny``."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def port(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_args(argv)
-    from atroposlib.quickstart.launch import quickstart  # after the parser: --help is instant
+    from atroposlib.quickstart.launch import quickstart  # after the parser: fast --help
 
     return quickstart(options)
 

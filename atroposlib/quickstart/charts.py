@@ -30,7 +30,7 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     log: bool = False,
 ) -> str:
-    """An ``<svg>`` of all curves over the training step; an empty string without points.
+    """Draw an ``<svg>`` of all curves over the training step; an empty string without points.
 
     ``log`` draws the y axis in powers of ten and leaves out values that have none.
     """
@@ -54,7 +54,7 @@ def line_chart(
 
 
 def usable(points: Sequence[Point], log: bool) -> tuple[Point, ...]:
-    """Finite points, and on a logarithmic axis the powers of ten of the positive ones."""
+    """Return finite points; on a logarithmic axis, the powers of ten of the positive ones."""
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     return tuple((x, math.log10(y)) for x, y in finite if y > 0) if log else tuple(finite)
 
@@ -76,7 +76,7 @@ def decade_ticks(axis: tuple[float, float]) -> list[float]:
 
 
 def ticks(axis: tuple[float, float], wanted: int = 5, whole: bool = False) -> list[float]:
-    """Round numbers within the axis, about ``wanted`` of them."""
+    """Return about ``wanted`` round numbers within the axis."""
     low, high = axis
     rough = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(rough))

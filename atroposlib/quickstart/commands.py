@@ -1,4 +1,4 @@
-"""The exact command line and environment of every process of a plan. Pure."""
+"""Command line and environment of every process of a plan. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from atroposlib.processes import ProcessSpec
 from atroposlib.quickstart.recipes import QuickstartPlan, ServingEngine
 
-MAX_THREADS = 8  # beyond that a model of 135 M parameters only gets slower
+MAX_THREADS = 8  # more threads only slow a model of 135 M parameters down
 
 
 def thread_env(threads: int) -> dict[str, str]:
-    """Threads of one process. Idle ones must sleep: server and trainer take turns.
+    """Thread settings of one process. Idle threads must sleep: server and trainer alternate.
 
     Spinning OpenMP threads of the waiting process would take the cores of the working one.
     """
@@ -24,7 +24,7 @@ def thread_env(threads: int) -> dict[str, str]:
         "KMP_BLOCKTIME": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
-        "NO_PROXY": "127.0.0.1,localhost",  # all they talk to is on this machine
+        "NO_PROXY": "127.0.0.1,localhost",  # all connections are local
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -34,7 +34,7 @@ def compute_threads(cores: int) -> int:
 
 
 def processes(plan: QuickstartPlan) -> tuple[ProcessSpec, ...]:
-    """All processes in the order in which they are started."""
+    """Return all processes in the order of their start."""
     return (api(plan), server(plan), trainer(plan), environment(plan))
 
 
@@ -80,7 +80,8 @@ def vllm_server(plan: QuickstartPlan) -> ProcessSpec:
         + ("--dtype", "float32", "--enforce-eager", "--enable-scale-out")
         + ("--max-model-len", str(max(256, recipe.seq_len)))
         + ("--max-num-seqs", str(min(256, recipe.sequences_per_step)))
-        # Logprobs of what was sampled from, that is after temperature, as the trainer's are.
+        # Logprobs of the sampling distribution, after temperature, as the trainer computes
+        # them.
         + ("--logprobs-mode", "processed_logprobs", "--seed", str(plan.options.seed)),
         env={
             **thread_env(compute_threads(plan.cores)),
@@ -113,9 +114,10 @@ def trainer(plan: QuickstartPlan) -> ProcessSpec:
         + ("--entropy-coef", str(recipe.entropy_coef))
         + ("--ppo-epochs", str(recipe.ppo_epochs))
         + ("--save-path", str(plan.checkpoints), "--checkpoint-interval", "0")
-        # A run of minutes is started anew after a crash: no time is spent on going back.
+        # A run of minutes starts from the beginning after a crash: no time is spent on
+        # checkpoints.
         + ("--recover-mode", "disabled")
-        # Two rows see a stale server as well as more would, for a second less per step.
+        # Two rows detect a stale server as well as more rows, a second faster per step.
         + ("--check-rows", "2", "--metrics-path", str(plan.metrics_path)),
         env=thread_env(compute_threads(plan.cores)),
         cwd=plan.repo,
@@ -133,10 +135,10 @@ def environment(plan: QuickstartPlan) -> ProcessSpec:
         + ("--env.group_size", str(recipe.group_size))
         + ("--env.max_token_length", str(recipe.seq_len))
         + ("--env.total_steps", str(recipe.steps))
-        # One batch is generated while none is trained: environment and trainer take turns.
+        # One batch is generated while none is trained: environment and trainer alternate.
         + ("--env.max_batches_offpolicy", "1")
         + ("--env.max_num_workers", str(recipe.groups_per_step))
-        # A group without spread has no gradient, but it belongs into the curve.
+        # A group without spread has no gradient, but it counts in the curve.
         + ("--env.ensure_scores_are_not_same", "false")
         + ("--env.steps_per_eval", str(recipe.steps_per_check))
         + ("--env.eval_at_start", "true", "--env.eval_at_end", "true")
@@ -152,7 +154,7 @@ def environment(plan: QuickstartPlan) -> ProcessSpec:
 
 
 def commands_text(plan: QuickstartPlan, specs: Iterable[ProcessSpec]) -> str:
-    """commands.txt: how to start each process by hand, after the quickstart or during it."""
+    """Text of commands.txt: how to start each process by hand, during or after the quickstart."""
     lines = [
         "# Every process of this run, as a line for a POSIX shell.",
         "# The api and the environment may be restarted by hand while the run goes on;",

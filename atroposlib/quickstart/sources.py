@@ -21,7 +21,7 @@ from atroposlib.quickstart.heldout import Heldout
 from atroposlib.quickstart.recipes import QuickstartPlan, ServingEngine
 from atroposlib.quickstart.verdict import column
 
-REQUEST_TIMEOUT_S = 1.0  # a busy server may miss one look; the next comes half a second later
+REQUEST_TIMEOUT_S = 1.0  # a busy server may miss one poll; the next is half a second later
 RATE_WINDOW_S = 0.5
 SILENT_AFTER_S = 15.0  # every process reports every few seconds
 FORGOTTEN_AFTER_S = 120.0
@@ -29,7 +29,7 @@ FORGOTTEN_AFTER_S = 120.0
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """One moment of a run, as the view shows it. None: not known (yet)."""
+    """Status of a run at one moment. None: not known (yet)."""
 
     title: str = ""
     elapsed_s: float = 0.0
@@ -51,7 +51,7 @@ class RunSnapshot:
 
 @dataclass
 class JsonLines:
-    """A growing file of JSON lines, read from where the last read ended."""
+    """Incremental reader of a growing JSONL file."""
 
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -74,10 +74,10 @@ class JsonLines:
 
 
 class Probe:
-    """Small bounded GETs on the loopback interface; an absent server is None, not an error."""
+    """Bounded GETs of small documents on the loopback interface; None if a server is absent."""
 
     def __init__(self) -> None:
-        # trust_env off: a proxy of the environment must never see loopback addresses.
+        # trust_env off: a proxy must not receive requests to loopback addresses.
         self._client = httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False)
 
     def get(self, url: str) -> dict[str, Any] | None:
@@ -96,7 +96,7 @@ class Probe:
         return reply.text if reply.is_success else None
 
     def posts(self, url: str, body: dict[str, Any], within_s: float) -> bool:
-        """One POST that may take long; whether it succeeded."""
+        """Send one POST that may take long; return whether it succeeded."""
         try:
             return self._client.post(url, json=body, timeout=within_s).is_success
         except httpx.TransportError:
@@ -107,7 +107,7 @@ class Probe:
 
 
 class Sources:
-    """Everything a snapshot is made of, for one plan."""
+    """All sources of a snapshot, for one plan."""
 
     def __init__(self, plan: QuickstartPlan, started: float) -> None:
         self.plan = plan
@@ -120,7 +120,7 @@ class Sources:
         self._rate = TokenRate()
 
     def read(self) -> RunSnapshot:
-        """Look everywhere once; takes at most a few ANSWER_WITHIN_S."""
+        """Read every source once; takes at most a few ANSWER_WITHIN_S."""
         rows = self.metrics.read()
         self.status = self.probe.get(f"{self.plan.api_url}/status")
         if (delivered := number(self.status, "current_step")) is not None:
@@ -157,7 +157,7 @@ class Sources:
         )
 
     def _generated_tokens(self, info: Mapping[str, Any] | None) -> float | None:
-        """Tokens the server has generated since it started."""
+        """Return the number of tokens the server has generated since its start."""
         if self.plan.options.engine is ServingEngine.LOCAL:
             return number(info, "generated_tokens_total")
         text = self.probe.text(f"{self.plan.server_url}/metrics")
@@ -167,7 +167,7 @@ class Sources:
         """Whether an environment called the API after ``moment`` (monotonic seconds)."""
         status = self.probe.get(f"{self.plan.api_url}/status")
         beats = [p for p in participants(status) if p.get("role") == "env"]
-        # A beat sent just before the death may have been counted just after it.
+        # The API may count a beat sent just before the death just after it.
         return any(time.monotonic() - age_s(beat) > moment + 0.5 for beat in beats)
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class Sources:
 
 @dataclass
 class TokenRate:
-    """Tokens per second of the stretches in which tokens came; idle time is left out."""
+    """Tokens per second, without idle time."""
 
     per_s: float | None = None
     _at: float | None = None
@@ -201,7 +201,7 @@ def number(row: Mapping[str, Any] | None, name: str) -> float | None:
 
 
 def counter(text: str, name: str) -> float | None:
-    """The sum of a counter over its labels, in Prometheus' text format."""
+    """Return the sum of a counter over its labels, in Prometheus' text format."""
     found = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
     return sum(map(float, found)) if found else None
 
@@ -211,7 +211,7 @@ def largest(row: Mapping[str, Any], *names: str) -> float | None:
 
 
 def version_of(info: Mapping[str, Any] | None) -> int | None:
-    """The weight version in a server's answer; vLLM calls the one it started with default."""
+    """Return the weight version in a server's response; vLLM's initial one is named default."""
     label = None if info is None else info.get("weight_version")
     if label == "default":
         return 0
@@ -226,12 +226,12 @@ def participants(status: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def age_s(participant: Mapping[str, Any]) -> float:
-    """Seconds since its last heartbeat."""
+    """Return seconds since its last heartbeat."""
     return float(participant.get("age_s", 0.0))
 
 
 def phase_of(status: Mapping[str, Any] | None) -> str:
-    """The phase of the run is that of its trainer."""
+    """Return the phase of the trainer, which is that of the run."""
     if status is None:
         return "the rollout API does not answer"
     trainers = [p for p in participants(status) if p.get("role") == "trainer"]
@@ -241,14 +241,14 @@ def phase_of(status: Mapping[str, Any] | None) -> str:
 
 
 def wait_lines(status: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """One line per process that waits, and the API's reason why there is no batch."""
+    """Return one line per waiting process, and the API's reason why there is no batch."""
     lines = []
     for p in sorted(participants(status), key=lambda p: str(p.get("role"))):
         # Environments are distinguished by name; there is one process of each other role.
         who = p.get("name") if p.get("role") == "env" else p.get("role")
         doing, waiting_on = f"{who}: {p.get('phase')}", p.get("waiting_on")
         if age_s(p) > FORGOTTEN_AFTER_S:
-            continue  # the API remembers a process that was replaced for an hour
+            continue  # the API lists a replaced process for an hour
         if age_s(p) > SILENT_AFTER_S:
             lines.append(f"{who}: silent for {age_s(p):.0f} s")
         else:

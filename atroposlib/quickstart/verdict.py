@@ -1,4 +1,4 @@
-"""Did it learn? Pure: from the figures of a run to one line and a list of what fell short."""
+"""Verdict on learning: from the metrics of a run to one line and the unmet criteria. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """The figures of the last line, and every reason why the run is not a success."""
+    """The figures of the summary line, and every unmet criterion."""
 
     exact_first: float | None  # mean of the first step: all of it sampled by version 0
     exact_last: float | None  # mean of the last LAST_STEPS steps
@@ -49,7 +49,7 @@ def figure(value: float | None) -> str:
 
 
 def column(rows: Sequence[Row], name: str) -> list[float]:
-    """The finite numbers of one column, in order of the rows that have it."""
+    """Return the finite numbers of one column, in row order."""
     values = [row.get(name) for row in rows]
     return [
         float(value)
@@ -78,7 +78,7 @@ def judge(
     seconds: float,
     cores: int,
 ) -> RunVerdict:
-    """Compare the rows of metrics.jsonl with what the recipe promises."""
+    """Compare the rows of metrics.jsonl with the goals of the recipe."""
     mismatches = [value for name in MISMATCH_COLUMNS for value in column(rows, name)]
     mismatch_max = max(mismatches, default=None)
     return RunVerdict(

@@ -1,4 +1,4 @@
-"""Show a run: a live panel on a terminal, one line per step anywhere else.
+"""Views of a run: a live panel on a terminal, one line per step anywhere else.
 
 ``panel`` and ``step_line`` are pure functions of a snapshot.
 """
@@ -25,7 +25,7 @@ WAIT_LOG_INTERVAL_S = 10.0
 
 
 def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
-    """The curve of values between 0 and 1, newest at the right, averaged down to ``width``."""
+    """Draw the curve of values between 0 and 1, newest at the right, averaged to ``width``."""
     if not values:
         return ""
     columns = min(width, len(values))
@@ -44,7 +44,7 @@ def clock(seconds: float) -> str:
 
 
 def panel(s: RunSnapshot) -> RenderableType:
-    """The live view of one moment."""
+    """Render the live view of one snapshot."""
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", justify="right")
     rows.add_column()
@@ -89,7 +89,7 @@ def panel(s: RunSnapshot) -> RenderableType:
 
 
 def step_line(s: RunSnapshot) -> str:
-    """The same for a log file or a pipe, once per step."""
+    """Format one step as a line, for a log file or a pipe."""
     exact = s.exacts[-1] if s.exacts else None
     reward = s.rewards[-1] if s.rewards else None
     return (
@@ -102,7 +102,7 @@ def step_line(s: RunSnapshot) -> str:
 
 
 class View(Protocol):
-    """Where the launcher shows what happens."""
+    """Output of the launcher."""
 
     def show(self, snapshot: RunSnapshot) -> None: ...
 
@@ -156,7 +156,7 @@ class PlainView:
             self.print_line(line)
 
     def close(self) -> None:
-        """Nothing to put away."""
+        """Do nothing."""
 
 
 def open_view(console: Console, live: bool) -> View:

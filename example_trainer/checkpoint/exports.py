@@ -44,7 +44,7 @@ class ModelExporter:
         )
 
     def maybe(self, policy: Policy, state: TrainerState, epoch_ended: bool) -> Path | None:
-        """Save after this step if it is time; ask once per step.
+        """Save after this step if it is due; call once per step.
 
         Raises:
             CheckpointError: the disk did not take it; earlier ones are whole.
@@ -58,7 +58,7 @@ class ModelExporter:
         return directory
 
     def final(self, policy: Policy, state: TrainerState) -> Path:
-        """Save what training came to.
+        """Save the final model.
 
         Raises:
             CheckpointError: the disk did not take it; earlier ones are whole.
@@ -80,7 +80,7 @@ class ModelExporter:
             policy.tokenizer.save_pretrained(draft)
 
     def _let_go(self, state: TrainerState, keep: int) -> None:
-        """Delete the oldest that this run wrote; those of other runs are not ours."""
+        """Delete the oldest exports of this run; those of other runs are kept."""
         ours = [
             path
             for path in numbered(self._directory, f"{self._prefix}_*")
@@ -93,13 +93,13 @@ class ModelExporter:
 
 
 def save_adapter(policy: Policy, directory: Path, state: TrainerState) -> None:
-    """Write the adapter alone, as peft loads it. Collective.
+    """Write only the adapter, in the format of peft. Collective.
 
     Raises:
         CheckpointError: the disk did not take it; what was there before stays.
     """
     if not policy.world.is_rank0:
-        adapter.save(policy, directory)  # takes part in gathering, writes nothing
+        adapter.save(policy, directory)  # takes part in the gathering, writes nothing
         run_on_rank0(policy.world, lambda: None)
         return
 

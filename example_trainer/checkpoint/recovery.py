@@ -1,11 +1,11 @@
-"""Where an interrupted trainer goes on, so that nothing is trained twice or skipped.
+"""Recovery of an interrupted trainer, so that no batch is trained twice or skipped.
 
     step -> publish -> check -> ack -> saver -> evaluator -> log -> recovery checkpoint -> commit
 
-A recovery checkpoint holds weights, optimizer, random numbers and, in the same atomic
-directory, the number of the last batch they have been trained on. It comes last: a step that
-is in it is done with in every respect, and one that is not is repeated in every respect, with
-its saved model, its evaluation and its line in the metrics. At the start:
+A recovery checkpoint holds weights, optimizer, random state and, in the same atomic directory,
+the number of the last batch the weights were trained on. It is written last: a step in it is
+complete, and a step that is not in it is repeated with its saved model, its evaluation and its
+line in the metrics. At the start:
 
     checkpoint of this run      load it; rewind the API to its batch, so that what came later
                                 is delivered again, in its order
@@ -16,13 +16,13 @@ its saved model, its evaluation and its line in the metrics. At the start:
     none                        begin with ``model_name``. If the trainer published that in
                                 this run, at its batch, else at the very first batch
 
-A checkpoint is committed, so that the API may free its batches, when it is the oldest of
-the ``keep_recover`` kept: if the newest is damaged, the one before it still finds every batch
-after it.
+A checkpoint is committed, so that the API may free its batches, when it is the oldest of the
+``keep_recover`` kept. If the newest is damaged, every batch after the previous one is thus
+still available.
 
-The learning rate is a function of the step and needs no state of its own. With
-``publish_every`` above 1 the version after a restart is the step of the checkpoint, because
-version k always names the weights after step k.
+The learning rate is a function of the step and needs no saved state. With ``publish_every``
+above 1 the version after a restart is the step of the checkpoint, because version k always
+labels the weights after step k.
 """
 
 from __future__ import annotations
@@ -59,12 +59,10 @@ if TYPE_CHECKING:
     from example_trainer.model.policy import Policy
     from example_trainer.update.step import Critic
 
-RETRY_VARIABLE = (
-    "ATROPOS_RUN_ID"  # set by the launcher: how often it started this trainer anew
-)
+RETRY_VARIABLE = "ATROPOS_RUN_ID"  # set by the launcher: number of restarts of this trainer
 FORMAT = 1
-EVERY_S = 600.0  # where the settings name no frequency
-# What decides which tensors a checkpoint holds and what they mean.
+EVERY_S = 600.0  # default if the settings give no frequency
+# Settings that determine which tensors a checkpoint holds and their meaning.
 SETTINGS = (
     *("model_name", "optimizer", "trains_adapter", "lora_r", "lora_target_modules"),
     *("lora_layer_indices", "train_layer_indices", "critic"),
@@ -73,11 +71,11 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where training starts."""
+    """The starting point of training."""
 
-    run_id: str  # of the API before this trainer registers; empty: there is no run
+    run_id: str  # of the API before this trainer registers; empty if there is no run
     state: TrainerState
-    snapshot: Snapshot | None  # that holds the state, if one does
+    snapshot: Snapshot | None  # checkpoint that holds the state, None if there is none
 
 
 class Recovery:
@@ -110,7 +108,7 @@ class Recovery:
     # --- writing ----------------------------------------------------------------------
 
     def due(self, state: TrainerState, epoch_ended: bool) -> bool:
-        """Whether a checkpoint is to be written after this step; ask once per step."""
+        """Whether a checkpoint is due after this step; call once per step."""
         if not self.enabled:
             return False
 
@@ -128,7 +126,7 @@ class Recovery:
         state: TrainerState,
         critic: Critic | None = None,
     ) -> None:
-        """Write a checkpoint, then let the API free what the oldest one kept holds.
+        """Write a checkpoint, then let the API free the batches of the oldest one kept.
 
         Raises:
             CheckpointError: the disk did not take it; the earlier ones are whole.
@@ -158,10 +156,10 @@ class Recovery:
         run_on_rank0(self._world, write)
 
     def _committed(self, state: TrainerState) -> int:
-        """The last batch that everything one may fall back to holds; 0 for none."""
+        """Return the last batch contained in every possible fallback; 0 for none."""
         kept = self._snapshots.kept(state.step)
         if len(kept) < self._cfg.keep_recover:
-            return 0  # what training began with is one of them
+            return 0  # the initial weights are one of the fallbacks
         numbers = []
         for path in kept:
             held = _state_in(Snapshot(path))
@@ -171,7 +169,7 @@ class Recovery:
     # --- reading ----------------------------------------------------------------------
 
     def begins(self, client: RolloutClient | None) -> bool:
-        """Whether no trainer ran before in this run, so that servers hold the model's weights.
+        """Whether no trainer ran before in this run, so that servers hold the initial weights.
 
         If not, they may hold any version: publish before the first batch. Nothing is
         registered or rewound yet.
@@ -194,10 +192,11 @@ class Recovery:
         optimizer: torch.optim.Optimizer,
         critic: Critic | None = None,
     ) -> TrainerState:
-        """Join the run, and load what an earlier life of this trainer left.
+        """Register with the run and load the state saved by an earlier process of this
+        trainer.
 
-        Unless :meth:`begins` was true before, servers may hold other weights: publish these
-        before the first batch.
+        Unless :meth:`begins` was true before, servers may hold other weights: publish the
+        loaded ones before the first batch.
 
         Args:
             client: of the first rank; None on the others.
@@ -243,7 +242,7 @@ class Recovery:
         return state, plan.snapshot
 
     def _look(self, client: RolloutClient) -> _Plan:
-        """Choose where to start; nothing is changed but what a killed writer left."""
+        """Choose the starting point; removes only the leftovers of a killed writer."""
         tidy(Path(self._cfg.save_path))
         snapshot = self._snapshots.newest() if self._reads() else None
         if snapshot is None and self._cfg.recover_mode == "resume":
@@ -263,10 +262,10 @@ class Recovery:
     def _start(
         self, run_id: str, snapshot: Snapshot | None
     ) -> tuple[TrainerState, Snapshot | None]:
-        """The state to start from, with the checkpoint that holds it if one does."""
+        """Return the state to start from, and the checkpoint that holds it, if any."""
         if snapshot is not None:
             held = _state_in(snapshot)
-            # Version k names the weights after step k, regardless of what was published before.
+            # Version k labels the weights after step k, regardless of the published versions.
             held = replace(held, version=held.step)
             others = _differences(snapshot, self._held_settings())
             if others and (held.run_id == run_id or self._cfg.recover_mode == "resume"):
@@ -285,11 +284,13 @@ class Recovery:
         return TrainerState(run_id, 0, 0, None), None
 
     def _held_settings(self) -> dict[str, Any]:
-        """Settings that a checkpoint stores: it is loaded only under the same."""
+        """Return the settings stored in a checkpoint; it loads only under equal settings."""
         return {name: getattr(self._cfg, name) for name in SETTINGS}
 
     def _set_aside(self) -> None:
-        """What another run left, or this one before it began anew, is never mixed in."""
+        """Move aside the files of another run, or of this one before it restarted from the
+        beginning.
+        """
         if aside := self._snapshots.set_aside("earlier"):
             print(f"training begins anew; earlier recovery checkpoints: {aside}", flush=True)
 
@@ -300,7 +301,7 @@ class Recovery:
         optimizer: torch.optim.Optimizer,
         critic: Critic | None,
     ) -> None:
-        first = self._world.is_rank0  # it reads and broadcasts
+        first = self._world.is_rank0  # rank 0 reads and broadcasts
 
         def documents() -> dict[str, Any]:
             names = [f"{prefix}optimizer" for prefix, _, _ in models]
@@ -313,7 +314,7 @@ class Recovery:
             state_dict.load_full_weights(model, weights)
             moments = snapshot.tensors(f"{prefix}optimizer") if first else {}
             load_optimizer_state(its_optimizer, model, moments, held[f"{prefix}optimizer"])
-        # More ranks than then: the new ones have no past to go on from.
+        # More ranks than at the save: the new ones have no saved state.
         if self._world.rank < len(held["rng"]):
             snapshots.restore_rng(held["rng"][self._world.rank])
         for name, frequency in self._counters.items():
@@ -324,7 +325,7 @@ class Recovery:
 def _models(
     policy: Policy, optimizer: torch.optim.Optimizer, critic: Critic | None
 ) -> list[tuple[str, Any, torch.optim.Optimizer]]:
-    """(prefix of its files, model, optimizer) of everything that is trained."""
+    """Return (file prefix, model, optimizer) of every trained model."""
     models: list[tuple[str, Any, torch.optim.Optimizer]] = [("", policy, optimizer)]
     if critic is not None:
         models.append(("critic_", critic.model, critic.optimizer))
@@ -332,13 +333,15 @@ def _models(
 
 
 def _distinct(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tied weights once: they are read back into both."""
+    """Return the weights without duplicates: tied weights are stored once and loaded into
+    both.
+    """
     names = {id(tensor): name for name, tensor in reversed(list(tensors.items()))}
     return {name: tensors[name] for name in tensors if name in names.values()}
 
 
 def _differences(snapshot: Snapshot, now: Mapping[str, Any]) -> str:
-    """Settings that were others when the checkpoint was made; empty if none."""
+    """Return the settings that differ from those of the checkpoint; empty if none."""
     then = snapshot.document(STATE).get("settings", {})
     return ", ".join(
         f"{name} {then.get(name)!r} (now {now[name]!r})"
@@ -372,7 +375,7 @@ def _named(found: TrainerState, state: TrainerState) -> str:
 
 
 def _rewind(client: RolloutClient, state: TrainerState) -> None:
-    """What was acked after these weights is delivered again.
+    """Rewind the API, so that batches acked after these weights are delivered again.
 
     Raises:
         RunStateError: some of it is gone, or the API never formed these batches.

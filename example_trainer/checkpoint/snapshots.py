@@ -1,4 +1,4 @@
-"""Recovery checkpoints on disk: each one whole and verified, or none at all.
+"""Recovery checkpoints on disk, written atomically and verified on load.
 
 save_path/recover/
     step_7/                 written aside, synced, renamed
@@ -32,14 +32,14 @@ from example_trainer.model.model_dir import numbered, sync, tidy, whole_director
 
 POINTER, MANIFEST, STATE = "LATEST", "manifest.json", "state"
 SHARD_BYTES = 4 * 2**30
-HASH_THREADS = 4  # hashlib lets other threads run
+HASH_THREADS = 4  # hashlib releases the GIL
 
 Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One checkpoint that was verified."""
+    """One verified checkpoint."""
 
     directory: Path
 
@@ -48,7 +48,7 @@ class Snapshot:
         return self.directory.name
 
     def document(self, name: str) -> Any:
-        """What was written under this name, or None.
+        """Return the JSON document of this name, or None.
 
         Raises:
             CheckpointError: the file is no JSON.
@@ -62,7 +62,7 @@ class Snapshot:
             raise CheckpointError(f"{path} is no JSON: {error}") from error
 
     def tensors(self, group: str) -> dict[str, Tensor]:
-        """The tensors of one group, on the CPU; empty if there is no such group.
+        """Return the tensors of one group on the CPU; empty if there is no such group.
 
         Raises:
             CheckpointError: a file of it cannot be read.
@@ -80,20 +80,20 @@ class Snapshot:
 
 
 class Snapshots:
-    """The checkpoints below one directory. For one process at a time."""
+    """The checkpoints in one directory. Only one process may use it at a time."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory
         self._keep = keep
 
     def names(self) -> list[str]:
-        """Newest last. They may be damaged."""
+        """Return the names, newest last. They may be damaged."""
         return [path.name for path in numbered(self.directory, "step_*")]
 
     def write(
         self, step: int, tensors: Mapping[str, Tensors], documents: Mapping[str, Any]
     ) -> Snapshot:
-        """Write one, make it the latest, and let go of the oldest.
+        """Write a checkpoint, make it the latest, and delete the oldest.
 
         Raises:
             CheckpointError: the disk did not take it; the others are as they were.
@@ -127,7 +127,7 @@ class Snapshots:
         return reached[: -self._keep] if beyond else reached[-self._keep :]
 
     def newest(self) -> Snapshot | None:
-        """The latest whole one. One that is damaged is named aloud and set aside."""
+        """Return the latest intact checkpoint. A damaged one is logged and set aside."""
         tidy(self.directory)
         for path in list(self._candidates()):
             problem = problem_of(path)
@@ -143,7 +143,7 @@ class Snapshots:
         return None
 
     def set_aside(self, label: str) -> Path | None:
-        """Give way to another run: nothing is deleted, everything moves."""
+        """Move everything aside for another run; nothing is deleted."""
         if not self.names():
             return None
         aside = free_name(self.directory.with_name(f"{self.directory.name}_{label}"))
@@ -151,7 +151,7 @@ class Snapshots:
         return aside
 
     def _candidates(self) -> Iterator[Path]:
-        """The latest, then those before it, newest first."""
+        """Return the latest, then those before it, newest first."""
         paths = numbered(self.directory, "step_*")
         pointer = self.directory / POINTER
         latest = pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""
@@ -171,7 +171,7 @@ class Snapshots:
 
 
 def free_name(path: Path) -> Path:
-    """This path, or the first of path_2, path_3, ... that does not exist."""
+    """Return this path, or the first of path_2, path_3, ... that does not exist."""
     candidate, n = path, 1
     while candidate.exists():
         n += 1
@@ -180,7 +180,7 @@ def free_name(path: Path) -> Path:
 
 
 def problem_of(directory: Path) -> str | None:
-    """What is wrong with a checkpoint; None if every byte is what was written."""
+    """Return what is wrong with a checkpoint; None if every byte matches the manifest."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         expected = {name: (int(f["bytes"]), str(f["sha256"])) for name, f in manifest.items()}
@@ -227,7 +227,7 @@ def _write_json(path: Path, document: Any) -> None:
 
 
 def _write_tensors(directory: Path, group: str, named: Tensors) -> None:
-    """Files of at most ``SHARD_BYTES`` each, unless one tensor is larger."""
+    """Write files of at most ``SHARD_BYTES`` each, unless one tensor is larger."""
     from safetensors.torch import save_file
 
     shards: list[dict[str, Tensor]] = [{}]
@@ -249,7 +249,7 @@ def _write_tensors(directory: Path, group: str, named: Tensors) -> None:
 
 
 def capture_rng() -> dict[str, Any]:
-    """The generators of Python, torch on the CPU and on CUDA, and numpy where it is used."""
+    """Capture the generators of Python, torch on CPU and CUDA, and numpy if it is loaded."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": [version, list(words), gauss],
@@ -266,7 +266,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Go on with the random numbers that would have come after :func:`capture_rng`.
+    """Restore the random state of :func:`capture_rng`.
 
     Raises:
         CheckpointError: that was something else.

@@ -1,4 +1,4 @@
-"""``atropos-launch``: a whole run out of one YAML file, here or on a SLURM cluster.
+"""``atropos-launch``: start a run from one YAML file, on this machine or a SLURM cluster.
 
 plan      the file: sections api, inference, environments, trainer, slurm
 servers   the command of an inference server, by engine

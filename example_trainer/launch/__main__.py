@@ -1,9 +1,9 @@
-"""atropos-launch: start a whole run out of one YAML file.
+"""Command line of atropos-launch: start a whole run from one YAML file.
 
     atropos-launch local --config run.yaml lr=1e-5 inference.count=2
     atropos-launch slurm --config run.yaml --dry-run
 
-key=value sets a key of the file; a key that is none of the launcher's is the trainer's.
+key=value sets a key of the file; a key unknown to the launcher is passed to the trainer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROLES = ("api", "inference", "environment", "trainer")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: the trainer is done (or the jobs are submitted); 1: it failed; 2: not started."""
+    """Return 0: the trainer is done (or jobs are submitted); 1: it failed; 2: not started."""
     args = parse(argv)
     try:
         if args.what == "node":
@@ -95,7 +95,7 @@ def _local(plan: Plan) -> int:
 def _slurm(plan: Plan, dry: bool) -> int:
     from example_trainer.launch import slurm
 
-    # Decided here, so that all nodes mean the same engine.
+    # Resolved here, so that all nodes use the same engine.
     plan.inference.engine = choose_engine(plan.inference.engine)
     settings, cfg = trainer_settings(plan)
     for note in settings.notes:

@@ -1,8 +1,8 @@
-"""A whole run as child processes of this machine.
+"""Local launcher: a whole run as child processes of this machine.
 
     api, inference servers -> ready -> environments, trainer -> watch -> end all
 
-What happens when one ends before the trainer is done:
+Reaction to the end of a process before the trainer is done:
 
     trainer        exit 0: the run is done. Else it is started again (ATROPOS_RUN_ID=1, 2 ...)
                    up to recover_retries times, if recover_mode is auto or fault
@@ -11,7 +11,7 @@ What happens when one ends before the trainer is done:
     api, env       started again, up to ``restarts`` times each: the API resumes its queue, an
                    environment registers anew. An environment that exits with 0 is done
 
-Only processes started here are ever signalled (atroposlib.processes).
+Only processes started here are signalled (atroposlib.processes).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from example_trainer.settings.config import TrainingConfig
 POLL_S = 0.2
 API_READY_TIMEOUT_S = 120.0
 RESTART_GRACE_S = 5.0
-GRACE_S = 30.0  # a trainer finishes publish and ack before it listens to SIGTERM
+GRACE_S = 30.0  # a trainer finishes publish and ack before it handles SIGTERM
 TRAINER = "trainer"
 PrintLine = Callable[[str], None]
 
@@ -102,7 +102,7 @@ def with_attempt(spec: ProcessSpec, attempt: int) -> ProcessSpec:
 
 
 def run_local(plan: Plan, stop: StopRequest, print_line: PrintLine = print) -> None:
-    """Start everything, return when the trainer is done.
+    """Start all processes and return when the trainer is done.
 
     Raises:
         ConfigError: the plan cannot be used.
@@ -140,7 +140,7 @@ def supervise(
 
 
 def processes(plan: Plan, cfg: TrainingConfig) -> list[ProcessSpec]:
-    """Every process in the order of its start; restartable are API and environments."""
+    """Return every process in the order of its start; restartable are API and environments."""
     ports = [port or free_port() for port in _wanted_ports(plan)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     at = Endpoints(urls[0], tuple(urls[1:]))

@@ -1,4 +1,4 @@
-"""Entry point of a cluster job: wait for the addresses of the others, then exec its role.
+"""Entry point of a cluster job: wait for the other addresses, then exec its role.
 
 The job becomes the process of its role, so that SLURM's signals reach it.
 
@@ -32,7 +32,7 @@ class EndpointTimeout(AtroposError):
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Raises ConfigError when the file is not a plan that ``atropos-launch`` wrote."""
+    """Raise ConfigError if the file is not a plan written by ``atropos-launch``."""
     try:
         return Plan(**json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, ValidationError) as error:
@@ -40,7 +40,7 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
-    """Replace this process by that of the role; does not return.
+    """Replace this process with that of the role; does not return.
 
     Raises:
         ConfigError: the plan cannot be used.
@@ -61,7 +61,7 @@ def command_of(
     env: Mapping[str, str],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Command:
-    """The command of a role on this node; servers first write down where they will be."""
+    """Return the command of a role on this node; a server first publishes its address."""
     python, (_, cfg) = plan.slurm.python, trainer_settings(plan)
     served = ModelToServe.of(cfg)
     host = env.get("SLURMD_NODENAME") or socket.gethostname()
@@ -93,7 +93,7 @@ def announce(plan: Plan, name: str, host: str, port: int) -> None:
 
 
 def endpoints(plan: Plan, sleep: Callable[[float], None] = time.sleep) -> Endpoints:
-    """Addresses of API and servers, once all of them are published."""
+    """Return the addresses of API and servers, once all of them are published."""
     names = ["api", *(f"inference-{i}" for i in range(plan.inference.count))]
     until = time.monotonic() + plan.slurm.wait_s
     while True:

@@ -116,7 +116,7 @@ class TrainerSection(_Section):
 
 
 class SlurmSection(_Section):
-    """sbatch options are written as they are on its command line, without the dashes."""
+    """Settings of SLURM: sbatch options as on its command line, without the dashes."""
 
     options: dict[str, str | int] = Field(
         default={}, description="of every job: partition, account ..."
@@ -143,7 +143,7 @@ class SlurmSection(_Section):
 
 
 class Plan(_Section):
-    """The run as a whole."""
+    """The whole plan of a run."""
 
     name: str = Field(
         default="atropos", pattern=r"^[\w.-]+$", description="of the run and its jobs"
@@ -193,7 +193,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 
 def read_plan(files: Sequence[str], overrides: Sequence[Assignment] = ()) -> Plan:
-    """The plan of YAML files in order, then ``api.port=8000``; any other key is the trainer's.
+    """Read YAML files in order, then ``api.port=8000``; any other key is the trainer's.
 
     Raises:
         ConfigError: names the key at fault.
@@ -204,7 +204,7 @@ def read_plan(files: Sequence[str], overrides: Sequence[Assignment] = ()) -> Pla
     for one in overrides:
         key = one.key if one.key.split(".")[0] in HEADS else f"trainer.settings.{one.key}"
         path_in_tree = key.split(".")
-        if path_in_tree[:2] == ["trainer", "settings"]:  # their dots are the trainer's
+        if path_in_tree[:2] == ["trainer", "settings"]:  # dotted keys of the trainer
             path_in_tree = ["trainer", "settings", ".".join(path_in_tree[2:])]
         for name in reversed(path_in_tree[1:]):
             one = replace(one, value={name: one.value})
@@ -220,14 +220,16 @@ def read_plan(files: Sequence[str], overrides: Sequence[Assignment] = ()) -> Pla
 
 
 def _merge(tree: dict[str, Any], more: Mapping[str, Any], where: str, above: str = "") -> None:
-    """Put ``more`` over ``tree``, group by group; of the trainer's settings the last counts."""
+    """Merge ``more`` into ``tree``, section by section; of the trainer's settings the last
+    wins.
+    """
     if above == "trainer.settings.":
         more = {one.key: one.value for one in flatten(more, where)}
     for name, value in more.items():
         below = f"{above}{name}"
         old = tree.get(name)
         if not isinstance(value, Mapping):
-            tree.pop(name, None)  # so that the order is that of the last assignments
+            tree.pop(name, None)  # keeps the order of the last assignments
             tree[name] = value
         elif old is None or isinstance(old, Mapping):
             _merge(tree.setdefault(name, {}), value, where, f"{below}.")
@@ -254,7 +256,7 @@ def _known() -> list[str]:
 def trainer_settings(
     plan: Plan, wiring: Mapping[str, Any] | None = None
 ) -> tuple[GivenSettings, TrainingConfig]:
-    """What the trainer will read, checked here so that a mistake costs no start.
+    """Return the trainer's settings, validated here so that an error costs no start.
 
     Raises:
         ConfigError: with the message of ``atropos-grpo``.
@@ -269,9 +271,9 @@ def trainer_settings(
 
 
 def default_settings(plan: Plan) -> dict[str, Any]:
-    """What files and settings of the trainer may override."""
+    """Return the settings that files and overrides of the trainer may replace."""
     settings: dict[str, Any] = {"save_path": str(plan.directory / "checkpoints")}
     settings["log_dir"] = str(plan.directory)
     if choose_engine(plan.inference.engine) != "local":
-        settings["publish_adapter_name"] = plan.name  # only matters where LoRA is published
+        settings["publish_adapter_name"] = plan.name  # used only if LoRA is published
     return settings

@@ -1,6 +1,6 @@
-"""The exact command of every process, given the addresses of the others.
+"""Commands of every process, from the plan and the addresses of the others.
 
-Pure but for the settings files of the processes, written below ``<out>/launch``.
+Pure except for the settings files of the processes, written below ``<out>/launch``.
 
 The same functions serve ``local`` (all on 127.0.0.1) and ``node`` (a job of a cluster).
 """
@@ -21,7 +21,7 @@ from example_trainer.settings.config import TrainingConfig
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where the others listen: ``http://host:port`` without a path."""
+    """Addresses of the other processes: ``http://host:port`` without a path."""
 
     api: str
     inference: tuple[str, ...]
@@ -34,7 +34,7 @@ class ModelToServe:
     name: str
     seed: int
     lora_rank: int | None  # of the adapter that will be published
-    adapter_name: str | None  # under which it is published
+    adapter_name: str | None  # model name of the published adapter
 
     @classmethod
     def of(cls, cfg: TrainingConfig) -> ModelToServe:
@@ -65,7 +65,7 @@ def inference(
     *,
     own_gpus: bool = False,
 ) -> Command:
-    """Server ``index``; ``own_gpus``: its job sees its GPUs alone."""
+    """Return the command of server ``index``; ``own_gpus``: its job sees only its GPUs."""
     wanted = plan.inference
     gpus = None
     if wanted.first_gpu is not None and not own_gpus:
@@ -90,7 +90,7 @@ def inference(
 
 
 def environment_name(plan: Plan, number: int) -> str:
-    """Name of an environment: its own, else that of its script."""
+    """Return the name of an environment: the configured one, else that of its script."""
     wanted = plan.environments[number]
     stem = Path(wanted.script or (wanted.command or [""])[0]).stem
     return wanted.name or stem or f"environment-{number}"
@@ -99,7 +99,9 @@ def environment_name(plan: Plan, number: int) -> str:
 def environment(
     plan: Plan, served: ModelToServe, python: str, number: int, at: Endpoints
 ) -> Command:
-    """A script gets a YAML file with its own settings and all addresses."""
+    """Return the command of an environment; its script gets a YAML file with settings and
+    addresses.
+    """
     wanted = plan.environments[number]
     if wanted.command is not None:
         words = filled(wanted.command, plan, served, python, at)
@@ -113,7 +115,7 @@ def environment(
 def environment_settings(
     plan: Plan, wanted: EnvironmentSection, served: ModelToServe, at: Endpoints
 ) -> dict[str, Any]:
-    """Its own settings over what it has to know of the others."""
+    """Return the environment's settings, merged over the addresses and names of the run."""
     servers = [
         {
             "base_url": f"{url}/v1",
@@ -130,7 +132,7 @@ def environment_settings(
 
 
 def served_name(plan: Plan, served: ModelToServe) -> str:
-    """The model that requests ask for: vLLM and SGLang give an adapter only to its name."""
+    """Return the model name for requests: vLLM and SGLang select an adapter by name."""
     model = plan.inference.model or served.name
     engine = choose_engine(plan.inference.engine)
     name = served.adapter_name
@@ -142,7 +144,7 @@ def served_name(plan: Plan, served: ModelToServe) -> str:
 def filled(
     words: Sequence[str], plan: Plan, served: ModelToServe, python: str, at: Endpoints
 ) -> list[str]:
-    """The words with the launcher's names filled in; other braces stay as they are."""
+    """Fill in the launcher's placeholders; other braces stay unchanged."""
     values = {
         "{api_url}": at.api,
         "{inference_url}": at.inference[0],
@@ -161,7 +163,7 @@ def filled(
 
 @dataclass(frozen=True)
 class TrainerRanks:
-    """How many ranks a trainer has, and where those of several nodes meet."""
+    """Number of ranks of a trainer, and the rendezvous address of several nodes."""
 
     nproc: int = 1  # on each node
     nodes: int = 1
@@ -170,7 +172,7 @@ class TrainerRanks:
 
 
 def trainer(plan: Plan, python: str, at: Endpoints, ranks: TrainerRanks) -> Command:
-    """``atropos-grpo`` itself, or as many ranks of it through torchrun."""
+    """Return the command: ``atropos-grpo`` itself, or as many ranks of it through torchrun."""
     wiring = {"atropos_url": at.api, "inference_urls": list(at.inference)}
     first, last = plan.launched / "wiring.yaml", plan.launched / "trainer.yaml"
     write_yaml(first, {**default_settings(plan), **wiring})
@@ -193,7 +195,7 @@ def trainer(plan: Plan, python: str, at: Endpoints, ranks: TrainerRanks) -> Comm
 
 
 def write_yaml(path: Path, tree: Mapping[str, Any]) -> None:
-    """As JSON, which is YAML; whole or not at all, as several nodes may write it at once."""
+    """Write JSON, which is YAML, atomically, because several nodes may write it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"

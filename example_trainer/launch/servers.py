@@ -11,7 +11,7 @@ from atroposlib.utils.http_server import is_loopback
 
 Engine = Literal["local", "vllm", "sglang"]
 WORKER_EXTENSION = "example_trainer.weights.vllm_worker.WeightWorker"
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # minimum for vLLM's kernels
 CHAT_TYPES = {
     "local": "vllm",
     "vllm": "vllm",
@@ -21,7 +21,7 @@ CHAT_TYPES = {
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """One server. ``memory_share`` of each of its GPUs; lengths in tokens."""
+    """Command of one server. ``memory_share`` of each of its GPUs; lengths in tokens."""
 
     engine: Engine
     model: str
@@ -58,7 +58,7 @@ class ServerCommand:
 
 
 def choose_engine(wanted: str) -> Engine:
-    """``auto``: vLLM where it is installed, else the server of this repository."""
+    """Resolve ``auto``: vLLM if it is installed, else the server of this repository."""
     if wanted == "auto":
         return "vllm" if importlib.util.find_spec("vllm") is not None else "local"
     return {"local": "local", "vllm": "vllm", "sglang": "sglang"}[wanted]  # type: ignore[return-value]
@@ -80,7 +80,7 @@ def _vllm(s: ServerCommand) -> tuple[str, ...]:
     words: tuple[str, ...] = ("vllm.entrypoints.openai.api_server", "--model", s.model)
     words += ("--host", s.host, "--port", str(s.port))
     words += ("--tensor-parallel-size", str(s.tensor_parallel))
-    # Logprobs of what was sampled from, that is after temperature, as the trainer's are.
+    # Logprobs of the sampling distribution, after temperature, as the trainer computes them.
     words += ("--logprobs-mode", "processed_logprobs")
     words += ("--worker-extension-cls", WORKER_EXTENSION)
     words += option("--gpu-memory-utilization", s.memory_share)

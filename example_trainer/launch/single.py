@@ -1,11 +1,11 @@
-"""``atropos-grpo-run``: one inference server and the trainer, by one command.
+"""``atropos-grpo-run``: start one inference server and the trainer with one command.
 
     atropos-grpo-run --model Qwen/Qwen2.5-1.5B-Instruct --vllm-gpu 1 --training-steps 100
 
-It takes the flags of ``atropos-grpo``. vLLM is started where it is installed
-(``--inference-engine`` overrides it), else the local server, on ``--vllm-port``; it ends
-with the trainer, however that ends. The rollout API and environments are started by
-themselves, or all together by ``atropos-launch``.
+It takes the flags of ``atropos-grpo``. vLLM is started if it is installed (``--inference-
+engine`` overrides it), else the local server, on ``--vllm-port``; it ends with the trainer, on
+success and on failure. The rollout API and environments are started separately, or all
+together by ``atropos-launch``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READY_TIMEOUT_S = 900.0  # a large model, read from a slow disk
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Status of the trainer; 1 if the server did not start, 2 if it may not be started."""
+    """Return the trainer's status; 1 if the server did not start, 2 on invalid settings."""
     words = list(sys.argv[1:] if argv is None else argv)
     cfg = parse_args(words)
     stop = StopRequest()
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def server_process(cfg: TrainingConfig) -> ProcessSpec:
-    """The server these settings ask for, on this machine.
+    """Return the server that these settings select, on this machine.
 
     Raises:
         ConfigError: they name servers that run already, or the port is taken.

@@ -1,9 +1,9 @@
-"""sbatch scripts of a plan: their text, writing and submitting them.
+"""Scripts for sbatch: their text, writing and submission.
 
-One job per role: api, inference (an array, one server each), one per environment, trainer.
-A script holds its resources, the user's setup lines and one ``srun`` of ``atropos-launch
-node``; what differs from node to node is decided there, in Python. The trainer's script
-starts the trainer again after a failure and ends the other jobs when it is through.
+One job per role: api, inference (an array, one server each), one per environment, trainer. A
+script holds its resources, the user's setup lines and one ``srun`` of ``atropos-launch node``,
+which makes the decisions that depend on the node, in Python. The trainer's script restarts the
+trainer after a failure and cancels the other jobs at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RENDEZVOUS_PORT = 29500
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job to submit. ``after``: names of jobs that must have begun."""
+    """A job to submit. ``after``: names of jobs that must have started."""
 
     name: str
     script: str
@@ -35,7 +35,7 @@ class SlurmJob:
 
 
 def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
-    """All jobs in the order in which they are submitted; the trainer is the last.
+    """Return all jobs in order of submission; the trainer is the last.
 
     Raises:
         ConfigError: a value cannot stand in a script.
@@ -94,7 +94,7 @@ def _array(options: Mapping[str, str | int], count: int) -> dict[str, str | int]
 
 
 def _script(plan: Plan, name: str, options: Mapping[str, str | int], body: str) -> str:
-    """The whole text; the plan's general options come first, those of the role win."""
+    """Build the script; the options of the role override the general ones."""
     log = "%x-%A_%a.log" if "array" in options else "%x-%j.log"
     header: dict[str, str | int] = {
         "job-name": f"{plan.name}-{name}",
@@ -119,7 +119,7 @@ def _option(key: str, value: str | int) -> str:
 def _node(
     plan: Plan, role: str, *words: str, raw: tuple[str, ...] = (), srun: tuple[str, ...] = ()
 ) -> str:
-    """One srun of the role; ``raw`` are words that the shell is to expand."""
+    """Build one srun of the role; ``raw`` are words that the shell expands."""
     plan_file = str(plan_path(plan))
     command = ["srun", *srun, *plan.slurm.srun, plan.slurm.python]
     command += ["-m", "example_trainer.launch", "node", "--plan", plan_file, "--role", role]
@@ -127,7 +127,7 @@ def _node(
 
 
 def plan_path(plan: Plan) -> Path:
-    """The plan as the jobs read it."""
+    """Return the path of the plan that the jobs read."""
     return plan.launched / "plan.json"
 
 
@@ -141,7 +141,8 @@ class SubmitFailed(AtroposError):
 
 
 def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
-    """Scripts, plan and token below ``<out>/launch``; addresses of an earlier run go.
+    """Write scripts, plan and token below ``<out>/launch``; delete addresses of an earlier
+    run.
 
     Raises:
         ConfigError: a value cannot stand in a script.
@@ -172,7 +173,7 @@ def script_path(plan: Plan, job: SlurmJob) -> Path:
 
 
 def commands(plan: Plan, found: Sequence[SlurmJob], ids: dict[str, str]) -> list[list[str]]:
-    """One sbatch per job; where the id of an earlier one is not known its name stands."""
+    """Return one sbatch command per job; an unknown job id is shown as the job's name."""
     lines = []
     for job in found:
         words = ["sbatch", "--parsable"]
@@ -191,14 +192,14 @@ def dry_run(plan: Plan, found: Sequence[SlurmJob], print_line: Callable[[str], N
 def submit(
     plan: Plan, found: Sequence[SlurmJob], print_line: Callable[[str], None] = print
 ) -> dict[str, str]:
-    """Submit in order; returns job ids by name.
+    """Submit in order; return job ids by name.
 
     Raises:
         SubmitFailed: one was refused; those before it were cancelled.
     """
     ids: dict[str, str] = {}
     for i, job in enumerate(found):
-        # The trainer comes last: when it starts, it finds the ids of all the others.
+        # The trainer is submitted last, so that the ids of all other jobs exist at its start.
         if job.name == "trainer":
             text = "".join(f"{one}\n" for one in ids.values())
             (plan.launched / JOBS_FILE).write_text(text, encoding="utf-8")
@@ -214,7 +215,7 @@ def submit(
 
 
 def _sbatch(words: Sequence[str]) -> str:
-    """The job id: sbatch --parsable answers ``id`` or ``id;cluster``."""
+    """Return the job id: sbatch --parsable prints ``id`` or ``id;cluster``."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, timeout=SUBMIT_TIMEOUT_S

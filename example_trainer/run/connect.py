@@ -47,7 +47,7 @@ class HeartbeatThread:
     def phase(
         self, phase: str, waiting_on: str | None = None, **details: float | int | str
     ) -> None:
-        """Show this phase from now on; details replace those of the same name."""
+        """Set the current phase; details replace those of the same name."""
         with self._lock:
             self._beat = Heartbeat(
                 role="trainer",
@@ -59,7 +59,7 @@ class HeartbeatThread:
         self._wake.set()
 
     def waiting_on(self, what: str | None) -> None:
-        """Keep the phase, change what it waits for."""
+        """Keep the phase and set the resource it waits for."""
         self.phase(self._beat.phase, what)
 
     def _run(self) -> None:
@@ -71,7 +71,7 @@ class HeartbeatThread:
             self._wake.wait(INTERVAL_S)
         with self._lock:
             beat = self._beat
-        self._send(beat)  # the last phase, such as "done", is not lost
+        self._send(beat)  # so that the last phase, such as "done", is sent
 
 
 SERVER_START_TIMEOUT_S = 600.0
@@ -79,7 +79,7 @@ WAIT_LOG_INTERVAL_S = 30.0
 
 
 class WaitReporter:
-    """Makes every wait visible and interruptible; called with what is waited for."""
+    """Reports every wait and makes it interruptible; called with the awaited resource."""
 
     def __init__(self, stop: StopSignal, pulse: HeartbeatThread) -> None:
         self.stop = stop
@@ -102,7 +102,7 @@ def connect_servers(
     waits: WaitReporter,
     stack: ExitStack,
 ) -> list[InferenceServer]:
-    """Every inference server, waiting for those that still start; ``stack`` closes them.
+    """Connect to every inference server, waiting for starting ones; ``stack`` closes them.
 
     Raises:
         InferenceUnavailable: one did not start in time.
@@ -129,7 +129,7 @@ def connect_servers(
 def registration(
     cfg: TrainingConfig, max_token_len: int, starting_step: int, *, commits: bool
 ) -> Registration:
-    """Registration of the trainer with the run.
+    """Build the registration of the trainer with the run.
 
     Args:
         commits: keep acked batches until a checkpoint that holds them is committed.
@@ -152,7 +152,7 @@ def registration(
 def label_servers(
     client: RolloutClient, engines: Sequence[InferenceServer], version: int
 ) -> None:
-    """Servers and API call the weights that all hold at the start by this version."""
+    """Label the initial weights with this version on all servers and the API."""
     for engine in engines:
         engine.label(version)
     client.announce_version(version)

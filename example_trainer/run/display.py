@@ -1,4 +1,4 @@
-"""The run on the screen: a table that follows it on a terminal, one line per step elsewhere.
+"""Display of a run: a live table on a terminal, one line per step elsewhere.
 
 MetricsLog --step(record)--> Display <--beat(heartbeat)-- Pulse
 """
@@ -32,29 +32,29 @@ COLUMNS = (
 
 
 class Display(Protocol):
-    """Where a person follows the run."""
+    """Display of a run's progress."""
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Show a step that is done."""
+        """Show a finished step."""
 
     def beat(self, beat: Heartbeat) -> None:
-        """Show what the trainer does now, and what it waits for. Called from any thread."""
+        """Show the trainer's phase and wait. Called from any thread."""
 
     def close(self) -> None:
         """Leave the screen as it is."""
 
 
 class LineDisplay:
-    """One line per step; what is waited for is printed by the loop itself."""
+    """One line per step; the loop itself prints waits."""
 
     def step(self, record: Mapping[str, Any]) -> None:
         print(step_line(record), flush=True)
 
     def beat(self, beat: Heartbeat) -> None:
-        """Nothing: a line per heartbeat would bury the steps."""
+        """Print nothing: a line per heartbeat would hide the steps."""
 
     def close(self) -> None:
-        """Nothing to put away."""
+        """Do nothing."""
 
 
 class LiveTable:
@@ -88,7 +88,9 @@ class LiveTable:
 def picture(
     title: str, steps: int, records: list[Mapping[str, Any]], beat: Heartbeat | None
 ) -> RenderableType:
-    """The table of these records, with the trainer's phase above and phase seconds below."""
+    """Build the table of these records, with the trainer's phase above and phase seconds
+    below.
+    """
     from rich.console import Group
     from rich.panel import Panel
     from rich.table import Table
@@ -113,14 +115,14 @@ def picture(
 
 
 def doing(beat: Heartbeat | None) -> str:
-    """Such as "waiting for batch: 12 of 64 sequences queued"."""
+    """Describe the phase, such as "waiting for batch: 12 of 64 sequences queued"."""
     if beat is None:
         return "starting"
     return beat.phase if beat.waiting_on is None else f"{beat.phase}: {beat.waiting_on}"
 
 
 def seconds_line(record: Mapping[str, Any]) -> str:
-    """Seconds of the step's phases, the longest first."""
+    """Format the seconds of the step's phases, the longest first."""
     spent = [
         (value, name.removeprefix("seconds_"))
         for name, value in record.items()
@@ -130,7 +132,7 @@ def seconds_line(record: Mapping[str, Any]) -> str:
 
 
 def step_line(record: Mapping[str, Any]) -> str:
-    """A step in one line, for a log file or a pipe."""
+    """Format a step as one line, for a log file or a pipe."""
     shown = [f"{name} {record[name]:.4g}" for name in SHOWN if record.get(name) is not None]
     shown += [f"{name} {value:.4g}" for name, value in _env_metrics(record)]
     spent = sum(value for name, value in record.items() if name.startswith("seconds_"))
@@ -150,7 +152,7 @@ def _cell(value: Any, form: str) -> str:
 
 
 def relay(display: Display, send: Callable[[Heartbeat], None]) -> Callable[[Heartbeat], None]:
-    """A ``send`` for a Pulse that shows each beat before it goes out."""
+    """Return a ``send`` for a heartbeat thread that shows each beat before sending it."""
 
     def both(beat: Heartbeat) -> None:
         display.beat(beat)
@@ -160,6 +162,6 @@ def relay(display: Display, send: Callable[[Heartbeat], None]) -> Callable[[Hear
 
 
 def open_display(live_table: bool | None, title: str, steps: int) -> Display:
-    """A table if ``live_table``, by default where stdout is a terminal; else lines."""
+    """Open a table if ``live_table`` (default: stdout is a terminal), else lines."""
     wanted = sys.stdout.isatty() if live_table is None else live_table
     return LiveTable(title, steps) if wanted else LineDisplay()

@@ -1,7 +1,8 @@
-"""Evaluation by a program of the user, while the servers hold one version.
+"""Evaluation by a user command, while the servers hold one version.
 
-The trainer waits for it, so no weights change under it; environments go on generating. A
-failed evaluation is counted and printed. It is never a number, and never ends training.
+The trainer waits for the command, so no weights change during it; environments go on
+generating. A failed evaluation is counted and printed. It never becomes a number and never
+ends training.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Evaluator:
         )
 
     def at_start(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
-        """Metrics before the first step, where the settings ask for them."""
+        """Return the metrics before the first step, if the settings request them."""
         if not self._cfg.eval_at_start or self._cfg.eval_command is None or state.step > 0:
             return {}
         return run_on_rank0(self._world, lambda: self._evaluate(state, urls))
@@ -53,7 +54,7 @@ class Evaluator:
     def maybe(
         self, state: TrainerState, epoch_ended: bool, urls: Sequence[str]
     ) -> dict[str, float]:
-        """Metrics after this step if it is time, as ``eval/<name>``; ask once per step.
+        """Return metrics after this step if due, as ``eval/<name>``; call once per step.
 
         ``eval_failures`` counts the failed ones so far.
 
@@ -74,7 +75,7 @@ class Evaluator:
         problem, metrics = None, dict[str, float]()
         try:
             out.mkdir(parents=True, exist_ok=True)
-            (out / RESULTS).unlink(missing_ok=True)  # of an evaluation that was repeated
+            (out / RESULTS).unlink(missing_ok=True)  # left by an evaluation that is repeated
             problem = self._run(self._filled(state, urls, out), out / OUTPUT)
             if problem is None:
                 metrics = read_metrics(out / RESULTS)
@@ -89,9 +90,9 @@ class Evaluator:
         return {**metrics, "eval_failures": float(self.failures)}
 
     def _filled(self, state: TrainerState, urls: Sequence[str], out: Path) -> list[str]:
-        """The command, with {version}, {step}, {url} and {out} filled in.
+        """Return the command with {version}, {step}, {url} and {out} filled in.
 
-        Plain replacement: an argument may well be JSON, whose braces mean something else.
+        Plain replacement, because an argument may be JSON, whose braces must stay.
         """
         values = {
             "{version}": str(state.version),
@@ -107,7 +108,7 @@ class Evaluator:
         return filled
 
     def _run(self, command: Sequence[str], output: Path) -> str | None:
-        """Run it to its end or to the bound; what went wrong, if anything."""
+        """Run the command to its end or its timeout; return the error, if any."""
         bound_s = self._cfg.eval_timeout_s
         with output.open("wb") as written:
             process = subprocess.Popen(
@@ -115,7 +116,7 @@ class Evaluator:
                 stdin=subprocess.DEVNULL,
                 stdout=written,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a separate group, which can be ended whole
+                start_new_session=True,  # a process group, ended as a whole
             )
         try:
             end = time.monotonic() + bound_s
@@ -126,7 +127,7 @@ class Evaluator:
                     self._waits(f"the evaluation {command[0]}")
                 time.sleep(POLL_S)
         finally:
-            # Its number is not reused before its exit status is read.
+            # The pid is not reused before its exit status is read.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -134,10 +135,10 @@ class Evaluator:
 
 
 def read_metrics(path: Path) -> dict[str, float]:
-    """The numbers in a file of metrics, as ``eval/<name>``; nested names are joined by /.
+    """Read the numbers of a metrics file as ``eval/<name>``; nested names are joined by /.
 
-    Of a file as environments write it (``{"results": {"atropos|task|0": ..., "all": ...}}``)
-    only the results count, those of all tasks together without a prefix.
+    Of a file in the format of the environments (``{"results": {"atropos|task|0": ..., "all":
+    ...}}``) only the results are read; those of all tasks together get no prefix.
 
     Raises:
         OSError: there is no such file.
@@ -162,7 +163,7 @@ def _numbers(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, fl
 
 
 def _tail(out: Path) -> str:
-    """The end of what the program printed."""
+    """Return the end of the program's output."""
     try:
         text = (out / OUTPUT).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -46,7 +46,7 @@ TRUNCATED = "length"  # the finish reason of every engine that ran into its toke
 
 
 class Clock:
-    """Seconds of each phase of a step."""
+    """Wall time of each phase of a step, in seconds."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -61,30 +61,31 @@ class Clock:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
     def take(self) -> dict[str, float]:
-        """``seconds_<phase>`` since the last call."""
+        """Return ``seconds_<phase>`` since the last call."""
         taken = {f"seconds_{phase}": round(s, 4) for phase, s in self.seconds.items()}
         self.seconds = {}
         return taken
 
 
 class SilentLog:
-    """The log of every rank but the first: they have the same numbers as rank 0."""
+    """Log without output, for every rank but the first; all ranks have the same numbers."""
 
     def begin(self, run_id: str, step: int) -> None:
-        """Nothing to name."""
+        """Do nothing."""
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Nothing is written."""
+        """Do nothing."""
 
     def __enter__(self) -> SilentLog:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class MetricsLog:
-    """Writes the record of every step everywhere. One rank has one; close it to flush trackers.
+    """Writes the record of every step to all outputs. Only rank 0 has one; close it to flush
+    trackers.
 
     Args:
         display: where steps are shown (default: a table on a terminal, else lines).
@@ -111,11 +112,11 @@ class MetricsLog:
 
     @staticmethod
     def silent() -> SilentLog:
-        """A log without output."""
+        """Return a log without output."""
         return SilentLog()
 
     def begin(self, run_id: str, step: int) -> None:
-        """Name the run, before its first record; ``step`` steps are done already.
+        """Start the run's record in every output; ``step`` steps are done already.
 
         Trackers go on with a run of the same id instead of starting another.
 
@@ -167,7 +168,7 @@ class MetricsLog:
 def batch_metrics(
     claimed: ClaimedBatch, batch: TrainingBatch, prepared: Prepared, version: int
 ) -> dict[str, Any]:
-    """Metrics of a batch; ``version`` is that of the policy it will train.
+    """Metrics of a batch; ``version`` is that of the policy that trains on it.
 
     Every rank has the whole batch, so these are the same on all of them.
     """
@@ -198,7 +199,7 @@ def batch_metrics(
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least ``share`` of the values do not exceed; None of none."""
+    """The smallest value that at least ``share`` of the values do not exceed; None if empty."""
     if not values:
         return None
     ordered = sorted(values)
@@ -217,7 +218,9 @@ def _truncated_share(rows: Sequence[Row]) -> float | None:
 
 
 def _lengths(rows: Sequence[Row]) -> dict[str, float | None]:
-    """Of rows with a trained token; what comes before the first of these is the prompt."""
+    """Prompt and completion lengths of rows with a trained token; the prompt ends before the
+    first one.
+    """
     trained = [positions for row in rows if (positions := row.trained)]
     found: dict[str, float | None] = {}
     for name, values in (
@@ -272,7 +275,7 @@ NAMES = {
     "logprob_diff_abs_mean": "alignment/diff_abs_mean",
     "logprob_diff_max": "alignment/diff_max",
 }
-# Ours, in sections that a dashboard shows together: first word of the name -> section.
+# Sections of our metrics in a dashboard: first word of the name -> section.
 SECTIONS = {
     "seconds": "time",
     "reward": "reward",
@@ -283,11 +286,11 @@ SECTIONS = {
     "publish": "alignment",
     "logprob": "alignment",
 }
-NOT_METRICS = ("step", "time", "batch_no")  # the axis, and what only the file needs
+NOT_METRICS = ("step", "time", "batch_no")  # step axis and file-only metrics
 
 
 def tracker_name(name: str) -> str:
-    """The name of a metric in trackers.
+    """Return the name of a metric in trackers.
 
     Example: "loss" is "train/loss", "reward_mean" is "reward/mean", "env/exact" stays, and
     "tokens" is "train/tokens".
@@ -304,7 +307,7 @@ def tracker_name(name: str) -> str:
 
 
 def tracked(record: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a record under their names in trackers."""
+    """Return the finite numbers of a record under their tracker names."""
     return {
         tracker_name(name): float(value)
         for name, value in record.items()

@@ -4,8 +4,8 @@
                ^                          |
                '--- lease extended <------'  until ack
 
-A batch in hand or ahead keeps its lease, however long a step takes. One that was fetched
-ahead when the trainer stops was never acked, so it is delivered again.
+The current and the prefetched batch keep their lease, however long a step takes. A prefetched
+batch is not acked when the trainer stops, so it is delivered again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
 from example_trainer.state import Stopped
 
-CLAIM_WAIT_S = 5.0  # of one call; short, so that a stop is noticed soon
+CLAIM_WAIT_S = 5.0  # of one call; short, so that a stop takes effect soon
 POLL_S = 1.0
 
 
@@ -50,7 +50,7 @@ class BatchPrefetcher:
         self._client, self._ahead, self._lease_s = client, ahead, lease_s
         self._first_state = state
         self._ready: queue.Queue[ClaimedBatch | AtroposError] = queue.Queue(maxsize=1)
-        self._wanted = threading.Semaphore(1)  # claims the thread may still make
+        self._wanted = threading.Semaphore(1)  # claims left for the thread
         self._to_claim = batches
         self._keepers: dict[int, LeaseKeeper] = {}
         self._blocked = "no answer yet"
@@ -69,7 +69,7 @@ class BatchPrefetcher:
         self._thread.join(timeout=2 * CLAIM_WAIT_S)
 
     def poll(self, timeout_s: float) -> ClaimedBatch | None:
-        """The next batch if it is there within ``timeout_s``.
+        """Return the next batch if one arrives within ``timeout_s``.
 
         Raises:
             AtroposError: what ended the claims.
@@ -86,11 +86,11 @@ class BatchPrefetcher:
 
     @property
     def blocked_reason(self) -> str:
-        """The reason of the API why there is no batch."""
+        """Return the API's reason why no batch is ready."""
         return self._blocked
 
     def ack(self, claimed: ClaimedBatch) -> None:
-        """The batch is in the published weights."""
+        """Acknowledge a batch: the published weights contain it."""
         keeper = self._keepers.pop(claimed.batch_no or 0)
         keeper.check()
         self._client.ack(claimed)
@@ -132,7 +132,7 @@ class BatchPrefetcher:
 def next_batch(
     prefetcher: BatchPrefetcher | None, world: Ranks, waits: WaitReporter, timeout_s: float
 ) -> ClaimedBatch:
-    """The same next batch on every rank; ``prefetcher`` is None on all but the first.
+    """Return the same next batch on every rank; ``prefetcher`` is None on all but the first.
 
     Rank 0 sends a message every second while it waits: no rank exceeds the timeout of a
     collective operation, and all stop together.

@@ -1,11 +1,11 @@
-"""Lines of JSON -> rows. What atropos-sft-gen and atropos-dpo-gen write, and what looks like it.
+"""Reader of JSONL training files, in the formats of atropos-sft-gen and atropos-dpo-gen.
 
     {"prefix", "completion"}                the completion is trained
     {"messages"}                            the turns of the assistant are trained
     {"prefix", "pos", "neg"}, {"pos", "neg"}     a pair, of texts or of lists of messages
 
-Other keys, such as ``score``, are let be. An example is the rows of one line; they share a
-``group``, so that what they have in common is computed once.
+Other keys, such as ``score``, are ignored. An example is the rows of one line; they share a
+``group``, so that their common prefix is computed once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Example = list[Row]
 
 @dataclass
 class Corpus:
-    """The examples of a file, and how many lines were left out, by reason."""
+    """The examples of a file, and the number of skipped lines by reason."""
 
     examples: list[Example] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -42,9 +42,10 @@ class Corpus:
 def read(
     path: str, rows_of: Callable[[dict[str, Any], str], Example], max_tokens: int
 ) -> Corpus:
-    """The lines of a file that can be trained on.
+    """Read the trainable lines of a file.
 
-    Lines of which a row is longer than ``max_tokens``, or trains nothing, are left out whole.
+    A line is skipped as a whole if one of its rows is longer than ``max_tokens`` or has no
+    trained token.
 
     Args:
         rows_of: the rows of a line, and the name of their group.
@@ -72,7 +73,7 @@ def read(
 def read_both(
     cfg: CorpusSettings, rows_of: Callable[[dict[str, Any], str], Example], max_tokens: int
 ) -> tuple[Corpus, Corpus | None]:
-    """``train_file``, and ``valid_file`` if there is one; see :func:`read`."""
+    """Read ``train_file``, and ``valid_file`` if there is one; see :func:`read`."""
     train = read(cfg.train_file, rows_of, max_tokens)
     return train, read(cfg.valid_file, rows_of, max_tokens) if cfg.valid_file else None
 
@@ -100,7 +101,7 @@ def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 def sft_rows(
     tokenizer: Any, line: dict[str, Any], group: str, *, end_completions: bool = False
 ) -> Example:
-    """Rows of a line for supervised training."""
+    """Build the rows of a line for supervised training."""
     if "messages" in line:
         return chat_rows(tokenizer, _messages(line, "messages"), group)
     prefix, completion = _text(line, "prefix"), _text(line, "completion")
@@ -111,7 +112,7 @@ def sft_rows(
 
 
 def pair_rows(tokenizer: Any, line: dict[str, Any], group: str) -> Example:
-    """The better and the worse row of a line, in this order."""
+    """Build the better and the worse row of a line, in this order."""
     if "prefix" in line:
         prefix = _text(line, "prefix")
         return [
@@ -131,10 +132,10 @@ def pair_rows(tokenizer: Any, line: dict[str, Any], group: str) -> Example:
 
 
 def completion_row(tokenizer: Any, prefix: str, completion: str) -> Row:
-    """A row whose completion is trained, and nothing of its prefix.
+    """Build a row whose completion is trained and whose prefix is not.
 
-    The prefix has the tokens it has alone, as it had when the completion was sampled. The
-    whole is tokenised at once where that keeps them, else the completion by itself.
+    The prefix has the tokens it has alone, as when the completion was sampled. The whole text
+    is tokenised at once if that keeps them, else the completion separately.
     """
     begin = _ids(tokenizer, prefix)
     whole = _ids(tokenizer, prefix + completion)
@@ -148,11 +149,11 @@ def completion_row(tokenizer: Any, prefix: str, completion: str) -> Row:
 def chat_rows(
     tokenizer: Any, messages: Sequence[dict[str, Any]], group: str, *, trained_from: int = 0
 ) -> Example:
-    """Rows that train the text of the assistant in turn ``trained_from`` and after it.
+    """Build rows that train the assistant's text in turn ``trained_from`` and later turns.
 
-    Each turn stands behind exactly what the model is given when it has to write it. With
-    most chat templates these are beginnings of each other, so that one row holds all; with
-    one that, for example, drops earlier reasoning, there is a row per turn.
+    Each turn follows exactly the prompt that the model gets when it generates the turn. With
+    most chat templates these prompts are prefixes of each other, so that one row holds all;
+    with a template that, for example, drops earlier reasoning, there is one row per turn.
     """
     found: list[tuple[list[int], list[bool]]] = []
     for i, message in enumerate(messages):
@@ -169,8 +170,9 @@ def chat_rows(
 
 
 def row_of(tokens: list[int], trained_T: Sequence[bool], group: str) -> Row:
-    """A row of text that was not sampled; the first token, which nothing predicts, is not
-    trained."""
+    """Build a row of text that was not sampled; the first token has no prediction and is not
+    trained.
+    """
     n = len(tokens) - 1
     labels = [token if on else MASKED for token, on in zip(tokens, trained_T)][1:]
     return Row(tokens, labels, [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, 0.0, group)
@@ -189,7 +191,7 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def _bos(tokenizer: Any, text: str) -> list[int]:
-    """The token that this tokenizer puts before every text, unless it stands there."""
+    """Return the token that this tokenizer puts before every text, unless the text has it."""
     bos = tokenizer.bos_token_id
     if bos is None or text.startswith(tokenizer.bos_token):
         return []
@@ -215,8 +217,8 @@ def _render(
 def _start_of_turn(
     tokenizer: Any, before: Sequence[dict[str, Any]], tokens: Sequence[int]
 ) -> int:
-    """How many of the tokens the model was given, not asked for, before its turn."""
-    if not before:  # most templates take no empty chat: then its own marker is trained too
+    """Count the tokens at the start of a turn that come from the template, not the model."""
+    if not before:  # most templates reject an empty chat: then the role marker is trained too
         try:
             given = _render(tokenizer, before, ask=True)
         except (ConfigError, IndexError):
@@ -226,8 +228,8 @@ def _start_of_turn(
     shared = _shared(given, tokens)
     if shared == len(given):
         return shared
-    # A prompt may end in more than the finished turn begins with, such as an open <think>;
-    # the turns before it have to stand.
+    # The generation prompt may end in more tokens than the finished turn begins with, such as
+    # an open <think>; the turns before it must match.
     earlier = _render(tokenizer, before)
     if _shared(earlier, tokens) < len(earlier):
         raise ConfigError(
@@ -237,7 +239,7 @@ def _start_of_turn(
 
 
 def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """How many entries both begin with."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(first, second))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 

@@ -1,4 +1,4 @@
-"""Losses of pairs: a better answer, a worse one. Not in the registry of the RL losses.
+"""Pairwise losses: DPO, IPO and Bradley-Terry. Not in the registry of the RL losses.
 
     margin  M = log pi/pi_ref (better) - log pi/pi_ref (worse)
 
@@ -51,7 +51,7 @@ def bradley_terry(better: Tensor, worse: Tensor) -> Tensor:
 
 @torch.no_grad()
 def accuracy(margins_P: Tensor) -> Tensor:
-    """How many pairs are the right way round; a tie counts half."""
+    """Count the correctly ordered pairs; a tie counts half."""
     return (margins_P > 0).double().sum() + (margins_P == 0).double().sum() / 2
 
 
@@ -61,14 +61,14 @@ RowLoss = Callable[[Tensor], Tensor]  # (R,) float64 sums -> the loss, a number
 
 @dataclass(frozen=True)
 class RowSums(Generic[M]):
-    """Sums over the trained tokens of each row, of what ``score`` returns for a micro-batch."""
+    """Differentiable sums over each row's trained tokens of the values of ``score``."""
 
     model: M
     score: Callable[[MicroBatch], Tensor]  # -> (B, T), 0 where a row has fewer
 
     @torch.no_grad()
     def of(self, rows: Sequence[Row]) -> Tensor:
-        """(R,) without a gradient, on the CPU. Collective."""
+        """Compute the sums, (R,), without a gradient, on the CPU. Collective."""
         world = self.model.world
         sums = torch.zeros(len(rows), dtype=torch.float64)
         for microbatch in self._mine(rows):
@@ -76,7 +76,9 @@ class RowSums(Generic[M]):
         return world.sum_(sums)
 
     def backward(self, rows: Sequence[Row], loss_of: RowLoss) -> Tensor:
-        """Add the gradient of ``loss_of(sums)`` to the parameters; the sums. Collective."""
+        """Add the gradient of ``loss_of(sums)`` to the parameters; return the sums.
+        Collective.
+        """
         mine = self._mine(rows)
         if self.model.world.size == 1 and len(mine) == 1:
             sums = self._sums(mine[0], len(rows)).cpu()
@@ -100,5 +102,5 @@ class RowSums(Generic[M]):
 
 
 def sides(values_R: Tensor) -> tuple[Tensor, Tensor]:
-    """The better and the worse of each pair, of rows in the order better, worse, ..."""
+    """Split rows in the order better, worse, ... into the better and the worse of each pair."""
     return values_R[0::2], values_R[1::2]

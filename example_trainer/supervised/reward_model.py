@@ -2,8 +2,8 @@
 
 atropos-rm --model MODEL --train-file dpo.jsonl --save-path runs/rm
 
-The file is one that atropos-dpo takes. The reward of a text is the number that the model
-gives at its last token; what is saved opens with AutoModelForTokenClassification.
+The file has the format of atropos-dpo. The reward of a text is the number that the model
+returns at its last token; the saved model opens with AutoModelForTokenClassification.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RewardConfig(FileTraining):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Console command: 0 when done, 1 on an error."""
+    """Run the command; return 0 when done, 1 on an error."""
     about = "Train a reward model on pairs of answers."
     return loop.run(train, RewardConfig, "atropos-rm", about, argv)
 
@@ -66,13 +66,13 @@ def train(cfg: RewardConfig) -> None:
 
 
 def rewards_of(model: ValueModel) -> RowSums[ValueModel]:
-    """Rewards of rows made by :func:`scored_row`, which ask for one number each."""
+    """Return the rewards of rows made by :func:`scored_row`, one number each."""
     return RowSums(model, lambda microbatch: model.score(microbatch)[0])
 
 
 @dataclass
 class BradleyTerry:
-    """The better text should get the higher reward; the mean over the pairs of a step."""
+    """Bradley-Terry loss: the better text gets the higher reward; mean over a step's pairs."""
 
     rewards: RowSums[ValueModel]
 
@@ -89,13 +89,13 @@ class BradleyTerry:
 
 
 def _whole(examples: Sequence[Example]) -> list[Row]:
-    """Better, worse, better, worse ..., each with its one number at the last token."""
+    """Rows better, worse, better, worse ..., each scored at its last token."""
     return [scored_row(row.tokens, row.group) for pair in examples for row in pair]
 
 
 @torch.no_grad()
 def _told(rewards_R: Tensor) -> dict[str, float]:
-    """Sums over pairs."""
+    """Metrics as sums over pairs."""
     better, worse = sides(rewards_R)
     return {
         "loss": float(preference.bradley_terry(better, worse).sum()),

@@ -49,7 +49,7 @@ def export_weights(policy: Policy, *, untie_head: bool) -> Iterator[tuple[str, T
 
 
 def layout(policy: Policy, *, untie_head: bool) -> list[TensorSpec]:
-    """Return the specs that :func:`outgoing` yields, in its order. Collective."""
+    """Return the specs that :func:`export_weights` yields, in its order. Collective."""
     return [
         TensorSpec(name, tensor.dtype, tuple(tensor.shape))
         for name, tensor in export_weights(policy, untie_head=untie_head)

@@ -1,4 +1,4 @@
-"""What a worker of vLLM does for the trainer; vLLM mixes this class into its own worker:
+"""Worker extension of vLLM: the methods that the trainer calls in a vLLM worker.
 
     VLLM_SERVER_DEV_MODE=1 PYTHONPATH=<this repository> vllm serve MODEL \\
         --worker-extension-cls example_trainer.weights.vllm_worker.WeightWorker
@@ -6,7 +6,7 @@
 The trainer calls the methods through /collective_rpc, while generation is paused. Weights
 go through vLLM's own in-place reload, which cuts them for tensor parallelism and packs
 them again where a kernel wants them packed. Arguments are strings: the route passes no
-others. Imports nothing of the trainer but ``members``; this runs in vLLM's environment.
+others. Imports nothing of the trainer but ``process_group``; this runs in vLLM's environment.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class WeightWorker:
         return self._reload(weight for file in files for weight in _of_file(file))
 
     def load_shared(self, path: str, version: str) -> str:
-        """Copy weights from shared memory: a safetensors file, or CUDA handles in JSON.
-        """
+        """Copy weights from shared memory: a safetensors file, or CUDA handles in JSON."""
         if not path.endswith(".json"):
             return self._reload(_of_file(Path(path), version))
         described = json.loads(Path(path).read_text(encoding="utf-8"))
