@@ -58,7 +58,7 @@ def config(model_dir: Path, tmp_path: Path) -> Callable[..., TrainingConfig]:
 
 @pytest.fixture
 def policy(config: Callable[..., TrainingConfig]) -> Policy:
-    """A policy of its own: a test may change its weights."""
+    """Policy of one test, which may change its weights."""
     return loading.load(config())
 
 
@@ -70,7 +70,7 @@ def serve() -> Iterator[Callable[[Any], str]]:
 
 @pytest.fixture(scope="session")
 def ranks(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank of one run of two_ranks.py found; this process is rank 0."""
+    """Results of each rank of one run of two_ranks.py; this process is rank 0."""
     directory = tmp_path_factory.mktemp("ranks")
     shutil.copytree(model_dir, directory / "model")
     command = [sys.executable, "-W", "error", "-m", "tests.trainer.two_ranks"]

@@ -1,4 +1,4 @@
-"""The smallest environment: it samples a real server and rewards one letter."""
+"""Minimal environment: it samples a real server and rewards one letter."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _versions(spans: list[dict[str, int]]) -> list[int]:
 
 @contextmanager
 def running_environment(api: str, server: str) -> Iterator[list[dict[str, Any]]]:
-    """Keeps one batch queued; yields what the server sampled, growing."""
+    """Keep one batch queued; yield the growing list of samples from the server."""
     stop, sent = threading.Event(), []
 
     def run() -> None:

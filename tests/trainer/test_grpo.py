@@ -1,4 +1,4 @@
-"""The whole loop against the real rollout API and the real inference server."""
+"""Tests of the whole loop against the real rollout API and inference server."""
 
 from __future__ import annotations
 
@@ -100,13 +100,11 @@ def test_servers_of_another_model_are_refused_before_training(run, settings, tmp
     assert run.status()["state"] == "EMPTY"
 
 
-def test_a_server_whose_weights_are_tampered_with_stops_the_run_unacked(
-    run, settings, monkeypatch
-):
+def test_server_with_altered_weights_stops_the_run_before_the_ack(run, settings, monkeypatch):
     save = save_model
 
     def save_with_an_old_head(policy, directory, state, **how):
-        """What an engine that keeps its copy of a tied head does to new weights."""
+        """Save weights as an engine with a stale copy of a tied head would hold them."""
         weight = policy.model.get_output_embeddings().weight
         kept = weight.detach().clone()
         with torch.no_grad():
@@ -126,7 +124,7 @@ def test_a_server_whose_weights_are_tampered_with_stops_the_run_unacked(
 
 
 def test_a_batch_that_was_published_but_not_acked_is_trained_once(run, settings):
-    """The first life dies between publish and ack; the second goes back and does it again."""
+    """The first process dies between publish and ack; the second repeats the step."""
     cfg = settings(training_steps=1)
     with running_environment(run.api, run.server):
         with pytest.MonkeyPatch.context() as patch:
@@ -141,7 +139,7 @@ def test_a_batch_that_was_published_but_not_acked_is_trained_once(run, settings)
     assert httpx.get(f"{run.server}/server_info").json()["weight_version"] == 2
 
 
-def test_a_trainer_that_is_done_goes_on_when_it_may_take_more_steps(run, settings):
+def test_finished_trainer_continues_with_a_higher_step_limit(run, settings):
     with running_environment(run.api, run.server):
         grpo.train(settings(training_steps=1, recover_every_steps=1))
         grpo.train(settings(training_steps=3, recover_every_steps=1, minibatches=2))

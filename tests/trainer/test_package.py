@@ -25,9 +25,7 @@ def test_importing_the_package_loads_no_torch():
         ("train_lora_restart", "lora_restart", "lora"),
     ],
 )
-def test_the_originals_ways_to_train_are_modes_of_the_one_loop(
-    name, mode, publisher, monkeypatch
-):
+def test_original_training_functions_are_modes_of_the_loop(name, mode, publisher, monkeypatch):
     seen = []
     monkeypatch.setattr("example_trainer.grpo.train", seen.append)
     getattr(example_trainer, name)(TrainingConfig(model_name="m", lr=0.5))

@@ -1,4 +1,6 @@
-"""What two ranks do in the fixture ``ranks``: ``python -m tests.trainer.two_ranks RANK DIR``.
+"""Program of two ranks for the fixture ``ranks``.
+
+``python -m tests.trainer.two_ranks RANK DIR``
 
 The test is rank 0 and starts rank 1; each writes what it found to ``DIR/RANK.json``.
 """
@@ -115,7 +117,7 @@ def _scored(policy: Policy, world: Ranks) -> dict[str, Any]:
 
 
 def weights(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
-    """Weights out of two ranks and into one, and back."""
+    """Gather weights from two ranks into one, and scatter them back."""
     policy = _sharded(cfg, world)
     optimizer = build_optimizer(policy, cfg)
     _scored(policy, world)
@@ -188,7 +190,7 @@ def optimizers(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
 def _step(
     policy: Policy, optimizer: torch.optim.Optimizer, cfg: TrainingConfig, index: int
 ) -> None:
-    """A step with gradients that depend on nothing but its index."""
+    """Take a step with gradients that depend only on its index."""
     generator = torch.Generator().manual_seed(index)
     for parameter in policy.parameters():
         whole = torch.randn(parameter.shape, generator=generator)

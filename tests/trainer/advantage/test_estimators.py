@@ -1,4 +1,4 @@
-"""Every estimator against numbers worked out by hand; groups go by id and by nothing else."""
+"""Tests of every estimator against values computed by hand; groups are formed by id only."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_group_of_one_has_no_baseline_in_any_estimator(name):
     assert compute(name, [0.25, 1.0, 0.0], ["alone", "b", "b"])[0] == 0.25
 
 
-def test_batch_normalisation_counts_a_group_of_one_by_its_reward():
+def test_batch_normalisation_keeps_the_raw_reward_of_a_group_of_one():
     """Centred: 2 (alone), 1, -1; mean 2/3, variance 6/3 - 4/9 = 14/9."""
     found = compute("reinforce_pp_baseline", [2.0, 3.0, 1.0], ["alone", "b", "b"])
     assert found == pytest.approx([(x - 2 / 3) / math.sqrt(14 / 9) for x in (2, 1, -1)])
@@ -92,7 +92,7 @@ def test_batch_normalisation_may_follow_any_estimator():
     assert found == pytest.approx(BY_HAND["reinforce_pp_baseline"])
 
 
-def test_normalising_can_be_left_to_the_tokens():
+def test_token_normalisation_can_replace_row_normalisation():
     cfg = AdvantageSettings(advantage="reinforce_pp")
     scalars = estimators.compute([0.0, 1.0], ["a", "b"], cfg, normalise=False)
     assert scalars == [0.0, 1.0] and estimators.normalises(cfg)
@@ -153,7 +153,7 @@ def test_a_lost_member_changes_its_own_group_only(name, rows, lost):
     ]
 
 
-def test_ids_say_what_a_group_is_not_its_number_of_rows():
+def test_groups_are_formed_by_id_not_by_a_fixed_number_of_rows():
     """Three rows of one prompt, four of the next: AReaL's slices of four would mix them."""
     found = compute("grpo", [1, 0, 0, 1, 1, 1, 1], ["a"] * 3 + ["b"] * 4)
     assert found[3:] == [0.0] * 4
@@ -201,7 +201,7 @@ def test_an_empty_batch_is_empty():
 @pytest.mark.parametrize(
     "wrong", [float("nan"), float("inf"), -float("inf"), None, "1", 10**400]
 )
-def test_what_is_no_reward_is_refused_by_the_name_of_its_row(wrong):
+def test_invalid_reward_is_rejected_with_its_row_name(wrong):
     with pytest.raises(InvalidGroup, match=r"rewards\[2\]"):
         estimators.compute([0.0, 1.0, wrong], ["a"] * 3)
     with pytest.raises(InvalidGroup, match=r"rewards\[2\]"):

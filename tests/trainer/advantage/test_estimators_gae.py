@@ -42,7 +42,7 @@ def test_with_values_by_hand():
     assert returns == [pytest.approx([0.96, 1.9, 4.0])]
 
 
-def test_rewards_of_tokens_count_from_there_on():
+def test_token_rewards_are_summed_from_their_position_to_the_end():
     """A KL of 0.1 per token off an advantage of 1: 1 - 0.3, 1 - 0.2, 1 - 0.1."""
     rewards = [[-0.1, -0.1, -0.1]]
     cfg = SimpleNamespace(advantage="grpo")
@@ -53,7 +53,7 @@ def test_rewards_of_tokens_count_from_there_on():
 
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.floats(-5, 5), st.floats(0, 1))
-def test_lambda_one_is_the_discounted_return_less_the_value(values, reward, gamma):
+def test_gae_at_lambda_one_is_the_discounted_return_minus_the_value(values, reward, gamma):
     cfg = SimpleNamespace(advantage="gae", gamma=gamma, gae_lambda=1.0)
     n = len(values)
     found, returns = estimators.token_advantages([reward], [n], cfg, values_R_T=[values])

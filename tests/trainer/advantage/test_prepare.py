@@ -1,4 +1,4 @@
-"""A batch becomes rows with advantages: what is left out, what wins over what."""
+"""Tests of the preparation of a batch: excluded rows and tokens, precedence of advantages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_set_advantage_to_zero_keeps_the_row_in_the_baseline(config):
     assert prepare(rows, config(), 0).advantages_R_T == [[0.0], [-1.0]]
 
 
-def test_advantages_of_the_environment_win(config):
+def test_environment_advantages_take_precedence(config):
     rows = [
         row([1], [2, 3], reward=1.0, own_advantages=[0.25, 0.75]),
         row([1], [3], reward=0.0),
@@ -49,21 +49,21 @@ def test_the_dynamic_filter_drops_and_counts_groups_of_equal_rewards(config):
     assert len(prepare(rows, config(), 0).rows) == 4
 
 
-def test_truncated_rows_leave_the_loss_by_their_real_finish_reason(config):
+def test_rows_with_finish_reason_length_are_excluded_from_the_loss(config):
     rows = [*group(1.0, finish_reason="length"), *group(0.0, finish_reason="stop")]
     prepared = prepare(rows, config(mask_truncated=True), 0)
     assert [r.finish_reason for r in prepared.rows] == ["stop"]
     assert prepared.advantages_R_T == [[-1.0]]  # the baseline still knows the other
 
 
-def test_stale_tokens_leave_the_loss(config):
+def test_stale_tokens_are_excluded_from_the_loss(config):
     rows = [row([1], [2, 3], reward=1.0, versions=[0, 5]), *group(0.0)]
     prepared = prepare(rows, config(max_token_staleness=2), version=6)
     assert [len(r.trained) for r in prepared.rows] == [1]
     assert prepared.counts["tokens_filtered_stale"] == 2
 
 
-def test_the_kl_to_the_environments_reference_is_taken_off_the_reward(config):
+def test_kl_to_the_environment_reference_is_subtracted_from_the_reward(config):
     """k1 = log p - log ref = -1 - (-1.5) = 0.5 per token; the rest of the row counts."""
     rows = [
         row([1], [2, 3], reward=1.0, ref_logprobs=[-1.5, -1.5]),
@@ -81,14 +81,14 @@ def test_a_kl_without_any_reference_is_refused(config):
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 8))
-def test_minibatches_share_out_every_row_once(lengths, count):
+def test_minibatches_partition_the_rows(lengths, count):
     rows = [row([1], list(range(2, 2 + n))) for n in lengths]
     parts = minibatches(rows, count)
     assert sorted(i for part in parts for i in part) == list(range(len(rows)))
     assert len(parts) == min(count, len(rows)) and all(parts)
 
 
-def test_a_part_of_a_batch_keeps_its_values_together(config):
+def test_batch_slice_keeps_rows_and_values_aligned(config):
     rows = group(1.0, 0.0, ref_logprobs=[-1.0, -1.0])
     prepared = prepare(rows, config(kl_coef=0.1), 0)
     part = part_of(prepared, [1])

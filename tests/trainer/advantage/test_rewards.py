@@ -46,7 +46,7 @@ def test_the_overlong_penalty_rises_over_the_last_tokens_and_is_capped():
     ]
 
 
-def test_a_row_that_was_really_cut_off_pays_all_of_it():
+def test_truncated_row_gets_the_full_overlong_penalty():
     reasons = ["length", "stop", None, "tool_calls"]
     assert shape_rewards([0.0] * 4, [100, 100, 3840, 3840], reasons, **LIMITS) == [
         -1,
@@ -68,7 +68,7 @@ def test_the_penalty_is_part_of_the_baseline():
     assert estimators.compute([1.0, 1.0], ["a", "a"], cfg, lengths=[4096, 10]) == [-1.0, 1.0]
 
 
-def test_a_penalty_without_what_it_is_measured_by_is_refused():
+def test_overlong_penalty_without_a_length_limit_is_rejected():
     with pytest.raises(ConfigError, match="pass lengths"):
         shape_rewards([0.0], **LIMITS)
     with pytest.raises(ConfigError, match="max_new_tokens"):

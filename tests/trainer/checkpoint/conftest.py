@@ -51,7 +51,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def start(api, connect, config, small_model) -> Callable[..., Life]:
-    """Starts a trainer, whose predecessor is taken to be dead."""
+    """Start a trainer, treating its predecessor as dead."""
 
     def begin(**settings: Any) -> Life:
         cfg = config(**{"training_steps": 50, "model_name": small_model, **settings})
@@ -77,7 +77,7 @@ def post(server) -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def fill(api, post) -> Callable[[], None]:
-    """Opens a run, for groups wait until a trainer says how large a batch is."""
+    """Open a run; groups wait until a trainer registers the batch size."""
 
     def register_and_post() -> None:
         api.register(

@@ -1,4 +1,4 @@
-"""kill -9 of the trainer, and what is left of it: used by a test and by `make torture`.
+"""A trainer killed by SIGKILL, and its leftovers: used by a test and by `make torture`.
 
 Rollout API and inference server live on in this process. Groups are posted beforehand, so
 that every run of the trainer sees the same batches. A trainer is a process of its own that
@@ -43,7 +43,7 @@ CONTEXT.set_forkserver_preload(
 
 
 def train(settings: dict[str, Any], output: str) -> None:
-    """The process that is killed."""
+    """Train in the process that is killed."""
     import torch
 
     from example_trainer import grpo
@@ -57,7 +57,7 @@ def train(settings: dict[str, Any], output: str) -> None:
 
 @dataclass
 class Ranks:
-    """One run: an API with its queue, a server, and the lives of a trainer."""
+    """One run: an API with its queue, a server, and the successive processes of a trainer."""
 
     folder: Path
     model: Path
@@ -97,7 +97,7 @@ class Ranks:
         assert self.process.exitcode == 0, f"{self.process.exitcode}: {self.output[-4000:]}"
 
     def kill_when(self, happens: Callable[[Ranks], bool]) -> bool:
-        """SIGKILL when it happens; False if the trainer was done before that."""
+        """Send SIGKILL at the condition; return False if the trainer was done before that."""
         process = self.process
         assert process is not None and process.pid is not None
         end = time.monotonic() + LIFE_S
@@ -129,7 +129,7 @@ class Ranks:
         return {line["step"]: line for line in steps}
 
     def phase(self) -> str:
-        """What the trainer last told the API."""
+        """Return the phase of the trainer's last heartbeat."""
         status = httpx.get(f"{self.api}/status").json()
         phases = [p["phase"] for p in status["participants"] if p["role"] == "trainer"]
         return phases[-1] if phases else ""
@@ -242,7 +242,7 @@ def after(step: int, moment: Callable[[Ranks], bool]) -> Callable[[Ranks], bool]
 
 
 def every_checkpoint_loads(w: Ranks) -> int:
-    """Read every checkpoint that has its final name; how many there are."""
+    """Read every checkpoint that has its final name; return their number."""
     from transformers import AutoModelForCausalLM
 
     from example_trainer.checkpoint import snapshots
@@ -270,7 +270,7 @@ COMPARED = ("step", "version", "batch_no", "keys", "lr", "loss", "grad_norm", "r
 
 
 def outcome(w: Ranks) -> dict[str, Any]:
-    """What a finished run came to, but for times and names of runs."""
+    """Return the result of a finished run without times and names of runs."""
     from example_trainer.checkpoint import snapshots
 
     last = snapshots.Snapshot(w.save_path / "recover" / f"step_{w.steps}")

@@ -1,4 +1,4 @@
-"""Lives of a trainer, as far as recovery is concerned, and what they leave."""
+"""Successive processes of a trainer, reduced to recovery, and their files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCHES = 6
 
 @dataclass
 class Life:
-    """One start of a trainer, as far as recovery is concerned."""
+    """One process of a trainer, reduced to recovery."""
 
     client: RolloutClient
     policy: Policy
@@ -31,7 +31,7 @@ class Life:
     state: TrainerState
 
     def step(self, *, save: bool = True) -> list[str]:
-        """Train on the next batch; its keys."""
+        """Train on the next batch; return its keys."""
         claimed = self.client.claim(wait_s=0)
         assert claimed.batch is not None, claimed.blocked_reason
         learn(self.policy, self.optimizer, self.state.step)

@@ -1,5 +1,6 @@
-"""What two ranks do in test_trainer_recovery_ranks:
-``python -m tests.trainer.checkpoint.recovering_ranks RANK DIR API``.
+"""Program of two ranks for test_recovery_ranks.
+
+``python -m tests.trainer.checkpoint.recovering_ranks RANK DIR API``
 
 The test is rank 0 and starts rank 1; each writes what it found to ``DIR/RANK.json``. Rank 1
 has another ``save_path``, as on a host that sees no common disk.
@@ -63,7 +64,7 @@ def main(rank: int, directory: Path, api: str) -> None:
 
 
 def lives(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> dict[str, Any]:
-    """Begin, train, save; then begin again from what was saved."""
+    """Start, train, save; then start again from the saved state."""
     torch.manual_seed(world.rank)
     random.seed(world.rank)
     policy, optimizer = begun(cfg, world)
@@ -101,7 +102,7 @@ def begun(cfg: TrainingConfig, world: Ranks) -> tuple[Policy, torch.optim.Optimi
 
 
 def failures(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> list[str]:
-    """What goes wrong on rank 0 ends every rank."""
+    """Check that a failure on rank 0 ends every rank."""
     nowhere = {"save_path": cfg.save_path + "_absent", "recover_mode": "resume"}
     found = []
     try:

@@ -26,7 +26,7 @@ def save_all(cfg, policy, run_id: str, steps: int, per_epoch: int = 4) -> None:
         saver.maybe(policy, state, epoch_ended=state.step % per_epoch == 0)
 
 
-def test_models_are_saved_by_steps_and_by_epochs_each_on_its_own(policy, config):
+def test_step_and_epoch_export_intervals_are_independent(policy, config):
     cfg = config(checkpoint_interval=3, save_every_epochs=1)
     save_all(cfg, policy, "run", 9)
     assert names(cfg) == ["step_3", "step_4", "step_6", "step_8", "step_9"]

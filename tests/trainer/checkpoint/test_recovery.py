@@ -1,4 +1,4 @@
-"""Recovery against the real rollout API: what is loaded, what is delivered again."""
+"""Tests of recovery against the real rollout API: loaded state and redelivered batches."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ def test_interrupted_runs_equal_an_uninterrupted_one(start, queued, fill, tmp_pa
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_what_was_acked_after_the_checkpoint_is_delivered_again_first_and_in_order(
-    start, queued
-):
+def test_batches_acked_after_the_checkpoint_are_redelivered_first_and_in_order(start, queued):
     life = start()
     life.step()
     saved = life.state
@@ -93,7 +91,7 @@ def test_the_policy_version_goes_back_with_the_weights_and_forward_again(start, 
     assert life.client.status().policy_version == 2
 
 
-def test_in_a_new_run_weights_and_optimizer_go_on_and_the_queue_begins(
+def test_new_run_keeps_weights_and_optimizer_and_reads_the_queue_from_the_start(
     start, queued, post, capsys
 ):
     life = start()
@@ -114,7 +112,7 @@ def test_in_a_new_run_weights_and_optimizer_go_on_and_the_queue_begins(
     assert life.client.rewind(0).gone == 0
 
 
-def test_a_finished_earlier_run_moves_aside(start, queued, tmp_path, capsys):
+def test_checkpoint_of_a_finished_earlier_run_is_set_aside(start, queued, tmp_path, capsys):
     life = start(training_steps=2)
     life.step()
     life.step()
@@ -126,7 +124,7 @@ def test_a_finished_earlier_run_moves_aside(start, queued, tmp_path, capsys):
     assert checkpoints(tmp_path) == []
 
 
-def test_a_finished_run_that_is_started_again_has_nothing_to_do(start, queued):
+def test_restart_of_a_finished_run_trains_no_step(start, queued):
     life = start(training_steps=2)
     life.step()
     life.step()
@@ -142,7 +140,7 @@ def test_a_checkpoint_of_other_settings_is_refused_by_name(start, queued):
     assert life.state.step == 0
 
 
-def test_resume_wants_a_checkpoint(start, queued):
+def test_resume_without_a_checkpoint_is_rejected(start, queued):
     with pytest.raises(ConfigError, match="found no whole checkpoint"):
         start(recover_mode="resume")
     start(training_steps=1).step()
@@ -151,9 +149,7 @@ def test_resume_wants_a_checkpoint(start, queued):
     assert life.state.step == 1  # also one of another run, and one that is over
 
 
-def test_fault_recovers_only_when_the_launcher_starts_the_trainer_again(
-    start, queued, monkeypatch
-):
+def test_recover_mode_fault_recovers_only_after_a_launcher_restart(start, queued, monkeypatch):
     start(recover_mode="fault").step()
     monkeypatch.setenv(RETRY_VARIABLE, "1")
     assert start(recover_mode="fault").state.step == 1
@@ -162,7 +158,9 @@ def test_fault_recovers_only_when_the_launcher_starts_the_trainer_again(
     assert start(recover_mode="fault").state.step == 0
 
 
-def test_disabled_neither_writes_nor_reads_nor_keeps_batches(start, queued, tmp_path):
+def test_recover_mode_disabled_writes_and_reads_no_checkpoint_and_frees_batches(
+    start, queued, tmp_path
+):
     start().step()
     life = start(recover_mode="disabled")
     assert life.state.step == 0
@@ -172,7 +170,7 @@ def test_disabled_neither_writes_nor_reads_nor_keeps_batches(start, queued, tmp_
     assert life.client.status().retained_bytes < before  # freed by the ack
 
 
-def test_batches_trained_into_other_weights_are_missed_aloud(start, queued, tmp_path):
+def test_acked_batches_missing_in_the_loaded_weights_raise(start, queued, tmp_path):
     life = start()
     for _ in range(3):
         life.step()
@@ -183,7 +181,7 @@ def test_batches_trained_into_other_weights_are_missed_aloud(start, queued, tmp_
     )
 
 
-def test_an_api_with_older_data_than_the_checkpoint_is_named(start, queued, tmp_path):
+def test_api_with_older_data_than_the_checkpoint_raises(start, queued, tmp_path):
     life = start()
     life.step()
     state = recover_directory(tmp_path) / "step_1" / "state.json"
@@ -209,7 +207,9 @@ def test_a_checkpoint_of_another_format_is_named(start, queued, tmp_path):
         start()
 
 
-def test_a_published_model_of_this_run_is_begun_with_at_its_batch(start, queued, tmp_path):
+def test_training_starts_at_the_batch_of_a_model_published_in_this_run(
+    start, queued, tmp_path
+):
     life = start()
     life.step(save=False)
     published = model_dir.save_model(
@@ -222,7 +222,7 @@ def test_a_published_model_of_this_run_is_begun_with_at_its_batch(start, queued,
     assert life.step() == ["key 1"]
 
 
-def test_counters_of_saver_and_evaluator_go_on(config, queued, start, small_model):
+def test_counters_of_saver_and_evaluator_are_restored(config, queued, start, small_model):
     def recovery_with(saver: Frequency) -> Recovery:
         cfg = config(training_steps=50, model_name=small_model)
         return Recovery(cfg, Ranks.single(), {"saver": saver})
@@ -253,14 +253,14 @@ def test_a_critic_is_part_of_the_checkpoint(start, queued, config):
     assert optimizer.optimizer_state(critics[1].optimizer, critics[1].model)[0]
 
 
-def test_servers_hold_the_models_weights_only_if_nobody_trained_before(api, start, config):
+def test_servers_hold_the_initial_weights_only_before_the_first_trainer(api, start, config):
     assert Recovery(config(), Ranks.single()).begins(api)
     assert api.status().state == "EMPTY"
     start()  # killed before its first checkpoint, perhaps after its first publish
     assert not Recovery(config(), Ranks.single()).begins(api)
 
 
-def test_a_former_trainer_is_fenced(start, queued):
+def test_previous_trainer_is_fenced(start, queued):
     former = start()
     former.step()
     start()

@@ -1,4 +1,4 @@
-"""kill -9 anywhere, then a restart: the run that comes out is the uninterrupted one.
+"""Tests that a run killed at any point and restarted equals the uninterrupted run.
 
 `make torture TORTURE=trainer` does it at random moments, many times.
 """
@@ -13,9 +13,7 @@ pytestmark = pytest.mark.slow
 STEPS = 6
 
 
-def test_a_trainer_killed_in_the_middle_of_anything_ends_where_the_other_does(
-    tmp_path, model_dir
-):
+def test_trainer_killed_at_any_point_ends_with_the_uninterrupted_result(tmp_path, model_dir):
     with killed.world(tmp_path / "straight", model_dir, STEPS) as straight:
         straight.start()
         straight.finish()

@@ -1,4 +1,4 @@
-"""Recovery of a trainer of two ranks, of which only the first sees the disk and the API."""
+"""Tests of recovery with two ranks; only rank 0 accesses the disk and the API."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ranks(model_dir: Path, directory: Path, api: str) -> list[dict[str, Any]]:
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def test_both_ranks_go_on_where_they_were_each_with_its_own_random_numbers(ranks):
+def test_both_ranks_resume_with_their_own_random_state(ranks):
     for found in (rank["lives"] for rank in ranks):
         assert (found["begins"], found["first"], found["second"]) == (True, 0, 2)
         assert found["due"] and found["same logprobs"]
@@ -64,7 +64,7 @@ def test_both_ranks_go_on_where_they_were_each_with_its_own_random_numbers(ranks
     assert ranks[0]["lives"]["drawn"] != ranks[1]["lives"]["drawn"]
 
 
-def test_one_rank_takes_over_from_two(ranks, directory, api):
+def test_one_rank_resumes_the_checkpoint_of_two(ranks, directory, api):
     cfg = recovering_ranks.settings(0, directory)
     policy = loading.load(cfg)
     with RolloutClient(api) as client:
@@ -76,7 +76,7 @@ def test_one_rank_takes_over_from_two(ranks, directory, api):
     assert all(ours == pytest.approx(theirs, abs=1e-5) for ours, theirs in pairs)
 
 
-def test_the_first_rank_writes_and_evaluates_and_all_hear_of_it(ranks, directory):
+def test_rank_0_writes_and_evaluates_and_broadcasts_the_result(ranks, directory):
     assert not (directory / "disk_of_1").exists()
     assert (directory / "disk_of_0" / "step_2" / "model.safetensors").is_file()
     for rank in ranks:
@@ -84,12 +84,12 @@ def test_the_first_rank_writes_and_evaluates_and_all_hear_of_it(ranks, directory
         assert rank["lives"]["evaluated"] == {"eval/a": 0.5, "eval_failures": 0.0}
 
 
-def test_what_fails_on_the_first_rank_ends_all(ranks):
+def test_failure_on_rank_0_ends_every_rank(ranks):
     assert ranks[0]["failures"][0].startswith("ConfigError: recover_mode resume found no")
     assert "rank 0 gave up: ConfigError: recover_mode resume" in ranks[1]["failures"][0]
     assert ranks[0]["failures"][1] == ranks[1]["failures"][1] == "SIGTERM"
 
 
-def test_values_of_all_ranks_come_together_in_order(ranks):
+def test_values_are_gathered_in_rank_order(ranks):
     expected = [{"rank": 0, "text": "x"}, {"rank": 1, "text": "x" * 10}]
     assert ranks[0]["values"] == ranks[1]["values"] == expected

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: when they are due, what is kept, what damage does."""
+"""Tests of checkpoints on disk: schedule, retention, detection of damage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from example_trainer.model.model_dir import TrainerState
 from tests.trainer.checkpoint.lives import checkpoints, recover_directory
 
 
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_misses_nothing(
+def test_damaged_checkpoint_is_set_aside_and_the_previous_one_loses_no_batch(
     start, queued, tmp_path, capsys
 ):
     life = start()
@@ -47,7 +47,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_misses_nothing(
         (lambda d: (d / "manifest.json").unlink(), "manifest.json cannot be read"),
     ],
 )
-def test_every_kind_of_damage_is_noticed(tmp_path, harm, problem):
+def test_every_kind_of_damage_is_detected(tmp_path, harm, problem):
     kept = snapshots.Snapshots(tmp_path, keep=2)
     documents = {"state": {"step": 1}, "rng": [1, 2, 3]}
     whole = kept.write(1, {"weights": {"a": torch.ones(3)}}, documents)
@@ -57,7 +57,7 @@ def test_every_kind_of_damage_is_noticed(tmp_path, harm, problem):
     assert kept.newest() is None
 
 
-def test_tensors_come_back_as_they_were_over_several_files(tmp_path, monkeypatch):
+def test_tensors_round_trip_over_several_files(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, "SHARD_BYTES", 100)
     tensors = {f"t{i}": torch.full((i + 1, 7), float(i)) for i in range(9)}
     tensors["tied"] = tensors["t3"]
@@ -71,7 +71,7 @@ def test_tensors_come_back_as_they_were_over_several_files(tmp_path, monkeypatch
     assert written.tensors("critic_weights") == {} and written.document("absent") is None
 
 
-def test_a_trainer_killed_before_the_pointer_moved_uses_the_one_it_names(tmp_path):
+def test_trainer_killed_before_the_latest_pointer_moved_loads_the_old_checkpoint(tmp_path):
     kept = snapshots.Snapshots(tmp_path, keep=2)
     for step in (1, 2):
         kept.write(step, {}, {"state": {"step": step}})
@@ -92,7 +92,7 @@ def test_drafts_of_a_killed_writer_are_cleared_away(start, queued, tmp_path):
     assert not draft.exists()
 
 
-def test_only_what_every_kept_checkpoint_holds_is_committed(start, queued, tmp_path):
+def test_only_batches_in_every_kept_checkpoint_are_committed(start, queued, tmp_path):
     life = start(keep_recover=3)
     sizes = []
     for _ in range(4):
@@ -102,7 +102,7 @@ def test_only_what_every_kept_checkpoint_holds_is_committed(start, queued, tmp_p
     assert checkpoints(tmp_path) == ["step_2", "step_3", "step_4"]
 
 
-def test_a_full_disk_stops_the_trainer_and_harms_no_checkpoint(
+def test_full_disk_stops_the_trainer_and_keeps_all_checkpoints(
     start, queued, tmp_path, monkeypatch
 ):
     life = start()

@@ -1,4 +1,4 @@
-"""Which tokens lie where: grouping by length, trees of shared prefixes, lines."""
+"""Tests of packing: grouping by length, trees of shared prefixes, lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_indices_are_sorted_in_each_group_and_groups_by_their_first():
     assert pack_ffd([1, 9, 2, 8], 10) == [[0, 1], [2, 3]]
 
 
-def test_an_item_beyond_the_capacity_is_refused_with_what_to_do():
+def test_item_above_the_capacity_is_rejected_with_a_remedy():
     with pytest.raises(ConfigError, match="max_tokens_per_microbatch"):
         pack_ffd([3, 11], 10)
 
@@ -108,7 +108,7 @@ def test_a_row_longer_than_the_budget_gets_its_own_microbatch():
     assert padding_share(plan) == 0
 
 
-def test_packed_lines_have_no_padding_and_padded_ones_say_how_much():
+def test_packed_lines_have_no_padding_and_padded_lines_report_it():
     rows = [row([1], [2] * n, group=str(n)) for n in (1, 4, 8)]
     packs = pack_rows(rows, **EVERYTHING)
     (packed,) = plan_microbatches(packs, rows, max_tokens=1000)

@@ -51,7 +51,7 @@ def test_a_row_that_is_too_long_counts_in_the_baseline_only():
     assert batch.counts["rows_too_long"] == 1
 
 
-def test_a_group_without_logprobs_is_refused_with_the_setting_that_helps():
+def test_group_without_logprobs_is_rejected_with_a_remedy():
     with pytest.raises(InvalidGroup, match="server_type: vllm"):
         to_rows([scored([[1, 2]], 1, [1.0], inference_logprobs=None)], 64)
 
@@ -109,7 +109,7 @@ def test_text_without_logprobs_becomes_rows_for_a_loss_without_a_sampler():
     assert found.trained == [0]
 
 
-def test_tokens_too_old_leave_the_loss_and_unknown_ones_stay():
+def test_stale_tokens_leave_the_loss_and_tokens_without_a_version_stay():
     mixed = masked_row([([1, 2], False), ([3, 4, 5], True)], versions=[-1, 2, 5, -1])
     fresh = without_stale_tokens(mixed, version=6, max_staleness=2)
     assert fresh.trained == [2, 3] and mixed.trained == [1, 2, 3]

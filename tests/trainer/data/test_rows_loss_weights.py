@@ -1,4 +1,4 @@
-"""What the sum over tokens is divided by, and what that makes of a loss."""
+"""Tests of the divisor of the token sum and its effect on a loss."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_unknown_or_incomplete_aggregation_is_refused():
             rows.loss_weights(ROWS, wrong)
 
 
-def test_no_rows_and_no_tokens_divide_by_something():
+def test_divisor_is_positive_without_rows_or_tokens():
     assert rows.loss_weights([], "sequence") == ([], 1.0)
     assert rows.loss_weights([], "constant", 8) == ([], 8.0)
     empty = row([1, 2], [])

@@ -1,4 +1,4 @@
-"""Two processes give the step of one; what they keep goes from any number to any other."""
+"""Tests of the rendezvous of ranks: lost ranks, a single rank, torchrun variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_rank_that_fails_ends_the_wait_of_the_others(ranks):
     assert told.startswith("RankLost: rank 0 of 2, waiting for a sum over all ranks:")
 
 
-def test_a_rank_that_never_comes_is_named_as_lost(config, tmp_path, monkeypatch):
+def test_missing_rank_is_reported_as_lost(config, tmp_path, monkeypatch):
     monkeypatch.setattr("example_trainer.distributed.ranks.START_TIMEOUT_S", 0.2)
     cfg = config(world_size=2, init_method=f"file://{tmp_path}/meeting")
     with pytest.raises(RankLost, match="rank 0 of 2, waiting for all ranks at file://"):
@@ -33,7 +33,7 @@ def test_one_rank_needs_no_process_group(config):
         world.barrier()
 
 
-def test_variables_of_torchrun_win_over_settings(config, monkeypatch):
+def test_torchrun_variables_take_precedence_over_settings(config, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     with start(config(trainer_rank=1, world_size=2)) as world:

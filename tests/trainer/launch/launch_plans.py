@@ -1,4 +1,4 @@
-"""The example plan with settings of a test's own."""
+"""The example plan with the settings of a test."""
 
 from __future__ import annotations
 

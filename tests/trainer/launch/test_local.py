@@ -1,4 +1,4 @@
-"""A run out of one file: what is started, with which words, and what happens when it ends."""
+"""Tests of a local run: commands of the processes and reactions to their ends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ time.sleep(600)
 
 @pytest.fixture
 def watch(tmp_path):
-    """Run stand-ins to the end of the run; returns what was said and each one's starts."""
+    """Run stand-ins to the end of the run; return the output and the starts of each."""
 
     def run(policy: RestartPolicy, **codes: list[int]):
         printed: list[str] = []
@@ -99,7 +99,7 @@ def test_a_trainer_that_keeps_failing_fails_the_run(watch, retries):
     )
 
 
-def test_a_dead_environment_comes_back_and_one_that_is_done_does_not(watch):
+def test_crashed_environment_is_restarted_and_finished_environment_is_not(watch):
     printed, starts = watch(
         RestartPolicy(0, 1, 0.0), env_a=[3], env_b=[0], inference=[3], trainer=[]
     )
@@ -109,7 +109,7 @@ def test_a_dead_environment_comes_back_and_one_that_is_done_does_not(watch):
     )
 
 
-def test_with_a_dead_server_the_trainer_starts_anew(watch):
+def test_dead_inference_server_restarts_the_trainer(watch):
     printed, starts = watch(RestartPolicy(1, 0, 0.0), inference=[3, 3], trainer=[])
     assert len(starts["inference"]) == 2 and starts["trainer"][-1] in ("0", "1")
     assert printed[0] == "inference died (exit code 3); attempt 1 of 1 to recover"
@@ -123,7 +123,7 @@ def test_only_modes_that_recover_start_a_trainer_again(mode, retries, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_file_starts_a_run_that_trains_and_ends(tmp_path, model_dir):
+def test_one_yaml_file_starts_a_complete_run(tmp_path, model_dir):
     one_core = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment = {"group_size": 4, "max_token_length": 64, "use_wandb": False}
     settings = {"model_name": str(model_dir), "device": "cpu", "optim.optimizer": "adamw"}

@@ -6,7 +6,7 @@ from example_trainer.launch import node, slurm
 from example_trainer.launch.plan import trainer_settings
 
 
-def test_jobs_find_each_other_by_files(cluster, tmp_path):
+def test_jobs_exchange_addresses_by_files(cluster, tmp_path):
     _, cfg = trainer_settings(cluster)
     slurm.write(cluster, cfg.trainer_retries)
     here = {"SLURMD_NODENAME": "n7", "SLURM_JOB_ID": "55"}
@@ -20,7 +20,7 @@ def test_jobs_find_each_other_by_files(cluster, tmp_path):
     assert " ".join(trainer.argv).count("--rdzv-endpoint n1:29500 --rdzv-id 55") == 1
 
 
-def test_a_job_that_never_comes_is_named(cluster, tmp_path):
+def test_missing_job_is_named_in_the_timeout_error(cluster, tmp_path):
     late = cluster.model_copy(
         update={"slurm": cluster.slurm.model_copy(update={"wait_s": 0.01})}
     )

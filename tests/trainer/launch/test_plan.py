@@ -38,11 +38,11 @@ def test_a_later_file_is_put_over_an_earlier_one(tmp_path):
         ("learning_rate=1", "not a setting"),
     ],
 )
-def test_a_key_that_nobody_knows_is_refused_before_anything_starts(word, why, tmp_path):
+def test_unknown_key_is_rejected_before_any_process_starts(word, why, tmp_path):
     with pytest.raises(ConfigError, match=why):
         trainer_settings(plan(word, out=tmp_path))
 
 
-def test_a_plan_that_cannot_be_used_ends_with_a_sentence_and_status_2(capsys):
+def test_invalid_plan_exits_with_a_message_and_status_2(capsys):
     assert main(["local", "--config", "absent.yaml"]) == 2
     assert "atropos-launch: cannot read absent.yaml" in capsys.readouterr().err

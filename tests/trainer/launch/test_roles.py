@@ -12,7 +12,7 @@ from tests.trainer.launch.launch_plans import plan
 AT = Endpoints("http://api:8000", ("http://a:9000", "http://b:9001"))
 
 
-def test_a_script_is_told_where_everybody_is_and_its_own_settings_win(tmp_path):
+def test_environment_script_gets_all_addresses_and_its_settings_take_precedence(tmp_path):
     found = plan(out=tmp_path)
     _, cfg = trainer_settings(found)
     command = roles.environment(found, ModelToServe.of(cfg), "py", 0, AT)
@@ -29,7 +29,7 @@ def test_a_script_is_told_where_everybody_is_and_its_own_settings_win(tmp_path):
     ]
 
 
-def test_another_program_has_the_addresses_filled_in(tmp_path):
+def test_environment_command_gets_addresses_in_its_placeholders(tmp_path):
     words = "[my-env, '{api_url}', '{inference_urls}', '{\"a\": 1}', '{model}']"
     found = plan(f"environments=[{{command: {words}}}]", out=tmp_path)
     _, cfg = trainer_settings(found)
@@ -43,7 +43,7 @@ def test_another_program_has_the_addresses_filled_in(tmp_path):
     ("engine", "asked"),
     [("local", "m"), ("vllm", "gsm8k"), ("sglang", "m:gsm8k")],
 )
-def test_environments_ask_for_the_adapter_where_the_engine_wants_its_name(
+def test_environments_request_the_adapter_by_name_if_the_engine_requires_it(
     engine, asked, tmp_path
 ):
     lora = ("weight_publisher=lora", "model_name=m", f"inference.engine={engine}")
@@ -69,7 +69,7 @@ def test_environments_ask_for_the_adapter_where_the_engine_wants_its_name(
         ),
     ],
 )
-def test_the_trainer_goes_through_torchrun_where_it_has_ranks(ranks, words, tmp_path):
+def test_trainer_with_several_ranks_is_started_by_torchrun(ranks, words, tmp_path):
     command = roles.trainer(plan(out=tmp_path), "py", AT, ranks)
     folder = tmp_path / "launch"
     files = f"--config {folder / 'wiring.yaml'} --config {folder / 'trainer.yaml'}"

@@ -3,7 +3,7 @@ from __future__ import annotations
 from example_trainer.launch.servers import WORKER_EXTENSION, ServerCommand
 
 
-def test_servers_are_started_with_what_publishing_needs():
+def test_server_commands_have_the_options_of_the_publisher():
     common = {"model": "m", "host": "127.0.0.1", "port": 9, "python": "py"}
     vllm = ServerCommand(
         "vllm", lora_rank=24, gpus="2,3", tensor_parallel=2, memory_share=0.5, **common

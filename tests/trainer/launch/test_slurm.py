@@ -1,4 +1,4 @@
-"""Jobs of a cluster: their scripts, how they are submitted, how they find each other."""
+"""Tests of cluster jobs: scripts, submission, exchange of addresses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ srun '--container-image=a b' python -m example_trainer.launch node \
 """
 
 
-def test_scripts_are_what_they_were(cluster, tmp_path):
+def test_scripts_equal_the_golden_files(cluster, tmp_path):
     _, cfg = trainer_settings(cluster)
     jobs = {job.name: job for job in slurm.jobs(cluster, cfg.trainer_retries)}
     assert list(jobs) == ["api", "inference", "env-0-gsm8k_server", "trainer"]
@@ -75,7 +75,7 @@ def test_scripts_are_what_they_were(cluster, tmp_path):
     assert jobs["trainer"].after == ("api", "inference")
 
 
-def test_a_script_cannot_be_broken_out_of(tmp_path):
+def test_values_cannot_inject_shell_code(tmp_path):
     found = plan("slurm.srun=['; rm -rf x']", out=tmp_path / "a b")
     _, cfg = trainer_settings(found)
     script = slurm.jobs(found, cfg.trainer_retries)[0].script
@@ -104,7 +104,7 @@ def fake_sbatch(folder: Path, monkeypatch, *, refuse: str = "") -> Path:
     return calls
 
 
-def test_jobs_are_submitted_in_order_and_the_trainer_learns_their_ids(
+def test_jobs_are_submitted_in_order_and_the_trainer_gets_their_ids(
     cluster, tmp_path, monkeypatch
 ):
     calls = fake_sbatch(tmp_path, monkeypatch)
@@ -118,7 +118,7 @@ def test_jobs_are_submitted_in_order_and_the_trainer_learns_their_ids(
     assert (folder / "token").stat().st_mode & 0o077 == 0
 
 
-def test_a_refused_job_takes_those_before_it_back(cluster, tmp_path, monkeypatch):
+def test_refused_job_cancels_the_submitted_ones(cluster, tmp_path, monkeypatch):
     calls = fake_sbatch(tmp_path, monkeypatch, refuse="env-0")
     _, cfg = trainer_settings(cluster)
     with pytest.raises(slurm.SubmitFailed, match="no such partition"):

@@ -24,7 +24,7 @@ BY_HAND = [
 
 
 def centred(name: str, ratio: float, advantage: float):
-    """One token with that ratio; what the loss must not look at says something else."""
+    """Build one token with that ratio; inputs the loss must ignore have other values."""
     if name == "grpo":
         return one_token(ratio, advantage, proximal=0.1, behaviour=1.0)
     if name == "ppo":

@@ -66,7 +66,7 @@ def test_the_gradient_on_logits_is_student_minus_teacher_times_tau(tau):
     assert torch.allclose(found, expected.detach())
 
 
-def test_positions_without_a_teacher_add_nothing():
+def test_positions_without_teacher_entries_add_nothing():
     """Of three trained tokens one has both entries, one a single one, one none at all."""
     nan = float("nan")
     student = [[0.5, 0.25], [0.5, nan], [nan, nan], [nan, nan]]
@@ -79,7 +79,7 @@ def test_positions_without_a_teacher_add_nothing():
     assert int(metrics["distill_share"]) == 2
 
 
-def test_a_token_that_the_teacher_rules_out_has_no_part():
+def test_tokens_of_teacher_probability_zero_add_nothing():
     loss, _ = distill([[0.5, 0.0]], [[0.5, 0.0]])
     assert float(loss) == pytest.approx(math.log(2))
 

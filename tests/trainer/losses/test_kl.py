@@ -19,7 +19,7 @@ from example_trainer.losses import kl
         ("k3", 0.5 - 1 + math.log(2), 1 - 0.5),
     ],
 )
-def test_the_estimators_by_hand_where_the_policy_is_twice_as_sure(estimator, value, slope):
+def test_kl_estimators_by_hand_at_ratio_two(estimator, value, slope):
     logprobs = torch.tensor([[-1.0]], dtype=torch.double, requires_grad=True)
     found = kl.penalty(logprobs, logprobs.detach() - math.log(2), estimator)
     found.sum().backward()

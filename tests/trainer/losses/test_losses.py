@@ -1,4 +1,4 @@
-"""What holds for every loss: its gradient, what masked and broken numbers do, sums."""
+"""Tests of every loss: gradients, masked and non-finite inputs, sums over parts."""
 
 from __future__ import annotations
 

@@ -21,15 +21,15 @@ def rows_of(heading: str) -> list[str]:
     return re.findall(r"^\| `(\w+)`", table[0], re.MULTILINE)
 
 
-def test_every_loss_has_its_line():
+def test_every_loss_is_documented():
     assert sorted(rows_of("Losses")) == sorted(LOSSES)
 
 
-def test_every_estimator_has_its_line():
+def test_every_estimator_is_documented():
     assert sorted(rows_of("Advantages")) == sorted(ESTIMATORS)
 
 
-def test_every_setting_it_names_exists():
+def test_every_documented_setting_exists():
     prefixes = (
         "clip_",
         "dual_clip",

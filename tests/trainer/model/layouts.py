@@ -9,7 +9,7 @@ TOLERANCE = 1e-5
 
 
 def loss_of(logprobs, entropy, mask, row_ids):
-    """Something that weighs every token differently and is curved in its logprob."""
+    """Return a loss that is nonlinear in the logprob, with a different weight per token."""
     columns = torch.arange(logprobs.shape[1]) + 1
     weights = torch.tensor(row_ids)[:, None] * 0.3 - columns * 0.1 + 0.05
     return ((weights * (logprobs / 4).exp() - 0.02 * entropy) * mask).sum()

@@ -1,4 +1,4 @@
-"""LoRA adapters train alone, merge without a trace, and load wherever peft does."""
+"""Tests of LoRA adapters: training, merging, loading with peft."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEQUENCES = [one.tokens for one in ROWS]
 
 @pytest.fixture
 def adapted(config):
-    """A policy with an adapter that changes something: B is no longer zero."""
+    """Build a policy with a nonzero adapter: B is not zero."""
 
     def make(**settings):
         cfg = config(lora=True, **settings)
@@ -36,7 +36,7 @@ def adapted(config):
     return make
 
 
-def test_an_untrained_adapter_changes_nothing(config, policy):
+def test_untrained_adapter_leaves_the_scores_unchanged(config, policy):
     before = policy.logprobs_of(SEQUENCES)
     adapter.wrap(policy.model, config(lora=True))
     assert policy.logprobs_of(SEQUENCES) == before
@@ -53,7 +53,7 @@ def test_only_the_adapter_trains(adapted):
     assert policy.model.get_input_embeddings().weight.grad is None
 
 
-def test_modules_and_layers_are_as_set(adapted):
+def test_adapter_covers_the_configured_modules_and_layers(adapted):
     policy = adapted(lora_target_modules=["up_proj", "o_proj"], lora_layer_indices=[1])
     assert list(adapter.adapted_layers(policy.model)) == [
         "model.layers.1.self_attn.o_proj",
@@ -81,7 +81,7 @@ def test_the_adapted_weight_is_w_plus_scaled_b_a(adapted):
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's own
-def test_peft_loads_what_was_saved(adapted, config, tmp_path):
+def test_peft_loads_a_saved_adapter(adapted, config, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 

@@ -38,7 +38,7 @@ def test_gradient_checkpointing_and_packing_go_together(config, gqa_dir, referen
 
 
 def one_row_after_another(q, k, v, bounds, longest, scale):
-    """A variable-length kernel as CUDA has them, for a look at what is given to it."""
+    """Imitate a CUDA variable-length kernel and record its arguments."""
     assert max(bounds.diff()) == longest and len(q) == bounds[-1]
     times = q.shape[1] // k.shape[1]
     rows = []
@@ -63,7 +63,7 @@ def test_a_variable_length_kernel_gets_the_plain_rows_only(policy, reference, mo
         assert_equal(ours, expected)
 
 
-def test_a_kernel_is_used_only_if_it_agrees():
+def test_kernel_is_used_only_if_it_matches_the_reference():
     cpu = torch.device("cpu")
     agrees = attention._agrees
     assert agrees(one_row_after_another, cpu, torch.float32, 16)

@@ -11,7 +11,7 @@ from tests.trainer.rows import BRANCHING, MULTI_TURN, flat
 
 @pytest.fixture
 def critic(config):
-    """Its head is not zero any more, as after some training."""
+    """Build a critic with a nonzero head, as after some training."""
     made = load_value_model(config())
     with torch.no_grad():
         torch.nn.init.normal_(made.model.score.weight)
@@ -25,7 +25,7 @@ def test_first_values_are_zero(config):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_value_stands_where_the_logprob_of_its_token_does(critic, padded):
+def test_values_and_logprobs_have_the_same_positions(critic, padded):
     critic.padded, critic.attention_crossover = padded, float("inf")
     rows = [*BRANCHING, *MULTI_TURN]
     for row, found in zip(rows, critic.trained_values(rows)):
@@ -50,7 +50,7 @@ def test_the_score_of_a_whole_sequence_is_that_of_its_last_token(critic):
     assert plan.length == len(tokens)
 
 
-def test_what_is_saved_keeps_its_head_when_loaded(critic, config, tmp_path):
+def test_saved_critic_loads_with_its_head(critic, config, tmp_path):
     critic.model.save_pretrained(tmp_path / "critic")
     critic.tokenizer.save_pretrained(tmp_path / "critic")
     again = load_value_model(config(), str(tmp_path / "critic"))

@@ -40,7 +40,7 @@ def test_rows_are_never_longer_than_the_model_allows(config):
     assert loading.load(config(seq_len=2048)).max_tokens_per_row == 256  # of the tiny model
 
 
-def test_a_model_that_is_not_there_is_named(config):
+def test_missing_model_is_named_in_the_error(config):
     with pytest.raises(ConfigError, match="no-such-model"):
         loading.load(config(model_name="./no-such-model"))
 
@@ -79,7 +79,7 @@ def test_from_scratch_has_the_shape_but_not_the_weights(config, policy):
     assert fresh.logprobs_of([[5, 6, 7]]) != policy.logprobs_of([[5, 6, 7]])
 
 
-def test_the_reference_is_the_start_and_is_never_trained(config, policy):
+def test_reference_model_is_the_initial_policy_and_frozen(config, policy):
     reference = loading.load_reference(config())
     assert reference.parameters() == []
     found, expected = (flat(one.trained_logprobs(ROWS)) for one in (reference, policy))
@@ -88,7 +88,7 @@ def test_the_reference_is_the_start_and_is_never_trained(config, policy):
     assert not reference.score(plan).logprobs.requires_grad
 
 
-def test_another_reference_may_be_named(config, tmp_path, policy):
+def test_reference_model_can_be_configured(config, tmp_path, policy):
     from atroposlib.testing.tiny import write_tiny_model
 
     other = write_tiny_model(tmp_path / "other", seed=9)

@@ -1,4 +1,4 @@
-"""Whether a model is packed is measured when it is loaded."""
+"""Tests of the measurement on loading whether a model can be packed."""
 
 from __future__ import annotations
 

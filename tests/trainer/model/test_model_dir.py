@@ -49,7 +49,7 @@ def test_weights_are_written_in_the_compute_dtype(policy, tmp_path):
     assert policy.parameters()[0].dtype is torch.float32
 
 
-def test_a_writer_that_fails_leaves_the_old_directory_whole(tmp_path):
+def test_failed_write_keeps_the_old_directory(tmp_path):
     final = tmp_path / "model"
     with whole_directory(final, durable=True) as draft:
         (draft / "weights").write_text("old")

@@ -18,7 +18,7 @@ def policy(gqa_policy):
 
 
 @pytest.mark.parametrize("rows", [BRANCHING, MULTI_TURN], ids=["branching", "multi-turn"])
-def test_ranks_sum_to_the_whole(policy, reference, rows):
+def test_gradients_of_ranks_sum_to_the_full_gradient(policy, reference, rows):
     """Each rank runs equally many micro-batches, idle ones without rows among them."""
     expected = reference_step(reference, rows)
     *ours, plans = our_step(policy, rows, divisor=5)

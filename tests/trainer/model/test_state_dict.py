@@ -16,7 +16,7 @@ SEQUENCES = [one.tokens for one in ROWS]
 
 @pytest.fixture
 def adapted(config):
-    """A policy with an adapter that changes something: B is no longer zero."""
+    """Build a policy with a nonzero adapter: B is not zero."""
 
     def make(**settings):
         cfg = config(lora=True, **settings)
@@ -54,7 +54,7 @@ def test_trained_weights_are_enough_to_continue(adapted):
 
 
 @pytest.mark.slow
-def test_whole_weights_come_out_of_shards_and_go_back(ranks, policy):
+def test_full_weights_round_trip_through_shards(ranks, policy):
     first, second = (found["weights"] for found in ranks)
     assert first["names"] == sorted(policy.model.state_dict()) and second["names"] == []
     assert first["tied"] and first["float32"] and first["stepped"] and second["stepped"]
@@ -66,7 +66,7 @@ def test_whole_weights_come_out_of_shards_and_go_back(ranks, policy):
         assert "not those of the model" in found["refused"]
 
 
-def test_whole_weights_of_one_rank_are_copies(policy):
+def test_full_weights_of_a_single_rank_are_copies(policy):
     whole = state_dict.full_weights(policy)
     before = policy.logprobs_of([[5, 6, 7]])
     for tensor in whole.values():

@@ -5,7 +5,7 @@ import threading
 from example_trainer.run.connect import HeartbeatThread
 
 
-def test_the_pulse_beats_during_a_long_phase_and_tells_its_last():
+def test_heartbeats_continue_in_a_long_phase_and_include_the_last_phase():
     beats, seen = [], threading.Semaphore(0)
 
     def send(beat):

@@ -27,7 +27,7 @@ def drawn(records, beat=None, width=80):
     return console.file.getvalue()
 
 
-def test_the_table_shows_the_last_steps_and_what_the_trainer_waits_for():
+def test_table_shows_the_last_steps_and_the_wait_of_the_trainer():
     beat = Heartbeat(role="trainer", name="t", phase="waiting for batch", waiting_on="3 of 8")
     text = drawn([RECORD, {**RECORD, "step": 4, "loss": None}], beat)
     assert "waiting for batch: 3 of 8" in text and "4 of 40 steps" in text
@@ -38,7 +38,7 @@ def test_the_table_shows_the_last_steps_and_what_the_trainer_waits_for():
         assert len(line) == 80
 
 
-def test_a_live_table_is_redrawn_by_steps_and_shows_beats_before_they_go_out(config):
+def test_live_table_is_redrawn_by_steps_and_by_heartbeats_before_sending(config):
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     table, sent = live.LiveTable("model", 100, console), []
     beat = Heartbeat(role="trainer", name="t", phase="publishing weights", waiting_on=None)
@@ -49,7 +49,7 @@ def test_a_live_table_is_redrawn_by_steps_and_shows_beats_before_they_go_out(con
     assert "publishing weights" in console.file.getvalue()
 
 
-def test_without_a_terminal_a_step_is_a_line(config, capsys):
+def test_without_a_terminal_each_step_is_printed_as_a_line(config, capsys):
     display = live.open_display(None, "model", 100)
     display.step(RECORD)
     display.beat(Heartbeat(role="trainer", name="t", phase="x", waiting_on=None))

@@ -1,4 +1,4 @@
-"""Evaluations are real programs here; none of them outlives its test."""
+"""Tests of evaluation with real programs; each program ends with its test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def evaluate(config):
     return run
 
 
-def test_the_command_is_told_what_to_evaluate_and_its_numbers_come_back(evaluate):
+def test_command_gets_version_and_url_and_its_metrics_are_read(evaluate):
     arguments = ("{version}", "{step}", "{url}", "{out}", '{"share": 0.5, "flag": true}')
     assert evaluate(WRITES, *arguments) == {
         "eval/version": 6.0,
@@ -49,7 +49,7 @@ def test_the_command_is_told_what_to_evaluate_and_its_numbers_come_back(evaluate
     }
 
 
-def test_metrics_of_an_environment_lose_what_is_no_result(tmp_path):
+def test_only_results_of_environment_metrics_are_read(tmp_path):
     path = tmp_path / "metrics.json"
     document = {
         "config_general": {"start": 12.5},
@@ -85,7 +85,7 @@ def test_metrics_of_an_environment_lose_what_is_no_result(tmp_path):
         ),
     ],
 )
-def test_a_failed_evaluation_is_counted_and_printed_and_no_number(
+def test_failed_evaluation_is_counted_and_printed_without_a_metric(
     evaluate, capsys, program, said
 ):
     assert evaluate(program, "{out}") == {"eval_failures": 1.0}
@@ -93,7 +93,7 @@ def test_a_failed_evaluation_is_counted_and_printed_and_no_number(
     assert "EVALUATION FAILED at step 7" in output and said in output
 
 
-def test_a_program_that_is_not_there_is_a_failed_evaluation(config, capsys):
+def test_missing_program_is_a_failed_evaluation(config, capsys):
     cfg = config(eval_every_steps=1, eval_command=["/no/such/program"])
     evaluator = Evaluator(cfg, Ranks.single())
     for failures in (1.0, 2.0):
@@ -101,9 +101,7 @@ def test_a_program_that_is_not_there_is_a_failed_evaluation(config, capsys):
     assert "/no/such/program" in capsys.readouterr().out
 
 
-def test_numbers_of_an_earlier_evaluation_are_not_taken_for_those_of_a_failed_one(
-    evaluate, config
-):
+def test_failed_evaluation_does_not_return_earlier_metrics(evaluate, config):
     out = Path(config().save_path) / "eval" / "step_7"
     out.mkdir(parents=True)
     (out / "metrics.json").write_text('{"accuracy": 1.0}')
@@ -128,7 +126,7 @@ def test_an_evaluation_that_takes_too_long_ends_with_all_its_processes(
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ended, or does within the time init takes to notice."""
+    """Whether a process has ended, or ends within the time init takes to reap it."""
     end = time.monotonic() + 10
     while time.monotonic() < end:
         try:
@@ -154,7 +152,7 @@ def test_a_signal_ends_the_evaluation_and_the_trainer(config):
         evaluator.maybe(STATE, False, [])
 
 
-def test_evaluations_come_by_their_own_frequency_and_at_the_start_if_asked(config):
+def test_evaluations_follow_their_frequency_and_optionally_run_at_the_start(config):
     calls = [sys.executable, "-c", WRITES, "{version}", "{step}", "", "{out}", "{}"]
     cfg = config(eval_every_steps=2, eval_at_start=True, eval_command=calls)
     evaluator = Evaluator(cfg, Ranks.single())

@@ -40,7 +40,7 @@ def test_benchmark_prints_the_mean_of_every_phase(config, capsys):
     assert "publish 0.25 s, train 2.00 s" in capsys.readouterr().out
 
 
-def test_what_a_batch_tells():
+def test_batch_metrics():
     groups = [
         scored([[1, 2, 3], [1, 2, 4]], 1, [1.0, 0.0], group_id="a", idempotency_key="k-1"),
         scored([[1, 2]], 1, [0.5], versions=[[-1, 2]]),
@@ -61,7 +61,7 @@ def test_what_a_batch_tells():
     assert told["truncated_share"] is None  # no engine said why it stopped
 
 
-def test_truncation_is_counted_by_real_finish_reasons_and_the_filter_by_rows_that_came():
+def test_truncated_share_uses_finish_reasons_and_filtered_share_all_rows():
     reasons = ["length", "stop", None, "length"]
     rows = [[1, 2, 3]] * 4
     outcomes = ["truncated", "ok", "ok", "timeout"]
@@ -77,11 +77,11 @@ def test_truncation_is_counted_by_real_finish_reasons_and_the_filter_by_rows_tha
     ("values", "share", "expected"),
     [([], 0.95, None), ([3], 0.95, 3), (range(100), 0.95, 94), ([4, 0, 0, 0], 0.75, 0)],
 )
-def test_a_percentile_is_one_of_the_values(values, share, expected):
+def test_percentile_is_an_element_of_the_values(values, share, expected):
     assert percentile(list(values), share) == expected
 
 
-def test_the_clock_adds_up_and_starts_again():
+def test_clock_sums_phases_and_restarts_at_zero():
     clock = Clock()
     for _ in range(2):
         with clock.measure("train"):
@@ -107,7 +107,7 @@ def test_steps_trained_again_after_a_restart_replace_the_earlier_lines(config):
         json.loads(line)  # the torn line is gone: whoever reads line by line can
 
 
-def test_a_reader_sees_the_last_run_of_a_file_and_forgets_what_a_rewind_undid():
+def test_reader_returns_the_last_run_without_rewound_steps():
     lines = [{"step": n, "run_id": "a"} for n in range(1, 9)]
     lines += [{"step": n, "run_id": "b"} for n in (1, 2, 3)]
     assert [line["step"] for line in last_run(lines)] == [1, 2, 3]
@@ -115,9 +115,7 @@ def test_a_reader_sees_the_last_run_of_a_file_and_forgets_what_a_rewind_undid():
     assert [line["step"] for line in last_run(lines)] == [1]
 
 
-def test_a_metrics_file_that_cannot_be_written_is_a_setting_that_cannot_be_used(
-    config, tmp_path
-):
+def test_unwritable_metrics_file_is_a_config_error(config, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="metrics_path"):
         MetricsLog(config(metrics_path=str(tmp_path / "file" / "metrics.jsonl")))

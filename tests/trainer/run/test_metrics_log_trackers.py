@@ -1,4 +1,4 @@
-"""Trackers: the names of old dashboards, real event files, failures that do not spread."""
+"""Tests of trackers: metric names of dashboards, real event files, isolated failures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from example_trainer.run.metrics_log import MetricsLog, tracked, tracker_name
         ("tokens", "train/tokens"),
     ],
 )
-def test_old_dashboards_find_their_names_and_the_others_have_sections(ours, theirs):
+def test_metrics_keep_their_dashboard_names_and_sections(ours, theirs):
     assert tracker_name(ours) == theirs
 
 
@@ -63,7 +63,7 @@ def write_steps(cfg, steps, *, begin=0, run_id="run-1", loss=0.5):
             log.write({"step": step, "tokens": 4, "loss": loss, "seconds_train": 1.0})
 
 
-def test_tensorboard_reads_back_what_was_written_with_a_restart_in_between(config):
+def test_tensorboard_events_are_complete_after_a_restart(config):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -99,7 +99,7 @@ def test_wandb_works_offline_without_an_account(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["swanlab", "trackio"])
-def test_a_run_of_the_same_id_goes_on_after_a_restart(config, monkeypatch, name):
+def test_tracker_run_of_the_same_id_is_resumed_after_a_restart(config, monkeypatch, name):
     """Against recorded calls; the names are those of swanlab 0.10.3 and trackio 0.43.0."""
     calls = []
     run = SimpleNamespace(
@@ -146,7 +146,7 @@ class Failing:
         raise OSError("gone")
 
 
-def test_a_failing_tracker_is_told_once_counted_and_left_alone_and_training_goes_on(
+def test_failing_tracker_is_logged_once_and_counted_while_training_continues(
     config, monkeypatch, capsys
 ):
     failing = Failing()
@@ -161,7 +161,7 @@ def test_a_failing_tracker_is_told_once_counted_and_left_alone_and_training_goes
     assert not failing.closed
 
 
-def test_a_tracker_that_cannot_start_is_done_without(config, monkeypatch, capsys):
+def test_training_continues_without_a_tracker_that_fails_to_start(config, monkeypatch, capsys):
     def refuse(name, run):
         raise TimeoutError("no answer in 90 s")
 

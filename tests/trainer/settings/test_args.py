@@ -57,7 +57,7 @@ def file(tmp_path):
     return write
 
 
-def test_the_last_of_flags_and_overrides_counts_and_both_beat_files(file):
+def test_last_flag_or_override_wins_and_both_take_precedence_over_files(file):
     first = file("lr: 1e-3\nseq_len: 64\noptim:\n  adam_eps: 1e-6\n", "a.yaml")
     second = file("actor: {optimizer: {lr: 2e-3}}\nbatch.minibatches: 2\n", "b.yaml")
     words = ("--config", first, "--config", second)
@@ -94,7 +94,7 @@ def test_an_override_may_stand_between_flags_and_after_a_list():
     assert given("--run-name", "a=b") == {"run_name": "a=b"}
 
 
-def test_a_wrong_value_is_reported_under_the_name_it_was_given(file, capsys):
+def test_invalid_value_is_reported_under_the_given_option_name(file, capsys):
     path = file("actor.optimizer.lr: fast\nactor.dtype: float16\n")
     with pytest.raises(SystemExit):
         parse_args(["--config", path])

@@ -1,4 +1,4 @@
-"""YAML files, key=value and AReaL's names: what they mean and which of them counts."""
+"""Tests of YAML files, key=value and AReaL's names: parsing and precedence."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def file(tmp_path):
         ),
     ],
 )
-def test_an_override_sets_what_a_flag_would(word, settings):
+def test_override_and_flag_are_equivalent(word, settings):
     assert given(word) == settings
 
 
@@ -91,7 +91,7 @@ def test_plain_words_are_read_by_yaml_1_2(text, value):
     assert parse_yaml(text, "here") == value
 
 
-def test_references_take_the_value_that_counts_in_the_end(file):
+def test_references_resolve_to_the_final_value(file):
     path = file(
         "actor.path: old\nref.path: ${actor.path}\nrun_name: ${actor.path}-${seed}-${lr}\n"
     )
@@ -129,14 +129,14 @@ def test_an_unusable_override_is_refused_with_a_reason(words, why):
     ("text", "why"),
     [("a: b: c", "not YAML"), ("- 1", "no settings"), ("lr: 1\nlr: 2", "stands twice")],
 )
-def test_a_file_that_is_no_settings_is_refused_by_name(file, text, why):
+def test_file_without_settings_is_rejected_by_name(file, text, why):
     with pytest.raises(ConfigError, match=why):
         given("--config", file(text))
     with pytest.raises(ConfigError, match="cannot read"):
         given("--config", "absent.yaml")
 
 
-def test_every_setting_stands_in_one_section():
+def test_every_setting_is_in_exactly_one_section():
     names = [name for model in SECTIONS.values() for name in model.model_fields]
     assert sorted(names) == sorted(FIELDS)
 

@@ -32,6 +32,6 @@ def test_layer_indices(text, layers):
 
 
 @pytest.mark.parametrize("text", ["", "5-3", "a", "1,,2"])
-def test_layer_indices_that_mean_nothing_are_refused(text):
+def test_invalid_layer_indices_are_rejected(text):
     with pytest.raises(ConfigError, match="0-3,28-31"):
         parse_layers(text)

@@ -14,11 +14,11 @@ def fired(frequency: Frequency, steps: int, per_epoch: int = 8) -> list[int]:
     ]
 
 
-def test_epochs_and_steps_count_side_by_side_and_each_begins_anew_by_itself():
+def test_epoch_and_step_counters_reset_independently():
     assert fired(Frequency(epochs=1, steps=5), 16) == [4, 7, 9, 14, 15]
 
 
-def test_without_any_bound_it_never_fires():
+def test_frequency_without_a_bound_never_fires():
     assert fired(Frequency(), 100) == []
 
 
@@ -52,6 +52,6 @@ def test_the_time_a_trainer_was_away_counts():
     assert started_again.due(False, now_s=1001.0)
 
 
-def test_counters_of_something_else_are_refused():
+def test_counters_of_another_kind_are_rejected():
     with pytest.raises(ConfigError, match="no counters"):
         Frequency().restore({"epoch": 1})

@@ -14,7 +14,7 @@ from tests.trainer.answers import post_groups
 
 @pytest.fixture(scope="module")
 def collected(model_dir, tmp_path_factory):
-    """What the two commands write of groups that an environment posted."""
+    """Write the files of the two commands from groups that an environment posted."""
     tokenizer = loading.tokenizer(str(model_dir))
     directory = tmp_path_factory.mktemp("collected")
     paths = {}

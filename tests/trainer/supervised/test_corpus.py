@@ -1,4 +1,4 @@
-"""Lines of text become rows: what is trained begins exactly where the prefix ends."""
+"""Tests of rows from lines of text: training starts exactly at the end of the prefix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USER, AI, END = "<|user|>", "<|assistant|>", "<|end|>"
 
 
 def told(rows: list[Row], tokenizer=TOKENIZER) -> list[tuple[str, str]]:
-    """(whole text, text of the trained tokens) of each row."""
+    """Return (whole text, text of the trained tokens) of each row."""
     return [
         (
             tokenizer.decode(row.tokens),
@@ -117,7 +117,7 @@ def test_a_pair_of_texts_shares_its_prefix():
     assert rows[0].group == rows[1].group
 
 
-def test_of_a_pair_of_conversations_only_what_differs_is_trained():
+def test_only_the_different_turns_of_a_conversation_pair_are_trained():
     shared = [turn("user", "a"), turn("assistant", "b"), turn("user", "c")]
     line = {"pos": [*shared, turn("assistant", "d")], "neg": [*shared, turn("assistant", "e")]}
     start = f"{USER}a{END}{AI}b{END}{USER}c{END}{AI}"
@@ -139,7 +139,7 @@ def read(path, max_tokens=8):
     )
 
 
-def test_lines_that_are_too_long_or_train_nothing_are_counted(tmp_path):
+def test_too_long_or_untrainable_lines_are_counted(tmp_path):
     path = written(
         tmp_path,
         {"prefix": "a", "completion": "b"},
@@ -162,7 +162,7 @@ def test_lines_that_are_too_long_or_train_nothing_are_counted(tmp_path):
         ("", "no line to train on"),
     ],
 )
-def test_a_line_that_cannot_be_used_is_named(tmp_path, text, message):
+def test_invalid_line_is_named_in_the_error(tmp_path, text, message):
     path = tmp_path / "lines.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):

@@ -19,7 +19,7 @@ from tests.trainer.answers import PROMPTS, good
 from tests.trainer.supervised.pairs import PAIRS, metrics
 
 
-def test_what_environments_made_is_trained_on(collected, settings, tmp_path):
+def test_groups_of_environments_train_a_saved_model(collected, settings, tmp_path):
     lines = [json.loads(line) for line in collected[sft_gen].read_text().splitlines()]
     assert lines == [{"prefix": p, "completion": good(p), "score": 1.0} for p in PROMPTS[:8]]
     path = collected[sft_gen]
@@ -115,7 +115,7 @@ def test_the_shared_parts_get_the_settings_of_the_same_name(settings, tmp_path):
         (["--config", "CONFIG"], "minibatches: no such setting"),
     ],
 )
-def test_the_command_line_says_what_is_wrong(tmp_path, capsys, words, message):
+def test_command_line_errors_name_the_cause(tmp_path, capsys, words, message):
     config = tmp_path / "mine.yaml"
     config.write_text("minibatches: 4\n")
     with pytest.raises(SystemExit):
@@ -123,7 +123,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
-def test_flags_count_after_files(tmp_path, capsys):
+def test_flags_take_precedence_over_files(tmp_path, capsys):
     config = tmp_path / "mine.yaml"
     config.write_text("model_name: none\nlr: 1e-4\nbeta: 0.3\ntrain_file: none\n")
     cfg = dpo.loop.parse(

@@ -16,7 +16,7 @@ def doubles(*values):
     return torch.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
-def test_a_margin_is_what_the_policy_prefers_beyond_its_reference():
+def test_margin_is_the_log_ratio_difference_to_the_reference():
     found = preference.margins(doubles(-1.0), doubles(-4.0), doubles(-2.0), doubles(-3.0))
     assert found.tolist() == [2.0]  # (-1 + 2) - (-4 + 3)
 

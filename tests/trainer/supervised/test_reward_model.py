@@ -12,7 +12,7 @@ from tests.trainer.answers import PROMPTS, bad, good
 from tests.trainer.supervised.pairs import PAIRS, metrics
 
 
-def test_a_reward_model_tells_better_from_worse(collected, settings, tmp_path):
+def test_reward_model_ranks_the_better_answer_higher(collected, settings, tmp_path):
     path = collected[dpo_gen]
     reward_model.train(
         reward_model.RewardConfig(

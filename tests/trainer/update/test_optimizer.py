@@ -1,4 +1,4 @@
-"""The learning rate, one clipped step, and an optimizer that goes on where it was."""
+"""Tests of the learning rate, one clipped step, and a restored optimizer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_gradient_is_clipped_by_its_global_norm(config, policy):
     assert float(moved.norm()) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_a_gradient_that_is_not_finite_is_thrown_away(config, policy):
+def test_nonfinite_gradient_is_skipped(config, policy):
     optimizer = build_optimizer(policy, config())
     before = policy.parameters()[0].detach().clone()
     policy.parameters()[0].grad = torch.full_like(before, float("nan"))

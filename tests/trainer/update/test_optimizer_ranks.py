@@ -30,6 +30,6 @@ def test_state_of_another_optimizer_is_refused_on_every_rank(ranks):
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_not_finite_on_one_rank_is_thrown_away_on_all(ranks):
+def test_nonfinite_gradient_on_one_rank_is_skipped_on_all(ranks):
     for found in ranks:
         assert found["not_finite"] == {"stepped": False, "nan": True, "unchanged": True}

@@ -59,6 +59,6 @@ def test_only_tokens_of_the_version_held_here_are_compared():
     assert (found.total, found.max) == (pytest.approx(0.6), pytest.approx(0.5))
 
 
-def test_one_rank_keeps_its_own_mismatch():
+def test_mismatch_of_a_single_rank_needs_no_reduction():
     own = Mismatch(tokens=3, total=0.5, max=0.25, beyond=1)
     assert reduce_mismatch(own, Ranks.single()) is own

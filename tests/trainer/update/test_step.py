@@ -1,4 +1,4 @@
-"""One batch: the step is independent of passes and packing; minibatches, epochs, extras."""
+"""Tests of the step on one batch: independence of packing; minibatches, epochs, extras."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [row([5, 6, 7], list(range(8, 9 + n))) for n in (1, 3, 5, 8)]
 
 
 def sampled_by(policy, rows, **fields):
-    """The rows as sampled by this very policy, with advantages that differ by row."""
+    """Build the rows as sampled by this policy, with advantages that differ by row."""
     exact = policy.logprobs_of([one.tokens for one in rows])
     rows = [
         row(one.tokens[:3], one.tokens[3:], one.group, behaviour_logprobs=logprobs, **fields)
@@ -79,7 +79,7 @@ def test_each_sequence_weighs_the_same_with_sequence_aggregation(config):
     assert told["loss"] == pytest.approx(-(-1.5 - 0.5 + 0.5 + 1.5) / 4, abs=1e-4)
 
 
-def test_a_constant_length_divides_what_each_sequence_sums_to(config):
+def test_constant_aggregation_divides_sequence_sums_by_a_length(config):
     told, _ = step(config(loss_aggregation="constant", aggregation_length=10))
     total = -(-1.5 * 2 - 0.5 * 4 + 0.5 * 6 + 1.5 * 9)
     assert told["loss"] == pytest.approx(total / (4 * 10), abs=1e-4)
@@ -178,7 +178,7 @@ def test_tokens_of_this_version_with_other_logprobs_stop_the_step(config):
         step(config(), after_loading)
 
 
-def test_a_batch_of_nothing_changes_nothing(config):
+def test_empty_batch_leaves_the_weights_unchanged(config):
     told, weights = step(config(), rows=[])
     assert told["grad_norm"] == 0.0
     assert torch.equal(weights[0], loading.load(config()).parameters()[0])

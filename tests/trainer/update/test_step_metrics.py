@@ -20,7 +20,7 @@ def test_a_mean_weighs_tokens_not_microbatches():
     assert sums.total("entropy") == 7.0 and sums.total("absent") == 0.0
 
 
-def test_masked_tokens_enter_no_mean():
+def test_masked_tokens_are_excluded_from_the_means():
     nan = float("nan")
     logprobs = torch.tensor([[-1.0, -3.0, nan], [-2.0, nan, nan]])
     behaviour = torch.tensor([[-1.5, -3.0, 1.0], [-2.0, 1.0, float("inf")]])

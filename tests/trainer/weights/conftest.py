@@ -10,8 +10,8 @@ import pytest
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.weights import make_publisher
-from tests.trainer.weights.fleets import change, fleet
-from tests.trainer.weights.in_process_engine import InProcessEngine
+from tests.trainer.weights.support.fleets import change, fleet
+from tests.trainer.weights.support.in_process_engine import InProcessEngine
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def lasting(model_dir):
 
 @pytest.fixture
 def servers(lasting, model_dir):
-    """Two servers as they were started."""
+    """Two servers in their initial state."""
     for server in lasting:
         server.engine.update_weights(str(model_dir), 0)
         server.engine.resume()
@@ -31,7 +31,7 @@ def servers(lasting, model_dir):
 
 @pytest.fixture
 def publisher_for(config, lasting):
-    """A publisher to both servers and what it announced."""
+    """A publisher to both servers and the versions it announced."""
     with ExitStack() as stack:
 
         def make(name, servers=lasting, **settings):

@@ -8,7 +8,7 @@ from example_trainer.weights.broadcast import NativeGroup
 from example_trainer.weights.engines.process_group import GroupSpec
 
 
-def test_vllms_own_group_says_what_it_needs():
+def test_native_vllm_group_without_vllm_is_rejected_with_a_remedy():
     group = GroupSpec("127.0.0.1", 1, 2, "nccl", "g", 1.0)
     with pytest.raises(ConfigError, match="needs the trainer on CUDA"):
         NativeGroup(group, None, torch.device("cpu"))

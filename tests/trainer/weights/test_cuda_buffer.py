@@ -31,7 +31,7 @@ def test_a_handle_goes_through_the_bridge_file_and_comes_back(monkeypatch):
     assert opened == [(1, *handle[1:])]
 
 
-def test_a_gpu_that_the_worker_cannot_see_is_named(monkeypatch):
+def test_gpu_invisible_to_the_worker_is_named_in_the_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(RuntimeError, match="GPU-1 of the trainer is not visible"):
         vllm_worker._device_index("GPU-1")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import ConfigError, InferenceError
-from tests.trainer.weights.fleets import distance, expected, state
+from tests.trainer.weights.support.fleets import distance, expected, state
 
 EXACT = 1e-4
 

@@ -6,7 +6,7 @@ import pytest
 from atroposlib.errors import ConfigError, PublishFailed
 from example_trainer.weights.distributed import buckets
 from example_trainer.weights.export import layout
-from tests.trainer.weights.fleets import state
+from tests.trainer.weights.support.fleets import state
 
 
 def test_a_server_that_refuses_a_broadcast_ends_it_at_once(publisher_for, policy_for, servers):
@@ -24,7 +24,7 @@ def test_a_server_that_refuses_a_broadcast_ends_it_at_once(publisher_for, policy
     assert {server.engine.weight_version for server in servers} == {3}
 
 
-def test_an_address_that_is_none_is_refused(publisher_for, policy_for):
+def test_invalid_group_address_is_rejected(publisher_for, policy_for):
     publisher, _ = publisher_for("distributed", publish_group_address="here")
     with pytest.raises(ConfigError, match="host:port"):
         publisher.publish(policy_for("distributed"), state(1))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from example_trainer.weights.export import TensorSpec, layout
 
 
-def test_a_tied_head_goes_out_as_its_own_tensor_where_it_must(policy):
+def test_tied_head_is_exported_separately_if_untied(policy):
     assert "lm_head.weight" in {t.name for t in layout(policy, untie_head=True)}
 
 

@@ -1,4 +1,6 @@
-"""Publishing to several servers: all hold the version, or all that answer stay paused."""
+"""Tests of publishing to several servers: all hold the version, or all reachable ones stay
+paused.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from atroposlib.errors import ConfigError, PublishFailed
 from example_trainer.model.model_dir import TrainerState, read_state
 from example_trainer.weights import make_publisher
 from example_trainer.weights.engines import connect
-from tests.trainer.weights.engine_fakes import sglang_app, vllm_app
+from tests.trainer.weights.support.engine_fakes import sglang_app, vllm_app
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_every_server_is_paused_before_the_first_loads_and_loaded_before_one_res
     ("broken", "last"),
     [("/pause", "/resume"), ("/collective_rpc", "/pause"), ("/resume", "/resume")],
 )
-def test_a_failing_server_stops_the_others_only_when_they_may_hold_something_else(
+def test_failing_server_keeps_the_others_paused_only_after_weights_changed(
     publish_to, policy, broken, last
 ):
     healthy, failing = [], []
@@ -83,7 +85,7 @@ def test_a_failing_server_stops_the_others_only_when_they_may_hold_something_els
     assert announced == []
 
 
-def test_a_server_that_keeps_the_old_version_is_found_out(publish_to, policy):
+def test_server_that_keeps_the_old_version_is_detected(publish_to, policy):
     diary = []
     publisher, announced = publish_to(vllm_app(diary, keeps_version=True))
     with pytest.raises(PublishFailed, match="'default'"):

@@ -1,5 +1,6 @@
-"""Every publisher against the real local server: weights arrive whole, or it is said who
-holds what, and nobody samples a mixture."""
+"""Tests of every publisher against real local servers: complete weights or a reported failure,
+and no sample of a mixture.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 from atroposlib.errors import CheckpointError, InferenceError, PublishFailed
 from atroposlib.inference.engine.engine import PauseMode
 from example_trainer.weights import PUBLISHERS
-from tests.trainer.weights.fleets import change, distance, expected, fleet, state
+from tests.trainer.weights.support.fleets import change, distance, expected, fleet, state
 
 EXACT = 1e-4
 
@@ -18,7 +19,7 @@ MOVED = 0.05
 
 @pytest.fixture
 def mortals(model_dir, monkeypatch):
-    """Two servers of this test alone, which may die."""
+    """Two servers of one test, which may be shut down."""
     monkeypatch.setattr("example_trainer.weights.engines.http.RETRIES_S", ())
     with fleet(model_dir, 2) as started:
         yield started
@@ -71,7 +72,7 @@ def test_a_server_that_is_gone_before_the_pause_leaves_the_others_generating(
         pytest.param("shared_memory", marks=pytest.mark.slow),
     ],
 )
-def test_a_server_that_dies_between_pause_and_load_leaves_a_paused_fleet_that_names_itself(
+def test_server_death_between_pause_and_load_leaves_the_fleet_paused_and_reported(
     name, publisher_for, policy_for, mortals, monkeypatch
 ):
     method = {
@@ -100,7 +101,7 @@ def test_a_server_that_dies_between_pause_and_load_leaves_a_paused_fleet_that_na
     assert announced == []
 
 
-def test_what_cannot_be_staged_pauses_nobody(publisher_for, policy_for, servers, tmp_path):
+def test_failed_staging_pauses_no_server(publisher_for, policy_for, servers, tmp_path):
     blocked = tmp_path / "a-file"
     blocked.touch()
     publisher, _ = publisher_for("disk", publish_dir=str(blocked / "below"))
@@ -109,7 +110,7 @@ def test_what_cannot_be_staged_pauses_nobody(publisher_for, policy_for, servers,
     assert not any(server.engine.is_paused for server in servers)
 
 
-def test_a_fleet_that_holds_the_version_is_resumed_where_it_can_be(
+def test_failed_resume_of_one_server_resumes_the_others(
     publisher_for, policy_for, servers, monkeypatch
 ):
     publisher, announced = publisher_for("disk")
@@ -123,7 +124,7 @@ def test_a_fleet_that_holds_the_version_is_resumed_where_it_can_be(
     assert not servers[0].engine.is_paused and servers[1].engine.is_paused
 
 
-def test_a_trainer_that_dies_while_it_pauses_leaves_servers_that_go_on_by_themselves(
+def test_servers_resume_by_timeout_after_a_trainer_death_during_pause(
     publisher_for, policy_for, servers, monkeypatch
 ):
     publisher, _ = publisher_for("disk")
@@ -142,7 +143,7 @@ def test_a_trainer_that_dies_while_it_pauses_leaves_servers_that_go_on_by_themse
     assert servers[1].engine.counters.forgotten_pauses == 1
 
 
-def test_every_tensor_is_listed_when_asked_for(publisher_for, policy_for, capsys):
+def test_every_published_tensor_is_logged_if_configured(publisher_for, policy_for, capsys):
     publisher, _ = publisher_for("disk", debug_loading=True)
     publisher.publish(policy_for("disk"), state(1))
     assert "publishing model.norm.weight (128,)" in capsys.readouterr().out

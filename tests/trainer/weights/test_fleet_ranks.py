@@ -1,4 +1,4 @@
-"""Two trainer ranks, a sharded policy, real servers."""
+"""Tests of publishing from two trainer ranks with a sharded policy to real servers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.testing.tiny import write_tiny_model
-from tests.trainer.weights import publishing_ranks
-from tests.trainer.weights.fleets import fleet
+from tests.trainer.weights.support import publishing_ranks
+from tests.trainer.weights.support.fleets import fleet
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-def test_sharded_weights_are_gathered_and_a_failure_is_heard_by_every_rank(
+def test_sharded_weights_are_gathered_and_a_failure_raises_on_every_rank(
     model_dir, tmp_path, monkeypatch
 ):
     for i in range(len(publishing_ranks.ORDER)):
@@ -27,7 +27,7 @@ def test_sharded_weights_are_gathered_and_a_failure_is_heard_by_every_rank(
         "-W",
         "error",
         "-m",
-        "tests.trainer.weights.publishing_ranks",
+        "tests.trainer.weights.support.publishing_ranks",
         "1",
     ]
     other = subprocess.Popen(
@@ -45,7 +45,7 @@ def test_sharded_weights_are_gathered_and_a_failure_is_heard_by_every_rank(
 
 
 class Failing:
-    """A connection that can be told to fail."""
+    """Connection with an injectable failure."""
 
     def __init__(self, client):
         self.client = client

@@ -10,10 +10,10 @@ from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.weights import verify
 from example_trainer.weights.mismatch import without_adapter
-from tests.trainer.weights.in_process_engine import SEQUENCES, InProcessEngine, head_of
+from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcessEngine, head_of
 
 
-def test_a_server_without_the_adapter_is_told_so(config):
+def test_missing_adapter_on_a_server_is_diagnosed(config):
     policy = loading.load(config(lora=True), Ranks.single())
     server = InProcessEngine(copy.deepcopy(policy))
     with torch.no_grad():
@@ -28,7 +28,7 @@ def test_a_server_without_the_adapter_is_told_so(config):
     assert policy.logprobs_of(SEQUENCES) == before
 
 
-def test_another_precision_and_another_version_are_told_as_the_cause(policy, server):
+def test_different_precision_and_version_are_diagnosed(policy, server):
     server.says_dtype = "bfloat16"
     with torch.no_grad():
         head_of(server).weight.mul_(1.05)

@@ -6,10 +6,10 @@ import pytest
 
 from atroposlib.errors import InferenceError
 from example_trainer.weights.shared_memory import PREFIX, memory_directory
-from tests.trainer.weights.fleets import state
+from tests.trainer.weights.support.fleets import state
 
 
-def test_shared_memory_is_private_and_goes_with_the_publisher(publisher_for, policy_for):
+def test_shared_memory_is_private_and_deleted_with_the_publisher(publisher_for, policy_for):
     publisher, _ = publisher_for("shared_memory")
     publisher.publish(policy_for("shared_memory"), state(1))
     path = publisher._buffer.path
@@ -20,7 +20,7 @@ def test_shared_memory_is_private_and_goes_with_the_publisher(publisher_for, pol
     assert not path.exists()
 
 
-def test_memory_of_a_trainer_that_was_killed_is_swept(publisher_for, policy_for):
+def test_shared_memory_of_a_killed_trainer_is_deleted(publisher_for, policy_for):
     dead = os.spawnlp(os.P_NOWAIT, "true", "true")
     os.waitpid(dead, 0)
     left = memory_directory() / f"{PREFIX}{dead}-0.safetensors"

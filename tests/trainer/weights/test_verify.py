@@ -10,7 +10,7 @@ from example_trainer.update.pad import pad_to_tensor, sampled_mismatch
 from example_trainer.weights import verify
 from example_trainer.weights.verify import Mismatch
 from tests.trainer.rows import row
-from tests.trainer.weights.in_process_engine import SEQUENCES, InProcessEngine, head_of
+from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcessEngine, head_of
 
 
 def test_equal_weights_agree(policy, server):
@@ -31,7 +31,7 @@ def test_an_output_head_that_was_not_refreshed_is_found(policy, server):
         assert part in str(stopped.value)
 
 
-def test_one_stale_server_among_good_ones_is_named(policy, server):
+def test_stale_server_in_a_fleet_is_named_in_the_error(policy, server):
     other = InProcessEngine(copy.deepcopy(policy))
     other.url = "the-stale-one"
     with torch.no_grad():
@@ -40,7 +40,7 @@ def test_one_stale_server_among_good_ones_is_named(policy, server):
         verify.check_servers(policy, [server, other], SEQUENCES, 3, tolerance=1e-3)
 
 
-def test_logprobs_from_before_the_temperature_are_refused_at_the_start(policy, server):
+def test_logprobs_without_temperature_are_rejected_at_the_start(policy, server):
     assert verify.check_start(policy, [server], tolerance=1e-3).is_rounding
     server.scales = False
     with pytest.raises(StaleWeights, match="processed_logprobs"):
@@ -58,7 +58,7 @@ def test_a_nan_or_a_missing_token_is_beyond_every_tolerance():
     assert verify.compare([-1.0, -2.0], [-1.0], 1e9).beyond == 1
 
 
-def test_single_outliers_are_rounding_and_more_are_not():
+def test_single_outliers_pass_and_more_fail_the_check():
     assert Mismatch(tokens=1000, beyond=10).is_rounding
     assert not Mismatch(tokens=1000, beyond=11).is_rounding
     assert not Mismatch(tokens=5, beyond=1).is_rounding

@@ -1,4 +1,4 @@
-"""The worker extension of vLLM and what a GPU would be told, as far as a CPU shows them."""
+"""Tests of the worker extension of vLLM, to the extent that a CPU can run it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Head:
 
 
 class Worker(WeightWorker):
-    """vLLM's worker, as far as the extension knows it."""
+    """Stand-in of vLLM's worker with the attributes that the extension uses."""
 
     rank, device = 0, torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""AReaL's option names: where each leads."""
+"""Tests of the mapping of AReaL's option names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from example_trainer.settings.areal.names import Renamed
 from example_trainer.settings.files import FIELDS, parse_override, translate
 
 
-def test_every_name_of_areal_leads_to_a_setting_that_exists():
+def test_every_areal_name_maps_to_an_existing_setting():
     for name, meaning in areal_names.NAMES.items():
         if isinstance(meaning, Renamed):
             assert meaning.field in FIELDS, name

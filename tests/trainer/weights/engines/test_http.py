@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 
 from atroposlib.errors import ConfigError, InferenceUnavailable
 from example_trainer.weights.engines import connect
-from tests.trainer.weights.engine_fakes import sglang_app, vllm_app
+from tests.trainer.weights.support.engine_fakes import sglang_app, vllm_app
 
 QUICK = {"timeout_s": 10.0, "wait_s": 0.0, "on_wait": lambda what: None}
 
@@ -41,7 +41,7 @@ def test_every_engine_samples_with_logprobs(to, app):
     assert to(app([])).sample([4, 5], 2, 0.5) == ([7, 8], [-0.7, -0.8])
 
 
-def test_the_token_goes_with_every_request(serve):
+def test_bearer_token_is_sent_with_every_request(serve):
     app, seen = FastAPI(), []
 
     @app.get("/health")
@@ -59,7 +59,7 @@ def test_a_server_that_cannot_take_weights_is_refused_with_the_remedy(to):
         to(app)
 
 
-def test_an_absent_server_is_waited_for_visibly_and_not_for_ever(free_port_url):
+def test_wait_for_an_absent_server_is_reported_and_bounded(free_port_url):
     waits = []
     with pytest.raises(InferenceUnavailable, match="--inference-urls"):
         with closing(

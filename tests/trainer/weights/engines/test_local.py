@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from tests.trainer.weights.engine_fakes import vllm_app
+from tests.trainer.weights.support.engine_fakes import vllm_app
 
 
-def test_the_originals_server_gives_an_adapter_to_every_request(to):
+def test_original_server_applies_an_adapter_to_every_request(to):
     diary = []
     app = vllm_app(diary)
 

@@ -5,7 +5,7 @@ import threading
 from example_trainer.weights.engines import process_group
 
 
-def test_a_group_made_by_torch_itself_is_the_same_group():
+def test_process_group_is_compatible_with_one_made_by_torch():
     """SGLang's end is made by torch's own helper, with these prefixes."""
     import torch
     from torch.distributed import PrefixStore

@@ -4,7 +4,7 @@ import pytest
 
 from atroposlib.errors import InferenceRefused
 from example_trainer.weights.engines import Bucket, GroupSpec
-from tests.trainer.weights.engine_fakes import sglang_app
+from tests.trainer.weights.support.engine_fakes import sglang_app
 
 
 def test_sglang_is_found_by_its_routes_and_loads_from_disk(to):
@@ -51,7 +51,7 @@ def test_sglang_takes_a_broadcast_bucket_by_bucket_and_a_version_with_the_last(t
     assert engine.version() == "3"
 
 
-def test_sglang_gives_an_adapter_to_requests_that_name_it_and_swaps_it_by_name(to):
+def test_sglang_serves_an_adapter_by_name_and_replaces_it_by_name(to):
     diary = []
     engine = to(sglang_app(diary, lora=True))
     engine.require("lora", "policy")

@@ -6,7 +6,7 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from example_trainer.weights.engines import Bucket, GroupSpec
-from tests.trainer.weights.engine_fakes import vllm_app
+from tests.trainer.weights.support.engine_fakes import vllm_app
 
 
 def test_vllm_is_found_by_its_routes_and_reloads_in_place(to):
@@ -65,7 +65,7 @@ def test_vllm_with_our_extension_gets_its_weights_by_the_extensions_methods(to):
 
 
 @pytest.mark.parametrize("bracketed", [True, False])
-def test_vllm_without_it_takes_a_broadcast_by_its_own_routes(to, bracketed):
+def test_vllm_without_the_extension_receives_a_broadcast_by_its_own_routes(to, bracketed):
     diary = []
     engine = to(vllm_app(diary, transfer=True, bracketed=bracketed))
     engine.require("distributed", None)
@@ -87,7 +87,7 @@ def test_vllm_without_it_takes_a_broadcast_by_its_own_routes(to, bracketed):
     ]
 
 
-def test_vllm_gives_an_adapter_to_requests_that_name_it(to):
+def test_vllm_serves_an_adapter_by_name(to):
     diary = []
     engine = to(vllm_app(diary, lora=True))
     engine.require("lora", "policy")

@@ -1,4 +1,4 @@
-"""A server without HTTP: a policy that may hold other weights."""
+"""Engine without HTTP: a policy that may hold other weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SEQUENCES = [[6, 7, 8, 9, 10, 11], [6, 12, 13]]
 
 
 class InProcessEngine:
-    """A server without HTTP: a policy that may hold other weights."""
+    """Engine without HTTP: a policy that may hold other weights."""
 
     name, url = "in-process", "the-server"
     wants_untied_head = True

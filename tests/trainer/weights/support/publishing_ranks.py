@@ -1,5 +1,7 @@
-"""What two trainer ranks do in test_trainer_weights_ranks:
-``python -m tests.trainer.weights.publishing_ranks RANK DIR``, rank 0 being the test itself."""
+"""Program of two trainer ranks for test_fleet_ranks; rank 0 is the test itself.
+
+``python -m tests.trainer.weights.support.publishing_ranks RANK DIR``
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from example_trainer.distributed import ranks
 from example_trainer.model import loading
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights import make_publisher, verify
-from tests.trainer.weights.fleets import SEQUENCES, state
+from tests.trainer.weights.support.fleets import SEQUENCES, state
 
 ORDER = ("disk", "distributed", "shared_memory")
 
 
 def main(rank: int, directory: Path, engines: Sequence[Any] = ()) -> list[str]:
-    """Publish by each publisher and check the servers; what went wrong at the end."""
+    """Publish by each publisher and check the servers; return the final error."""
     torch.set_num_threads(1)
     problems = []
     settings = {

@@ -1,4 +1,4 @@
-"""Inference servers that keep a diary: the routes of vLLM and SGLang, and no model."""
+"""Fake inference servers with the routes of vLLM and SGLang, which record their requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def vllm_app(
     transfer: bool = False,
     bracketed: bool = True,
 ) -> FastAPI:
-    """vLLM in development mode; ``fail`` names a route that answers 500.
+    """Build vLLM in development mode; ``fail`` is a route that answers 500.
 
     Args:
         extension: started with our worker extension.
@@ -91,7 +91,7 @@ def vllm_app(
 
 
 def _vllm_models(app: FastAPI, diary: Diary) -> None:
-    """Scoring and sampling; a model that is not the base is noted."""
+    """Add scoring and sampling; requests for a model other than the base are recorded."""
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _vllm_models(app: FastAPI, diary: Diary) -> None:
 def sglang_app(
     diary: Diary, *, success: bool = True, lora: bool = False, ranks: int = 1
 ) -> FastAPI:
-    """SGLang; with ``success`` False it answers 200 and says that it could not load."""
+    """Build SGLang; with ``success`` False it answers 200 with a load failure in the body."""
     app = FastAPI()
     state: dict[str, Any] = {"version": "default"}
     routes = ["/init_weights_update_group", "/destroy_weights_update_group"]

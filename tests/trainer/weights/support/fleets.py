@@ -1,4 +1,4 @@
-"""Real local servers in this process, a publisher for them, and ways to break them."""
+"""Real local servers in this process, their publisher, and failures to inject."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LocalServer:
         )
 
     def die(self) -> None:
-        """No port, no engine; the trainer's connection finds nobody."""
+        """Close the port and the engine, so that connections are refused."""
         self._running.close()
         self.engine.close()
 
@@ -61,7 +61,7 @@ def state(version: int) -> TrainerState:
 
 
 def change(policy: Policy, seed: int = 1) -> None:
-    """Other weights, far enough that every logprob moves."""
+    """Return other weights, different enough that every logprob changes."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in policy.parameters():
