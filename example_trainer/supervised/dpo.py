@@ -35,7 +35,7 @@ class DpoConfig(DpoSettings, FileTraining):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Console command: 0 when done, 1 on an error."""
+    """Run the command; return 0 when done, 1 on an error."""
     about = "Train a model to prefer the better of two answers."
     return loop.run(train, DpoConfig, "atropos-dpo", about, argv)
 
@@ -81,7 +81,7 @@ def reference_sums(
 
 @dataclass
 class Preference:
-    """DPO's loss of pairs, or IPO's; the mean over the pairs of a step."""
+    """DPO or IPO loss of pairs, a mean over the pairs of a step."""
 
     cfg: DpoConfig
     sums: RowSums[Policy]
@@ -111,7 +111,7 @@ class Preference:
 
     @torch.no_grad()
     def _told(self, rows: Sequence[Row], sums_R: Tensor) -> dict[str, float]:
-        """Sums over pairs. ``margin`` in nats, before beta."""
+        """Metrics as sums over pairs. ``margin`` in nats, before beta."""
         margins = self._margins(rows, sums_R, per_token=False)
         better, worse = sides(sums_R)
         return {

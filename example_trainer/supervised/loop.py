@@ -41,12 +41,12 @@ C = TypeVar("C", bound=BaseModel)
 
 
 class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
-    """Settings that all training on files has."""
+    """Settings shared by all training on files."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     def shared(self, steps: int = 1, **more: Any) -> TrainingConfig:
-        """The settings of the same names for the parts shared with atropos-grpo.
+        """Return the settings for the parts shared with atropos-grpo.
 
         Raises:
             ConfigError: settings contradict each other.
@@ -54,7 +54,7 @@ class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
         given = {
             name: value
             for name in type(self).model_fields
-            # A setting that is left out has the default of atropos-grpo, such as loss.
+            # An omitted setting has the default of atropos-grpo, such as loss.
             if name in TrainingConfig.model_fields
             and (value := getattr(self, name)) is not None
         }
@@ -63,16 +63,18 @@ class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
 
 
 class Objective(Protocol):
-    """A loss of examples, a mean over the tokens or the pairs of a step."""
+    """A training loss over examples, as a mean over the tokens or the pairs of a step."""
 
     def learn(self, examples: Sequence[Example]) -> dict[str, float]:
-        """Add the gradient of the mean loss to the parameters; means, ``loss`` among them."""
+        """Add the gradient of the mean loss to the parameters; return means, including
+        ``loss``.
+        """
 
     def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
-        """Sums without a gradient, and what they are to be divided by."""
+        """Return sums without a gradient, and their divisors."""
 
 
-# Called after every step, on every rank, with whether it is the last.
+# Called on every rank after every step; the argument is true for the last step.
 Save = Callable[[TrainerState, bool], None]
 
 
@@ -83,7 +85,7 @@ def run(
     description: str,
     argv: Sequence[str] | None,
 ) -> int:
-    """A console command; its exit status is 0 when done, 1 with a sentence on an error."""
+    """Run a console command; return 0 when done, 1 with a one-line message on an error."""
     cfg = parse(model, prog, description, argv)
     try:
         train(cfg)
@@ -104,9 +106,10 @@ def fit(
     valid: Corpus | None,
     save: Save,
 ) -> None:
-    """Train for the epochs that ``cfg`` asks for. Every rank calls it.
+    """Train for the configured number of epochs. Every rank calls it.
 
-    Metrics are of the model before the step, those of validation of the one after it.
+    Training metrics are of the model before the step, validation metrics of the model after
+    it.
     """
     world, examples = model.world, train.examples
     steps_of_epoch = math.ceil(len(examples) / cfg.lines_per_step)
@@ -146,9 +149,9 @@ def fit(
 
 
 def lines_of_steps(cfg: FileTraining, count: int, steps: int) -> Iterator[list[int]]:
-    """The lines of each step: every epoch goes through all of them once, in its own order.
+    """Yield the lines of each step; every epoch has all lines once, in a separate order.
 
-    The last step of an epoch has what is left.
+    The last step of an epoch has the remaining lines.
     """
     done = 0
     for epoch in range(cfg.epochs):
@@ -163,7 +166,7 @@ def lines_of_steps(cfg: FileTraining, count: int, steps: int) -> Iterator[list[i
 
 
 def saving(cfg: FileTraining, policy: Policy) -> Save:
-    """Saves as atropos-grpo does: ``save_path/step_<n>`` now and then, ``final_model``."""
+    """Save as atropos-grpo does: ``save_path/step_<n>`` at intervals, then ``final_model``."""
     shared = cfg.shared()
     exporter = ModelExporter(shared, policy.world, adapter=shared.trains_adapter)
 
@@ -177,7 +180,7 @@ def saving(cfg: FileTraining, policy: Policy) -> Save:
 
 @torch.no_grad()
 def validate(objective: Objective, corpus: Corpus, at_once: int) -> dict[str, float]:
-    """Means over the whole file, as ``valid/<name>``. Collective."""
+    """Compute means over the whole file, as ``valid/<name>``. Collective."""
     sums: dict[str, float] = {}
     total = 0.0
     for start in range(0, len(corpus.examples), at_once):
@@ -189,7 +192,7 @@ def validate(objective: Objective, corpus: Corpus, at_once: int) -> dict[str, fl
 
 
 class SupervisedDisplay:
-    """A line per step with the numbers that show learning."""
+    """One line per step with the learning metrics."""
 
     SHOWN = ("loss", "accuracy", "margin", "grad_norm", "lr")
 
@@ -199,14 +202,14 @@ class SupervisedDisplay:
         print(f"step {record['step']}: {', '.join(shown)}", flush=True)
 
     def beat(self, beat: Heartbeat) -> None:
-        """Nothing: this training waits for no other process."""
+        """Do nothing: this training waits for no other process."""
 
     def close(self) -> None:
-        """Nothing to put away."""
+        """Do nothing."""
 
 
 def parse(model: type[C], prog: str, description: str, argv: Sequence[str] | None = None) -> C:
-    """Read the command line; exits with status 2 and a sentence if it cannot be used."""
+    """Parse the command line; exits with status 2 and a message on an error."""
     parser = build_parser(model, prog, description)
     given = vars(parser.parse_args(sys.argv[1:] if argv is None else argv))
     try:
@@ -219,7 +222,7 @@ def parse(model: type[C], prog: str, description: str, argv: Sequence[str] | Non
 
 
 def settings_of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
-    """Files first, then flags.
+    """Combine settings of files and flags; flags take precedence.
 
     Raises:
         ConfigError: a file cannot be read, or has a key that is no setting.
@@ -238,7 +241,9 @@ def settings_of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]
 def build_parser(
     model: type[BaseModel], prog: str, description: str
 ) -> argparse.ArgumentParser:
-    """A flag per field; only what was given is passed on, as text: pydantic knows the types."""
+    """Build a parser with a flag per field; only given flags are passed, as text, for
+    pydantic.
+    """
     parser = argparse.ArgumentParser(
         prog=prog,
         description=description,

@@ -29,7 +29,7 @@ class SftConfig(SftSettings, FileTraining):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Console command: 0 when done, 1 on an error."""
+    """Run the command; return 0 when done, 1 on an error."""
     return loop.run(train, SftConfig, "atropos-sft", "Train a model on text.", argv)
 
 

@@ -66,8 +66,7 @@ class CudaBuffer:
         self.path.unlink(missing_ok=True)
 
     def describe(self, version: int) -> dict[str, Any]:
-        """Return the fields of the bridge file: layout and CUDA handle of the buffer.
-        """
+        """Return the fields of the bridge file: layout and CUDA handle of the buffer."""
         device = self._bytes.device
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         mappings, handles = {}, {}
@@ -102,8 +101,7 @@ class CudaBuffer:
 
 
 def handle_fields(handle: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the values of ``UntypedStorage._share_cuda_`` under the original's names.
-    """
+    """Return the values of ``UntypedStorage._share_cuda_`` under the original's names."""
     device, memory, size, offset, counter, counter_offset, event, event_sync = handle
     return {
         "device_index": device,

@@ -1,5 +1,4 @@
-"""Publishers by disk: every server reads a directory of the whole model or an adapter.
-"""
+"""Publishers by disk: every server reads a directory of the whole model or an adapter."""
 
 from __future__ import annotations
 

@@ -144,8 +144,7 @@ class DistributedPublisher(FleetPublisher):
 
 
 def buckets(tensors: Sequence[TensorSpec], bytes_each: int) -> list[list[TensorSpec]]:
-    """Split a layout into buckets of at most this many bytes, or of one larger tensor.
-    """
+    """Split a layout into buckets of at most this many bytes, or of one larger tensor."""
     cuts: list[list[TensorSpec]] = []
     room = 0
     for tensor in tensors:

@@ -95,8 +95,7 @@ class Fleet:
         return [url for url, _ in _failures(self.engines, answers)]
 
     def half_updated(self, stage: str, failed: Sequence[tuple[str, object]]) -> PublishFailed:
-        """Pause a fleet that may hold several versions and return the error to raise.
-        """
+        """Pause a fleet that may hold several versions and return the error to raise."""
         silent = self.pause_all()
         held = call_all(self.engines, lambda engine: engine.version())
         named = ", ".join(
@@ -155,8 +154,7 @@ def _lines(failed: Sequence[tuple[str, object]]) -> str:
 
 
 class FleetPublisher:
-    """The order of a publish. Subclasses implement how weights are staged and applied.
-    """
+    """The order of a publish. Subclasses implement how weights are staged and applied."""
 
     @property
     def publishes_start(self) -> bool:

@@ -68,8 +68,7 @@ class Mismatch:
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> Mismatch:
-    """Compare two rows token by token. A NaN or a missing token exceeds any tolerance.
-    """
+    """Compare two rows token by token. A NaN or a missing token exceeds any tolerance."""
     distances = [abs(a - b) for a, b in zip(ours, theirs)]
     distances = [d if d == d else float("inf") for d in distances]
     distances += [float("inf")] * abs(len(ours) - len(theirs))

@@ -111,8 +111,7 @@ class InferenceServer(Protocol):
         """Processes of this server that each hold a part of the weights."""
 
     def join_group(self, group: GroupSpec, first_rank: int) -> None:
-        """Join a process group with the trainer; return when all members have joined.
-        """
+        """Join a process group with the trainer; return when all members have joined."""
 
     def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
         """Receive the broadcast of every tensor, then serve the new weights."""

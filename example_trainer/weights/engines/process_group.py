@@ -41,8 +41,7 @@ def bound(group: GroupSpec) -> timedelta:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Bind the rendezvous port before it is sent to the servers; 0 chooses a free one.
-    """
+    """Bind the rendezvous port before it is sent to the servers; 0 chooses a free one."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=2048)
 
@@ -92,8 +91,7 @@ def join(store: Any, group: GroupSpec, rank: int) -> Any:
 
 
 def broadcast(members: Any, tensor: Any) -> Any:
-    """Start to send (rank 0) or receive ``tensor`` in place; the result has ``wait()``.
-    """
+    """Start to send (rank 0) or receive ``tensor`` in place; the result has ``wait()``."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
     return members.broadcast([tensor], options)
