@@ -13,7 +13,7 @@ from atroposlib.envs import environment
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.errors import ConfigError, RolloutError
 from tests.envs.function_env.function_toys import SUMS, made, right_half_of_the_time, sums
-from tests.envs.test_serve import train
+from tests.envs.runtime.test_serve import train
 
 
 @pytest.fixture

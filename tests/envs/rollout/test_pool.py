@@ -1,22 +1,14 @@
-"""Rollouts under way: what is cancelled, what is tried again, what is counted."""
+"""Rollout pool: cancellation, retries, counts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 import pytest
 
 from atroposlib.envs.rollout.pool import RolloutStatus, RolloutTask, WorkerPool, run_rollout
-from atroposlib.envs.rollout.samples import (
-    IncompleteGroup,
-    collect_group,
-    is_infrastructure,
-    outcome_of,
-)
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import (
-    InferenceRefused,
     InferenceUnavailable,
     RolloutApiUnavailable,
     RolloutError,
@@ -251,71 +243,6 @@ async def test_a_server_that_is_away_counts_by_time_and_a_mistake_by_number():
     assert pool.consecutive_errors == 0 and pool.servers_gone_since is None
 
 
-def sample(score):
-    return {"tokens": [1, 2], "masks": [-100, 2], "scores": score}
-
-
-async def test_a_failed_sample_is_drawn_again_and_its_group_survives():
-    drawn = iter([sample(0.0), None, ValueError("judge"), sample(1.0), sample(2.0)])
-
-    async def draw(item):
-        value = next(drawn)
-        if isinstance(value, Exception):
-            raise value
-        return value, ["later"]
-
-    group, backlog = await collect_group(draw, "item", 3)
-    assert sorted(group["scores"]) == [0.0, 1.0, 2.0]
-    assert backlog == ["later"] * 4
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "1"])
-async def test_a_sample_with_an_unusable_score_is_drawn_again_and_counted(bad):
-    drawn = iter([sample(bad), sample(0.0), sample(None), sample(1.0)])
-    failed = Counter()
-
-    async def draw(item):
-        value = next(drawn)
-        if isinstance(value, Exception):
-            raise value
-        return value, []
-
-    group, _ = await collect_group(draw, "item", 2, lambda end: failed.update([end]))
-    assert sorted(group["scores"]) == [0.0, 1.0]
-    assert failed == {"judge_error": 1, "no_score": 1}
-
-
-async def test_second_draws_are_bounded():
-    calls = []
-
-    async def never(item):
-        calls.append(item)
-        return None, []
-
-    with pytest.raises(IncompleteGroup, match="0 of 3 samples have a score"):
-        await collect_group(never, "item", 3)
-    assert len(calls) == 6  # three samples and three second draws
-
-
-async def test_siblings_stop_when_a_group_is_given_up():
-    cancelled = []
-
-    async def draw(item):
-        if not cancelled and not draw.hanging:
-            draw.hanging = True
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled.append(item)
-                raise
-        raise ValueError("always")
-
-    draw.hanging = False
-    with pytest.raises(IncompleteGroup, match="always"):
-        await collect_group(draw, "item", 2)
-    assert cancelled == ["item"]
-
-
 async def test_a_short_group_is_tried_again_and_said_to_be_short():
     async def two_of_three(item):
         rows = {"tokens": [[1]] * 3, "masks": [[1]] * 3, "scores": [0.0, None, 1.0]}
@@ -348,28 +275,3 @@ async def test_a_short_group_beside_a_whole_one_is_said_and_the_whole_one_kept()
     outcome = await run_rollout(Script(collect=both), 1, timeout_s=0)
     assert (outcome.status, outcome.groups) == (RolloutStatus.SCORED, [GROUP])
     assert outcome.short == ["0 of 1 sequences have a score"]
-
-
-def failure(stage, cause):
-    try:
-        with boundary("e", 1, stage):
-            raise cause
-    except RolloutError as error:
-        return error
-
-
-@pytest.mark.parametrize(
-    ("error", "outcome", "infrastructure"),
-    [
-        (InferenceUnavailable("down"), "infra_error", True),
-        (InferenceRefused(400, "too long"), "infra_error", False),
-        (failure("collect_trajectory", ConnectionResetError()), "infra_error", True),
-        (failure("collect_trajectory", TimeoutError()), "timeout", False),
-        (failure("collect_trajectory", KeyError("x")), "env_error", False),
-        (failure("reward exact", ValueError("x")), "judge_error", False),
-        (failure("postprocess_histories", ValueError("x")), "judge_error", False),
-    ],
-)
-def test_a_failure_is_one_of_the_outcomes_of_the_record(error, outcome, infrastructure):
-    assert outcome_of(error) == outcome
-    assert is_infrastructure(error) is infrastructure

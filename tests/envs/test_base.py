@@ -1,4 +1,4 @@
-"""What environments read and write on ``self``, and the names of what they emit."""
+"""Methods of ``BaseEnv``: names of metrics, evaluation results, tables, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ import logging
 import pytest
 
 from atroposlib.envs.base import BaseEnvConfig
-from atroposlib.envs.runtime.metrics_logger import WandbSink
 from tests.envs.toys import ToyEnv, toy_env
-
-ATTRIBUTES = (
-    "config server tokenizer workers eval_workers backlog running_items curr_step max_token_len "
-    "completion_lengths rollouts_for_wandb items_sent_this_step task_duration "
-    "succeeded_task_duration failed_task_duration mainloop_timings workers_added_list "
-    "task_successful last_completed_item eval_runner wandb_project wandb_group wandb_prepend "
-    "checkpoint_dir checkpoint_interval status_dict env_id jsonl_writer process_mode "
-    "n_groups_to_process group_size_to_process derived_batch_size max_num_workers"
-).split()
 
 
 @pytest.fixture
@@ -36,61 +26,6 @@ class Recorded:
         self.emitted.append((dict(metrics), step))
 
     def close(self): ...
-
-
-@pytest.mark.parametrize("name", ATTRIBUTES)
-def test_a_new_environment_has_the_attributes_of_old(env, name):
-    getattr(env, name)
-
-
-def test_they_begin_as_they_always_did(env):
-    assert (env.curr_step, env.max_token_len, env.checkpoint_dir) == (0, -1, "")
-    assert (env.checkpoint_interval, env.jsonl_writer) == (-1, None)
-    assert env.workers == set() == env.eval_workers
-    assert env.derived_batch_size == env.config.batch_size == -1
-    assert env.max_num_workers == 8  # per server, and there is one
-    env.backlog.append("item")
-    env.completion_lengths.append(3)
-
-
-def test_the_callers_config_is_not_changed_by_the_environment(toy_config, inference_url):
-    toy_config.data_path_to_save_groups = "groups.jsonl"
-    env = toy_env(toy_config, inference_url)
-    env.config.group_size = 99
-    assert toy_config.group_size == 2
-
-
-def test_a_taken_path_gets_a_number_that_the_config_shows(env, toy_config, tmp_path):
-    wanted = tmp_path / "groups.jsonl"
-    wanted.write_text("")
-    toy_config.data_path_to_save_groups = str(wanted)
-    again = ToyEnv(toy_config, [server.config for server in env.server.servers])
-    assert again.config.data_path_to_save_groups == str(tmp_path / "groups_1.jsonl")
-    again.jsonl_writer.write({"tokens": [[1]]})
-    again.jsonl_writer.close()
-    assert json.loads((tmp_path / "groups_1.jsonl").read_text()) == {"tokens": [[1]]}
-
-
-def test_what_old_environments_set_reaches_the_part_that_owns_it(env):
-    env.curr_step, env.items_sent_this_step, env.checkpoint_dir = 5, 2, "/runs"
-    env.completion_lengths, env.rollouts_for_wandb = [7], [[("text", 1.0)]]
-    assert (env.joined_run.step, env.joined_run.checkpoint_dir) == (5, "/runs")
-    assert env.group_stats.kept_since_log == 2
-    assert env.metrics_logger.completion_lengths == [7]
-    assert env.metrics_logger.rollouts == [[("text", 1.0)]]
-
-
-def test_values_set_before_the_constructor_are_replaced_as_they_always_were(env):
-    class Early(ToyEnv):
-        def __init__(self, *args, **kwargs):
-            self.curr_step, self.completion_lengths = 9, [1]
-            super().__init__(*args, **kwargs)
-
-    early = Early(BaseEnvConfig(), [env.server.servers[0].config])
-    assert (early.curr_step, early.completion_lengths) == (0, [])
-
-
-# --- metrics ------------------------------------------------------------------------------
 
 
 async def test_the_runtimes_metrics_have_their_names(env):
@@ -144,23 +79,6 @@ async def test_every_servers_timings_have_their_names(env):
     }
 
 
-def test_only_train_names_are_prefixed_for_wandb():
-    class Run:
-        def log(self, metrics, step):
-            self.logged = (metrics, step)
-
-    sink = WandbSink(Run())
-    sink.prefix = "toy_0_"
-    sink.write({"train/x": 1, "train_perf/y": 2, "eval/z": 3, "server/server_0_a": 4}, 7)
-    assert sink._run.logged == (
-        {"toy_0_train/x": 1, "toy_0_train_perf/y": 2, "eval/z": 3, "server/server_0_a": 4},
-        7,
-    )
-
-
-# --- evaluation results -------------------------------------------------------------------
-
-
 async def test_results_are_written_before_they_are_shown_whatever_they_hold(
     env, tmp_path, capsys
 ):
@@ -197,9 +115,6 @@ async def test_evaluations_of_a_run_do_not_overwrite_one_another(env, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"step-3", "step-6"}
 
 
-# --- rollouts shown -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shown", [-1, 1, 5])
 async def test_a_group_smaller_than_what_is_shown_is_shown_whole(env, shown):
     env.logs_to_wandb = lambda: True
@@ -207,9 +122,6 @@ async def test_a_group_smaller_than_what_is_shown_is_shown_whole(env, shown):
     await env.add_rollouts_for_wandb({"tokens": [[5, 6], [7]], "scores": [1.0, 0.0]})
     (rows,) = env.rollouts_for_wandb
     assert len(rows) == (1 if shown == 1 else 2)
-
-
-# --- checkpoints --------------------------------------------------------------------------
 
 
 def registered(env, name, step, directory):

@@ -11,7 +11,7 @@ import pytest
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger
-from atroposlib.envs.runtime.process import OnlyFailures
+from atroposlib.envs.runtime.process import OnlyFailures, run_evaluate
 from atroposlib.envs.runtime.shutdown import StopRequested
 from atroposlib.errors import ConfigError, InferenceUnavailable, RolloutError
 from tests.envs.toys import ToyEnv, toy_env
@@ -224,3 +224,23 @@ async def test_an_item_whose_group_stays_short_is_tried_again_and_the_group_coun
         "no_score": 4
     }
     assert (env.iter, env.pool.counts["retried"]) == (1, 1)
+
+
+async def test_evaluate_writes_its_results_and_closes(toy_config, tmp_path, capsys):
+    env = toy_env(toy_config, "http://127.0.0.1:9/v1", data_dir_to_save_evals=str(tmp_path))
+    await run_evaluate(env)
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written["results"]["atropos|toy_eval|0"] == {"exact": 0.25}
+    assert written["config_general"]["model_name"] == "fake"
+    assert "|0.2500|" in capsys.readouterr().out
+
+
+async def test_a_failing_evaluation_fails_the_command(toy_config):
+    env = toy_env(toy_config, "http://127.0.0.1:9/v1")
+
+    async def broken(*args, **kwargs):
+        raise KeyError("no test split")
+
+    env.evaluate = broken
+    with pytest.raises(RolloutError, match="evaluate failed"):
+        await run_evaluate(env)

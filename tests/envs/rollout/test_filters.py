@@ -1,0 +1,123 @@
+"""Group filter: one named reason for each rejected group."""
+
+from __future__ import annotations
+
+import copy
+
+import msgspec
+import numpy as np
+import pytest
+
+from atroposlib.envs.rollout.filters import (
+    FilterRules,
+    RejectedGroup,
+    RejectReason,
+    filter_group,
+)
+from atroposlib.envs.rollout.groups import with_metadata
+from atroposlib.wire.columns import to_group
+from tests.envs.rollout.rows import group
+
+
+def judged(g, **changes):
+    return filter_group(g, FilterRules(**{"group_size": 2, "max_token_len": 10, **changes}))
+
+
+def reason(g, **changes):
+    verdict = judged(g, **changes)
+    return verdict.reason if isinstance(verdict, RejectedGroup) else None
+
+
+def record_of(g, env_id=3):
+    """What the rollout API gets."""
+    return to_group(judged(g).as_sent(env_id))
+
+
+@pytest.mark.parametrize(
+    ("made", "changes", "expected"),
+    [
+        (group(), {}, None),
+        (group((1.0, 1.0)), {}, RejectReason.SAME_SCORES),
+        (group((1.0, 1.0)), {"ensure_scores_are_not_same": False}, None),
+        (group((0.0, 1.0, 2.0)), {}, RejectReason.WRONG_SIZE),
+        (group((0.0, 1.0, 2.0), group_overrides={"group_size": 3}), {}, None),
+        (group(group_overrides=None), {}, None),
+        (group(), {"max_token_len": 3}, None),  # exactly as long as allowed
+        (group(), {"max_token_len": 2}, RejectReason.TOO_LONG),
+        (group(), {"max_token_len": 2, "drop_too_long": False}, None),
+        (group(), {"max_token_len": -1}, None),
+        (group((0.0, float("nan"))), {}, RejectReason.INVALID),
+        (group(inference_logprobs=[[1.0, 1.0], [1.0, 1.0]]), {}, RejectReason.INVALID),
+        (group(tokens=[[1, 5, 9], ["x", 5, 9]]), {}, RejectReason.INVALID),
+        (group(tokens=[[1, 5, 9], [1.5, 5, 9]]), {}, RejectReason.INVALID),
+        (group((0.0, None)), {}, RejectReason.INVALID),
+        (group((0.0, [1.0])), {}, RejectReason.INVALID),
+        (group(masks=None), {}, RejectReason.INVALID),
+        (group(overrides=[{}]), {}, RejectReason.INVALID),
+        (group(metadata={"function": print}), {}, RejectReason.INVALID),
+    ],
+)
+def test_a_group_is_dropped_for_one_named_reason(made, changes, expected):
+    assert reason(made, **changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (group((0.0, float("nan"))), "scores[1]"),
+        (group((float("-inf"), 1.0)), "scores[0]"),
+        (group((0.0, None)), "scores[1]"),
+        (group(inference_logprobs=[[1.0, 1.0, -0.5], [1.0, 1.0, float("nan")]]), "[1][2]"),
+        (group(messages=[[{"role": "user"}], []]), "messages[0][0]"),
+        (group(masks=None), "masks"),
+    ],
+)
+def test_what_is_wrong_with_a_group_is_named(made, named):
+    assert named in judged(made).detail
+
+
+def test_judging_and_sending_leave_the_group_as_it_was():
+    made = group(group_overrides=None, idempotency_key="k")
+    before = copy.deepcopy(made)
+    record_of(made)
+    with_metadata(made, env="toy")
+    assert made == before
+
+
+def test_what_is_sent_says_whose_it_is_and_keeps_its_key():
+    sent = record_of(group(idempotency_key="k"), env_id=7)
+    assert (sent.env_id, sent.idempotency_key, sent.group_id) == (7, "k", "k")
+    assert record_of(group(idempotency_key="k", group_id="prompt")).group_id == "prompt"
+
+
+def test_arrays_and_numpy_numbers_become_plain():
+    made = {
+        "tokens": [np.array([1, 5, 9]), [np.int64(1), 5, 9]],
+        "masks": np.array([[-100, -100, 9]] * 2),
+        "scores": [np.float32(0.5), True],
+        "metadata": {"metrics": {"exact": np.float64(0.25)}},
+    }
+    record = record_of(made)
+    assert record.tokens == [[1, 5, 9], [1, 5, 9]]
+    assert record.masks == [[-100, -100, 9]] * 2
+    assert record.scores == [0.5, 1.0]
+    assert msgspec.json.decode(msgspec.json.encode(record))["metadata"] == {
+        "metrics": {"exact": 0.25}
+    }
+
+
+class Picture:
+    """As those of PIL: no JSON, and a PNG of itself."""
+
+    def _repr_png_(self):
+        return b"png"
+
+
+def test_bytes_and_pictures_are_sent_as_base64():
+    record = record_of(group(images=[Picture(), b"raw"]))
+    assert record.images == ["cG5n", "cmF3"]
+
+
+def test_lengths_count_trained_tokens_only():
+    uneven = group(tokens=[[1, 5, 9], [1, 5]], masks=[[-100, 5, 9], [-100, -100]])
+    assert judged(uneven).trained_lengths() == [2, 0]
