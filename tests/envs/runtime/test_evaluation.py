@@ -6,7 +6,12 @@ import json
 
 import numpy as np
 
-from atroposlib.envs.runtime.evaluation import write_results
+from atroposlib.envs.runtime.evaluation import (
+    append_samples,
+    eval_metrics,
+    show_results,
+    write_results,
+)
 
 
 def test_results_survive_values_that_are_no_numbers(tmp_path):
@@ -31,3 +36,21 @@ def test_results_survive_values_that_are_no_numbers(tmp_path):
     assert written["results"] == {"atropos|toy_eval|0": expected, "all": expected}
     assert json.loads((tmp_path / "samples.jsonl").read_text()) == {"a": [0, 1]}
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.json", "samples.jsonl"}
+
+
+def test_samples_of_several_evaluations_are_appended_with_their_step(tmp_path):
+    path = tmp_path / "deep" / "samples.jsonl"
+    append_samples(path, [{"reward": 1.0}], step=3)
+    append_samples(path, [{"reward": np.float32(0.5)}], step=6)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [{"step": 3, "reward": 1.0}, {"step": 6, "reward": 0.5}]
+
+
+def test_names_of_metrics_begin_with_eval_once():
+    assert eval_metrics({"exact": 1, "eval/f1": 2}) == {"eval/exact": 1, "eval/f1": 2}
+
+
+def test_the_table_has_the_numbers_only(capsys):
+    show_results("toy", {"exact": 0.25, "word": "x", "flag": True}, 0.0, 1.0)
+    shown = capsys.readouterr().out
+    assert "exact" in shown and "word" not in shown and "flag" not in shown

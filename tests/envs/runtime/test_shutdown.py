@@ -1,0 +1,73 @@
+"""Shutdown on signals, and waits that end with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from atroposlib.envs.runtime.shutdown import Shutdown, StopRequested
+
+
+async def test_a_call_that_ends_before_a_shutdown_returns_its_result():
+    async def answer():
+        return 42
+
+    assert await Shutdown().or_shutdown(answer()) == 42
+
+
+async def test_an_error_of_the_call_is_raised():
+    async def broken():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await Shutdown().or_shutdown(broken())
+
+
+async def test_a_shutdown_cancels_the_call_it_interrupts():
+    shutdown, cancelled = Shutdown(), []
+
+    async def hang():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    waiting = asyncio.ensure_future(shutdown.or_shutdown(hang()))
+    await asyncio.sleep(0.01)
+    shutdown.request("test")
+    with pytest.raises(StopRequested):
+        await waiting
+    assert cancelled == [True]
+
+
+async def test_after_a_request_every_pause_ends_at_once():
+    shutdown = Shutdown()
+    shutdown.request("test")
+    with pytest.raises(StopRequested):
+        await asyncio.wait_for(shutdown.pause(3600), 10)
+    assert not shutdown.forced
+
+
+async def test_the_first_signal_requests_and_the_second_cancels_the_main_task():
+    shutdown = Shutdown()
+
+    async def main():
+        shutdown.listen()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(shutdown.requested.wait(), 10)
+        assert not shutdown.forced
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.ensure_future(main()), 10)
+    finally:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    assert shutdown.forced

@@ -1,0 +1,73 @@
+"""Flags of settings models: names, values, help page."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, Field
+
+from atroposlib.envs.settings.flags import flags_of, help_page, parse_value, read_flags
+from atroposlib.errors import ConfigError
+
+
+class Settings(BaseModel):
+    group_size: int = Field(default=4, description="rows of a group, 100% of them")
+    verbose: bool = False
+    words: list[str] | None = None
+    either: str | list[str] = ""
+
+
+FIELDS = flags_of({"env.": Settings, "": Settings})
+
+
+def test_every_field_is_a_flag_under_its_namespace():
+    names = ["group_size", "verbose", "words", "either"]
+    assert list(FIELDS) == [f"env.{name}" for name in names] + names
+
+
+def test_values_are_read_after_a_space_or_an_equals_sign():
+    words = ["--env.group_size", "8", "--words=[1]", "--verbose", "--config", "a.yaml"]
+    assert read_flags(words, FIELDS) == {
+        "env.group_size": "8",
+        "words": [1],
+        "verbose": True,
+        "config": "a.yaml",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--group_sise", "8"], "unknown flag --group_sise"),
+        (["--openai.group_size", "8"], "did you mean '--env.group_size'"),
+        (["8"], "'8' belongs to no flag"),
+        (["--verbose", "true", "8"], "'8' belongs to no flag"),
+        (["--config"], "path of a YAML file is missing"),
+        (["--env.group_size"], "--env.group_size: a value is missing"),
+        (["--words", "[1"], "is not JSON"),
+    ],
+)
+def test_an_unusable_command_line_names_the_flag(words, message):
+    with pytest.raises(ConfigError, match=message):
+        read_flags(words, FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("words", '["a"]', ["a"]),
+        ("either", '["a"]', ["a"]),
+        ("either", "[a", "[a"),  # no JSON, but the field admits text
+        ("group_size", "[1]", "[1]"),  # pydantic rejects it later
+        ("group_size", None, None),
+        ("verbose", False, False),
+    ],
+)
+def test_lists_are_json_where_the_field_admits_a_list(name, text, value):
+    assert parse_value(name, Settings.model_fields[name].annotation, text) == value
+
+
+def test_the_help_page_shows_the_defaults_of_the_environment():
+    fields = {"env.group_size": FIELDS["env.group_size"], "verbose": FIELDS["verbose"]}
+    page = help_page("toy.py", "A toy.", {"serve": "run"}, fields, {"env.group_size": 6})
+    assert "rows of a group, 100% of them [6]" in " ".join(page.split())
+    assert "--verbose VALUE" in page and "serve: run" in page
