@@ -102,7 +102,7 @@ def _refuse_running_loop() -> None:
         return
     raise ConfigError(
         "an event loop is already running, as in a notebook, and the command line starts "
-        "another: create the environment and await env_manager or process_manager"
+        "another: create the environment and await its env_manager or process_manager"
     )
 
 

@@ -79,9 +79,7 @@ async def test_every_servers_timings_have_their_names(env):
     }
 
 
-async def test_results_are_written_before_they_are_shown_whatever_they_hold(
-    env, tmp_path, capsys
-):
+async def test_results_with_values_of_every_kind_are_written_and_shown(env, tmp_path, capsys):
     import numpy as np
 
     env.config.data_dir_to_save_evals = str(tmp_path)
@@ -116,7 +114,7 @@ async def test_evaluations_of_a_run_do_not_overwrite_one_another(env, tmp_path):
 
 
 @pytest.mark.parametrize("shown", [-1, 1, 5])
-async def test_a_group_smaller_than_what_is_shown_is_shown_whole(env, shown):
+async def test_a_group_smaller_than_the_limit_is_shown_whole(env, shown):
     env.logs_to_wandb = lambda: True
     env.config.num_rollouts_per_group_for_logging = shown
     await env.add_rollouts_for_wandb({"tokens": [[5, 6], [7]], "scores": [1.0, 0.0]})
@@ -139,7 +137,7 @@ def test_a_restarted_environment_finds_its_state_under_its_new_name_and_step(env
     assert env.iter == 7
 
 
-def test_its_own_state_comes_before_that_of_a_namesake(env, tmp_path):
+def test_state_under_the_current_name_is_read_before_that_of_an_earlier_name(env, tmp_path):
     registered(env, "toy_1", 5, tmp_path).save_checkpoint(5, {"iter": 1})
     registered(env, "toy_0", 5, tmp_path).save_checkpoint(5, {"iter": 2})
     registered(env, "other_0", 5, tmp_path).save_checkpoint(5, {"iter": 3})
@@ -147,7 +145,7 @@ def test_its_own_state_comes_before_that_of_a_namesake(env, tmp_path):
     assert env.iter == 1
 
 
-def test_an_unreadable_checkpoint_is_passed_over(env, tmp_path, caplog):
+def test_an_unreadable_checkpoint_is_skipped(env, tmp_path, caplog):
     registered(env, "toy_0", 5, tmp_path).save_checkpoint(4, {"iter": 4})
     (tmp_path / "env_checkpoints" / "toy_0" / "step-5.json").write_text('{"iter": ')
     with caplog.at_level(logging.WARNING):
@@ -156,7 +154,7 @@ def test_an_unreadable_checkpoint_is_passed_over(env, tmp_path, caplog):
     assert "step-5.json cannot be read" in caplog.text
 
 
-def test_a_checkpoint_reaches_nothing_but_the_environments_own_data(env, tmp_path, caplog):
+def test_a_checkpoint_restores_data_of_the_environment_only(env, tmp_path, caplog):
     before = {name: getattr(env, name) for name in ("server", "config", "curr_step", "gate")}
     hostile = {
         "iter": 5,

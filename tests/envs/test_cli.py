@@ -70,7 +70,7 @@ def test_server_flags_reach_the_server_in_every_mode(mode, servers):
     assert env.server.servers[0].config.model_name == "init"
 
 
-def test_several_servers_refuse_a_flag_that_could_mean_any(tmp_path):
+def test_a_flag_for_one_of_several_servers_is_refused(tmp_path):
     two = [Env.servers, Env.servers]
     assert len(read("serve", servers=two).servers) == 2
     with pytest.raises(ConfigError, match="openai.model_name"):
@@ -111,7 +111,7 @@ def test_process_changes_defaults_that_flags_can_change_back():
         (["--env.min_batch_allocation", "0.25"], "min_batch_allocation", 0.25),
     ],
 )
-def test_flags_are_spelt_as_before(words, field, value):
+def test_flags_have_their_original_spelling(words, field, value):
     assert getattr(read("serve", *words).env, field) == value
 
 
@@ -134,7 +134,7 @@ def test_manager_flags_have_no_namespace():
         ("a: [", "settings.yaml"),
     ],
 )
-def test_what_a_yaml_file_cannot_mean_is_refused(yaml, message, tmp_path):
+def test_an_invalid_yaml_file_is_refused(yaml, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         read("serve", tmp_path=tmp_path, yaml=yaml)
 

@@ -130,7 +130,7 @@ def right_url(right):
         for j, mode in enumerate(MODES)
     ],
 )
-def test_a_run_asks_the_server_it_was_given(
+def test_a_run_calls_the_configured_server(
     shape, mode, source, right, right_url, inference_url, fake, tokenizer_dir, tmp_path, api
 ):
     env_cls = env_class(shape, tokenizer_name=tokenizer_dir)
@@ -186,7 +186,7 @@ def test_values_of_every_kind_arrive(mode, source, tmp_path):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_null_and_text_that_looks_like_something_else(mode):
+def test_null_and_text_that_looks_like_another_type(mode):
     env_cls = env_class("single", wandb_name="mine", anything=4)
     null = read_settings(env_cls, [mode, "--env.wandb_name", "None", "--env.anything=None"])
     assert (null.env.wandb_name, null.env.anything) == (None, None)
@@ -205,7 +205,7 @@ def test_wandb_stays_off_where_config_init_says_so(mode):
     assert read_settings(env_class("single", use_wandb=True), [mode]).env.use_wandb is True
 
 
-def test_what_process_needs_is_a_default_and_no_more():
+def test_settings_of_process_are_defaults_only():
     quiet = env_class("single", include_messages=False, data_path_to_save_groups="kept.jsonl")
     settings = read_settings(quiet, ["process"])
     assert settings.env.include_messages is True
@@ -250,7 +250,7 @@ def test_settings_of_the_manager_reach_it_by_flag_and_by_file(tmp_path):
         ("openai: [{base_url: a}, {base_url: b}]", ["--openai.model_name=m"], "which of 2"),
     ],
 )
-def test_what_cannot_be_meant_exits_with_2_and_is_named(
+def test_invalid_settings_exit_with_2_and_are_named(
     mode, yaml, flags, message, tmp_path, capsys
 ):
     path = tmp_path / "settings.yaml"
@@ -282,7 +282,7 @@ def test_a_key_is_not_repeated_in_an_error():
     assert "secret" not in str(refused.value)
 
 
-def test_a_command_line_inside_a_running_loop_says_what_to_do_instead(capsys):
+def test_a_command_line_inside_a_running_loop_names_the_alternative(capsys):
     async def notebook():
         main(env_class("single"), ["process"])
 
@@ -292,7 +292,7 @@ def test_a_command_line_inside_a_running_loop_says_what_to_do_instead(capsys):
     assert "await its env_manager" in capsys.readouterr().err
 
 
-def test_local_addresses_are_pointed_out_where_no_trainer_is(right_url, tokenizer_dir):
+def test_local_addresses_cause_a_warning_without_a_trainer(right_url, tokenizer_dir):
     env_cls = env_class("single", tokenizer_name=tokenizer_dir)
     words = ["evaluate", "--openai.base_url", right_url]
     with pytest.warns(UserWarning, match="inference on this machine: .* must be running"):

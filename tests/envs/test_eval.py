@@ -40,7 +40,7 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_one(m, data):
 
 
 @pytest.mark.parametrize(("m", "c", "k"), [(1, 2, 1), (1, -1, 1), (1, 0, 0), (1, 0, 2)])
-def test_pass_at_k_of_what_cannot_be_is_refused(m, c, k):
+def test_pass_at_k_of_impossible_counts_is_an_error(m, c, k):
     with pytest.raises(ValueError, match="is impossible"):
         pass_at_k(m, c, k)
 
@@ -94,7 +94,7 @@ async def test_a_failed_item_is_counted_apart_and_ends_nothing(caplog):
     assert "the results are not written to files" in caplog.text
 
 
-async def test_an_evaluation_of_which_nothing_is_left_says_why():
+async def test_an_evaluation_without_results_raises_the_reason():
     class OnlyFailures(Sums):
         def setup_data(self):
             return [3, 3]
@@ -181,14 +181,14 @@ async def test_the_command_line_names_the_server_and_the_server_its_model(
     assert written["config_general"]["model_name"] == "fake"
 
 
-async def test_a_model_name_given_is_not_asked_for(fake, inference_url):
+async def test_a_given_model_name_is_not_requested(fake, inference_url):
     await eval_runner(
         Asked(verbose=False), ["--server-url", inference_url, "--model-name", "mine"]
     )
     assert {body["model"] for _, body in fake.requests} == {"mine"}
 
 
-async def test_a_server_that_is_not_there_is_named(unused_tcp_port):
+async def test_an_absent_server_is_named(unused_tcp_port):
     with pytest.raises(InferenceUnavailable, match=str(unused_tcp_port)):
         await first_model(f"http://127.0.0.1:{unused_tcp_port}/v1")
 

@@ -148,7 +148,7 @@ GROUP = {"tokens": [[5, 6, 7], [5, 6]], "masks": [[-100, 6, 7], [-100, 6]], "sco
         ({"teacher_top_k": 4}, {"skip_teacher_top_k": True}, None),
     ],
 )
-async def test_a_group_says_itself_how_much_of_the_teacher_it_wants(
+async def test_overrides_of_a_group_set_the_number_of_teacher_tokens(
     words, config, overrides, top_k
 ):
     env = made(words, **config)
@@ -160,9 +160,7 @@ async def test_a_group_says_itself_how_much_of_the_teacher_it_wants(
     assert "distill_token_ids" not in group  # the caller's group is left alone
 
 
-async def test_a_teacher_that_fails_costs_its_numbers_and_not_the_group(
-    words, tmp_path, teacher, caplog
-):
+async def test_a_group_is_sent_without_a_failing_teacher(words, tmp_path, teacher, caplog):
     env = made(words)
     teacher.fail_next.extend([400, 400])
     kept = await env.handle_send_to_api(GROUP, "item-1", do_send_to_api=False)
@@ -179,7 +177,7 @@ async def test_a_teacher_that_fails_costs_its_numbers_and_not_the_group(
     assert emitted[0]["train/teacher_groups"] == 0
 
 
-async def test_a_server_that_cannot_do_it_is_named(words, inference_url, caplog):
+async def test_a_server_without_prompt_logprobs_is_named(words, inference_url, caplog):
     env = made([*words, "--teacher.server_type", "openai"])
     (taught,) = await env.handle_send_to_api([None, GROUP], "item-1", do_send_to_api=False)
     await env.close()
@@ -201,7 +199,7 @@ def test_rows_that_do_not_match_the_tokens_are_refused():
 SERVER = APIServerConfig(base_url="http://s:1/v1", server_type="vllm", model_name="m")
 
 
-def test_enabled_without_servers_says_what_to_set():
+def test_enabled_without_servers_names_the_missing_setting():
     config = Config(teacher_enabled=True)
     with pytest.raises(
         ValueError, match="--teacher.base_url, or override teacher_config_init"

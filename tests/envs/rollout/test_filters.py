@@ -72,11 +72,11 @@ def test_a_group_is_dropped_for_one_named_reason(made, changes, expected):
         (group(masks=None), "masks"),
     ],
 )
-def test_what_is_wrong_with_a_group_is_named(made, named):
+def test_the_problem_of_a_group_is_named(made, named):
     assert named in judged(made).detail
 
 
-def test_judging_and_sending_leave_the_group_as_it_was():
+def test_filtering_and_sending_do_not_change_the_group():
     made = group(group_overrides=None, idempotency_key="k")
     before = copy.deepcopy(made)
     record_of(made)
@@ -84,7 +84,7 @@ def test_judging_and_sending_leave_the_group_as_it_was():
     assert made == before
 
 
-def test_what_is_sent_says_whose_it_is_and_keeps_its_key():
+def test_a_sent_group_has_the_environments_number_and_its_key():
     sent = record_of(group(idempotency_key="k"), env_id=7)
     assert (sent.env_id, sent.idempotency_key, sent.group_id) == (7, "k", "k")
     assert record_of(group(idempotency_key="k", group_id="prompt")).group_id == "prompt"

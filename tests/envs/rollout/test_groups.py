@@ -70,7 +70,7 @@ def test_collated_items_keep_every_field():
     assert made["metadata"] == {"metrics": {"exact": 0.5}}
 
 
-def test_what_no_item_has_stays_absent_instead_of_an_empty_list():
+def test_a_field_that_no_item_has_stays_absent():
     assert set(collate([item(), item(0.0)])) == {"tokens", "masks", "scores"}
 
 
@@ -124,7 +124,7 @@ def test_items_of_single_nodes_collate_to_the_group_of_all_of_them():
         assert items[0]["tokens"] is not nodes[0].tokens
 
 
-def test_made_up_tokens_become_no_row(monkeypatch):
+def test_made_up_tokens_are_rejected(monkeypatch):
     monkeypatch.delenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", raising=False)
     node = Node([1, 9], [-100, 9], [1.0, -0.5], [])
     node.metadata = {"dummy_tokens": True}
@@ -134,7 +134,7 @@ def test_made_up_tokens_become_no_row(monkeypatch):
         from_nodes([node], [1.0])
 
 
-def test_what_was_collected_is_a_list_of_the_groups_there_are():
+def test_collected_groups_are_listed_without_empty_entries():
     made = group()
     assert groups_in(None) == groups_in({}) == groups_in([None, {}]) == []
     assert groups_in(made) == groups_in([None, made]) == groups_in((made,)) == [made]
@@ -162,7 +162,7 @@ def test_a_score_that_is_not_a_finite_number_is_refused(score):
 
 
 @pytest.mark.parametrize("score", [None, 0, True, -1.5, np.float32(1)])
-def test_numbers_and_no_score_are_no_problem(score):
+def test_finite_numbers_and_missing_scores_are_accepted(score):
     assert score_problem(item(score)) is None
 
 
@@ -182,7 +182,7 @@ def test_metadata_of_the_environment_wins_and_unknown_fields_are_named():
     assert unknown_fields(made) == ["reward_notes"]
 
 
-def test_items_are_named_by_their_id_else_by_how_they_print():
+def test_items_are_named_by_their_id_else_by_their_repr():
     assert item_label({"id": 7}) == "7"
     assert item_label((1, "a")) == "(1, 'a')"
     assert len(item_label("x" * 1000)) == 200

@@ -50,7 +50,7 @@ def test_rollouts_fill_the_room_that_is_left(group, batch, ahead, queued, worker
     queued=st.integers(0, 2000),
     workers=st.integers(0, 64),
 )
-def test_what_is_wanted_never_passes_the_bound_by_a_whole_group(
+def test_wanted_rollouts_exceed_the_bound_by_less_than_a_group(
     group, batch, ahead, queued, workers
 ):
     wanted = rollouts_wanted(PacingSettings(group, batch, workers, ahead), Queue(queued))
@@ -94,7 +94,7 @@ def test_no_order_of_events_begins_work_over_capacity(
     own=st.integers(0, 200),
     percent=st.integers(1, 100),
 )
-def test_a_minimum_is_met_exactly_when_the_contract_says_so(
+def test_a_minimum_is_met_exactly_as_the_contract_defines(
     group, packs, batch, ahead, own, percent
 ):
     largest, share = group * packs, Fraction(percent, 100)

@@ -74,7 +74,7 @@ async def test_a_failure_names_environment_item_and_stage(stage, env):
     assert "{'id': 3}" in outcome.error.item
 
 
-async def test_errors_that_already_say_what_to_do_pass_unchanged():
+async def test_errors_of_the_library_pass_unchanged():
     async def no_server(item):
         raise InferenceUnavailable("no server")
 
@@ -82,7 +82,7 @@ async def test_errors_that_already_say_what_to_do_pass_unchanged():
     assert isinstance(outcome.error, InferenceUnavailable)
 
 
-async def test_a_list_of_groups_keeps_those_that_are_there():
+async def test_none_entries_of_a_list_of_groups_are_skipped():
     async def several(item):
         return [GROUP, None, GROUP], ["later"]
 
@@ -142,7 +142,7 @@ async def test_waiting_items_come_back_oldest_first_and_retries_before_backlog()
     assert pool.next_waiting() is None
 
 
-async def test_cancelling_spares_what_is_already_being_sent():
+async def test_cancelling_does_not_stop_running_sends():
     sending, may_finish = asyncio.Event(), asyncio.Event()
     delivered = []
 
@@ -168,7 +168,7 @@ async def test_cancelling_spares_what_is_already_being_sent():
     assert pool.counts["kept"] == 1
 
 
-async def test_a_drain_is_bounded_and_says_what_it_gave_up():
+async def test_a_drain_is_bounded_and_returns_the_number_cancelled():
     async def stuck(groups, item):
         await asyncio.Event().wait()
 
@@ -178,7 +178,7 @@ async def test_a_drain_is_bounded_and_says_what_it_gave_up():
     assert pool.busy == 0
 
 
-async def test_an_error_of_delivery_is_kept_for_the_driver():
+async def test_an_error_of_delivery_is_stored_as_fatal():
     async def broken(groups, item):
         raise RolloutApiUnavailable("send")
 
@@ -188,7 +188,7 @@ async def test_an_error_of_delivery_is_kept_for_the_driver():
     assert isinstance(pool.fatal, RolloutApiUnavailable)
 
 
-async def test_a_hook_that_fails_on_the_way_out_is_a_failure_of_its_item_only():
+async def test_a_hook_that_fails_before_the_send_is_a_failure_of_its_item_only():
     async def broken(groups, item):
         with boundary("script", item, "handle_send_to_api"):
             raise KeyError("teacher")
@@ -226,7 +226,7 @@ async def test_a_cancelled_rollout_is_counted_and_cleaned_up():
     ]
 
 
-async def test_a_server_that_is_away_counts_by_time_and_a_mistake_by_number():
+async def test_an_absent_server_is_not_counted_as_a_mistake():
     async def no_server(item):
         raise InferenceUnavailable("down")
 
@@ -243,7 +243,7 @@ async def test_a_server_that_is_away_counts_by_time_and_a_mistake_by_number():
     assert pool.consecutive_errors == 0 and pool.servers_gone_since is None
 
 
-async def test_a_short_group_is_tried_again_and_said_to_be_short():
+async def test_a_short_group_is_retried_and_reported_as_short():
     async def two_of_three(item):
         rows = {"tokens": [[1]] * 3, "masks": [[1]] * 3, "scores": [0.0, None, 1.0]}
         return rows, []
@@ -268,7 +268,7 @@ async def test_rows_without_a_score_that_are_not_needed_are_left_out():
     assert [group["tokens"] for group in outcome.groups] == [[[2]]]
 
 
-async def test_a_short_group_beside_a_whole_one_is_said_and_the_whole_one_kept():
+async def test_of_a_short_and_a_whole_group_the_whole_one_is_kept():
     async def both(item):
         return [GROUP, {**GROUP, "scores": [None]}], []
 

@@ -62,7 +62,7 @@ async def test_second_draws_are_bounded():
     assert len(calls) == 6  # three samples and three second draws
 
 
-async def test_siblings_stop_when_a_group_is_given_up():
+async def test_other_samples_are_cancelled_when_a_group_is_given_up():
     cancelled = []
 
     async def draw(item):

@@ -48,13 +48,13 @@ async def admits(leases: RolloutAdmission, name: str, *, bounded=True, idle=Fals
     return await leases.admits(name, WHO, 4, bounded=bounded, idle=idle)
 
 
-async def test_without_a_bound_nobody_is_asked():
+async def test_without_a_bound_every_rollout_is_admitted_without_a_request():
     leases, api = await leases_of(0)
     assert await admits(leases, "a", bounded=False)
     assert api.asked == []
 
 
-async def test_a_rollout_begins_under_a_lease_that_is_given_back():
+async def test_a_rollout_begins_under_an_admission_that_is_released():
     leases, api = await leases_of(4)
     assert await admits(leases, "a")
     await leases.settle({"a"}, WHO, 4)
@@ -63,7 +63,7 @@ async def test_a_rollout_begins_under_a_lease_that_is_given_back():
     assert api.asked[1][1] == {"admission_id": "a"}
 
 
-async def test_a_refusal_is_said_and_asked_about_again_later(monkeypatch):
+async def test_a_refusal_has_a_reason_and_is_requested_again_later(monkeypatch):
     leases, api = await leases_of(0)
     assert not await admits(leases, "a")
     assert leases.refusal == "waiting for the trainer"
@@ -74,7 +74,7 @@ async def test_a_refusal_is_said_and_asked_about_again_later(monkeypatch):
     assert await admits(leases, "a") and leases.refusal is None
 
 
-async def test_room_for_a_part_is_taken_only_where_nothing_is_under_way():
+async def test_room_for_a_part_of_a_group_suffices_only_without_a_running_rollout():
     leases, api = await leases_of(2)
     assert not await admits(leases, "a", idle=False)
     assert [path for path, _ in api.asked] == ["/admission", "/admission/release"]
@@ -82,7 +82,7 @@ async def test_room_for_a_part_is_taken_only_where_nothing_is_under_way():
     assert await admits(leases, "a", idle=True)
 
 
-async def test_a_long_rollout_s_lease_is_extended(monkeypatch):
+async def test_the_admission_of_a_long_rollout_is_extended(monkeypatch):
     monkeypatch.setattr(admission, "EXTEND_EVERY_S", 0.0)
     leases, api = await leases_of(4)
     assert await admits(leases, "a")
@@ -91,7 +91,7 @@ async def test_a_long_rollout_s_lease_is_extended(monkeypatch):
     assert [body["admission_id"] for _, body in api.asked] == ["a", "a"]
 
 
-async def test_an_api_without_leases_paces_by_its_queue_alone(caplog):
+async def test_an_api_without_admission_paces_by_its_queue_alone(caplog):
     caplog.set_level(logging.INFO)
     leases, api = await leases_of(0, status=404)
     assert await admits(leases, "a") and await admits(leases, "b")

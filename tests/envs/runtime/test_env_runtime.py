@@ -51,11 +51,11 @@ def env(toy_config, inference_url):
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
-def test_a_new_environment_has_the_attributes_of_old(env, name):
+def test_a_new_environment_has_the_attributes_of_the_original(env, name):
     getattr(env, name)
 
 
-def test_they_begin_as_they_always_did(env):
+def test_attributes_have_their_original_initial_values(env):
     assert (env.curr_step, env.max_token_len, env.checkpoint_dir) == (0, -1, "")
     assert (env.checkpoint_interval, env.jsonl_writer) == (-1, None)
     assert env.workers == set() == env.eval_workers
@@ -72,7 +72,7 @@ def test_the_callers_config_is_not_changed_by_the_environment(toy_config, infere
     assert toy_config.group_size == 2
 
 
-def test_a_taken_path_gets_a_number_that_the_config_shows(env, toy_config, tmp_path):
+def test_an_existing_path_gets_a_number_in_file_and_config(env, toy_config, tmp_path):
     wanted = tmp_path / "groups.jsonl"
     wanted.write_text("")
     toy_config.data_path_to_save_groups = str(wanted)
@@ -83,7 +83,7 @@ def test_a_taken_path_gets_a_number_that_the_config_shows(env, toy_config, tmp_p
     assert json.loads((tmp_path / "groups_1.jsonl").read_text()) == {"tokens": [[1]]}
 
 
-def test_what_old_environments_set_reaches_the_part_that_owns_it(env):
+def test_attributes_that_old_environments_set_reach_their_owner(env):
     env.curr_step, env.items_sent_this_step, env.checkpoint_dir = 5, 2, "/runs"
     env.completion_lengths, env.rollouts_for_wandb = [7], [[("text", 1.0)]]
     assert (env.joined_run.step, env.joined_run.checkpoint_dir) == (5, "/runs")
@@ -92,7 +92,7 @@ def test_what_old_environments_set_reaches_the_part_that_owns_it(env):
     assert env.metrics_logger.rollouts == [[("text", 1.0)]]
 
 
-def test_values_set_before_the_constructor_are_replaced_as_they_always_were(env):
+def test_values_set_before_the_constructor_are_replaced(env):
     class Early(ToyEnv):
         def __init__(self, *args, **kwargs):
             self.curr_step, self.completion_lengths = 9, [1]

@@ -65,28 +65,28 @@ async def test_failures_are_tried_again_and_the_run_completes(process_env):
     assert env.pool.counts["retried"] == 2
 
 
-async def test_a_run_that_only_fails_stops_and_says_why(process_env):
+async def test_a_run_that_only_fails_stops_with_the_reason(process_env):
     env = process_env(max_failures_in_a_row=5, max_num_workers=1)
     env.failures.extend(ValueError(f"broken reward {i}") for i in range(100))
     with pytest.raises(OnlyFailures, match="5 items in a row.*broken reward"):
         await env.process_manager()
 
 
-async def test_a_server_that_is_away_is_waited_for_however_many_items_fail(process_env):
+async def test_an_absent_server_is_waited_for_after_any_number_of_failures(process_env):
     env = process_env(max_failures_in_a_row=2, max_num_workers=2)
     env.failures.extend(InferenceUnavailable("down") for _ in range(5))
     assert await env.process_manager() == 4
     assert env.pool.counts["failed"] == 5
 
 
-async def test_a_server_that_stays_away_ends_the_run_and_is_named(process_env):
+async def test_a_server_absent_for_too_long_ends_the_run_and_is_named(process_env):
     env = process_env(max_failures_in_a_row=2, max_num_workers=2, api_timeout_s=0.01)
     env.failures.extend(InferenceUnavailable("down") for _ in range(50))
     with pytest.raises(OnlyFailures, match="down"):
         await env.process_manager()
 
 
-async def test_a_run_that_only_drops_stops_and_says_why(process_env):
+async def test_a_run_that_only_drops_groups_stops_with_the_reason(process_env):
     env = process_env(max_failures_in_a_row=5, ensure_scores_are_not_same=True)
     env.same_scores = True
     with pytest.raises(OnlyFailures, match="dropped_same_scores"):
@@ -125,7 +125,7 @@ async def test_no_number_of_groups_is_a_clear_error(process_env):
         await process_env(total_steps=-1).process_manager()
 
 
-async def test_a_signal_keeps_what_was_made_and_shows_it(process_env, tmp_path):
+async def test_a_signal_keeps_the_finished_groups_and_writes_their_page(process_env, tmp_path):
     env = process_env(total_steps=100, max_num_workers=1)
     original = env.collect_trajectories
 
@@ -143,7 +143,9 @@ async def test_a_signal_keeps_what_was_made_and_shows_it(process_env, tmp_path):
     assert env.pool.counts["cancelled"] == 1
 
 
-async def test_an_exception_keeps_what_was_made_and_shows_it(process_env, tmp_path):
+async def test_an_exception_keeps_the_finished_groups_and_writes_their_page(
+    process_env, tmp_path
+):
     env = process_env(max_num_workers=1)
     original = env.get_next_item
 
@@ -159,7 +161,7 @@ async def test_an_exception_keeps_what_was_made_and_shows_it(process_env, tmp_pa
     assert (tmp_path / "groups.html").exists()
 
 
-async def test_dropped_and_short_groups_are_not_counted_as_made(process_env, tmp_path):
+async def test_dropped_and_short_groups_are_not_counted_as_kept(process_env, tmp_path):
     env = process_env(total_steps=2, max_num_workers=1)
     original, bad = env.collect_trajectories, iter([None, float("nan"), 1.0, 1.0, 1.0])
 
@@ -174,7 +176,7 @@ async def test_dropped_and_short_groups_are_not_counted_as_made(process_env, tmp
     assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
 
 
-async def test_wandb_is_opened_only_if_it_is_wished(process_env, monkeypatch):
+async def test_wandb_is_opened_only_if_configured(process_env, monkeypatch):
     opened = []
     monkeypatch.setattr(MetricsLogger, "add_wandb", lambda *settings: opened.append(settings))
     await process_env(total_steps=1, use_wandb=False).process_manager()

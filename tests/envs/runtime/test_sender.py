@@ -67,7 +67,7 @@ async def test_groups_are_sent_under_their_keys_and_counted():
     assert sender.next_key() != sender.next_key()
 
 
-async def test_a_refused_group_is_dropped_counted_and_said(caplog):
+async def test_a_refused_group_is_dropped_counted_and_logged(caplog):
     sender, group_stats, _ = sender_of(Scripted(RolloutApiRefused(422, "tokens[0]: odd")))
     assert await sender.send([kept()], {"id": 7}, "r") == []
     assert group_stats.totals() == {
@@ -78,19 +78,19 @@ async def test_a_refused_group_is_dropped_counted_and_said(caplog):
     assert "item 7" in caplog.text and "tokens[0]: odd" in caplog.text
 
 
-async def test_a_group_of_a_run_that_is_over_is_counted_and_its_item_comes_back():
+async def test_a_group_of_an_ended_run_is_counted_and_its_item_requeued():
     sender, group_stats, taken_back = sender_of(Scripted())
     assert await sender.send([kept()], "item", "another run") == []
     assert group_stats.dropped == {"run_ended": 1} and taken_back == ["item"]
 
 
-async def test_a_key_that_the_api_knows_has_arrived():
+async def test_a_group_whose_key_is_already_stored_counts_as_sent():
     sender, group_stats, _ = sender_of(Scripted(KeyConflict("k came with other content")))
     assert len(await sender.send([kept()], "item", "r")) == 1
     assert group_stats.sent == 1 and not group_stats.dropped
 
 
-async def test_what_could_not_be_sent_before_the_end_is_counted():
+async def test_groups_not_sent_before_the_end_are_counted():
     sender, group_stats, _ = sender_of(Scripted(asyncio.Event()))
     sending = asyncio.ensure_future(sender.send([kept()], "item", "r"))
     await asyncio.sleep(0)
@@ -104,7 +104,7 @@ async def test_what_could_not_be_sent_before_the_end_is_counted():
     assert group_stats.dropped == {"unsent": 1}
 
 
-def test_a_saved_group_is_one_line_whatever_it_carries(tmp_path):
+def test_a_saved_group_is_one_line_also_with_values_that_are_not_json(tmp_path):
     file = GroupFile(str(tmp_path / "g.jsonl"))
     file.write({"tokens": [[1]], "images": b"raw", "notes": {"hook": file}})
     line = json.loads((tmp_path / "g.jsonl").read_text())  # flushed before it is closed

@@ -96,7 +96,7 @@ async def test_two_batches_ahead_are_generated_while_one_is_trained(
     client.close()
 
 
-async def test_environment_waits_for_the_trainer_and_says_so(
+async def test_environment_waits_for_the_trainer_and_reports_it(
     api, fake, inference_url, toy_config
 ):
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=1)
@@ -125,7 +125,7 @@ async def test_a_failed_item_is_tried_again_and_never_scored(
     client.close()
 
 
-async def test_a_run_whose_rollouts_only_fail_stops_and_says_why(
+async def test_a_run_whose_rollouts_only_fail_stops_with_the_reason(
     api, inference_url, toy_config
 ):
     client = api.trainer(batch_size=4, num_steps=1)
@@ -139,7 +139,7 @@ async def test_a_run_whose_rollouts_only_fail_stops_and_says_why(
     client.close()
 
 
-async def test_api_restart_loses_nothing_and_the_run_goes_on(
+async def test_an_api_restart_loses_no_group_and_the_run_continues(
     api, fake, inference_url, toy_config
 ):
     client = api.trainer(batch_size=4, num_steps=2)
@@ -222,7 +222,7 @@ async def test_sigterm_finishes_sends_and_disconnects(
     client.close()
 
 
-async def test_no_rollout_begins_that_would_be_staler_than_the_trainer_takes(
+async def test_no_rollout_begins_that_would_be_staler_than_the_bound(
     api, fake, inference_url, toy_config
 ):
     client = api.trainer(batch_size=4, num_steps=3, max_staleness=0)
@@ -242,7 +242,7 @@ async def test_no_rollout_begins_that_would_be_staler_than_the_trainer_takes(
     client.close()
 
 
-async def test_leases_of_rollouts_that_gave_no_group_are_given_back(
+async def test_admissions_of_rollouts_without_a_group_are_released(
     api, fake, inference_url, toy_config
 ):
     client = api.trainer(batch_size=4, num_steps=1, max_staleness=0)
@@ -256,7 +256,7 @@ async def test_leases_of_rollouts_that_gave_no_group_are_given_back(
     client.close()
 
 
-async def test_servers_are_told_the_version_that_the_api_knows(
+async def test_servers_receive_the_policy_version_of_the_api(
     api, fake, inference_url, toy_config
 ):
     client = api.trainer(batch_size=4, num_steps=2)
@@ -270,9 +270,7 @@ async def test_servers_are_told_the_version_that_the_api_knows(
     client.close()
 
 
-async def test_an_environment_serves_an_api_of_the_original_s_kind(
-    fake, inference_url, toy_config
-):
+async def test_an_environment_serves_the_original_api(fake, inference_url, toy_config):
     old, told = OldApi(batch_size=4), []
     with served(old.app) as url:
         env = toy_env(toy_config, inference_url, rollout_server_url=url, total_steps=2)
@@ -286,7 +284,7 @@ async def test_an_environment_serves_an_api_of_the_original_s_kind(
     assert set(told) == {None}  # it knows no versions
 
 
-async def test_a_trainer_that_comes_back_with_larger_batches_is_followed(
+async def test_a_restarted_trainer_with_larger_batches_is_followed(
     api, fake, inference_url, toy_config, monkeypatch
 ):
     monkeypatch.setattr(registration, "REFRESH_S", 0.0)
@@ -334,7 +332,7 @@ async def test_evaluations_measure_the_weights_of_their_step(
     client.close()
 
 
-async def test_a_failing_evaluation_is_seen_and_the_run_goes_on(
+async def test_a_failing_evaluation_is_counted_and_the_run_continues(
     api, inference_url, toy_config, tmp_path
 ):
     client = api.trainer(batch_size=4, num_steps=1)

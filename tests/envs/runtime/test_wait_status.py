@@ -7,7 +7,7 @@ import logging
 from atroposlib.envs.runtime.wait_status import WaitStatus
 
 
-def test_a_wait_is_said_at_its_beginning_and_every_thirty_seconds(caplog):
+def test_a_wait_is_logged_at_its_beginning_and_every_thirty_seconds(caplog):
     caplog.set_level(logging.INFO)
     now = [100.0]
     one = WaitStatus("toy", clock=lambda: now[0])
@@ -21,7 +21,7 @@ def test_a_wait_is_said_at_its_beginning_and_every_thirty_seconds(caplog):
     assert one.on is None and "continues after 64 s" in caplog.records[-1].getMessage()
 
 
-def test_a_usual_wait_is_said_only_when_it_lasts(caplog):
+def test_a_usual_wait_is_logged_only_after_thirty_seconds(caplog):
     caplog.set_level(logging.INFO)
     now = [100.0]
     one = WaitStatus("toy", clock=lambda: now[0])
