@@ -349,7 +349,8 @@ def main() -> None:
         print(f"{'figure':36}{'today':>9}{'bound':>9}{'target':>9}")
         for name, figure in FIGURES.items():
             today = figure.measure(repository).value
-            print(f"{name:36}{today:>9g}{BOUNDS[name]:>9g}{figure.target:>9g}")
+            bound = BOUNDS.get(name, "-")
+            print(f"{name:36}{today:>9g}{bound:>9}{figure.target:>9g}")
 
 
 if __name__ == "__main__":

@@ -14,39 +14,25 @@ from tests.repo.ratchets import FIGURES
 from tests.repo.sources import Repository, Source, circles, load
 
 BOUNDS: dict[str, float] = {
-    "crowded source folders": 2,
-    "crowded test folders": 6,
-    "modules": 456,
+    "crowded source folders": 0,
+    "crowded test folders": 0,
     "file circles": 0,
     "folder circles": 0,
-    "class names with two meanings": 28,
-    "base names used too often": 10,
-    "loose words per 1,000": 9.3,
-    "README lines": 143,
+    "class names with two meanings": 0,
+    "base names used too often": 0,
+    "loose words per 1,000": 0.5,
+    "README lines": 150,
     "packages not under mypy --strict": 0,
-    "writes into the runtime": 17,
-    "attributes of the runtime": 39,
-    "parameters that take all settings": 62,
-    "files that take all settings": 27,
-    "modules without a test, %": 79,
-    "source lines": 55300,
+    "writes into the runtime": 0,
+    "attributes of the runtime": 18,
+    "parameters that take all settings": 15,
+    "files that take all settings": 12,
+    "modules without a test, %": 8,
 }
+# Printed without a bound: new capabilities add modules and lines.
+REPORTED = {"modules", "source lines"}
 # By how much a figure may be below its bound.
-SLACK = {
-    "loose words per 1,000": 10.0,
-    "source lines": 5000,
-    "modules": 80,
-    "README lines": 600,
-    "modules without a test, %": 75,
-    "class names with two meanings": 30,
-    "parameters that take all settings": 50,
-    "files that take all settings": 30,
-    "attributes of the runtime": 30,
-    "writes into the runtime": 20,
-    "base names used too often": 10,
-    "crowded source folders": 2,
-    "crowded test folders": 6,
-}
+SLACK = {"loose words per 1,000": 0.5, "README lines": 20, "modules without a test, %": 2}
 MAX_LISTED = 40
 
 
@@ -65,15 +51,15 @@ def complaint(name: str, today: float, bound: float, items: tuple[str, ...] = ()
     return ""
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", BOUNDS)
 def test_a_structural_figure_is_at_its_bound(repository, name):
     measured = FIGURES[name].measure(repository)
     problem = complaint(name, measured.value, BOUNDS[name], measured.items)
     assert not problem, problem
 
 
-def test_every_figure_has_a_bound():
-    assert BOUNDS.keys() == FIGURES.keys()
+def test_every_figure_has_a_bound_or_is_only_reported():
+    assert BOUNDS.keys() | REPORTED == FIGURES.keys()
     assert SLACK.keys() <= FIGURES.keys()
 
 
@@ -87,6 +73,8 @@ def test_a_figure_above_its_bound_is_reported_with_its_items():
 def test_a_figure_below_its_bound_asks_for_a_lower_bound():
     assert complaint("file circles", 2, 2) == ""
     assert complaint("file circles", 1, 2).endswith("lower the bound to 1")
+    assert complaint("loose words per 1,000", 1.5, 2.0) == ""
+    assert complaint("loose words per 1,000", 1.4, 2.0).endswith("lower the bound to 1.4")
 
 
 def made_of(readme: str = "", pyproject: str = "", **texts: str) -> Repository:
