@@ -149,7 +149,7 @@ def _load(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
     if cfg.critic:
         value_model = load_value_model(cfg, cfg.critic_model, world)
         own = cfg.model_copy(update={"lr": cfg.critic_lr})
-        critic = Critic(value_model, build_optimizer(value_model, own))
+        critic = Critic(value_model, build_optimizer(value_model, own), own)
     return TrainedModels(policy, build_optimizer(policy, cfg), reference, critic)
 
 

@@ -32,6 +32,7 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy, Scores
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.optim import OptimSettings
 from example_trainer.state import StopSignal
 from example_trainer.update.optimizer import clipped_step
 from example_trainer.update.pad import (
@@ -54,10 +55,11 @@ Optimizer = torch.optim.Optimizer
 
 @dataclass
 class Critic:
-    """The value model and its optimizer."""
+    """The value model, its optimizer, and the settings of that: its own learning rate."""
 
     model: ValueModel
     optimizer: Optimizer
+    settings: OptimSettings
 
 
 def learn(
@@ -106,7 +108,11 @@ def learn(
             if critic is not None:
                 _critic_backward(critic.model, update.prepared, cfg.critic_clip_eps, sums)
                 clipped_step(
-                    critic.optimizer, critic.model, cfg, state.step, cfg.training_steps
+                    critic.optimizer,
+                    critic.model,
+                    critic.settings,
+                    state.step,
+                    cfg.training_steps,
                 )
     sums.share(policy.world)
     return {

@@ -12,6 +12,7 @@ from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared
 from example_trainer.data.rows import at_trained
 from example_trainer.model import loading
+from example_trainer.model.critic import load_value_model
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.state import StopSignal
 from example_trainer.update import step as learn
@@ -182,3 +183,19 @@ def test_empty_batch_leaves_the_weights_unchanged(config):
     told, weights = step(config(), rows=[])
     assert told["grad_norm"] == 0.0
     assert torch.equal(weights[0], loading.load(config()).parameters()[0])
+
+
+def test_the_critic_steps_with_its_own_learning_rate(config):
+    cfg = config(lr=1e-6, critic_lr=0.5, optimizer="sgd")
+    policy, model = loading.load(cfg), load_value_model(cfg)
+    weights = model.model.score.weight
+    own = cfg.model_copy(update={"lr": cfg.critic_lr})
+    critic = learn.Critic(model, torch.optim.SGD(model.parameters(), lr=cfg.critic_lr), own)
+    prepared = sampled_by(policy, ROWS)
+    prepared.values_R_T = model.trained_values(ROWS)
+    prepared.returns_R_T = [[1.0] * len(one.trained) for one in ROWS]
+    before = weights.detach().clone()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
+    learn.learn(cfg, policy, optimizer, prepared, START, StopSignal(), critic)
+    assert critic.optimizer.param_groups[0]["lr"] == 0.5
+    assert not torch.equal(weights, before)
