@@ -19,7 +19,7 @@ from atroposlib.generation.chat.tool_parsers.parsing import (
 )
 
 TAG = "[TOOL_CALLS]"
-_NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*\S+?\s*)?(?:\[ARGS\])?")
+_NAMED = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*[^\s\[{]+\s*)?(?:\[ARGS\])?")
 
 
 class MistralParser:

@@ -16,6 +16,7 @@ CALLS = [FoundCall("f", '{"a": 1}'), FoundCall("g", "{}")]
         '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
         '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g{}',
         '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}',
+        '[TOOL_CALLS]f[CALL_ID]c4K9x[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]d2[ARGS]{}',
     ],
 )
 def test_every_form_has_the_same_calls(raw: str) -> None:
