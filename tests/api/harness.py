@@ -81,8 +81,8 @@ class Api:
         return marks(claimed)
 
     async def hang_up_after(self, method, path, body=None):
-        """Send a request whose client is gone before the answer; what was sent to it."""
-        # As httpx writes it: a repeat of a post is known by its bytes.
+        """Send a request whose client disconnects before the response; return the sent messages."""
+        # As httpx writes it: a retried post is recognised by its bytes.
         content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
         parts = [{"type": "http.request", "body": content, "more_body": False}]
         answer = []

@@ -1,4 +1,4 @@
-"""run-api: what each option means, where it comes from, and what is refused at the start."""
+"""Options of run-api: meaning, sources, and rejection at the start."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_environment_variable_of_a_flag_is_yes_or_no(without_variables, caps
     assert "ATROPOS_ALLOW_REMOTE is 1 or 0" in capsys.readouterr().err
 
 
-# --- who may reach it -------------------------------------------------------------------
+# --- network access ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", ""])

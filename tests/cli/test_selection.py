@@ -80,7 +80,7 @@ def test_negatives_are_drawn_from_the_lowest_scores_by_seed():
         ([[1, 2, 3, 4], [1, 2, 3, 5]], [[M, M, 3, 4], [M, M, 3, 5]], 2),  # begin alike
         ([[1, 2, 3], [1, 2, 3]], [[M, M, 3], [M, M, 3]], 2),  # the same
         ([[1, 9, 3], [1, 2, 3]], [[M, M, 3], [M, M, 3]], 1),  # another prompt from there
-        ([[1, 2, 3], [1, 2, 4]], [[1, 2, 3], [1, 2, 4]], 2),  # masks tell nothing
+        ([[1, 2, 3], [1, 2, 4]], [[1, 2, 3], [1, 2, 4]], 2),  # masks give no boundary
         ([[1, 2], [1, 2]], [[1, 2], [1, 2]], 0),
         ([[1, 2, 3], [1, 2, 4]], [[M, M, M], [M, M, M]], 2),
         ([[1, 2, 3], [1, 2, 4]], [[M, M, M], [M, 2, 4]], 1),

@@ -29,7 +29,7 @@ def group(name, rows=4):
 
 
 class Poster:
-    """Posts until told to stop, noting what was acknowledged; retries through restarts."""
+    """Post until stopped and record the acknowledged groups; retry through restarts."""
 
     def __init__(self, url, lane):
         self.acknowledged = []
@@ -61,7 +61,9 @@ def test_kill_9_loses_no_acknowledged_group_and_delivers_no_group_twice(tmp_path
     try:
         for life in range(5):
             with serving(tmp_path, port=port) as (process, _):
-                trainer.register(registration())  # what an earlier one claimed comes again
+                trainer.register(
+                    registration()
+                )  # batches claimed by an earlier trainer are redelivered
                 for _ in range(6):
                     batch = trainer.claim(wait_s=10)
                     if life % 2 and not trained.get(batch.batch_no):
@@ -132,7 +134,7 @@ def test_a_signal_shuts_the_api_down_cleanly(tmp_path, number):
 
 
 async def in_flight(http, url, calls):
-    """Until the API works on so many calls, the one that asks included."""
+    """Wait until the API has that many calls in flight, this request included."""
     while True:
         page = (await http.get(url + "/metrics")).text
         found = re.search(r"^\w+_in_flight (\d+)", page, re.MULTILINE)
@@ -175,7 +177,7 @@ async def test_a_second_signal_ends_a_shutdown_that_waits_for_a_reply(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == -signal.SIGTERM
         writer.close()
-    # It was not closed, which is as good: the next start takes up what the log holds.
+    # The store was not closed, which is safe: the next start recovers from the log.
     assert [path for path in tmp_path.iterdir() if path.name.endswith("-wal")]
     with serving(tmp_path) as (_, url):
         assert httpx.get(url + "/status", trust_env=False).status_code == 200

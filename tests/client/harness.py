@@ -59,7 +59,7 @@ class Lossy(httpx.BaseTransport, httpx.AsyncBaseTransport):
 
 
 class Older(httpx.AsyncBaseTransport):
-    """An API that has never heard of ``paths``; ``asked`` are the paths it was asked for."""
+    """An older API without ``paths``; ``asked`` lists the requested paths."""
 
     def __init__(self, inner, *paths: str) -> None:
         self._inner = inner
@@ -74,7 +74,7 @@ class Older(httpx.AsyncBaseTransport):
 
 
 class Clock:
-    """Of the API; it moves when a test says so."""
+    """Clock of the API, advanced by the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0

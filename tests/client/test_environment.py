@@ -47,7 +47,7 @@ async def call(app, method, path, **more):
 
 
 async def start(app, batch_size=2, **more):
-    """What a trainer does first."""
+    """Register a trainer and start the run."""
     body = registration(batch_size, **more).model_dump()
     generation = (await call(app, "POST", "/register", json=body))["generation"]
     await call(app, "POST", "/batches/claim", json={"generation": generation})

@@ -80,7 +80,7 @@ def test_a_lost_ack_reply_acks_once(transport):
     client, lossy = losing(transport, "/batches/1/ack")
     client.register(registration())
     post(transport, group())
-    assert client.ack(client.claim(wait_s=0)) is False  # the lost reply had said True
+    assert client.ack(client.claim(wait_s=0)) is False  # the lost reply was True
     assert lossy.left == 0 and client.status().batches_acked == 1
 
 

@@ -1,4 +1,4 @@
-"""A lease that is kept alive from another thread, and what happens when it is lost."""
+"""Lease extension from a background thread, and loss of the lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about agents shows what its example does, and the example works."""
+"""The page about agents shows the code of its example, and the example runs."""
 
 from __future__ import annotations
 

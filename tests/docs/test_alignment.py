@@ -44,5 +44,5 @@ def test_the_script_of_the_page_runs_on_a_tiny_model(tmp_path: Path) -> None:
     command = [sys.executable, str(script), "--model", str(model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     # An untrained model may emit role markers, which its own template cannot render back:
-    # its second answer then begins a row of its own.
+    # its second answer then begins a separate row.
     assert 1 in check_rows(done.stdout) <= {0, 1}

@@ -166,7 +166,7 @@ LAUNCHER = """
 
 @pytest.fixture
 def launcher(tmp_path):
-    """A launcher of two sleepers in a process of its own, and their process ids."""
+    """A launcher of two sleepers in a separate process, and their process ids."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(LAUNCHER), str(tmp_path / "logs"), SLEEPER],
         cwd=REPO,

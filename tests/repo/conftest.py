@@ -1,4 +1,4 @@
-"""The repository as data: which files it has, and what each source file imports."""
+"""Files of the repository and the imports of each source file."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def imports_of(body: list[ast.stmt], package: str, known: set[str]) -> Iterator[
 
 
 def targets_of(tree: ast.Module, package: str, known: set[str]) -> Iterator[str]:
-    """What is imported anywhere in a module, be it in a function or for types alone."""
+    """All imports of a module, those in functions and for type checkers included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

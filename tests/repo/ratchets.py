@@ -65,7 +65,7 @@ Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure and what it counts, where that can be listed."""
+    """A figure and its counted items, where they can be listed."""
 
     value: float
     items: tuple[str, ...] = ()
@@ -339,7 +339,7 @@ FIGURES = {
 
 
 def main() -> None:
-    """Print the table, or what the named figures count."""
+    """Print the table, or the items counted by the named figures."""
     from tests.repo.test_ratchets import BOUNDS
 
     repository = load()

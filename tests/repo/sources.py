@@ -49,7 +49,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Repository:
-    """What the ratchets measure: Python files, the README and pyproject.toml."""
+    """Files measured by the ratchets: Python files, the README and pyproject.toml."""
 
     sources: tuple[Source, ...] = field(repr=False)
     readme: str = field(default="", repr=False)

@@ -1,4 +1,4 @@
-"""What a reviewer would say every time: sizes, and nothing of the author's machine."""
+"""House style: sizes of files and functions, and no paths of the author's machine."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ CHAINS = {
     "inference": INFERENCE,
     "trainer": TRAINER,
 }
-# Parts that stand alone: all of the repository they may know beside themselves.
+# Standalone packages, with the other modules they may import.
 ALONE: Mapping[str, tuple[str, ...]] = {
     "atroposlib.inference": ("atroposlib.errors", "atroposlib.wire", "atroposlib.utils"),
     "atroposlib.processes": ("atroposlib.errors",),

@@ -42,7 +42,7 @@ def repository(root, files) -> Repository:
 
 
 def complaint(name: str, today: float, bound: float, items: tuple[str, ...] = ()) -> str:
-    """What is wrong with ``today``; empty if it is at its bound."""
+    """Error text for ``today``; empty if it is at its bound."""
     if today > bound:
         more = [f"... {len(items) - MAX_LISTED} more"] if len(items) > MAX_LISTED else []
         return "\n  ".join([f"{name}: {today:g}, bound {bound:g}", *items[:MAX_LISTED], *more])

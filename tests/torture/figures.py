@@ -1,4 +1,4 @@
-"""What a campaign came to, as one line; and the memory of this process."""
+"""Result of a campaign as one line, and the memory of this process."""
 
 from __future__ import annotations
 

@@ -183,7 +183,9 @@ def test_damaged_files_raise_only_the_validation_error(data, whole):
         group = unpack_group(damaged)
     except (MalformedBinary, InvalidGroup):
         return
-    assert unpack_group(pack_group(group)) is not None  # what passes can be trained on
+    assert (
+        unpack_group(pack_group(group)) is not None
+    )  # every accepted group can be trained on
 
 
 def test_splitting_inverts_joining_of_frames():

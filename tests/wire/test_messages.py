@@ -1,4 +1,4 @@
-"""The record: what a valid group is, and what a refusal says."""
+"""The group record: valid groups and validation errors."""
 
 from __future__ import annotations
 

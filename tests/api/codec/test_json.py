@@ -1,4 +1,4 @@
-"""JSON groups at the door: the bytes that are kept, and what the fast path leaves alone."""
+"""Intake of JSON groups: stored bytes, and cases that the fast path does not handle."""
 
 from __future__ import annotations
 

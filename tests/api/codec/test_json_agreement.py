@@ -1,4 +1,4 @@
-"""The fast path of the intake says what the full decoder says, or nothing."""
+"""The fast path of the intake returns the result of the full decoder or falls back to it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_both_paths_agree_on_many_random_groups(data, group, key):
 @settings(max_examples=60)
 @given(groups())
 def test_a_stored_group_is_the_same_through_either_parser(group):
-    """What is converted for a consumer is read by the fast path if it can be."""
+    """Groups converted for a consumer are parsed by the fast path where possible."""
     payload = _decoded_group(json.dumps(group).encode(), None).payload
     record = decoded(payload)
     assert to_group(read_columns(Payload(payload, Media.JSON))) == record

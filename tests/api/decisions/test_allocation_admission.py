@@ -13,7 +13,7 @@ from atroposlib.api.decisions.allocation import UNBOUNDED, budget
         (0, 0, 0, 0, 8),  # on policy: one batch at a time
         (1, 0, 0, 0, 16),
         (1, 2, 0, 0, 32),  # two batches trained, two more may be ahead
-        (1, 5, 5, 40, 56),  # a restarted trainer begins with what was trained
+        (1, 5, 5, 40, 56),  # a restarted trainer starts from the trained batches
         (1, 3, 5, 40, 56),  # a version behind its base costs nothing
     ],
 )

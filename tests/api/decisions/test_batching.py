@@ -18,7 +18,7 @@ def test_equal_groups_are_batched_in_arrival_order():
 
 
 def test_a_batch_mixes_group_sizes_that_do_not_divide_each_other():
-    # 8 and 12 of one environment: the original waited for ever.
+    # 8 and 12 of one environment: the original never formed a batch.
     assert pick(queue_of((0, 8), (0, 12), (0, 12), (0, 8)), 20).gids == (1, 2)
 
 

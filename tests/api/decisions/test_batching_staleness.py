@@ -1,4 +1,4 @@
-"""What is too old, by hand."""
+"""Staleness of groups, with values computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def of_version(version, arrived=None):
     [
         (7, 9, True),
         (8, 9, False),  # exactly at the bound
-        (11, 9, False),  # newer than what the run knows
+        (11, 9, False),  # newer than the policy version of the run
         (None, 7, True),  # names no version, and was on time only if it was stale
         (None, 8, False),
         (None, None, False),

@@ -85,7 +85,9 @@ def test_only_a_group_smaller_than_the_group_size_of_its_env_is_buffered(
 def test_a_group_larger_than_the_batch_is_refused_with_its_size():
     with pytest.raises(InvalidGroup, match="5 sequences never fits a batch of 4"):
         expected_size(STARTED, None, 5, None)
-    assert expected_size(RunRecord(), None, 5, None) is None  # no trainer yet: nobody knows
+    assert (
+        expected_size(RunRecord(), None, 5, None) is None
+    )  # unknown before a trainer registers
 
 
 def test_a_key_that_a_database_cannot_hold_is_refused():

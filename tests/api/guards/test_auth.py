@@ -51,7 +51,7 @@ def issued(tmp_path):
 @pytest.fixture
 async def app(issued):
     app = create_app(tokens=TokenFile(issued[0]))
-    # /events would be read for ever: this ends every stream before its first event.
+    # /events is an endless stream: this ends every stream before its first event.
     app.state.service.events.close()
     yield app
     app.state.service.close()

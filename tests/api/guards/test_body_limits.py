@@ -1,4 +1,4 @@
-"""Request bodies: whole, plain and bounded, whatever the client does."""
+"""Request bodies: completeness, decompression and size limits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Exchange:
 
 
 class App:
-    """Notes what it is given, and answers nothing until it may."""
+    """Record the received body; respond only after permission."""
 
     def __init__(self):
         self.bodies, self.headers, self.may_end = [], [], asyncio.Event()

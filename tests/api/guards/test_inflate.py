@@ -1,4 +1,4 @@
-"""Compressed bodies: what is dense works, what is damaged or too large does not."""
+"""Decompression of bodies: dense bodies are accepted, damaged or too large ones rejected."""
 
 from __future__ import annotations
 

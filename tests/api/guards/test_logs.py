@@ -1,4 +1,4 @@
-"""What is logged is an event on a line, and never what a client sent."""
+"""Log format: one event per line, without data sent by a client."""
 
 from __future__ import annotations
 

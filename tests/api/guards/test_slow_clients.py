@@ -19,7 +19,7 @@ TRICKLE_S = 0.02  # many bytes come within each deadline, so only an absolute on
 
 
 class App:
-    """Reads the body if told to, then answers; counts the requests that got to it."""
+    """Read the body if configured, then respond; count the received requests."""
 
     def __init__(self):
         self.bodies = []
@@ -124,7 +124,7 @@ async def test_forty_slow_connections_are_all_closed(start, drop):
         while server.server_state.connections:
             await asyncio.sleep(0)
     assert app.bodies == [b""]
-    told = [reply for reply in replies if reply]  # what they send meanwhile may eat it
+    told = [reply for reply in replies if reply]  # bytes they send meanwhile may consume it
     assert all(reply.startswith(b"HTTP/1.1 40") for reply in told)
     assert drop or len(told) == 40
 

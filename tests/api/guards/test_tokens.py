@@ -1,4 +1,4 @@
-"""The token file: what it says now is what counts, and nothing else."""
+"""The token file: only its current content is valid."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_an_unchanged_token_file_is_read_once(path, monkeypatch):
     write(path, line("a" * 20))
     os.utime(path, (1000, 1000))
     tokens = TokenFile(path)
-    monkeypatch.setattr("builtins.open", None)  # whoever opens a file fails
+    monkeypatch.setattr("builtins.open", None)  # opening a file fails
     for _ in range(3):
         tokens.identify("a" * 20)
 

@@ -1,4 +1,4 @@
-"""Admission over HTTP: how many rollouts may begin, and that nobody waits for ever."""
+"""Admission over HTTP: number of granted rollouts, and progress of every waiting environment."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ async def test_a_trainer_that_rewinds_trains_on_each_group_exactly_once(
 async def live(api, steps):
     """Act ``steps``, then train to the end: (marks posted, marks in the final weights)."""
     posted: list[int] = []
-    saved = (0, [])  # last batch number and what the weights have seen
+    saved = (0, [])  # last batch number and the groups trained on
     no, weights = saved[0], list(saved[1])
     generation = await api.registered(commits=True)
     for step in [*steps, "crash"]:

@@ -1,4 +1,4 @@
-"""Two API processes on one store serve one run: each sees what the other did."""
+"""Two API replicas on one store: each applies the changes of the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ring of events: who reads what, who missed how much, and when it ends."""
+"""Event ring: delivery to subscribers, counts of missed events, and shutdown."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_slow_subscriber_loses_the_oldest_events_and_gets_their_number()
     missed, first = await read(reader, 2)
     assert (missed.kind, dict(missed.fields)) == ("missed", {"events": 7})
     assert first.fields["batch_no"] == 7
-    # Resuming from what was said to be missed brings what follows, once.
+    # Resuming from the reported gap returns the following events once.
     assert (await read(events.subscribe(missed.id), 1))[0].id == first.id
 
 

@@ -1,4 +1,4 @@
-"""Counters, gauges and ages: what a scrape shows after what happened."""
+"""Counters, gauges and ages in a scrape after a sequence of calls."""
 
 from __future__ import annotations
 

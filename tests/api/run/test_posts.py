@@ -1,4 +1,4 @@
-"""What becomes of a post when there is no room, or when its answer is lost."""
+"""Posts to a full store, and posts whose reply is lost."""
 
 from __future__ import annotations
 

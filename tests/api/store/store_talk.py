@@ -1,4 +1,4 @@
-"""Short words for what tests say to a store."""
+"""Shorthand for the calls of a store in tests."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ async def test_an_empty_poll_makes_no_call_of_the_store(api):
     await api.post("/scored_data", group(2))
     await api.get("/batch")
     store = api.service.store
-    store.close()  # whoever asks it now is refused
+    store.close()  # every later caller is rejected
     assert await api.get("/batch") == {"batch": None}
     assert "2 of 4" in (await api.claim(generation))["blocked_reason"]
     assert (await api.get("/status"))["queue_size"] == 1

@@ -1,4 +1,4 @@
-"""The run over HTTP: original clients first, then what is new."""
+"""The run over HTTP: original clients first, then the new calls."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_a_reset_begins_a_new_run_with_no_valid_env_ids(api):
     assert (reset.status_code, reset.text) == (200, "Reset successful")
     assert await api.get("/info") == {"batch_size": -1, "max_token_len": -1}
     assert (await api.get("/status"))["queue_size"] == 0
-    # What an environment of the old run still sends must not wedge the new one (D3).
+    # Late posts of an environment of the old run must not block the new one (D3).
     stale = await api.http.post("/scored_data", json=group(env_id=env_id))
     assert (stale.status_code, stale.json()["status"]) == (404, "unknown_env")
     assert await api.started() == [0]

@@ -1,4 +1,4 @@
-"""Batches out: the right bytes in the form asked for, whole or not at all."""
+"""Streaming of batches: correct bytes in the requested form, complete or aborted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Shelf:
 
 
 class Client:
-    """The other end: takes what is sent, and may hang up or stop reading."""
+    """Receiving client, which may disconnect or stop reading."""
 
     def __init__(self, hangs_up_after=None, stops_after=None):
         self.sent, self.told, self.aborted = [], [], False
@@ -172,7 +172,7 @@ async def test_each_group_is_written_in_the_requested_form(accept):
 @pytest.mark.parametrize("accept", ["*/*", FRAMES])
 @pytest.mark.parametrize("media", MEDIA)
 async def test_tokens_older_than_the_batch_allows_are_masked(accept, media):
-    old = group(versions=[[-1, 3, 4], [-1, -1]])  # of the last token it says nothing
+    old = group(versions=[[-1, 3, 4], [-1, -1]])  # the last token has no version
     shelf = Shelf(old, group(versions=[[-1, 4, 4], [-1, 5]]), media=[media] * 2)
     got = await Client().get(shelf, accept, shelf.delivery(min_version=4))
     masked, kept = got.batch
@@ -228,7 +228,7 @@ async def test_reads_do_not_block_the_event_loop():
     assert threads and threads[0] is not threading.main_thread()
 
 
-# --- what goes wrong ----------------------------------------------------------------------
+# --- failures -----------------------------------------------------------------------------
 
 
 async def test_a_damaged_group_aborts_the_reply():

@@ -1,4 +1,4 @@
-"""CONFIG.md says what the models say, and the models say enough."""
+"""CONFIG.md matches the models, and every option is described."""
 
 from __future__ import annotations
 

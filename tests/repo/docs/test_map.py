@@ -51,7 +51,7 @@ def named_paths(page: str) -> set[str]:
 
 
 def on_the_map(files: list[Path]) -> set[str]:
-    """What the map has to name: source files, and the folders that hold some."""
+    """Required entries of the map: source files and the folders that contain them."""
     wanted = set()
     for file in files:
         if file.suffix == ".py" and file.parts[0] in MAPPED and file.name not in UNNAMED:

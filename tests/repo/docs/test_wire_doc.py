@@ -1,4 +1,4 @@
-"""docs/wire.md says what the running API says, and says something about every call."""
+"""docs/wire.md matches the running API and covers every call."""
 
 from __future__ import annotations
 

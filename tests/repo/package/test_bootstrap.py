@@ -1,4 +1,4 @@
-"""scripts/bootstrap.py: what it decides, without installing anything."""
+"""Decisions of scripts/bootstrap.py, without an installation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bootstrap(root):
 
 @pytest.fixture
 def checkout(bootstrap, tmp_path, monkeypatch):
-    """A folder with the three files that decide what is installed."""
+    """A folder with the three files that determine the installation."""
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
     for name in bootstrap.INPUTS:
         path = tmp_path / name

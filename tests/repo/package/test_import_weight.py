@@ -36,7 +36,7 @@ LIGHT = (
     "atroposlib.wire"
 ).split()
 
-# One interpreter per module would take minutes: what a module adds is counted as its own.
+# One interpreter per module would take minutes: the modules that an import adds are attributed to it.
 PROBE = """
 import importlib, sys
 heavy = set(sys.argv[1].split())

@@ -1,4 +1,4 @@
-"""pyproject.toml and what the code imports agree; torch stays out of the core."""
+"""pyproject.toml matches the imports of the code; torch stays out of the core."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ else:
     import tomli as tomllib
 
 HEAVY = ("accelerate", "datasets", "gguf", "gradio", "torch", "vllm", "wandb")
-# Needed by what we call, though we never import it ourselves.
+# Required by a package we call; never imported directly.
 INDIRECT = {"jinja2": "transformers renders chat templates with it"}
 # Imported where it is at hand, with a clear message where it is not; no extra installs it.
-# Python 3.10 only knows what a distribution's top_level.txt says, and this one has none.
+# Python 3.10 reads only top_level.txt of a distribution, and this one has none.
 PACKAGED_AS = {"markdown_it": ["markdown-it-py"]}
 OPTIONAL = {
     "bitsandbytes": "8-bit AdamW, CUDA only",

@@ -24,7 +24,7 @@ TOO_NEW = {
     "warnings": {"deprecated"},
 }
 TOO_NEW_MODULES = {"tomllib"}
-GUARDED = {Path("tests/repo/package/test_packaging.py")}  # asks for the version first
+GUARDED = {Path("tests/repo/package/test_packaging.py")}  # checks the version first
 
 
 def too_new(tree: ast.AST) -> list[str]:

@@ -1,4 +1,4 @@
-"""scripts/timed.py: the line before a command, and what it keeps."""
+"""scripts/timed.py: the line before a command, and the recorded times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workflows are valid, name what exists, and cover the Python versions of the package."""
+"""The workflows are valid, use existing targets, and cover the package's Python versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the public configurations and records hold: fields, types, defaults, words."""
+"""Fields, types, defaults and values of the public configurations and records."""
 
 from __future__ import annotations
 

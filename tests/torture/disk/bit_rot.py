@@ -1,4 +1,4 @@
-"""Bits that flip in the file: what is delivered is right, or it is not delivered.
+"""Bit flips in the database file: a damaged payload is never delivered.
 
 Each flip hits the closed database of a small run. Then it is opened and all payloads are
 read; a damaged one must be refused by its digest, or SQLite must refuse the file.
@@ -43,7 +43,7 @@ def flip(file: Path, bit: int) -> None:
 
 
 def read_after_a_flip(folder: Path, payloads: list[bytes]) -> tuple[str, int]:
-    """What happened, and how many payloads came back wrong."""
+    """The outcome, and the number of wrong payloads returned."""
     try:
         store = SqliteStore(folder)
     except (StoreError, ConfigError):

@@ -1,4 +1,4 @@
-"""A disk that is full: what was acknowledged stays, drains, and then there is room again."""
+"""Full disk: acknowledged groups stay, drain, and free space again."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Filler:
         return taken
 
     def drain(self) -> int:
-        """Train on whole batches and commit; each payload must be what was acknowledged."""
+        """Train on whole batches and commit; each payload must equal the acknowledged one."""
         trained = 0
         while True:
             claim = Claim(generation=self.run.generation, size=BATCH, now=0.0, lease_s=60.0)
@@ -111,7 +111,7 @@ def full_disk_campaign(rounds: int, seed: int = 0) -> Figures:
         filler = Filler(store, seed)
         for _ in range(rounds):
             figures["acknowledged"] += filler.fill(times_full=5)
-            bare.capacity += 48 * MB  # somebody made room
+            bare.capacity += 48 * MB  # space was freed
             filler.drain()
             figures["lost"] += len(filler.acknowledged) // (BATCH // 4)
             bare.capacity -= 48 * MB - 4 * MB

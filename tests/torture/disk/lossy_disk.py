@@ -1,4 +1,4 @@
-"""A disk that loses what nobody synced: an SQLite VFS with power cuts.
+"""A disk that loses unsynced writes: an SQLite VFS with power cuts.
 
 folder   what the running program reads back: real files, best on a RAM disk
 durable  what was synced, by file: no cut touches it
@@ -19,7 +19,7 @@ SECTOR = 512  # bytes a drive writes whole or not at all
 
 
 class Fate(Enum):
-    """What a power cut does to the changes of one file that were not synced."""
+    """Effect of a power cut on the unsynced changes of one file."""
 
     DROPPED = "dropped"
     KEPT = "kept"
@@ -130,7 +130,7 @@ class Disk:
 
 
 class OpenFile(apsw.VFSFile):
-    """One open file; what is not here goes straight to the real one."""
+    """One open file; other calls are forwarded to the real file."""
 
     def __init__(
         self, disk: Disk, name: str | apsw.URIFilename | None, flags: list[int]
@@ -138,7 +138,7 @@ class OpenFile(apsw.VFSFile):
         super().__init__("", name, flags)  # type: ignore[arg-type]
         self._disk = disk
         if name is None:
-            self._file = File()  # a temporary file: nobody else ever sees it
+            self._file = File()  # a temporary file, invisible to other processes
         else:
             self._file = disk.opened(name if isinstance(name, str) else name.filename())
 

@@ -109,7 +109,7 @@ def environment_asked(number: signal.Signals, world: World) -> float:
 
 def environment_killed(world: World, durations: Durations) -> float:
     world.env.kill()
-    time.sleep(0.5)  # what it had sent is answered
+    time.sleep(0.5)  # its posts are answered
     known = world.acknowledged() | world.wiped | set(world.trainer.got)
     world.unsent_at_kill |= set(world.finished()) - known
     world.env.start()

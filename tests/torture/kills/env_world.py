@@ -144,7 +144,7 @@ class Trainer(threading.Thread):
             self.stop.wait(0.02)
 
     def drain(self) -> None:
-        """Take what makes a batch, once the environment is gone."""
+        """Claim the remaining full batches after the environment has ended."""
         self.stop.set()
         self.join(WITHIN_S)
         while self._step(wait_s=0.0):
@@ -233,7 +233,7 @@ class World:
         """As an operator does it, while nothing is on its way, so that each key's fate is known."""
         self.env.signal(signal.SIGSTOP)
         with self.trainer.lock:
-            time.sleep(0.5)  # what the environment had sent is answered
+            time.sleep(0.5)  # the posts of the environment are answered
             self.wiped |= self.acknowledged()
             self.trainer.reset()
         self.env.signal(signal.SIGCONT)

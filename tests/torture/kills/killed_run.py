@@ -187,7 +187,7 @@ class CrashingTrainer(threading.Thread):
     def _usable(self, what: str, status: int, reply: object) -> bool:
         if status == 409:
             # A claim that was hung up on may be served after the one that repeats it; the
-            # later delivery is then nobody's. Start again from the checkpoint.
+            # later delivery then has no owner. Start again from the checkpoint.
             self._generation = None
             self.counts["fenced"] += 1
         elif status != 200 and status < 500:
@@ -196,7 +196,7 @@ class CrashingTrainer(threading.Thread):
 
 
 def audit(clients: list[Client], trainer: CrashingTrainer, queued: int) -> Figures:
-    """What was acknowledged, against what was trained on and what is left."""
+    """Compare the acknowledged groups with those trained on and those still queued."""
     acknowledged = {
         f"{c.lane}/{i}": (c.lane, i) for c in clients for i in range(c.acknowledged)
     }

@@ -29,7 +29,7 @@ GIVES_UP_AFTER = 50  # errors in a row that a client takes
 
 
 class Load:
-    """Environments and a trainer, and what they were told."""
+    """Environments and a trainer, and the replies they received."""
 
     def __init__(self, stores: list[PostgresStore]) -> None:
         self.stores = stores

@@ -14,7 +14,7 @@ from tests.torture.queue.queue_duel import Duel, Wish
 
 @dataclass(frozen=True)
 class Handle:
-    """What a holder of a batch names it by."""
+    """Identity of a delivered batch."""
 
     no: int
     generation: int
@@ -24,7 +24,7 @@ class Handle:
 
 @dataclass
 class Lineage:
-    """What went into the weights: batch numbers in order, and the groups in them."""
+    """Training history of the weights: batch numbers in order, and their groups."""
 
     numbers: list[int] = field(default_factory=list)
     gids: set[int] = field(default_factory=set)

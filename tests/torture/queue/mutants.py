@@ -346,7 +346,7 @@ def admission_forgets_what_was_committed() -> None:
     rewrite(sql_store, "_accepted", "FROM totals", "FROM totals WHERE state <> 'committed'")
 
 
-# --- what a crash or a disk can show only -------------------------------------------
+# --- bugs that only a crash or a disk fault shows -----------------------------------
 
 
 @noticed_by(Judge.POWER)

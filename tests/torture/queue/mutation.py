@@ -1,4 +1,4 @@
-"""How a seeded bug is written down: a patch, and who has to notice it."""
+"""Record of a seeded bug: a patch, and the judges that must detect it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Patch = Callable[[], None]
 
 
 class Judge(Enum):
-    """Who has to notice."""
+    """The check that must detect the bug."""
 
     MACHINE = "machine"  # the state machine
     POWER = "power"  # the power cuts

@@ -17,7 +17,7 @@ from tests.torture.figures import Figures
 ROOT = Path(__file__).resolve().parents[3]
 UNCHANGED = "none"
 MOST_S = 300.0
-NOTICED = 9  # an exception nobody caught is 1, and proves nothing
+NOTICED = 9  # an uncaught exception exits with 1, and proves nothing
 
 
 def judge(name: str, examples: int) -> None:

@@ -146,7 +146,7 @@ class Actions:
         )
 
     def a_zombie_acks(self) -> None:
-        """It slept through its lease; somebody else has the batch when it wakes up."""
+        """A trainer acks after its lease expired and another trainer has the batch."""
         self.claim(1.0, lost=True)
         self.tick(5.0)
         self.claim(10.0)
@@ -182,7 +182,7 @@ class Actions:
         self.claim(10.0)
 
     def act_on_any(self, i: int, verb: str) -> None:
-        """Use a handle somebody got once: most often a later delivery took over."""
+        """Use an earlier handle; a later delivery has mostly replaced it."""
         handle = self.handle(i)
         if handle is None:
             return
@@ -214,7 +214,7 @@ class Actions:
         assert self.duel.rewind(0, old) is StaleGeneration
 
     def discard(self, i: int, which: int) -> None:
-        """A delivery found a damaged payload, in a batch nobody trained on."""
+        """A delivery found a damaged payload in an untrained batch."""
         numbers = sorted(self.duel.model.batches)
         if not numbers:
             return
@@ -233,5 +233,7 @@ class Actions:
 
     def release(self, i: int) -> None:
         known = self.duel.model.admissions.get(f"lease {i}")
-        if known is None or known.until > self.now:  # the store cannot tell what is over
+        if (
+            known is None or known.until > self.now
+        ):  # the store cannot detect the end of an admission
             self.duel.release(f"lease {i}")

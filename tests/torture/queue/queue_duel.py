@@ -1,4 +1,4 @@
-"""One store and the model, asked the same thing: any difference is an AssertionError."""
+"""The same calls on one store and the model: any difference is an AssertionError."""
 
 from __future__ import annotations
 

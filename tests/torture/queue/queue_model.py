@@ -1,4 +1,4 @@
-"""The queue as a few dictionaries: what every store has to be indistinguishable from.
+"""Reference model of the queue as a few dictionaries; every store must behave like it.
 
 Plain loops over everything, no index, no counter: slow, and short enough to believe.
 Group ids and batch numbers are the store's to choose, so calls that make some are told.
@@ -186,7 +186,7 @@ class Model:
         return batch
 
     def shown(self, size: int) -> list[GroupSummary]:
-        """What a chooser sees: of each kind the oldest that could be part of one batch."""
+        """Input of a chooser: of each kind the oldest groups that could be part of one batch."""
         kinds: Counter[tuple[int | None, int]] = Counter()
         queue = []
         for one in self._in(S.PENDING):
@@ -293,7 +293,7 @@ class Model:
         self.last_gid, self.last_no = gid, no
         return self.run
 
-    # --- what it comes to ---------------------------------------------------------
+    # --- totals -------------------------------------------------------------------
 
     def group_counts(self) -> set[GroupCount]:
         kinds = Counter[tuple[S, int | None, int]]()

@@ -16,7 +16,7 @@ ANSWER_WITHIN_S = 30.0
 @dataclass(frozen=True, slots=True)
 class Request:
     method: str
-    path: str  # with its query, as it stands on the request line
+    path: str  # with its query, as on the request line
     headers: Headers = ()
     body: bytes = b""
 

@@ -33,7 +33,7 @@ def gzip_bomb(start: bytes = b"") -> bytes:
 
 
 def zstd_bomb(start: bytes = b"", told: bool = False) -> bytes:
-    """``told``: the frame says how large it becomes."""
+    """``told``: the frame header contains the decompressed size."""
     packed = io.BytesIO()
     size = len(start) + GIB if told else -1
     with zstandard.ZstdCompressor().stream_writer(packed, size=size, closefd=False) as out:

@@ -13,7 +13,7 @@ from tests.torture.web.asgi_caller import App, Reply, Request, ask
 from tests.torture.web.hostile import Known, hostile
 
 MAX_BYTES = 6_000  # small, so that a full store is part of the game
-# Old environments drop data on a 4xx, so their posts are held and then told to wait.
+# Old environments drop data on a 4xx, so their posts are held and then answered with a retry time.
 MAY_SAY_WAIT = ("/scored_data", "/scored_data_list")
 # While any of this piles up per request, 80,000 of them after the warm-up pass this.
 MAY_GROW = 24 * MB

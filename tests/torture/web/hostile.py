@@ -1,4 +1,4 @@
-"""Requests nobody should send: valid ones, broken in one or more random ways."""
+"""Hostile requests: valid requests broken in one or more random ways."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ HEADERS: list[tuple[bytes, bytes]] = [
 
 @dataclass
 class Known:
-    """What a caller learned from replies; without it every call is fenced at the door."""
+    """Values from earlier replies; without them every call is fenced."""
 
     generation: int = 1
     no: int = 1

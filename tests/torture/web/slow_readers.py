@@ -1,4 +1,4 @@
-"""Trainers that ask for a large batch and do not read it: memory bounded, nothing lost."""
+"""Trainers that request a large batch and do not read it: memory is bounded, no group lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def big_group(i: int) -> dict[str, object]:
 
 
 def slow_reader_campaign(seconds: int) -> Figures:
-    """They hold on for so long; meanwhile others are answered. Then somebody reads."""
+    """Readers hold their connections while other calls are answered; then one reads."""
     with fast_folder() as folder:
         api = ApiProcess(folder)
         api.start()
@@ -74,7 +74,7 @@ def _campaign(api: ApiProcess, caller: Caller, seconds: int) -> Figures:
 
 
 def begin_to_read(port: int, wish: dict[str, object]) -> socket.socket:
-    """Ask, and take no more than the first bytes of the answer."""
+    """Send the request, and read no more than the first bytes of the response."""
     body = json.dumps(wish).encode()
     head = (
         b"POST /batches/claim HTTP/1.1\r\nhost: localhost\r\n"
@@ -87,7 +87,7 @@ def begin_to_read(port: int, wish: dict[str, object]) -> socket.socket:
 
 
 def was_cut(reader: socket.socket) -> bool:
-    """Whether the other side gave up: what it had sent is there, and then the end."""
+    """Whether the API closed the connection: the sent bytes, then end of file."""
     reader.settimeout(0.2)
     try:
         while reader.recv(MB):

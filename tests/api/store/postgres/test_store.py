@@ -1,4 +1,4 @@
-"""What only a store on PostgreSQL can get wrong: the server, the line to it, its neighbours."""
+"""PostgreSQL store: server settings, lost connections and concurrent replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atroposlib.api.store.postgres.store import split_schema
 from atroposlib.errors import ConfigError, RunChanged, StaleGeneration
 from tests.api.store.store_talk import ack, claim, group, held, in_order, put, register
 
-# --- what it opens, and what it refuses -----------------------------------------------
+# --- accepted and rejected URLs -------------------------------------------------------
 
 
 def test_the_schema_is_parsed_from_the_url():

@@ -1,4 +1,4 @@
-"""What every store promises of batches that were delivered, asked of every store."""
+"""Contract of every store for delivered batches."""
 
 from __future__ import annotations
 

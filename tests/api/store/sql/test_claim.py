@@ -1,4 +1,4 @@
-"""What every store promises of claims, asked of every store."""
+"""Contract of every store for claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store promises of groups, the run and admissions, asked of every store."""
+"""Contract of every store for groups, the run and admissions."""
 
 from __future__ import annotations
 

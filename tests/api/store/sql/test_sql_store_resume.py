@@ -1,4 +1,4 @@
-"""What a store that outlives its process still knows after a restart."""
+"""State of a persistent store after a restart."""
 
 from __future__ import annotations
 

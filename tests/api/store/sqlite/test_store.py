@@ -1,4 +1,4 @@
-"""What only a store on disk can promise."""
+"""Guarantees of the store on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def by_hand(directory, sql, *values):
     return rows
 
 
-# --- whose directory, and where -----------------------------------------------------
+# --- owner and location of the directory --------------------------------------------
 
 
 def test_a_data_directory_has_one_owner(store, tmp_path):
@@ -83,7 +83,7 @@ def test_a_network_file_system_is_rejected_with_suggested_locations(tmp_path, mo
 
 
 def _put_and_die(directory, acknowledged):
-    """Put for ever; the process is killed in the middle of a transaction."""
+    """Put in an endless loop; the process is killed in the middle of a transaction."""
     store = SqliteStore(directory)
     puts = 0
 
