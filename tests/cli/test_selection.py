@@ -56,7 +56,7 @@ def test_the_best_sequences_of_a_group_are_kept(
         ([1.0], 3, False, 0.0, []),
     ],
 )
-def test_the_pairs_of_a_group_are_chosen_and_rejected_completions(
+def test_the_pairs_of_a_group_follow_the_selection_rules(
     scores, max_per_group, allow, difference, kept
 ):
     assert (

@@ -197,7 +197,7 @@ def find_cycle(edges: Mapping[str, Set[str]]) -> list[str] | None:
     return None
 
 
-def test_the_stage_table_orders_imports():
+def test_upward_imports_and_import_cycles_are_detected():
     assert climbs("atroposlib.envs.rollout.groups", "atroposlib.envs.base", ENVIRONMENTS)
     assert not climbs("atroposlib.envs.base", "atroposlib.envs.rollout.groups", ENVIRONMENTS)
     assert climbs("atroposlib.envs.base", "atroposlib.api.server", ENVIRONMENTS)
