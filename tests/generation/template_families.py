@@ -198,7 +198,7 @@ def one_by_one(tokenizer: Any, text: str) -> list[int]:
 
 @dataclass
 class Sampler:
-    """Answers what it is told; every sampled token has a logprob of its own.
+    """Returns scripted answers; every sampled token has a distinct logprob.
 
     ``next_outputs`` holds the (tokens, finish reason) of each choice of the next call.
     """

@@ -38,20 +38,20 @@ def test_defaults_are_those_of_the_original() -> None:
     assert OpenaiConfig is APIServerConfig
 
 
-def test_a_lone_server_keeps_its_address() -> None:
+def test_a_single_server_keeps_its_address() -> None:
     assert as_server_list(LOCAL) == [LOCAL]
     assert resolve_openai_configs(LOCAL) == LOCAL
     assert resolve_openai_configs([LOCAL]) == [LOCAL]
 
 
-def test_a_lone_server_takes_overrides_of_flags() -> None:
+def test_command_line_flags_override_a_single_server() -> None:
     flags = {"openai.base_url": "http://other:2/v1", "env.group_size": 4}
     server = resolve_openai_configs(LOCAL, {"base_url": "http://other:2/v1"}, {}, flags)
     assert isinstance(server, APIServerConfig)
     assert (server.base_url, server.api_key) == ("http://other:2/v1", "k")
 
 
-def test_flags_win_over_yaml_and_yaml_over_defaults() -> None:
+def test_flags_override_yaml_and_yaml_overrides_defaults() -> None:
     (server,) = resolve_openai_configs(
         [LOCAL],
         {"model_name": "from flags", "timeout": 5},
@@ -73,7 +73,7 @@ def test_a_yaml_list_of_one_merges_like_a_mapping() -> None:
 
 
 @pytest.mark.parametrize("several", ["yaml", "defaults"])
-def test_overriding_one_of_several_servers_is_refused(several: str) -> None:
+def test_overriding_one_of_several_servers_is_rejected(several: str) -> None:
     pair = [{"base_url": "http://a/v1"}, {"base_url": "http://b/v1"}]
     yaml = {"openai": pair} if several == "yaml" else {}
     defaults = LOCAL if several == "yaml" else [LOCAL, LOCAL]
@@ -81,7 +81,7 @@ def test_overriding_one_of_several_servers_is_refused(several: str) -> None:
         resolve_openai_configs(defaults, {"timeout": 3}, yaml, {"openai.timeout": 3})
 
 
-def test_a_baseline_stays_one_until_an_address_is_given() -> None:
+def test_a_server_baseline_stays_a_baseline_until_an_address_is_given() -> None:
     baseline = ServerBaseline(timeout=9, server_type="vllm")
     assert resolve_openai_configs(baseline) is baseline
     renamed = resolve_openai_configs(
@@ -99,12 +99,12 @@ def test_default_values_do_not_override() -> None:
     assert resolve_openai_configs(LOCAL, APIServerConfig().model_dump(), {}, {}) == LOCAL
 
 
-def test_merged_values_count_without_the_flags_they_came_from() -> None:
+def test_merged_values_apply_without_the_original_flags() -> None:
     server = resolve_openai_configs(LOCAL, {**LOCAL.model_dump(), "model_name": "m"})
     assert server == LOCAL.model_copy(update={"model_name": "m"})
 
 
-def test_an_empty_list_of_servers_is_refused() -> None:
+def test_an_empty_list_of_servers_is_rejected() -> None:
     with pytest.raises(ConfigError, match="empty list"):
         as_server_list([])
 

@@ -31,13 +31,13 @@ class WithoutTemplate:
         return "".join(map(chr, ids)).removeprefix(" ")
 
 
-def test_without_a_template_each_message_is_a_line() -> None:
+def test_messages_without_a_chat_template_are_rendered_one_per_line() -> None:
     assert render(WithoutTemplate(), TURNS) == "user: hi\nassistant:"
     answered = [*TURNS, {"role": "assistant", "content": "yes"}]
     assert render(WithoutTemplate(), answered) == "user: hi\nassistant: yes"
 
 
-def test_a_prompt_ends_with_a_generation_prompt_only_after_a_turn_of_the_user(
+def test_the_generation_prompt_is_added_only_after_a_user_turn(
     tokenizer: Any,
 ) -> None:
     assert render(tokenizer, TURNS) == "<|user|>hi<|end|><|assistant|>"
@@ -62,7 +62,7 @@ def test_a_leading_space_of_a_sample_is_kept() -> None:
     assert continuation(WithoutTemplate(), [], sampled, skip_special=True) == "b"
 
 
-def test_content_is_one_text() -> None:
+def test_content_parts_are_joined_into_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, "b", {"type": "refusal", "refusal": "c"}]
     assert content_text(parts) == "abc"
     assert content_text(None) == ""

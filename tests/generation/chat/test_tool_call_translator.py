@@ -41,7 +41,7 @@ def named(calls: Any) -> list[tuple[str, Any]]:
     return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
 
 
-def test_a_call_is_found_with_the_text_before_it(translator) -> None:
+def test_a_tool_call_is_parsed_with_the_text_before_it(translator) -> None:
     content, calls, reason = translator.parse_model_output(
         f"Let me add.\n{ONE_CALL}", "auto", [ADD]
     )
@@ -53,7 +53,7 @@ def test_a_call_is_found_with_the_text_before_it(translator) -> None:
     assert json.loads(json.dumps(call)) == call
 
 
-def test_several_calls_have_nested_arguments_and_separate_ids(translator) -> None:
+def test_several_tool_calls_keep_nested_arguments_and_get_separate_ids(translator) -> None:
     nested = {"name": "add", "arguments": {"more": {"deep": [1, {"x": None}]}, "note": "é"}}
     raw = f"{ONE_CALL}\n<tool_call>{json.dumps(nested)}</tool_call>"
     content, calls, _ = translator.parse_model_output(raw, "required", [ADD])
@@ -62,7 +62,7 @@ def test_several_calls_have_nested_arguments_and_separate_ids(translator) -> Non
     assert len({call["id"] for call in calls}) == 2
 
 
-def test_the_last_tag_may_be_left_open(translator) -> None:
+def test_an_unclosed_last_tag_is_still_parsed(translator) -> None:
     _, calls, reason = translator.parse_model_output(
         ONE_CALL.removesuffix("</tool_call>"), "auto", [ADD]
     )
@@ -84,18 +84,18 @@ def test_the_last_tag_may_be_left_open(translator) -> None:
         "<tool_call>" + "[" * 100_000,
     ],
 )
-def test_a_malformed_call_stays_text(translator, raw: str) -> None:
+def test_a_malformed_tool_call_stays_text(translator, raw: str) -> None:
     assert translator.parse_model_output(raw, "auto", [ADD]) == (raw, None, "stop")
 
 
 @pytest.mark.parametrize(("choice", "tools"), [("none", [ADD]), ("auto", None), ("auto", [])])
-def test_without_tools_or_with_choice_none_nothing_is_parsed(
+def test_tool_calls_are_not_parsed_without_tools_or_with_tool_choice_none(
     translator, choice: str, tools: Any
 ) -> None:
     assert translator.parse_model_output(ONE_CALL, choice, tools) == (ONE_CALL, None, "stop")
 
 
-def test_arguments_written_as_a_string_and_left_out_are_an_object(translator) -> None:
+def test_string_and_missing_arguments_become_an_object(translator) -> None:
     raw = (
         '<tool_call>{"name": "add", "arguments": "{\\"a\\": 2}"}</tool_call>'
         '<tool_call>{"name": "stop"}</tool_call>'
@@ -104,7 +104,7 @@ def test_arguments_written_as_a_string_and_left_out_are_an_object(translator) ->
     assert named(calls) == [("add", {"a": 2}), ("stop", {})]
 
 
-def test_calls_that_were_sampled_are_written_back_exactly(translator) -> None:
+def test_sampled_tool_calls_are_rendered_back_exactly(translator) -> None:
     raw = f"Hm. {ONE_CALL}   <tool_call>{{'broken"  # only the well-formed text comes back
     assert translator.parse_model_output(raw, "auto", [ADD])[1] is None
     raw = f"Hm.  {ONE_CALL}\n trailing words"
@@ -117,7 +117,9 @@ def test_calls_that_were_sampled_are_written_back_exactly(translator) -> None:
     ]
 
 
-def test_calls_of_another_origin_are_written_as_the_model_would(translator) -> None:
+def test_tool_calls_of_another_origin_are_rendered_in_the_format_of_the_model(
+    translator,
+) -> None:
     calls = [
         {"id": "x", "function": {"name": "add", "arguments": '{"a": 1}'}},
         {"id": "y", "function": {"name": "stop", "arguments": ""}},
@@ -139,7 +141,7 @@ def test_calls_of_another_origin_are_written_as_the_model_would(translator) -> N
     assert converted[2]["tool_call_id"] == "x" and "tool_calls" not in converted[1]
 
 
-def test_special_tokens_stay_with_tools_and_the_end_of_the_turn_never_does() -> None:
+def test_special_tokens_are_kept_with_tools_but_the_end_of_turn_is_removed() -> None:
     tokenizer = tokenizer_of(FAMILY_NAMED["chatml"])
     translator = ToolCallTranslator(tokenizer)
     ids = tokenizer.encode("a<|tool|>b<|im_end|>", add_special_tokens=False)
@@ -188,7 +190,9 @@ def test_an_unknown_parser_is_rejected_with_the_known_names() -> None:
         ),
     ],
 )
-def test_other_formats_are_read(parser: str, raw: str, content: str, found: Any) -> None:
+def test_tool_calls_of_other_formats_are_parsed(
+    parser: str, raw: str, content: str, found: Any
+) -> None:
     text, calls, _ = ToolCallTranslator(None, parser).parse_model_output(raw, "auto", [ADD])
     if found is None:
         assert (text, calls) == (raw, None)
@@ -216,7 +220,7 @@ called = st.lists(
 
 @pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral"])
 @given(called=called)
-def test_parsing_what_was_written_gives_the_calls_back(parser: str, called: Any) -> None:
+def test_rendered_tool_calls_parse_to_the_same_calls(parser: str, called: Any) -> None:
     translator = ToolCallTranslator(None, parser)
     calls = [
         {"id": str(i), "function": {"name": name, "arguments": json.dumps(arguments)}}
@@ -233,7 +237,7 @@ def test_parsing_what_was_written_gives_the_calls_back(parser: str, called: Any)
     note=st.text("ab\n </>=", max_size=8).filter(lambda text: text == text.strip("\n")),
     a=st.integers(),
 )
-def test_coder_calls_come_back_by_the_types_of_their_schema(note: str, a: int) -> None:
+def test_coder_tool_calls_are_parsed_with_the_types_of_their_schema(note: str, a: int) -> None:
     translator = ToolCallTranslator(None, "qwen3_coder")
     arguments = {"a": a, "note": note, "more": {"deep": [1, None]}}
     raw = translator.reconstruct_raw_text_from_tool_calls(

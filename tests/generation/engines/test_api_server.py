@@ -1,4 +1,4 @@
-"""Backends of other people, written against the hooks of the original."""
+"""Third-party backends written against the hooks of the original."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_a_custom_check_can_mark_a_server_down_and_up_again(
 
 async def test_a_backend_that_overrides_the_public_call_is_called_through_it() -> None:
     class Stub(OldServer):
-        def __init__(self) -> None:  # as mocks do: nothing of the base is set up
+        def __init__(self) -> None:  # like a mock, without the setup of the base
             self.config = CONFIG
             self.asked: list[dict[str, Any]] = []
 
@@ -130,7 +130,7 @@ async def test_a_subclass_of_a_backend_is_called_through_the_hook_it_overrides(
     assert recorded[0][1] == [output.tokens]
 
 
-async def test_an_object_in_the_place_of_a_server_is_used_as_it_is(tokenizer: Any) -> None:
+async def test_an_object_in_place_of_a_server_is_used_unchanged(tokenizer: Any) -> None:
     class Standin:
         config = CONFIG
 
@@ -151,7 +151,7 @@ async def test_an_object_in_the_place_of_a_server_is_used_as_it_is(tokenizer: An
     assert node.tokens[-2:] == FOUR[1][0] and node.versions[-2:] == [-1, -1]
 
 
-async def test_a_call_that_a_test_replaced_is_the_one_that_is_made(tokenizer: Any) -> None:
+async def test_a_method_replaced_by_a_test_is_called(tokenizer: Any) -> None:
     manager = ServerManager([CONFIG.model_copy(update={"server_type": "vllm"})])
 
     async def answer(**kwargs: Any) -> Any:

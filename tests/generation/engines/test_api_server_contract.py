@@ -45,7 +45,7 @@ def backend(connect, fake, tokenizer):
     return build
 
 
-def test_every_backend_is_held_to_this_contract() -> None:
+def test_every_backend_is_covered_by_the_contract_tests() -> None:
     assert {server_type for server_type, _, _ in WIRES.values()} == set(BACKENDS)
 
 
@@ -54,12 +54,12 @@ def test_every_backend_is_held_to_this_contract() -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("wire", TOKEN_WIRES)
-async def test_tokens_and_logprobs_are_those_that_were_sampled(
+async def test_returned_tokens_and_logprobs_are_the_sampled_ones(
     backend, fake, wire: str, n: int
 ) -> None:
     fake.reply = lambda prompt, i: f"is {i}"
     server = backend(wire)
-    server.announced_version = fake.weight_version = 7  # TRL says no version itself
+    server.announced_version = fake.weight_version = 7  # TRL reports no version
     outputs = await server.generate(PROMPT, n=n, max_tokens=9)
     assert len(outputs) == n
     for i, output in enumerate(outputs):
@@ -74,7 +74,7 @@ async def test_tokens_and_logprobs_are_those_that_were_sampled(
 
 @pytest.mark.parametrize("wire", TOKEN_WIRES)
 @pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens", "max_completion_tokens"])
-async def test_every_name_of_the_limit_works_and_a_truncated_reply_has_reason_length(
+async def test_every_token_limit_name_is_accepted_and_a_cut_reply_ends_with_length(
     backend, fake, wire: str, name: str
 ) -> None:
     fake.reply = lambda prompt, i: "too long"
@@ -84,13 +84,13 @@ async def test_every_name_of_the_limit_works_and_a_truncated_reply_has_reason_le
 
 @pytest.mark.parametrize("wire", TOKEN_WIRES)
 @pytest.mark.parametrize("stop", ["long", ["xyz", "long"]], ids=["str", "list"])
-async def test_a_stop_string_ends_the_tokens_as_text_or_as_list(
+async def test_a_stop_string_ends_the_tokens_whether_given_as_text_or_as_list(
     backend, fake, wire: str, stop: Any
 ) -> None:
     fake.reply = lambda prompt, i: "too long a reply"
     (output,) = await backend(wire).generate(PROMPT, max_tokens=99, stop=stop)
     assert output.tokens == encode("too long")
-    # TRL does not say why a reply ended: without an end token it counts as cut.
+    # TRL reports no finish reason: a reply without an end token counts as truncated.
     assert output.finish_reason == ("length" if wire == "trl" else "stop")
 
 
@@ -105,7 +105,7 @@ async def test_a_response_without_logprobs_raises_and_is_not_padded(
 
 
 @pytest.mark.parametrize("wire", TOKEN_WIRES)
-async def test_of_two_leading_bos_one_is_removed(
+async def test_a_duplicate_leading_bos_token_is_removed(
     backend, fake, tokenizer, monkeypatch, wire: str
 ) -> None:
     monkeypatch.setattr(type(tokenizer), "bos_token_id", 0, raising=False)
@@ -114,10 +114,10 @@ async def test_of_two_leading_bos_one_is_removed(
     by_ids = await server.tokens_and_logprobs_completion(input_ids=[0, 0, 9])
     assert by_text[0] == encode("<|system|>a") and by_ids[0] == [0, 9]
     (exact,) = await server.generate([0, 0, 9])
-    assert exact.prompt_ids == [0, 0, 9]  # the primitive sends what it is given
+    assert exact.prompt_ids == [0, 0, 9]  # the primitive sends its input unchanged
 
 
-@pytest.mark.parametrize("wire", SCORING_WIRES)  # TRL does not say that it aborted
+@pytest.mark.parametrize("wire", SCORING_WIRES)  # TRL does not report aborts
 async def test_an_aborted_generation_is_resumed(backend, fake, wire: str) -> None:
     fake.reply = lambda prompt, i: "abcd"[max(0, len(encode(prompt)) - len(PROMPT)) :]
     fake.abort_next.extend([2, 0])
@@ -129,7 +129,7 @@ async def test_an_aborted_generation_is_resumed(backend, fake, wire: str) -> Non
 
 @pytest.mark.parametrize("wire", SCORING_WIRES)
 @pytest.mark.parametrize(("top_k", "ids_at_1"), [(0, [7]), (2, [7, 0, 1])])
-async def test_logprobs_of_a_given_sequence(
+async def test_logprobs_of_a_given_sequence_are_returned(
     backend, wire: str, top_k: int, ids_at_1: list[int]
 ) -> None:
     answer = await backend(wire).get_logprobs(input_ids=[5, 7, 9], top_k=top_k)
@@ -140,7 +140,7 @@ async def test_logprobs_of_a_given_sequence(
 
 
 @pytest.mark.parametrize("wire", ["trl", "openai"])
-async def test_a_backend_without_logprobs_of_prompts_raises(backend, fake, wire: str) -> None:
+async def test_a_backend_without_prompt_logprobs_raises(backend, fake, wire: str) -> None:
     with pytest.raises(NotImplementedError, match="does not implement get_logprobs"):
         await backend(wire).get_logprobs(input_ids=[5])
     assert fake.requests == []
@@ -150,7 +150,9 @@ async def test_a_backend_without_logprobs_of_prompts_raises(backend, fake, wire:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_a_chat_has_n_texts_without_end_tokens(backend, fake, wire: str) -> None:
+async def test_a_chat_completion_has_n_texts_without_end_tokens(
+    backend, fake, wire: str
+) -> None:
     fake.reply = lambda prompt, i: f"answer {i}"
     server = backend(wire, model_name="served")
     chat = await server.chat_completion(
@@ -185,7 +187,7 @@ def calls_of(server: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_a_rejection_is_not_retried_and_a_transient_failure_is(
+async def test_a_transient_failure_is_retried_and_a_rejection_is_not(
     backend, fake, wire: str
 ) -> None:
     server = backend(wire)
@@ -201,9 +203,9 @@ async def test_a_rejection_is_not_retried_and_a_transient_failure_is(
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_no_call_waits_longer_than_its_timeout(backend, fake, wire: str) -> None:
+async def test_a_call_waits_no_longer_than_its_timeout(backend, fake, wire: str) -> None:
     server = backend(wire)
-    await calls_of(server)[0]()  # whatever is found out at the first call
+    await calls_of(server)[0]()  # the first call detects routes and versions
     fake.hold = threading.Event()
     for call in calls_of(server):
         server.http.timeout_s = 0.05
@@ -223,7 +225,7 @@ async def test_a_timeout_of_one_call_bounds_that_call(backend, fake) -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("suffix", ["/v1", "/v1/"])
-async def test_requests_go_below_v1_with_the_key(
+async def test_requests_are_sent_below_v1_with_the_api_key(
     backend, fake, fake_url: str, wire: str, suffix: str
 ) -> None:
     server = backend(wire, base_url=f"{fake_url}{suffix}", api_key="secret")
@@ -242,7 +244,7 @@ async def test_an_address_without_v1_serves_token_requests(
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_calls_of_both_splits_are_counted_apart(backend, wire: str) -> None:
+async def test_train_and_eval_calls_are_counted_separately(backend, wire: str) -> None:
     server = backend(wire)
     await asyncio.gather(*(call() for call in calls_of(server)))
     await server.chat_completion(messages=HELLO, split="eval")

@@ -1,4 +1,4 @@
-"""The server of unit tests: prepared answers only."""
+"""Test server with prepared answers."""
 
 from __future__ import annotations
 

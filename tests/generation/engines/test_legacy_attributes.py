@@ -19,7 +19,7 @@ def test_former_names_are_views_of_the_slots_and_timings_of_both_splits() -> Non
     assert list(server.eval_attempts_list) == [1]
 
 
-def test_a_health_that_is_set_is_the_state_of_the_monitor() -> None:
+def test_setting_the_health_attribute_sets_the_state_of_the_monitor() -> None:
     server = ServerHarness()
     assert server.server_healthy and not server.initialized
     assert server.check_task is None

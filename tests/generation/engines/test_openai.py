@@ -21,7 +21,7 @@ async def test_a_chat_completion_has_the_type_of_the_openai_package(connect, fak
     assert body == {"messages": HELLO, "n": 2, "model": "served", "min_p": 0.1}
 
 
-async def test_a_text_completion_comes_back(connect, fake) -> None:
+async def test_a_text_completion_returns_the_sampled_text(connect, fake) -> None:
     fake.reply = lambda prompt, i: prompt[::-1]
     completion = await connect().completion(prompt="abc", max_tokens=8)
     assert completion.choices[0].text == "cba"
@@ -37,7 +37,9 @@ async def test_a_server_that_ignores_n_gets_one_request_per_choice(connect, fake
     assert [body["n"] for _, body in fake.requests[3:]] == [1, 1]
 
 
-async def test_n_of_one_is_one_request_even_where_n_is_ignored(connect, fake) -> None:
+async def test_n_of_one_sends_one_request_even_to_a_server_that_ignores_n(
+    connect, fake
+) -> None:
     await connect(n_kwarg_is_ignored=True).chat_completion(messages=HELLO, n=1)
     assert len(fake.requests) == 1
 
@@ -51,14 +53,14 @@ async def test_a_transient_failure_is_retried(connect, fake, status: int) -> Non
     assert list(server.attempts_list) == [3]
 
 
-async def test_an_aborted_text_is_requested_again(connect, fake) -> None:
+async def test_an_aborted_text_completion_is_requested_again(connect, fake) -> None:
     fake.abort_next.append(3)
     fake.reply = lambda prompt, i: "whole"
     completion = await connect().chat_completion(messages=HELLO)
     assert completion.choices[0].message.content == "whole" and len(fake.requests) == 2
 
 
-async def test_three_failures_raise_with_the_last_reason(connect, fake) -> None:
+async def test_three_failed_attempts_raise_with_the_reason_of_the_last(connect, fake) -> None:
     fake.fail_next.extend([500] * 9)
     with pytest.raises(InferenceUnavailable, match="3 attempts failed.*status 500.*scripted"):
         await connect().chat_completion(messages=HELLO)

@@ -25,7 +25,7 @@ def test_parameters_are_renamed_for_sglang() -> None:
     assert logprobs_body([1, 2], 3)["top_logprobs_num"] == 3
 
 
-def test_triples_become_tokens_logprobs_and_versions() -> None:
+def test_sglang_triples_become_tokens_logprobs_and_versions() -> None:
     meta = {
         "output_token_logprobs": [[-0.5, 7, None], [-0.25, 8, None]],
         "completion_tokens": 2,

@@ -13,7 +13,7 @@ from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, slot
     ("capacity", "weight", "open_slots"),
     [(8, 1.0, 8), (8, 0.5, 4), (8, 0.51, 5), (8, 0.0, 1), (1, 0.3, 1), (30, 0.1, 3)],
 )
-def test_the_weight_opens_its_share_of_the_slots(
+def test_the_server_weight_sets_the_share_of_open_slots(
     capacity: int, weight: float, open_slots: int
 ) -> None:
     assert slot_limit(capacity, weight) == open_slots
@@ -58,7 +58,7 @@ async def test_a_lowered_weight_takes_no_slot_from_holders_and_admits_no_new_cal
     await waiter
 
 
-async def test_a_newcomer_does_not_overtake_a_waiter() -> None:
+async def test_a_new_call_does_not_overtake_a_waiting_call() -> None:
     slots = AsyncSemWithAdaptiveWeight(1)
     order: list[int] = []
     await slots.acquire()
@@ -119,7 +119,7 @@ def test_holders_never_pass_the_limit_they_were_admitted_under(
             waiting = [task for task in waiting if not task.done()]
             assert slots.in_use == held
             assert held <= max(before, slots.limit)
-            assert not waiting or held >= slots.limit  # nobody waits beside a free slot
+            assert not waiting or held >= slots.limit  # no call waits while a slot is free
         for task in waiting:
             task.cancel()
         await settle()

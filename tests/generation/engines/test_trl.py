@@ -1,4 +1,4 @@
-"""TRL's server: what no other engine has."""
+"""Request fields and limits specific to TRL servers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ PROMPT = encode("<|user|>2+2=<|end|><|assistant|>")
 
 
 @pytest.mark.parametrize("shape", ROUTES)
-async def test_the_route_is_found_once_and_without_generating(
+async def test_the_vllm_route_is_detected_once_without_generating(
     connect, fake, shape: str
 ) -> None:
     fake.shapes = frozenset({shape})
@@ -30,7 +30,7 @@ async def test_the_route_is_found_once_and_without_generating(
     ("spans", "header", "info", "version"),
     [(True, True, 3, 3), (False, True, 3, 3), (False, False, 3, 3), (False, False, None, -1)],
 )
-async def test_versions_come_from_spans_else_the_header_else_weight_info(
+async def test_weight_versions_are_read_from_spans_then_the_header_then_weight_info(
     connect, fake, spans: bool, header: bool, info: int | None, version: int
 ) -> None:
     fake.reports_spans, fake.reports_header, fake.weight_version = spans, header, info
@@ -38,7 +38,7 @@ async def test_versions_come_from_spans_else_the_header_else_weight_info(
     assert output.versions == [version] * len(output.tokens)
 
 
-async def test_the_four_tuple_encodes_text_and_returns_what_was_sent(
+async def test_the_four_tuple_call_encodes_text_and_returns_the_sent_prompt_ids(
     connect, fake, tokenizer
 ) -> None:
     fake.reply = lambda prompt, i: "ok"
@@ -66,7 +66,7 @@ def test_prompt_logprobs_of_any_nesting_become_parallel_lists(raw: object) -> No
     assert topk_lists(raw) == ([[], [7, 2]], [[], [-0.5, -1.0]])
 
 
-def test_missing_prompt_logprobs_are_refused() -> None:
+def test_missing_prompt_logprobs_are_rejected() -> None:
     with pytest.raises(TokensMissing, match="no prompt_logprobs"):
         topk_lists(None)
 
@@ -89,12 +89,14 @@ async def test_a_gateway_error_during_route_detection_is_retried(
 
 
 @pytest.mark.parametrize("server_type", ["vllm", "sglang", "trl"])
-def test_a_token_server_needs_an_address(connect, server_type: str) -> None:
+def test_a_token_server_without_an_address_is_rejected(connect, server_type: str) -> None:
     with pytest.raises(ConfigError, match=f"type {server_type} needs an address"):
         connect(server_type, base_url="")
 
 
-async def test_a_tokenizer_that_cannot_be_loaded_names_the_setting(connect, tmp_path) -> None:
+async def test_an_unloadable_tokenizer_raises_an_error_that_names_the_setting(
+    connect, tmp_path
+) -> None:
     server = connect("vllm", model_name=str(tmp_path))
     with pytest.raises(ConfigError, match="tokenizer_name: no tokenizer"):
         await server.tokens_and_logprobs_completion(prompt="hi")

@@ -99,7 +99,7 @@ def write_tool_model(directory: Path, seed: int = 0) -> Path:
 
 
 class ScriptedServer:
-    """An object of the original's shape: it says what ``reply(prompt text, i)`` returns."""
+    """A server of the original's interface that returns ``reply(prompt text, i)``."""
 
     def __init__(self, reply: Callable[[str, int], str]) -> None:
         self.config = APIServerConfig(
@@ -172,7 +172,7 @@ def openai_client(session, **options) -> openai.AsyncOpenAI:
 
 
 def adder(prompt: str, i: int) -> str:
-    """Calls the tool once, then says the sum."""
+    """Calls the tool once, then returns the sum."""
     if "<|tool|>" in prompt:
         return "it is " + prompt.rpartition("<|tool|>")[2].partition("<|end|>")[0]
     return "let me see " + tool_call(2, 3)

@@ -1,4 +1,4 @@
-"""Who may call the proxy: the admin, a session's own agent, this machine, no web page."""
+"""Access to the proxy: admin token, session keys, loopback requests, web pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def made(client=("127.0.0.1", 5), **options) -> tuple[object, httpx.AsyncClient]
     return app, httpx.AsyncClient(transport=transport, base_url="http://proxy")
 
 
-async def test_with_an_admin_token_no_route_answers_a_stranger():
+async def test_with_an_admin_token_every_route_rejects_unauthenticated_requests():
     app, http = made(admin_token="the-admin-token")
     opened = (await http.post("/sessions/create", json={}, headers=ADMIN)).json()
     asked = set()
@@ -37,7 +37,7 @@ async def test_with_an_admin_token_no_route_answers_a_stranger():
     assert len(asked) > 20
 
 
-async def test_the_key_of_a_session_opens_that_session_only():
+async def test_a_session_key_gives_access_to_that_session_only():
     _, http = made(admin_token="the-admin-token")
     opened = [
         (await http.post("/sessions/create", json={}, headers=ADMIN)).json() for _ in range(2)
@@ -54,7 +54,7 @@ async def test_the_key_of_a_session_opens_that_session_only():
     assert (await http.post("/setup", json={}, headers=own)).status_code == 401
 
 
-async def test_without_a_token_only_this_machine_may_replace_the_servers():
+async def test_without_an_admin_token_only_loopback_requests_may_replace_the_servers():
     body = {"model_name": "m", "servers": [{"base_url": "http://localhost:1/v1"}]}
     _, far = made(client=("10.1.2.3", 5))
     assert (await far.post("/setup", json=body)).status_code == 403
@@ -77,12 +77,12 @@ async def test_without_a_token_only_this_machine_may_replace_the_servers():
         ({"Host": "node017"}, 200),
     ],
 )
-async def test_pages_of_other_names_and_sites_are_refused(headers, status):
+async def test_requests_for_other_hosts_and_from_other_sites_are_rejected(headers, status):
     _, http = made(allowed_hosts=["ours.example.org"])
     assert (await http.get("/health", headers=headers)).status_code == status
 
 
-async def test_a_body_is_bounded_and_never_inflated():
+async def test_request_bodies_are_bounded_and_compressed_ones_are_not_inflated():
     _, http = made(limits=ProxyLimits(max_body_bytes=1000))
     uuid = (await http.post("/sessions/create", json={})).json()["uuid"]
     path = f"/{uuid}/v1/chat/completions"

@@ -68,7 +68,7 @@ def samples_on_the_wire(seen: list[tuple[bytes, bytes]]) -> list[dict[str, list[
     for asked, answered in seen:
         request, answer = json.loads(asked), json.loads(answered)
         if "token_ids" not in answer:
-            continue  # the empty body that asks whether the route exists
+            continue  # the empty body of the route probe
         for i, tokens in enumerate(answer["token_ids"]):
             versions = [None] * len(tokens)
             for span in answer["weight_versions"][i]:
@@ -137,7 +137,7 @@ def tapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Tap,
     engine.close()
 
 
-# --- four agents that know nothing of the project ------------------------------------------
+# --- four agents without any import of the project -----------------------------------------
 
 
 def sum_of(given: dict[str, Any]) -> str:
@@ -269,7 +269,7 @@ async def change_weights(url: str, done: asyncio.Event) -> int:
     return version
 
 
-async def test_every_exported_row_is_the_one_that_the_raw_bytes_give(tapped):
+async def test_every_exported_row_equals_the_row_derived_from_the_raw_bytes(tapped):
     url, tap, _ = tapped
     config = APIServerConfig(base_url=f"{url}/v1", server_type="vllm", model_name="tools")
     manager = ServerManager([config])

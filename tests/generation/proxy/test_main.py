@@ -33,7 +33,7 @@ def test_an_open_proxy_for_other_machines_needs_an_explicit_flag(
 
 
 @pytest.mark.slow
-def test_it_runs_as_a_process_and_ends_when_asked(tmp_path):
+def test_the_proxy_runs_as_a_process_and_ends_on_a_signal(tmp_path):
     tool_tokenizer().save_pretrained(tmp_path / "tokenizer")
     names = {"model_name": "m", "tokenizer_name": str(tmp_path / "tokenizer")}
     servers = [{"base_url": "http://127.0.0.1:1/v1"}]

@@ -11,7 +11,7 @@ from tests.generation.proxy.proxy_kit import ADD, AppProxy, tool_call
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
-async def test_tool_calls_are_in_the_message_only_when_there_are_some():
+async def test_a_message_without_tool_calls_has_no_tool_calls_field():
     proxy = AppProxy(lambda prompt, i: tool_call(1, 2) if i == 0 else "none")
     uuid = await proxy.open()
     body = {**HELLO, "n": 2, "tools": [ADD], "tool_choice": "auto"}
@@ -23,7 +23,7 @@ async def test_tool_calls_are_in_the_message_only_when_there_are_some():
 
 
 @pytest.mark.parametrize("with_tools", [False, True])
-async def test_render_is_the_prompt_that_a_generation_sends(with_tools):
+async def test_render_returns_the_prompt_that_a_generation_sends(with_tools):
     """Thinking in the history, tools, the generation prompt, and tokens of an earlier turn
     that the tokenizer would not choose for its text: all as in the real call."""
     proxy = AppProxy(lambda prompt, i: "<think>th</think>ok")
@@ -69,7 +69,7 @@ async def test_errors_have_the_openai_shape():
     assert (not_json.status_code, not_json.json()["error"]["code"]) == (400, 400)
 
 
-async def test_a_backend_that_fails_is_a_server_error():
+async def test_a_failing_backend_is_reported_as_a_server_error():
     def fail(prompt, i):
         raise RuntimeError("the engine is gone")
 

@@ -11,7 +11,7 @@ from tests.generation.proxy.proxy_kit import AppProxy, tool_tokenizer
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
-async def test_health_and_servers_need_no_session():
+async def test_the_health_and_servers_routes_need_no_session():
     proxy = AppProxy()
     assert await proxy.ask("GET", "/health") == {
         "status": "ok",
@@ -32,7 +32,7 @@ async def test_health_and_servers_need_no_session():
     ]
 
 
-async def test_a_session_from_its_opening_to_its_end():
+async def test_a_session_is_opened_used_and_closed():
     proxy = AppProxy()
     opened = await proxy.ask("POST", "/sessions/create", {})
     assert opened["model_name"] == "m"

@@ -28,7 +28,7 @@ def samples_of(*outputs: Generation) -> SampleTree:
     return samples
 
 
-def test_continuing_turns_are_one_row():
+def test_turns_that_extend_each_other_form_one_row():
     samples = samples_of(sample([1, 2], [3, 4], 5), sample([1, 2, 3, 4, 6], [7], 8))
     (row,) = samples.rows()
     assert row.tokens == [1, 2, 3, 4, 6, 7]
@@ -41,7 +41,7 @@ def test_continuing_turns_are_one_row():
     ]
 
 
-def test_a_turn_that_two_branches_share_is_trained_in_the_first_only():
+def test_a_turn_shared_by_two_branches_is_trained_in_the_first_only():
     samples = samples_of(
         sample([1], [2]), sample([1, 2, 3], [4]), sample([1, 2, 5], [6]), sample([9], [8])
     )
@@ -52,7 +52,7 @@ def test_a_turn_that_two_branches_share_is_trained_in_the_first_only():
     assert other.masked_tokens == [-100, 8]
 
 
-def test_of_equal_choices_each_is_a_row_and_one_is_continued():
+def test_each_of_several_equal_choices_is_a_row_and_only_one_is_continued():
     samples = samples_of(sample([1], [2]), sample([1], [2]), sample([1, 2, 3], [4]))
     rows = samples.rows()
     assert sorted(row.masked_tokens for row in rows) == [[-100, 2], [-100, 2, -100, 4]]
@@ -63,7 +63,7 @@ def test_a_rewritten_history_starts_a_new_row():
     assert [row.tokens for row in rewritten.rows()] == [[1, 2, 3], [1, 2, 4, 5]]
 
 
-def test_an_empty_choice_gives_no_row():
+def test_an_empty_choice_produces_no_row():
     assert samples_of(sample([1], [])).rows() == []
 
 
@@ -75,20 +75,20 @@ def test_an_undelivered_answer_is_left_out_unless_a_sample_continues_it():
     assert alone.masked_tokens == [-100, 2]
 
 
-def test_no_reward_is_not_a_reward_of_zero():
+def test_a_missing_reward_is_not_a_reward_of_zero():
     samples = samples_of(sample([1], [2]))
     assert samples.rows()[0].reward is None
     assert samples.rows(Rewards({"c0": 0.0}))[0].reward == 0.0
 
 
-def test_rewards_of_turns_and_session_add_up_along_the_row():
+def test_turn_and_session_rewards_are_summed_along_the_row():
     samples = samples_of(sample([1], [2]), sample([1, 2, 3], [4]))
     (row,) = samples.rows(Rewards({"c0": 1.0}, session=4.0, discount=0.5))
     assert row.reward == 3.0
     assert [(turn.reward, turn.discounted) for turn in row.turns] == [(1.0, 3.0), (None, 4.0)]
 
 
-def test_discounted_returns_by_hand():
+def test_discounted_returns_equal_values_computed_by_hand():
     assert discounted_returns([None, 1.0, None], 2.0, 0.5) == [1.0, 2.0, 2.0]
     assert discounted_returns([1.0, None], None, 0.5) == [1.0, None]
     assert discounted_returns([], 1.0, 1.0) == []
@@ -105,7 +105,7 @@ turns = st.lists(
 
 
 @given(turns)
-def test_every_sampled_token_is_trained_exactly_once_with_its_own_values(plan: Any):
+def test_every_sampled_token_is_trained_exactly_once_with_its_logprob_and_version(plan: Any):
     """Each sample continues an earlier one or none, over an alphabet small enough to clash."""
     samples, wholes, sampled = SampleTree(), [[]], []
     for i, (parent, given_tokens, tokens) in enumerate(plan):

@@ -7,7 +7,7 @@ from tests.generation.proxy.proxy_kit import AppProxy
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
-async def test_rewards_reach_the_rows():
+async def test_rewards_are_stored_in_the_rows():
     proxy = AppProxy()
     uuid = await proxy.open()
     path = f"/sessions/{uuid}/reward"
@@ -32,7 +32,7 @@ async def test_rewards_reach_the_rows():
     await proxy.ask("POST", path, {"reward": 1, "completion_id": "chatcmpl-0"}, status=404)
 
 
-async def test_nodes_of_one_completion_and_a_reset():
+async def test_a_completion_has_its_nodes_and_a_reset_removes_them():
     proxy = AppProxy()
     uuid = await proxy.open()
     replies = [
@@ -49,7 +49,7 @@ async def test_nodes_of_one_completion_and_a_reset():
     assert (await proxy.ask("GET", f"/sessions/{uuid}/rows"))["rows"] == []
 
 
-async def test_nodes_of_a_tree_come_as_a_list_too():
+async def test_nodes_of_a_tree_session_are_also_returned_as_a_list():
     proxy = AppProxy()
     uuid = await proxy.open(track_tree=True)
     await proxy.ask("POST", f"/{uuid}/v1/chat/completions", {**HELLO, "n": 2})

@@ -29,7 +29,7 @@ async def test_a_session_is_assigned_to_the_requested_server():
     assert "nope" in error["error"]["message"]
 
 
-async def test_sessions_spread_over_servers_and_leave_them():
+async def test_sessions_are_spread_over_servers_and_released_from_them():
     urls = [f"http://node{i}:9001/v1" for i in range(2)]
     manager = ServerManager([APIServerConfig(base_url=u, server_type="vllm") for u in urls])
     app = create_app(manager, tool_tokenizer(), "m")
@@ -73,7 +73,7 @@ async def test_sessions_are_bounded_and_idle_ones_expire():
     await proxy.open()
 
 
-async def test_a_text_server_serves_agents_and_has_no_rows(fake_url):
+async def test_a_text_only_server_serves_agents_without_rows(fake_url):
     manager = ServerManager([APIServerConfig(base_url=f"{fake_url}/v1", server_type="openai")])
     app = create_app(manager, None, "m")
     transport = httpx.ASGITransport(app)
@@ -92,7 +92,7 @@ async def test_a_text_server_serves_agents_and_has_no_rows(fake_url):
     await manager.close()
 
 
-def test_settings_that_cannot_be_used_are_named(tmp_path):
+def test_unusable_settings_are_named_in_the_error(tmp_path):
     path = tmp_path / "servers.json"
     path.write_text('{"model_name": "m"}')
     with pytest.raises(ConfigError, match="servers"):

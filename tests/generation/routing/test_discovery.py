@@ -45,14 +45,14 @@ def urls(manager: ServerManager) -> list[str]:
     return [server.base_url for server in manager.servers]
 
 
-def test_nodes_after_the_training_ones_serve() -> None:
+def test_nodes_after_the_training_nodes_run_servers() -> None:
     assert node_urls(["a"], 1, 1) == []
     assert node_urls(["a", "b"], 1, 4) == ["http://b:9000/v1", "http://b:9001/v1"]
     assert node_urls(["a", "b", "c"], 2, 8) == ["http://c:9000/v1"]
     assert len(node_urls(["a", "b", "c"], 1, 1)) == 16
 
 
-def test_the_first_server_is_the_template_of_all(slurm: Any) -> None:
+def test_the_first_server_is_the_template_of_all_servers(slurm: Any) -> None:
     slurm(3, NUM_TRAINING_NODES="2", INFER_TP="4")
     template = APIServerConfig(
         base_url="http://given/v1",
@@ -81,7 +81,7 @@ def test_the_node_list_reaches_scontrol_as_one_argument_and_no_shell(slurm: Any)
     assert called.read_text() == "['show', 'hostnames', 'node[0-9]; echo $(id)']"
 
 
-def test_one_node_leaves_the_servers_as_given(
+def test_a_job_of_one_node_leaves_the_servers_unchanged(
     slurm: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     slurm(1)
@@ -91,14 +91,14 @@ def test_one_node_leaves_the_servers_as_given(
     assert urls(ServerManager(ServerBaseline())) == LOCAL
 
 
-def test_a_job_does_not_change_servers_that_were_not_asked_for(slurm: Any) -> None:
+def test_a_job_leaves_servers_unchanged_unless_slurm_is_enabled(slurm: Any) -> None:
     slurm(3)
     config = APIServerConfig(base_url="http://given/v1")
     (server,) = ServerManager([config]).servers
     assert server.config is config
 
 
-def test_outside_a_job_servers_are_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_job_the_servers_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     config = APIServerConfig(base_url="http://given/v1")
     (server,) = ServerManager([config], slurm=True).servers
@@ -116,7 +116,7 @@ def test_outside_a_job_servers_are_as_given(monkeypatch: pytest.MonkeyPatch) -> 
         ({"NUM_TRAINING_NODES": "2"}, "2 of 2 nodes train, which leaves none"),
     ],
 )
-def test_impossible_numbers_of_nodes_are_rejected(
+def test_invalid_numbers_of_nodes_are_rejected(
     slurm: Any, variables: dict[str, str], says: str
 ) -> None:
     slurm(2, **variables)

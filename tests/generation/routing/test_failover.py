@@ -54,13 +54,13 @@ async def test_when_every_server_fails_the_error_has_the_last_reason(manage) -> 
 
 
 async def test_no_call_waits_for_a_dead_server_while_another_is_available(manage) -> None:
-    manager, (first, second) = manage(2, timeout=600)  # what waiting would take
+    manager, (first, second) = manage(2, timeout=600)  # the wait without failover
     first.healthy = False
     await asyncio.gather(*(manager.chat_completion(messages=HELLO) for _ in range(8)))
     assert (len(first.requests), len(second.requests)) == (0, 8)
 
 
-async def test_with_all_servers_down_the_first_that_answers_gets_the_call(manage) -> None:
+async def test_with_all_servers_down_the_first_to_recover_gets_the_call(manage) -> None:
     manager, (first, second) = manage(2, timeout=600)
     first.healthy = second.healthy = False
     call = asyncio.ensure_future(manager.chat_completion(messages=HELLO))
@@ -112,7 +112,7 @@ async def test_a_managed_session_stays_on_its_server(manage, tokenizer: Any) -> 
     assert [server.sessions for server in manager.servers] == [0, 0]
 
 
-async def test_a_session_moves_when_its_server_fails_and_stays_on_the_new_one(
+async def test_a_session_moves_when_its_server_fails_and_stays_on_the_new_server(
     manage, tokenizer: Any
 ) -> None:
     manager, (first, second) = manage(2, "vllm")

@@ -28,7 +28,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 # --- construction ------------------------------------------------------------------------
 
 
-def test_a_lone_server_config_is_used_as_it_is() -> None:
+def test_a_single_server_config_is_used_unchanged() -> None:
     config = APIServerConfig(base_url="http://localhost:1/v1", api_key="k")
     (server,) = ServerManager(config).servers
     assert server.config is config
@@ -49,7 +49,7 @@ def test_a_baseline_gets_local_addresses_and_keeps_its_settings(
     assert all(isinstance(server, VLLMServer) for server in servers)
 
 
-def test_servers_of_different_types_live_in_one_manager() -> None:
+def test_one_manager_holds_servers_of_different_types() -> None:
     manager = ServerManager(
         [
             APIServerConfig(base_url="http://a/v1", server_type="vllm"),
@@ -83,7 +83,7 @@ async def test_a_burst_of_first_calls_is_spread_over_the_servers(manage) -> None
     assert [len(fake.requests) for fake in fakes] == [4, 4, 4]
 
 
-async def test_the_split_reaches_the_server(manage) -> None:
+async def test_the_split_is_passed_to_the_server(manage) -> None:
     manager, _ = manage(1)
     await manager.chat_completion(messages=HELLO, split="eval")
     await manager.completion(prompt="hi", split="train")
@@ -154,7 +154,7 @@ async def test_metrics_of_every_server_are_kept(manage) -> None:
 # --- sessions ----------------------------------------------------------------------------
 
 
-async def test_a_managed_session_is_forgotten_at_the_end(manage, tokenizer: Any) -> None:
+async def test_a_managed_session_is_removed_at_its_end(manage, tokenizer: Any) -> None:
     manager, _ = manage(1, "vllm")
     async with manager.managed_server(tokenizer=tokenizer) as managed:
         assert isinstance(managed, ManagedServer)
@@ -174,7 +174,7 @@ async def test_a_managed_session_can_name_its_server(manage, tokenizer: Any) -> 
             pass
 
 
-async def test_placeholder_tokens_must_be_allowed(
+async def test_placeholder_tokens_are_rejected_unless_allowed(
     manage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager, _ = manage(1)
@@ -199,7 +199,7 @@ async def test_placeholder_tokens_must_be_allowed(
 PROMPT = encode("<|user|>abc<|end|><|assistant|>")
 
 
-async def test_announced_versions_are_those_from_before_the_request(manage) -> None:
+async def test_the_announced_version_is_the_one_read_before_the_request(manage) -> None:
     manager, (fake,) = manage(1, "vllm")
     fake.weight_version = None
     fake.reports_spans = fake.reports_header = False
@@ -222,7 +222,7 @@ async def test_a_proxy_without_an_address_is_an_error(manage) -> None:
             pass
 
 
-async def test_the_variable_of_the_proxy_is_logged_once(
+async def test_the_proxy_environment_variable_is_logged_once(
     manage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("ATROPOS_PROXY_URL", "http://proxy:9100")
@@ -235,7 +235,7 @@ async def test_the_variable_of_the_proxy_is_logged_once(
     assert named.proxy_url == "http://other"
 
 
-async def test_managed_sessions_go_through_the_proxy_that_is_named(
+async def test_managed_sessions_use_the_configured_proxy(
     manage, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     behind, (fake,) = manage(1, "vllm")

@@ -11,14 +11,14 @@ from atroposlib.generation.sampling.generation import (
 )
 
 
-def test_spans_give_every_token_the_version_that_sampled_it() -> None:
+def test_version_spans_assign_every_token_its_sampling_version() -> None:
     spans = [{"version": "3", "start": 0, "end": 2}, {"version": 4, "start": 2, "end": 9}]
     assert token_versions(4, spans, None) == [3, 3, 4, 4]
     assert token_versions(2, [{"version": 5, "start": 1, "end": 2}], "base") == [-1, 5]
     assert UNKNOWN_VERSION == -1
 
 
-def test_a_models_own_sampling_defaults_are_overridden() -> None:
+def test_the_sampling_defaults_of_a_model_are_overridden() -> None:
     params = sampling_params({"input_ids": [1], "model": "m", "stop": None, "seed": 3})
     assert params == {
         "n": 1,

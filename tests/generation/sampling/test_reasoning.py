@@ -11,12 +11,12 @@ from atroposlib.generation.routing.manager import backend_for
 OFFICIAL = "https://api.openai.com/v1"
 
 
-def test_an_effort_or_a_budget_switches_it_on() -> None:
+def test_an_effort_or_a_token_budget_enables_reasoning() -> None:
     assert not ReasoningConfig().is_reasoning_kwargs_active()
     assert ReasoningConfig(effort="low").enabled and ReasoningConfig(max_tokens=1).enabled
 
 
-def test_an_unknown_effort_is_refused() -> None:
+def test_an_unsupported_reasoning_effort_is_rejected() -> None:
     with pytest.raises(ValueError, match="Invalid reasoning_effort"):
         ReasoningConfig(effort="hard")
 
@@ -48,13 +48,13 @@ def test_an_unknown_effort_is_refused() -> None:
         ),
     ],
 )
-def test_each_host_gets_its_own_fields(
+def test_each_host_gets_the_reasoning_fields_of_its_api(
     config: ReasoningConfig, base_url: str | None, use_max_tokens: bool, body: object
 ) -> None:
     assert config.build_extra_body(base_url, use_max_tokens) == body
 
 
-def test_an_environment_config_is_read() -> None:
+def test_reasoning_settings_are_read_from_an_environment_config() -> None:
     env = SimpleNamespace(thinking_mode=True, reasoning_effort=None, max_reasoning_tokens=2048)
     assert ReasoningConfig.from_env_config(env) == ReasoningConfig(True, None, 2048)
 
@@ -70,7 +70,7 @@ def test_an_empty_base_url_is_the_official_api(base_url: str | None) -> None:
     }
 
 
-def test_another_temperature_is_replaced_with_one_warning(
+def test_an_unsupported_temperature_is_replaced_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = OpenAIServer(APIServerConfig(), ReasoningConfig(enabled=True))
@@ -93,7 +93,7 @@ def test_local_engines_get_no_reasoning_fields(
     assert len(caplog.messages) == 1 and "thinking_mode has no effect" in caplog.text
 
 
-def test_fields_of_the_caller_stay_except_reasoning_fields() -> None:
+def test_caller_fields_are_kept_except_reasoning_fields() -> None:
     config = APIServerConfig(base_url="https://openrouter.ai/api/v1")
     server = OpenAIServer(config, ReasoningConfig(max_tokens=9))
     sent = server._inject_reasoning_kwargs({"extra_body": {"min_p": 0.1, "reasoning": "x"}})
@@ -103,7 +103,7 @@ def test_fields_of_the_caller_stay_except_reasoning_fields() -> None:
     }
 
 
-def test_the_environments_key_goes_to_the_official_api_only(
+def test_the_environment_variable_key_is_sent_to_the_official_api_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "of-the-environment")

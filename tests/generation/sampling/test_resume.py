@@ -30,7 +30,7 @@ def without_pauses() -> Iterator[None]:
 class Engine:
     """Continues one text, a token per character, and aborts after given counts.
 
-    Like real engines it looks for stop strings only in what one request generates.
+    Like real engines it matches stop strings only in the text of one request.
     """
 
     def __init__(self, text: str, aborts: Sequence[int] = ()) -> None:
@@ -88,7 +88,7 @@ async def run(engine: Engine, stall_timeout_s: float = 60, **params: Any) -> lis
     stop=st.one_of(st.none(), st.text("ab", min_size=1, max_size=4)),
     more=st.text("ab", min_size=1, max_size=4),
 )
-async def test_however_it_is_cut_the_continuation_is_the_uninterrupted_one(
+async def test_a_generation_resumed_after_any_abort_equals_the_uninterrupted_one(
     text: str, aborts: list[int], limit: int, stop: str | None, more: str
 ) -> None:
     stops: Any = stop if stop is None else [stop, more]
@@ -103,14 +103,14 @@ async def test_every_segment_keeps_the_version_that_sampled_it() -> None:
     assert output.versions == [0, 0, 1, 1, 1, 2, 2]
 
 
-async def test_choices_go_on_by_themselves_after_an_abort() -> None:
+async def test_each_choice_is_resumed_separately_after_an_abort() -> None:
     engine = Engine("abcdef", aborts=[2])
     outputs = await run(engine, n=3)
     assert [decode(output.tokens[:-1]) for output in outputs] == ["abcdef"] * 3
     assert [params["n"] for _, params in engine.requests] == [3, 1, 1, 1]
 
 
-async def test_a_budget_that_is_used_up_by_an_abort_is_a_length() -> None:
+async def test_an_abort_at_the_token_limit_has_finish_reason_length() -> None:
     engine = Engine("abcdef", aborts=[3])
     (output,) = await run(engine, max_tokens=3)
     assert (decode(output.tokens), output.finish_reason) == ("abc", "length")
@@ -124,7 +124,7 @@ async def test_an_engine_that_only_aborts_raises_after_the_stall_timeout() -> No
     assert len(engine.requests) == 2
 
 
-async def test_tokens_that_do_not_go_on_from_those_given_are_refused() -> None:
+async def test_tokens_that_do_not_extend_the_given_prefix_are_rejected() -> None:
     engine = Engine("abcd", aborts=[2])
 
     async def forgets(ids: list[int], params: dict[str, Any]) -> list[Generation]:
@@ -145,7 +145,7 @@ def test_token_limits_are_reduced_by_the_sampled_tokens() -> None:
     assert resumed_params(params, 8, 0)["min_tokens"] == 0
 
 
-async def test_no_two_segments_draw_with_the_same_seed() -> None:
+async def test_every_segment_is_sampled_with_a_different_seed() -> None:
     engine = Engine("abcdef", aborts=[2, 1])
     await run(engine, n=2, seed=5)
     seeds = [params["seed"] for _, params in engine.requests]
@@ -164,7 +164,7 @@ async def test_no_two_segments_draw_with_the_same_seed() -> None:
         ("ab", 1, ["x"], None),
     ],
 )
-def test_only_a_stop_string_across_the_boundary_is_found(
+def test_only_stop_strings_that_cross_the_segment_boundary_are_matched(
     text: str, boundary: int, stops: list[str], end: int | None
 ) -> None:
     assert spanning_stop_end(text, boundary, stops) == end

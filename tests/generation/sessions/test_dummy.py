@@ -1,4 +1,4 @@
-"""A session over a server of text only: made-up tokens that no trainer may take for real."""
+"""Sessions over text-only servers, with placeholder tokens unfit for training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_every_choice_has_a_node_of_placeholder_tokens(managed) -> None:
     assert managed.get_state() == {"nodes": []}
 
 
-async def test_text_is_completed_and_logprobs_are_not_supported(managed) -> None:
+async def test_the_dummy_session_completes_text_and_does_not_support_logprobs(managed) -> None:
     completion = await managed.completion(prompt="go:")
     (node,) = managed.nodes_for(completion)
     assert node.full_text == f"go:{completion.choices[0].text}"
@@ -53,7 +53,7 @@ async def test_messages_may_be_the_objects_of_the_openai_package(managed) -> Non
     assert "assistant:four 0\n\nuser:[" in node.full_text
 
 
-async def test_placeholder_tokens_make_a_group_only_if_allowed(managed, monkeypatch) -> None:
+async def test_placeholder_tokens_form_a_group_only_if_allowed(managed, monkeypatch) -> None:
     nodes = managed.nodes_for(await managed.chat_completion(messages=MESSAGES))
     monkeypatch.delenv(ALLOW_VARIABLE, raising=False)
     with pytest.raises(InvalidGroup, match=r"tokens\[0\]: made up"):

@@ -84,7 +84,7 @@ async def test_many_turns_equal_the_template_rendered_once(managed, fake, tokeni
     assert [ids.count(END) for ids in sent] == [1, 3, 5]  # no end token is doubled
 
 
-async def test_a_turn_cut_at_its_length_is_ended_untrained(managed, fake) -> None:
+async def test_the_end_token_added_to_a_truncated_turn_is_not_trained(managed, fake) -> None:
     fake.reply = lambda prompt, i: "long answer"
     first = await managed.chat_completion(messages=[user("a")], max_tokens=4)
     messages = [*answered([user("a")], first), user("b")]
@@ -97,7 +97,7 @@ async def test_a_turn_cut_at_its_length_is_ended_untrained(managed, fake) -> Non
     assert trained_text(node) == "longlo"
 
 
-async def test_completions_of_text_extend_too(managed, fake) -> None:
+async def test_text_completions_also_extend_earlier_rows(managed, fake) -> None:
     fake.reply = lambda prompt, i: "x"
     first = await managed.completion(prompt="abc")
     second = await managed.completion(prompt="abcx<|end|> and", split="eval")
@@ -108,7 +108,7 @@ async def test_completions_of_text_extend_too(managed, fake) -> None:
     assert len(managed.server.eval_request_timings) == 1
 
 
-async def test_every_choice_has_its_node(managed, fake) -> None:
+async def test_every_choice_has_a_node(managed, fake) -> None:
     fake.reply = lambda prompt, i: f"choice {i}"
     completion = await managed.chat_completion(messages=[user("a")], n=3)
     nodes = managed.nodes_for(completion)
@@ -121,7 +121,7 @@ async def test_every_choice_has_its_node(managed, fake) -> None:
     assert len(managed.get_state()["nodes"]) == 4
 
 
-async def test_concurrent_calls_do_not_mix_up_their_rows(managed, fake) -> None:
+async def test_concurrent_calls_keep_separate_rows(managed, fake) -> None:
     fake.reply = lambda prompt, i: prompt.split("<|user|>")[-1].split("<|end|>")[0][::-1]
 
     async def two_turns(name: str) -> None:
@@ -136,7 +136,7 @@ async def test_concurrent_calls_do_not_mix_up_their_rows(managed, fake) -> None:
     assert len(managed.get_state()["nodes"]) == 12
 
 
-async def test_rows_of_a_call_that_ends_after_a_reset_do_not_come_back(managed, fake) -> None:
+async def test_a_call_that_ends_after_a_reset_adds_no_rows(managed, fake) -> None:
     import threading
 
     fake.hold = threading.Event()
@@ -223,7 +223,9 @@ async def test_identical_siblings_extended_concurrently_are_each_extended_once(
     assert all(managed.nodes_for(call)[0] in rows for call in calls)
 
 
-async def test_options_of_the_template_reach_it_and_not_the_server(connect, fake) -> None:
+async def test_chat_template_options_are_passed_to_the_template_and_not_to_the_server(
+    connect, fake
+) -> None:
     from atroposlib.testing.tiny import char_tokenizer
 
     tokenizer = char_tokenizer()

@@ -1,4 +1,4 @@
-"""Whatever the chat template does, what was sampled is trained as it was sampled."""
+"""Sampled tokens are trained unchanged under every family of chat templates."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_three_turns_are_the_template_rendered_once(family: Family, kind: 
     rows = managed.get_state()["nodes"]
     paths = check_rows(rows, sampler)
     if not family.keeps_history:
-        assert paths == [[0], [1], [2]]  # each sample in a row of its own, none lost
+        assert paths == [[0], [1], [2]]  # each sample in a separate row, none lost
         return
     assert paths == [[0, 1, 2]]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -109,7 +109,7 @@ async def test_three_turns_are_the_template_rendered_once(family: Family, kind: 
     whole = tokenizer.encode(rendered, add_special_tokens=False)
     assert rows[0].tokens == whole[: len(rows[0].tokens)]
     rest = tokenizer.decode(whole[len(rows[0].tokens) :])
-    assert rest in ("", "\n", "\n<|endoftext|>")  # what the next turn would begin with
+    assert rest in ("", "\n", "\n<|endoftext|>")  # the beginning of the next turn
 
 
 @pytest.mark.parametrize("ending", ["length", "stop string"])
@@ -171,7 +171,7 @@ async def test_whitespace_that_the_template_strips_starts_another_row() -> None:
     assert tokenizer.decode(sampler.sent[-1][1]) == render(tokenizer, messages)
 
 
-async def test_merged_neighbours_extend_the_row_that_they_follow() -> None:
+async def test_merged_adjacent_messages_extend_the_preceding_row() -> None:
     family = FAMILY_NAMED["neighbours of one role are merged"]
     tokenizer = tokenizer_of(family)
     sampler = Sampler()
@@ -186,7 +186,7 @@ async def test_merged_neighbours_extend_the_row_that_they_follow() -> None:
     assert row.tokens == tokenizer.encode(rendered, add_special_tokens=False)
 
 
-async def test_a_character_cut_in_half_is_kept_as_it_was_sampled() -> None:
+async def test_a_partially_sampled_character_keeps_its_sampled_tokens() -> None:
     family = FAMILY_NAMED["chatml"]
     tokenizer = tokenizer_of(family, "bytes")
     sampler = Sampler()
@@ -254,7 +254,7 @@ async def play(
 
 @settings(max_examples=120, deadline=None)
 @given(family_names, kinds, st.booleans(), turns)
-def test_every_sample_is_in_a_row_verbatim_and_branches_share_only_what_they_continue(
+def test_every_sample_is_in_a_row_verbatim_and_branches_share_only_their_common_prefix(
     name: str, kind: str, preserve: bool, script: list[Turn]
 ) -> None:
     family = FAMILY_NAMED[name]
@@ -272,7 +272,7 @@ def test_every_sample_is_in_a_row_verbatim_and_branches_share_only_what_they_con
         doubled = [a == b == end for a, b in zip(row.tokens, row.tokens[1:])]
         assert not any(doubled)
     tokenizer = tokenizer_of(family, kind)
-    for text, ids in sampler.sent:  # the model reads what the template says, no more no less
+    for text, ids in sampler.sent:  # the model reads exactly the rendered template
         assert tokenizer.decode(ids) == text
 
 

@@ -50,7 +50,9 @@ async def ask(managed: Any, messages: list[Any], *texts: str, **kwargs: Any) -> 
 GO = {"role": "user", "content": "go"}
 
 
-async def test_a_call_is_in_the_message_and_raw_in_the_node(managed, sampler) -> None:
+async def test_a_tool_call_is_parsed_in_the_message_and_raw_in_the_node(
+    managed, sampler
+) -> None:
     completion = await ask(managed, [GO], f"Hm. {CALL}<|im_end|>")
     (choice,) = completion.choices
     assert choice.finish_reason == "tool_calls" and choice.message.content == "Hm. "
@@ -66,7 +68,7 @@ async def test_a_call_is_in_the_message_and_raw_in_the_node(managed, sampler) ->
 
 
 @pytest.mark.parametrize("as_object", [True, False])
-async def test_turns_with_tools_stay_one_row_equal_to_what_was_shown(
+async def test_turns_with_tools_form_one_row_equal_to_the_rendered_prompt(
     managed, sampler, tokenizer, as_object: bool
 ) -> None:
     messages: list[Any] = [GO]
@@ -119,7 +121,7 @@ async def test_without_a_parser_tools_are_left_out_with_a_warning(
     assert "no tool_parser" in caplog.text
 
 
-def test_a_parser_that_does_not_exist_is_refused_at_once(sampler, tokenizer) -> None:
+def test_an_unknown_tool_parser_is_rejected_at_construction(sampler, tokenizer) -> None:
     with pytest.raises(ConfigError, match="tool_parser"):
         ManagedServer(sampler, tokenizer, tool_parser="nonsense")
 
@@ -138,7 +140,7 @@ async def test_content_may_be_none_or_text_parts(managed, sampler) -> None:
     )
 
 
-async def test_a_picture_is_refused_and_the_message_named(managed) -> None:
+async def test_an_image_is_rejected_with_the_index_of_its_message(managed) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
     messages = [GO, {"role": "user", "content": [{"type": "text", "text": "see"}, picture]}]
     with pytest.raises(ConfigError, match=r"messages\[1\].content: .*'image_url'"):

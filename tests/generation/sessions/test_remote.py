@@ -1,4 +1,4 @@
-"""A session at a proxy is used like one in this process."""
+"""Sessions at a remote proxy have the interface of in-process sessions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def admin(monkeypatch):
     return lambda proxy: monkeypatch.setenv("ATROPOS_PROXY_TOKEN", proxy.admin_token)
 
 
-async def test_it_gives_the_nodes_that_a_managed_server_gives(admin):
+async def test_a_remote_session_returns_the_same_nodes_as_a_managed_server(admin):
     def reply(prompt: str, i: int) -> str:
         return f"word {i}"
 
@@ -84,7 +84,7 @@ async def test_every_argument_reaches_the_inference_server_and_tool_calls_come_b
     assert completion.usage.total_tokens > 0
 
 
-async def test_calls_at_the_same_time_keep_their_own_nodes(admin):
+async def test_concurrent_calls_keep_separate_nodes(admin):
     async with scripted_proxy(lambda prompt, i: prompt[8:12]) as (proxy, _):
         admin(proxy)
         async with await create_proxy_session(proxy.url) as remote:
@@ -99,7 +99,7 @@ async def test_calls_at_the_same_time_keep_their_own_nodes(admin):
             assert len(remote.get_state()["nodes"]) == 12
 
 
-async def test_what_a_proxy_cannot_do_says_so(admin):
+async def test_unsupported_proxy_operations_raise_a_clear_error(admin):
     async with scripted_proxy(lambda prompt, i: "word") as (proxy, _):
         admin(proxy)
         remote = await create_proxy_session(proxy.url)
@@ -117,7 +117,7 @@ async def test_what_a_proxy_cannot_do_says_so(admin):
         await remote.cleanup()  # a session that is gone is no error
 
 
-async def test_a_proxy_that_is_not_there_is_told_apart_from_a_refusal(no_backoff):
+async def test_an_unreachable_proxy_and_a_rejection_raise_different_errors(no_backoff):
     with pytest.raises(InferenceUnavailable):
         await create_proxy_session("http://127.0.0.1:1")
     server = ScriptedServer(lambda prompt, i: "word")

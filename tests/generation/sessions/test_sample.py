@@ -34,7 +34,7 @@ class OldServer:
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Any:
         self.calls.append(kwargs)
         answer = self.answers.pop(0)
-        if isinstance(answer, str):  # sample this text after exactly what was given
+        if isinstance(answer, str):  # sample this text after the exact given prompt
             tokens = [ord(char) for char in answer]
             return kwargs["input_ids"], [tokens], [[-0.5] * len(tokens)], ["stop"]
         return answer
@@ -81,7 +81,7 @@ async def test_servers_and_tokenizers_of_the_original_interface_work(
     assert all(set(node.versions) == {-1} for node in managed.get_state()["nodes"])
 
 
-async def test_the_prompt_that_a_server_reports_is_that_of_the_node() -> None:
+async def test_the_node_holds_the_prompt_reported_by_the_server() -> None:
     server = OldServer(
         ([1, 2], [[3], [4]], [[-0.1], [-0.2]], ["stop", {"type": "length", "length": 1}])
     )
@@ -92,7 +92,9 @@ async def test_the_prompt_that_a_server_reports_is_that_of_the_node() -> None:
     assert [choice.finish_reason for choice in completion.choices] == ["stop", "length"]
 
 
-async def test_a_turn_whose_prompt_the_server_changed_leaves_the_earlier_row_alone() -> None:
+async def test_a_turn_with_a_prompt_changed_by_the_server_does_not_modify_the_earlier_row() -> (
+    None
+):
     server = OldServer("b", ([7, 7], [[99]], [[-0.5]], ["stop"]))
     managed = ManagedServer(server, OrdTokenizer())
     await managed.completion(prompt="a")
@@ -121,7 +123,7 @@ async def test_a_result_without_a_logprob_for_every_token_raises(answer: Any) ->
     assert managed.get_state() == {"nodes": []}
 
 
-async def test_a_server_of_text_only_is_refused(connect, tokenizer) -> None:
+async def test_a_text_only_server_is_rejected(connect, tokenizer) -> None:
     managed = ManagedServer(connect("openai"), tokenizer)
     with pytest.raises((TokensMissing, NotImplementedError)):
         await managed.chat_completion(messages=[user("a")])
@@ -133,7 +135,7 @@ async def test_a_server_without_get_logprobs_raises() -> None:
         await managed.get_logprobs(prompt="a")
 
 
-async def test_an_answered_call_of_one_object_replaced_by_a_test_is_used(tokenizer) -> None:
+async def test_a_method_replaced_on_one_server_object_is_called(tokenizer) -> None:
     harness = ServerHarness()
 
     async def instead(**kwargs: Any) -> Any:

@@ -130,7 +130,7 @@ def test_a_second_branch_of_a_turn_carries_that_turn_too() -> None:
     ]
 
 
-def test_a_tree_keeps_every_turn_and_trains_only_its_own_sample() -> None:
+def test_a_tree_node_keeps_every_turn_and_trains_only_the_last_sample() -> None:
     tree = SequenceTree()
     root = add(tree, None, sampled([1], [2]), "ab")
     add(tree, root, sampled([1, 2, 3], [1]), "abca")
@@ -169,7 +169,7 @@ def test_identical_siblings_of_concurrent_calls_are_each_extended_once() -> None
     assert [node.masked_tokens for node in sequences.leaves] == [[-100, 2, -100, 1]] * 2
 
 
-def test_a_sequence_that_a_server_did_not_continue_keeps_its_place() -> None:
+def test_a_sequence_not_continued_by_the_server_keeps_its_position() -> None:
     for sequences in (SequenceList(), SequenceTree()):
         first = add(sequences, None, sampled([1], [2]), "ab")
         other = add(sequences, first, sampled([3, 3], [1]), "cca")
@@ -177,7 +177,7 @@ def test_a_sequence_that_a_server_did_not_continue_keeps_its_place() -> None:
         assert other.masked_tokens == [-100, -100, 1] and "parent" not in other.metadata
 
 
-def test_the_first_choice_takes_the_place_and_the_others_branch_off() -> None:
+def test_the_first_choice_replaces_its_parent_and_the_others_branch_off() -> None:
     sequences = SequenceList()
     first, last = (add(sequences, None, sampled([k], [2]), "x") for k in (1, 3))
     turn = [SequenceSample(sampled([1, 2, 3], [k]), "abc" + as_text([k])) for k in (1, 2, 1)]

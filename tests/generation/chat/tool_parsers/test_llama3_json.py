@@ -20,7 +20,7 @@ def test_content_ends_at_the_python_tag() -> None:
     assert (parsed.content, parsed.calls) == ("Hm.", [FoundCall("f", "{}")])
 
 
-def test_text_around_the_json_is_no_call() -> None:
+def test_text_around_the_json_prevents_a_tool_call() -> None:
     assert Llama3JsonParser().parse('Use {"name": "f"}', []) is None
     assert Llama3JsonParser().parse('{"name": "f"} now', []) is None
     assert Llama3JsonParser().parse("", []) is None

@@ -19,7 +19,7 @@ CALLS = [FoundCall("f", '{"a": 1}'), FoundCall("g", "{}")]
         '[TOOL_CALLS]f[CALL_ID]c4K9x[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]d2[ARGS]{}',
     ],
 )
-def test_every_form_has_the_same_calls(raw: str) -> None:
+def test_every_mistral_form_parses_to_the_same_calls(raw: str) -> None:
     parsed = MistralParser().parse(f"Hm.{raw}", [])
     assert parsed is not None
     assert (parsed.content, parsed.calls) == ("Hm.", CALLS)
@@ -30,5 +30,5 @@ def test_text_between_named_calls_makes_them_malformed() -> None:
     assert MistralParser().parse("[TOOL_CALLS]{}", []) is None
 
 
-def test_no_calls_are_written_as_no_text() -> None:
+def test_an_empty_list_of_calls_is_rendered_as_empty_text() -> None:
     assert MistralParser().write([]) == ""

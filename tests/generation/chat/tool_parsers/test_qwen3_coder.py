@@ -15,19 +15,19 @@ RAW = (
 )
 
 
-def test_values_have_the_types_of_the_schema() -> None:
+def test_parameter_values_are_converted_to_the_types_of_the_schema() -> None:
     parsed = Qwen3CoderParser().parse(RAW, TOOLS)
     assert parsed is not None and parsed.content == "Hm."
     assert json.loads(parsed.calls[0].arguments) == {"count": 3, "note": "4"}
 
 
-def test_values_without_a_schema_are_text() -> None:
+def test_parameter_values_without_a_schema_stay_text() -> None:
     parsed = Qwen3CoderParser().parse(RAW, [])
     assert parsed is not None
     assert json.loads(parsed.calls[0].arguments) == {"count": "3", "note": "4"}
 
 
-def test_a_written_call_is_read_back() -> None:
+def test_a_rendered_tool_call_is_parsed_back() -> None:
     call = FoundCall("f", '{"count": 3, "note": "two\\nlines"}')
     parsed = Qwen3CoderParser().parse(Qwen3CoderParser().write([call]), TOOLS)
     assert parsed is not None and parsed.calls == [call]

@@ -39,7 +39,7 @@ def test_an_error_has_the_status_of_its_class(error, status):
     assert status_of(error) == status
 
 
-def test_the_message_of_a_refusal_is_its_detail():
+def test_the_message_of_a_rejection_is_its_detail():
     assert message_of(InferenceRefused(422, "too long")) == "too long"
     assert message_of(ConfigError("no such parser")) == "no such parser"
 
@@ -54,13 +54,15 @@ def test_the_message_of_a_refusal_is_its_detail():
         (500, "server_error", "api_error"),
     ],
 )
-def test_bodies_name_the_error_types_of_both_vendors(status, openai_type, anthropic_type):
+def test_error_bodies_contain_the_error_types_of_both_vendors(
+    status, openai_type, anthropic_type
+):
     openai = openai_body(status, "m")["error"]
     assert openai == {"message": "m", "type": openai_type, "param": None, "code": status}
     expected = {"type": "error", "error": {"type": anthropic_type, "message": "m"}}
     assert anthropic_body(status, "m") == expected
 
 
-def test_frames_are_server_sent_events():
+def test_stream_frames_are_server_sent_events():
     assert data_frame({"a": 1}) == b'data: {"a":1}\n\n'
     assert event_frame({"type": "ping"}) == b'event: ping\ndata: {"type":"ping"}\n\n'

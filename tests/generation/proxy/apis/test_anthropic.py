@@ -1,4 +1,4 @@
-"""The proxy as a client of Anthropic's Messages sees it."""
+"""Anthropic's Messages API, called by its clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def post(proxy, session, body, path="/v1/messages"):
         return await client.post(path, json=body)
 
 
-async def test_a_tool_is_used_and_its_result_continues_the_same_row():
+async def test_a_tool_result_continues_the_row_of_its_tool_call():
     async with scripted_proxy(adder) as (proxy, server):
         session = await proxy.open_session()
         asked = body_of(user("2+3?"), tools=[TOOL], system="be brief")
@@ -62,7 +62,7 @@ async def test_a_tool_is_used_and_its_result_continues_the_same_row():
     assert server.tokenizer.decode(row.tokens).startswith("<|system|>tools: add<|end|>")
 
 
-async def test_a_message_is_streamed_as_events():
+async def test_an_anthropic_message_is_streamed_as_events():
     async with scripted_proxy(adder) as (proxy, _):
         session = await proxy.open_session()
         reply = await post(proxy, session, body_of(user("2+3?"), tools=[TOOL], stream=True))
@@ -98,7 +98,7 @@ async def test_a_limit_and_tool_choice_and_stops_are_translated():
     assert (server.asked[1]["stop"], server.asked[1]["top_k"]) == ([". "], 5)
 
 
-async def test_tokens_are_counted_without_sampling():
+async def test_count_tokens_counts_the_prompt_without_sampling():
     async with scripted_proxy(adder) as (proxy, server):
         session = await proxy.open_session()
         counted = await post(

@@ -1,4 +1,4 @@
-"""The proxy as the openai package sees it: chat, streams, tools, Responses, completions."""
+"""OpenAI's Chat and Completions APIs, called by the openai package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 async def run_tool_agent(client: openai.AsyncOpenAI, question: str) -> str:
-    """An agent that knows nothing of this project."""
+    """An agent without any import of this project."""
     messages = [{"role": "user", "content": question}]
     for _ in range(4):
         reply = await client.chat.completions.create(
@@ -97,7 +97,7 @@ async def test_a_long_text_is_streamed_in_pieces_that_add_up():
     assert len(pieces) > 5
 
 
-async def test_choices_come_with_usage_logprobs_and_their_own_rows():
+async def test_every_choice_has_usage_logprobs_and_a_separate_row():
     async with scripted_proxy(lambda prompt, i: f"word {i}") as (proxy, server):
         async with await proxy.open_session() as session, openai_client(session) as client:
             reply = await client.chat.completions.create(
@@ -124,7 +124,7 @@ async def test_choices_come_with_usage_logprobs_and_their_own_rows():
     assert (server.asked[0]["seed"], server.asked[0]["top_p"]) == (1, 0.9)
 
 
-async def test_a_stop_text_and_parts_of_text_are_taken():
+async def test_stop_strings_and_text_parts_are_accepted():
     async with scripted_proxy(lambda prompt, i: "one. two. three") as (proxy, server):
         async with await proxy.open_session() as session, openai_client(session) as client:
             parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -144,7 +144,7 @@ async def test_a_stop_text_and_parts_of_text_are_taken():
     )
 
 
-async def test_an_image_and_a_format_are_refused_with_the_place():
+async def test_an_image_and_a_response_format_are_rejected_with_their_location():
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     async with scripted_proxy(adder) as (proxy, _):
         async with await proxy.open_session() as session, openai_client(session) as client:
@@ -160,7 +160,7 @@ async def test_an_image_and_a_format_are_refused_with_the_place():
                 await client.chat.completions.create(model="m", messages="hello")
 
 
-async def test_text_completions_whole_and_streamed():
+async def test_text_completions_are_returned_whole_and_streamed():
     async with scripted_proxy(lambda prompt, i: "said after " + prompt) as (proxy, _):
         async with await proxy.open_session() as session, openai_client(session) as client:
             whole = await client.completions.create(model="m", prompt="abc", logprobs=1)
@@ -170,7 +170,7 @@ async def test_text_completions_whole_and_streamed():
     assert "".join(whole.choices[0].logprobs.tokens) == "said after abc<|end|>"
 
 
-async def test_the_api_key_alone_chooses_the_session():
+async def test_the_api_key_selects_the_session():
     async with scripted_proxy(adder) as (proxy, _):
         first, second = await proxy.open_session(), await proxy.open_session()
         async with openai.AsyncOpenAI(base_url=f"{proxy.url}/v1", api_key=second.api_key) as c:
@@ -184,7 +184,7 @@ async def test_the_api_key_alone_chooses_the_session():
                 await stranger.chat.completions.create(model="m", messages=HELLO)
 
 
-async def test_sampling_that_the_owner_fixed_wins_over_the_agents():
+async def test_sampling_parameters_fixed_by_the_owner_override_those_of_the_agent():
     async with scripted_proxy(adder) as (proxy, server):
         fixed = {"temperature": 1.0, "max_tokens": 7}
         async with await proxy.open_session(sampling=fixed) as session:
@@ -195,7 +195,7 @@ async def test_sampling_that_the_owner_fixed_wins_over_the_agents():
     assert (server.asked[0]["temperature"], server.asked[0]["max_tokens"]) == (1.0, 7)
 
 
-async def test_parallel_calls_that_the_agent_forbade_are_cut_to_one():
+async def test_disabled_parallel_tool_calls_are_reduced_to_one():
     two = tool_call(1, 1) + "\n" + tool_call(2, 2)
     async with scripted_proxy(lambda prompt, i: two) as (proxy, _):
         async with await proxy.open_session() as session, openai_client(session) as client:

@@ -26,13 +26,13 @@ class Body(msgspec.Struct):
     n: int | None = None
 
 
-def test_a_wrong_field_is_named_without_its_value():
+def test_an_invalid_field_is_reported_without_its_value():
     with pytest.raises(InferenceRefused, match=r"\$\.messages") as error:
         parsed({"messages": "secret"}, Body)
     assert "secret" not in str(error.value)
 
 
-def test_unknown_fields_are_sampling_parameters_and_known_ones_are_not():
+def test_unknown_fields_are_sampling_parameters_and_protocol_fields_are_not():
     raw = {"messages": [], "n": 3, "top_k": 5, "user": "u", "extra_body": {"min_p": 0.1}}
     assert sampling_of(raw, Body, max_tokens=7) == {
         "top_k": 5,
@@ -49,7 +49,7 @@ def test_the_number_of_choices_is_bounded(n):
         sampling_of({"n": n}, Body, max_tokens=None)
 
 
-def test_messages_keep_the_fields_of_templates_only():
+def test_messages_keep_only_the_fields_of_chat_templates():
     developer = {"role": "developer", "content": "be brief", "refusal": None, "audio": "x"}
     assert plain_messages([developer]) == [{"role": "system", "content": "be brief"}]
     with pytest.raises(InferenceRefused, match="at least one"):
@@ -58,7 +58,7 @@ def test_messages_keep_the_fields_of_templates_only():
         plain_messages([{"content": "hello"}])
 
 
-def test_only_functions_are_tools():
+def test_only_tools_of_type_function_are_accepted():
     function = {"type": "function", "function": {"name": "add"}}
     assert function_tools([function]) == [function]
     assert function_tools([]) is None
@@ -75,7 +75,7 @@ def test_a_format_that_needs_constrained_decoding_is_rejected():
         reject_formats({"type": "json_object"})
 
 
-def test_keywords_are_those_of_the_call():
+def test_request_keywords_are_those_of_the_call():
     text = SamplingRequest(kind=Kind.TEXT, prompt="once", stop=["."], sampling={"n": 1})
     assert text.keywords() == {"n": 1, "prompt": "once", "stop": ["."]}
     chat = SamplingRequest(messages=[{"role": "user", "content": "hi"}], tools=[])
@@ -83,7 +83,7 @@ def test_keywords_are_those_of_the_call():
 
 
 @pytest.mark.parametrize("prefix", ["", "chatcmpl-", "cmpl-", "msg_", "resp_"])
-def test_one_id_under_the_prefix_of_every_api(prefix):
+def test_the_response_id_is_the_same_under_the_prefix_of_every_api(prefix):
     made = new_id()
     assert len(made) == 12
     assert bare_id(prefix + made) == made

@@ -1,4 +1,4 @@
-"""A call that comes again is answered again, and sampled once."""
+"""Idempotency: a repeated call is answered again and sampled once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atroposlib.generation.proxy.main import ProxyLimits
 from tests.generation.proxy.proxy_kit import scripted_proxy
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-WAIT_S = 30.0  # far beyond what anything here takes
+WAIT_S = 30.0  # far longer than any step here takes
 
 
 class Counting:
@@ -51,7 +51,7 @@ async def text_of(http, body=HELLO, **headers) -> str:
 
 
 @pytest.mark.parametrize("header", ["Idempotency_Key", "X_Stainless_Idempotency_Key"])
-async def test_the_same_key_gets_the_same_answer_and_one_row(header):
+async def test_requests_with_the_same_key_get_the_same_answer_and_one_row(header):
     async with scripted_proxy(Counting()) as (proxy, _):
         session = await proxy.open_session()
         async with http_of(session) as http:
@@ -61,7 +61,7 @@ async def test_the_same_key_gets_the_same_answer_and_one_row(header):
         assert len(session.rows()) == 2
 
 
-async def test_a_key_with_other_content_is_a_conflict():
+async def test_a_reused_key_with_other_content_is_a_conflict():
     async with scripted_proxy(Counting()) as (proxy, _):
         session = await proxy.open_session()
         async with http_of(session) as http:
@@ -110,7 +110,7 @@ async def test_a_retry_of_the_openai_package_after_its_timeout_finds_the_first_a
         assert len(row.turns) == 1
 
 
-async def test_an_announced_retry_is_absorbed_and_a_repeated_question_is_not():
+async def test_a_retry_marked_by_its_header_is_deduplicated_and_a_repeated_question_is_not():
     async with scripted_proxy(Counting()) as (proxy, _):
         session = await proxy.open_session()
         async with http_of(session) as http:
@@ -124,7 +124,7 @@ async def test_an_announced_retry_is_absorbed_and_a_repeated_question_is_not():
         assert len(session.rows()) == 5
 
 
-async def test_two_equal_questions_at_once_get_their_own_answers_on_retry():
+async def test_retries_of_two_equal_concurrent_questions_get_separate_answers():
     async with scripted_proxy(Counting()) as (proxy, server):
         session = await proxy.open_session()
         held = Held(server)
@@ -164,7 +164,7 @@ async def test_a_call_that_failed_is_sampled_again_under_its_key():
         assert len(session.rows()) == 1
 
 
-async def test_a_client_that_hung_up_leaves_one_sample_and_no_row_until_it_comes_back():
+async def test_a_disconnected_client_leaves_one_sample_and_no_row_until_it_retries():
     async with scripted_proxy(Counting()) as (proxy, server):
         session = await proxy.open_session()
         held = Held(server)
@@ -176,7 +176,7 @@ async def test_a_client_that_hung_up_leaves_one_sample_and_no_row_until_it_comes
         held.go.set()
         await call.task
         assert len(await session.nodes()) == 1
-        assert session.rows() == []  # nothing the agent did can follow from it
+        assert session.rows() == []  # no action of the agent can follow from it
         async with http_of(session) as http:
             assert await text_of(http, x_stainless_retry_count="1") == "sample 1"
         assert len(session.rows()) == 1

@@ -9,7 +9,7 @@ from tests.generation.proxy.proxy_kit import ADD, adder, openai_client, scripted
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-async def test_responses_go_on_from_an_earlier_one_with_tool_results():
+async def test_a_response_continues_an_earlier_response_with_tool_results():
     tool = {"type": "function", **ADD["function"]}
     async with scripted_proxy(adder) as (proxy, server):
         async with await proxy.open_session() as session, openai_client(session) as client:
@@ -29,7 +29,7 @@ async def test_responses_go_on_from_an_earlier_one_with_tool_results():
     assert server.tokenizer.decode(row.tokens).count("<tool_call>") == 1
 
 
-async def test_responses_take_the_whole_history_as_items_too():
+async def test_a_response_accepts_the_whole_history_as_items():
     tool = {"type": "function", **ADD["function"]}
     async with scripted_proxy(adder) as (proxy, _):
         async with await proxy.open_session() as session, openai_client(session) as client:
