@@ -1,4 +1,4 @@
-"""An agent written with the ``openai`` package, as an environment: its words become rows."""
+"""An agent written with the ``openai`` package, as an environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atroposlib.testing.tiny import char_tokenizer
 from environments.copy_agent import copy_agent
 
 
-async def test_what_the_agent_sampled_is_scored_and_trained_token_by_token(tmp_path):
+async def test_sampled_tokens_of_the_agent_are_scored_and_trained_exactly(tmp_path):
     groups = tmp_path / "groups.jsonl"
     with FakeInference(reply=lambda prompt, index: "abcd").running() as url:
         server = APIServerConfig(base_url=f"{url}/v1", server_type="vllm", model_name="fake")

@@ -79,7 +79,7 @@ CASES = {
     "rlaif": Case(
         "rlaif_server.py",
         {"rows.jsonl": [{"conversation": SCENE, "model": "m"}] * 8},
-        # Too few tokens for a random model to end in: it has no opinion worth a verdict.
+        # Too few tokens for a random model to finish a verdict.
         {"env.max_reply_tokens": "2", "env.judge_max_tokens": "8"},
         "questions",
     ),
@@ -178,7 +178,7 @@ def finished(words):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_process_writes_token_exact_groups(case, command, tmp_path):
+def test_process_mode_writes_token_exact_groups(case, command, tmp_path):
     out = tmp_path / "groups.jsonl"
     settings = {"env.total_steps": "2", "env.data_path_to_save_groups": str(out)}
     log = finished(command(case, "process", **settings))
@@ -200,7 +200,7 @@ def test_process_writes_token_exact_groups(case, command, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_evaluate_measures_and_writes_what_it_found(case, command, tmp_path):
+def test_evaluate_mode_writes_its_metrics_and_samples(case, command, tmp_path):
     finished(
         command(case, "evaluate", **{"env.data_dir_to_save_evals": str(tmp_path / "out")})
     )
@@ -210,7 +210,7 @@ def test_evaluate_measures_and_writes_what_it_found(case, command, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_serve_feeds_a_trainer_and_ends_on_a_signal(case, command, tmp_path):
+def test_serve_mode_sends_groups_to_a_trainer_and_ends_on_a_signal(case, command, tmp_path):
     taken = take_batches(command(case, "serve"), tmp_path)
     assert len(taken) == 2
     sequences = sum(len(group.tokens) for batch in taken for group in batch)
@@ -263,7 +263,7 @@ def take_batches(words, folder):
     not (SHARED / "gsm8k_test.jsonl").is_file(), reason="no GSM8K: GSM8K_DIR names its folder"
 )
 @pytest.mark.parametrize("mode", ["process", "evaluate", "serve"])
-def test_gsm8k_runs_on_its_real_problems(mode, command, tmp_path):
+def test_gsm8k_runs_on_the_real_problems(mode, command, tmp_path):
     case = Case("gsm8k_server.py", {}, {"env.dataset_path": str(SHARED)})
     out = tmp_path / "out"
     if mode == "serve":

@@ -1,4 +1,4 @@
-"""GSM8K: where the problems come from, what is rewarded, what is recorded."""
+"""GSM8K: sources of the problems, rewards and recorded evaluations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def test_problems_come_from_a_directory_or_a_file(data):
     assert [p["answer"] for p in alone] == [p["answer"] for p in same]
 
 
-def test_absent_data_are_an_error_with_instructions_and_never_toy_data(tmp_path):
+def test_missing_data_raise_an_error_with_instructions_and_are_not_replaced_by_toy_data(
+    tmp_path,
+):
     with pytest.raises(DatasetUnavailable, match="dataset_path"):
         load_problems(str(tmp_path / "absent.jsonl"))
     with pytest.raises(DatasetUnavailable, match="train.jsonl"):
@@ -68,7 +70,7 @@ def test_an_unreachable_hub_is_an_error_with_instructions():
         ([1.0] * 5, [1, 50, 75, 100, 120], [1.0, 1.0, 0.5, 0.0, 0.0]),
     ],
 )
-def test_brevity_counts_where_all_are_right(rewards, lengths, scores):
+def test_brevity_is_rewarded_when_all_answers_are_right(rewards, lengths, scores):
     assert brevity_scores(rewards, lengths, 100) == scores
 
 
@@ -86,7 +88,7 @@ def fake_of(reply):
     return FakeInference(reply=reply)
 
 
-async def test_right_answers_earn_one_and_wrong_ones_minus_one(data, monkeypatch):
+async def test_right_answers_score_one_and_wrong_answers_minus_one(data, monkeypatch):
     # The fake's vocabulary has no backslash, so the verdict is scripted by the text.
     fake = fake_of(lambda prompt, i: "the answer is 7" if i % 2 else "i do not know this")
     with fake.running() as url:
@@ -125,7 +127,7 @@ async def test_answers_too_short_to_train_on_are_drawn_again_once(data):
         await env.close()
 
 
-async def test_evaluation_records_the_temperature_it_used_and_takes_eval_slots(data, tmp_path):
+async def test_evaluation_records_its_temperature_and_uses_eval_slots(data, tmp_path):
     fake = fake_of(lambda prompt, i: "no number here at all")
     with fake.running() as url:
         env = environment(
@@ -142,7 +144,7 @@ async def test_evaluation_records_the_temperature_it_used_and_takes_eval_slots(d
     assert written["results"]["all"] == {"percent_correct": 0.0, "unjudged": 0}
 
 
-async def test_an_answer_that_could_not_be_checked_is_never_scored(data, tmp_path):
+async def test_an_answer_that_could_not_be_checked_is_not_scored(data, tmp_path):
     fake = fake_of(lambda prompt, i: "an answer nobody can check")
     with fake.running() as url:
         env = environment(url, data, data_dir_to_save_evals=str(tmp_path / "out"))
@@ -162,7 +164,7 @@ async def test_an_answer_that_could_not_be_checked_is_never_scored(data, tmp_pat
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="no GSM8K file: GSM8K_TEST_JSONL names one")
-def test_every_real_answer_is_read_as_a_number():
+def test_every_gold_answer_is_parsed_as_a_number():
     from atroposlib.envs.reward_fns.math_verify.checker import as_number
 
     problems, _ = load_problems(str(REAL))

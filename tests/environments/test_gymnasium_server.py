@@ -1,4 +1,4 @@
-"""Games as text: what is shown, what is chosen, what is earned."""
+"""Gymnasium games as text: observations, actions and returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from environments.gymnasium_server import GymnasiumEnv, Reward
 from environments.gymnasium_server import score as game_score
 
 
-def test_colours_of_a_terminal_become_words():
+def test_terminal_colours_become_words():
     assert as_text("\n\x1b[41mS\x1b[0mFFF\n") == "[red:S]FFF"
     assert as_text("|\x1b[34;1mB\x1b[0m: |") == "|[blue:B]: |"
     assert as_text("\x1b[99mx") == "[99:x]"
@@ -30,11 +30,11 @@ def test_colours_of_a_terminal_become_words():
         ("<action>-1</action>", None),
     ],
 )
-def test_the_last_action_in_tags_is_taken_by_word_or_number(reply, action):
+def test_the_last_tagged_action_is_parsed_by_name_or_number(reply, action):
     assert chosen_action(reply, ["left", "up", "pick up"]) == action
 
 
-def test_actions_have_known_names_or_given_ones_or_numbers():
+def test_action_names_are_built_in_configured_or_numbers():
     assert action_names("FrozenLake-v1", 4, None) == ["left", "down", "right", "up"]
     assert action_names("ns/Other-v0", 2, None) == ["0", "1"]
     assert action_names("Other-v0", 2, ["no", "yes"]) == ["no", "yes"]
@@ -42,7 +42,7 @@ def test_actions_have_known_names_or_given_ones_or_numbers():
         action_names("FrozenLake-v1", 4, ["go"])
 
 
-def test_rewards_are_discounted_or_the_last_one():
+def test_returns_are_discounted_or_the_last_reward():
     assert game_score([0.0, 0.0, 1.0], Reward.DISCOUNTED, 0.5) == 0.25
     assert game_score([-1.0, -1.0], Reward.DISCOUNTED, 1.0) == -2.0
     assert game_score([-1.0, -1.0, 20.0], Reward.FINAL, 0.5) == 20.0
@@ -52,13 +52,13 @@ def test_rewards_are_discounted_or_the_last_one():
     ("env_id", "says"),
     [("Taxi-v3", "Taxi-v4"), ("Nope-v0", "Nope"), ("Pendulum-v1", "numbered")],
 )
-def test_an_environment_that_cannot_be_played_says_why(env_id, says):
+def test_an_unsupported_gymnasium_environment_raises_with_the_reason(env_id, says):
     pytest.importorskip("gymnasium")
     with pytest.raises(ConfigError, match=rf"(?s)--env\.env_id {env_id}.*{says}"):
         Game(env_id, {}, None)
 
 
-def test_the_taxi_is_where_gymnasium_says_it_is():
+def test_the_taxi_position_matches_gymnasium():
     pytest.importorskip("gymnasium")
     game = Game("Taxi-v4", {}, None)
     before = game.start(0)
@@ -93,7 +93,7 @@ async def test_a_game_is_played_to_its_end_and_every_turn_is_trained(
 
 
 @pytest.mark.parametrize(("rule", "turns"), [("end", 1.0), ("ask_again", 3.0)])
-async def test_a_reply_without_an_action_costs_what_the_setting_says(
+async def test_a_reply_without_an_action_costs_the_configured_penalty(
     gymnasium, make_env, groups_made, rule, turns
 ):
     with FakeInference(reply=lambda prompt, i: "hm").running() as url:
@@ -114,7 +114,7 @@ async def test_a_reply_without_an_action_costs_what_the_setting_says(
     assert max(told) == (1 if rule == "ask_again" else 0)
 
 
-async def test_evaluated_episodes_are_never_trained_on(gymnasium, make_env, evaluated):
+async def test_evaluated_episodes_are_not_trained_on(gymnasium, make_env, evaluated):
     with FakeInference(reply=lambda prompt, i: "<action>right</action>").running() as url:
         env = make_env(GymnasiumEnv, url, eval_episodes=3, max_turns=4, **FIRM)
         metrics, samples = await evaluated(env)
@@ -125,7 +125,7 @@ async def test_evaluated_episodes_are_never_trained_on(gymnasium, make_env, eval
     assert metrics == {"score": 0.0, "return": 0.0, "turns": 4.0, "illegal": 0.0}
 
 
-async def test_an_episode_that_outgrows_its_tokens_ends_in_time(
+async def test_an_episode_ends_before_it_exceeds_the_token_limit(
     gymnasium, make_env, groups_made
 ):
     with FakeInference(reply=lambda prompt, i: "<action>up</action>").running() as url:

@@ -26,14 +26,16 @@ from environments.math_server_zero import MathZeroEnv
         ([], [], 0.5, []),
     ],
 )
-def test_length_counts_only_where_every_answer_is_right(scores, lengths, threshold, expected):
+def test_length_is_rewarded_only_when_every_answer_is_right(
+    scores, lengths, threshold, expected
+):
     calculator = ThresholdLengthPenaltyCalculator(ThresholdLengthPenaltyConfig(100, threshold))
     group = {"tokens": [[7] * length for length in lengths], "scores": list(scores)}
     assert calculator.apply_length_penalties(group)["scores"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.0])
-def test_a_threshold_outside_of_the_sequence_is_refused(threshold):
+def test_a_length_threshold_outside_the_sequence_is_rejected(threshold):
     with pytest.raises(ConfigError, match="threshold_percentage"):
         ThresholdLengthPenaltyConfig(100, threshold)
 
@@ -52,7 +54,7 @@ def test_a_threshold_outside_of_the_sequence_is_refused(threshold):
         ("a</think> the answer is \\boxed{4}", None),
     ],
 )
-def test_only_one_reasoning_and_one_answer_after_it_is_read(text, boxed):
+def test_an_answer_is_parsed_only_after_exactly_one_reasoning_block(text, boxed):
     answer = zero.answer_part(text)
     assert (None if answer is None else boxed_answer(answer)) == boxed
 
@@ -60,7 +62,7 @@ def test_only_one_reasoning_and_one_answer_after_it_is_read(text, boxed):
 @pytest.mark.parametrize(
     ("step", "warmup", "length"), [(0, 100, 40), (50, 100, 70), (100, 100, 100), (0, 0, 100)]
 )
-def test_sequences_grow_in_a_straight_line(step, warmup, length):
+def test_the_sequence_length_limit_grows_linearly(step, warmup, length):
     assert zero.length_at(step, 40, 100, warmup) == length
     assert zero.length_at(10**6, 40, 100, warmup) == 100
 
@@ -74,11 +76,11 @@ def test_sequences_grow_in_a_straight_line(step, warmup, length):
         {"question": "q", "final_answer": ["$7$"], "answer_type": "Numerical"},  # Olympiad
     ],
 )
-def test_problems_of_every_set_are_read(row):
+def test_problems_of_every_data_set_are_parsed(row):
     assert zero.problem("set/0", row) == {"id": "set/0", "problem": "q", "answer": "7"}
 
 
-def test_an_eval_set_that_cannot_be_had_is_named_with_its_option(tmp_path):
+def test_an_unavailable_eval_set_is_named_with_its_option(tmp_path):
     (tmp_path / "aime24.jsonl").write_text('{"problem": "q", "answer": "1"}\n')
     assert len(zero.load_eval_sets(["aime24"], str(tmp_path))["aime24"]) == 1
     with pytest.raises(DatasetUnavailable, match=r"math500.*math500\.jsonl.*--env\.eval_sets"):
@@ -93,7 +95,9 @@ def test_an_eval_set_that_cannot_be_had_is_named_with_its_option(tmp_path):
 GSM8K = [{"question": f"what is {i} + 1?", "answer": f"it is\n#### {i + 1}"} for i in range(6)]
 
 
-async def test_gsm8k_gives_one_and_minus_one(make_env, write_rows, groups_made, trained_text):
+async def test_gsm8k_answers_score_one_or_minus_one(
+    make_env, write_rows, groups_made, trained_text
+):
     fake = FakeInference(
         reply=lambda prompt, i: f"<think>{'so '*3}</think> \\boxed{{{3 if i else 2}}}"
     )
@@ -106,7 +110,7 @@ async def test_gsm8k_gives_one_and_minus_one(make_env, write_rows, groups_made, 
     assert trained_text(env, group, 0).endswith("\\boxed{2}<|end|>")
 
 
-async def test_a_base_model_is_asked_in_plain_text_and_stopped_at_its_answer(
+async def test_a_base_model_is_prompted_in_plain_text_and_stopped_after_its_answer(
     make_env, write_rows, groups_made, trained_text
 ):
     def reply(prompt, i):
@@ -137,7 +141,7 @@ async def test_a_base_model_is_asked_in_plain_text_and_stopped_at_its_answer(
     assert "<|user|>" not in text and text.startswith("Below, a user")
 
 
-async def test_rows_that_were_drawn_again_keep_their_own_override(make_env, write_rows):
+async def test_resampled_rows_keep_their_row_overrides(make_env, write_rows):
     calls = []
 
     def reply(prompt, i):
@@ -167,7 +171,7 @@ async def test_rows_that_were_drawn_again_keep_their_own_override(make_env, writ
     assert plain["overrides"] is None
 
 
-async def test_every_eval_set_is_measured_over_all_its_problems(
+async def test_every_eval_set_is_evaluated_on_all_problems(
     make_env, write_rows, evaluated, tmp_path
 ):
     write_rows("data/train.jsonl", [{"question": "1 + 1?", "final_answer": "2"}])
@@ -194,7 +198,7 @@ async def test_every_eval_set_is_measured_over_all_its_problems(
     assert counts == (3, 0)
 
 
-async def test_without_a_file_of_an_eval_set_setup_says_which(make_env, write_rows, tmp_path):
+async def test_setup_names_the_missing_file_of_an_eval_set(make_env, write_rows, tmp_path):
     write_rows("data/train.jsonl", [{"question": "1 + 1?", "final_answer": "2"}])
     env = make_env(MathZeroEnv, "http://127.0.0.1:9", dataset_path=str(tmp_path / "data"))
     with pytest.raises(DatasetUnavailable, match="eval set aime24.*--env.eval_sets"):

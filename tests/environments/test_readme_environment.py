@@ -1,4 +1,4 @@
-"""The environments in the README and in its guide are real ones: they run as they stand there."""
+"""Environments of the README and its guide, run unchanged."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def env_of():
 
 
 @pytest.mark.parametrize(("page", "name", "source"), ALL)
-async def test_it_processes(page, name, source, env_of, tmp_path):
+async def test_the_readme_environment_runs_in_process_mode(
+    page, name, source, env_of, tmp_path
+):
     groups = tmp_path / "groups.jsonl"
     env = env_of(
         written(page, name, source),
@@ -80,7 +82,9 @@ async def test_it_processes(page, name, source, env_of, tmp_path):
 
 
 @pytest.mark.parametrize(("page", "name", "source"), ALL)
-async def test_it_evaluates(page, name, source, env_of, tmp_path):
+async def test_the_readme_environment_runs_in_evaluate_mode(
+    page, name, source, env_of, tmp_path
+):
     env = env_of(written(page, name, source), data_dir_to_save_evals=str(tmp_path / "evals"))
     await env.setup()
     await env.evaluate()
@@ -90,7 +94,7 @@ async def test_it_evaluates(page, name, source, env_of, tmp_path):
 
 
 @pytest.mark.parametrize(("page", "name", "source"), ALL)
-async def test_it_serves(page, name, source, env_of, tmp_path):
+async def test_the_readme_environment_runs_in_serve_mode(page, name, source, env_of, tmp_path):
     api = RunningApi(tmp_path / "queue")
     api.start()
     try:
@@ -111,7 +115,9 @@ async def test_it_serves(page, name, source, env_of, tmp_path):
         api.stop()
 
 
-def test_the_first_of_them_is_ten_lines_and_has_a_command_line(env_of, monkeypatch, capsys):
+def test_the_first_readme_environment_has_ten_lines_and_a_command_line(
+    env_of, monkeypatch, capsys
+):
     page, name, source = ALL[0].values
     assert len([line for line in source.splitlines() if line.strip()]) <= 10
     env_cls = written(page, name, source)

@@ -1,4 +1,4 @@
-"""Tasks of the reasoning-gym package: what is scored, what is held out, what is sent."""
+"""Tasks of the reasoning-gym package: scores, held-out split and prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOWHERE = "http://127.0.0.1:9"
         ("", None),
     ],
 )
-def test_tags_win_over_a_named_answer_and_that_over_the_last_line(text, scored):
+def test_tagged_answers_precede_named_answers_and_both_precede_the_last_line(text, scored):
     assert extracted(text) == scored
 
 
@@ -40,7 +40,7 @@ def test_a_missing_package_is_reported_with_its_extra(monkeypatch):
     ("name", "settings"),
     [("chain_som", None), ("chain_sum", {"min_term": 1}), ("chain_sum", {"min_terms": 0})],
 )
-def test_settings_that_the_package_refuses_are_named(name, settings):
+def test_settings_rejected_by_reasoning_gym_are_named(name, settings):
     pytest.importorskip("reasoning_gym")
     with pytest.raises(ConfigError, match=f"--env.dataset_name {name}"):
         make_dataset(name, settings, 10, 0)
@@ -51,9 +51,7 @@ def gym():
     return pytest.importorskip("reasoning_gym")
 
 
-async def test_a_question_is_trained_on_or_held_out_or_shown_and_never_two_of_these(
-    gym, make_env
-):
+async def test_training_held_out_and_example_questions_are_disjoint(gym, make_env):
     env = make_env(ReasoningGymEnv, NOWHERE, examples=2, eval_fraction=0.2)
     await env.setup()
     held_out = {task["id"] for task in env.held_out}
@@ -65,12 +63,12 @@ async def test_a_question_is_trained_on_or_held_out_or_shown_and_never_two_of_th
 
     other = make_env(ReasoningGymEnv, NOWHERE, seed=1, eval_fraction=0.2)
     await other.setup()
-    assert held_out.isdisjoint(task["id"] for task in other.train)  # whatever the seed
+    assert held_out.isdisjoint(task["id"] for task in other.train)  # for any seed
     await env.close()
     await other.close()
 
 
-async def test_a_data_set_of_one_question_cannot_be_held_out_from(gym, make_env):
+async def test_a_data_set_of_one_question_has_no_held_out_split(gym, make_env):
     few = {"min_terms": 1, "max_terms": 1, "min_digits": 1, "max_digits": 1}
     env = make_env(ReasoningGymEnv, NOWHERE, dataset_size=2, dataset_kwargs=few)
     with pytest.raises(ConfigError, match="too few distinct questions"):
@@ -78,7 +76,7 @@ async def test_a_data_set_of_one_question_cannot_be_held_out_from(gym, make_env)
     await env.close()
 
 
-async def test_a_group_is_scored_by_the_package_behind_a_solved_example(
+async def test_a_group_is_prompted_with_a_solved_example_and_scored_by_reasoning_gym(
     gym, make_env, groups_made, trained_text
 ):
     asked = []
@@ -104,7 +102,7 @@ async def test_a_group_is_scored_by_the_package_behind_a_solved_example(
     )
 
 
-async def test_evaluation_asks_the_held_out_tasks_greedily(gym, make_env, evaluated):
+async def test_evaluation_samples_the_held_out_tasks_greedily(gym, make_env, evaluated):
     with FakeInference(reply=lambda prompt, i: "5").running() as url:
         env = make_env(ReasoningGymEnv, url, eval_items=7)
         metrics, samples = await evaluated(env)

@@ -1,4 +1,4 @@
-"""Preferences: what a verdict is, and what becomes of a pair."""
+"""Preferences: parsing of verdicts and scores of pairs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from environments.rlaif_server import JudgeError, RlaifEnv
         ("", None),
     ],
 )
-def test_the_last_verdict_counts_and_no_verdict_is_none(text, share):
+def test_the_last_verdict_is_parsed_and_a_missing_one_is_none(text, share):
     assert rlaif.verdict(text) == share
 
 
-def test_a_judge_that_always_takes_the_first_gives_no_preference():
+def test_a_judge_that_always_prefers_the_first_reply_gives_no_preference():
     assert rlaif.win_rate([1.0, 1.0, 1.0], [1.0, 1.0, 1.0]) == 0.5
     assert rlaif.win_rate([1.0, 1.0, None], [0.0, 0.5, 0.0]) == pytest.approx(11 / 12)
     assert rlaif.win_rate([1.0], [0.0]) == 1.0
 
 
 @pytest.mark.parametrize("votes", [([], [0.0]), ([1.0], [None, None])])
-def test_a_judge_without_a_verdict_is_an_error_and_never_a_score(votes):
+def test_a_missing_verdict_is_an_error_and_not_a_score(votes):
     with pytest.raises(rlaif.JudgeError, match="judge_error"):
         rlaif.win_rate(*votes)
 
@@ -45,7 +45,7 @@ def test_a_judge_without_a_verdict_is_an_error_and_never_a_score(votes):
         ([True, True], [0.0, 0.0]),
     ],
 )
-def test_a_reply_that_did_not_end_loses_without_a_judge(cut_off, scores):
+def test_an_unfinished_reply_loses_without_a_judge(cut_off, scores):
     assert rlaif.scores_by_length(cut_off) == scores
 
 
@@ -59,7 +59,7 @@ def test_a_reply_that_did_not_end_loses_without_a_judge(cut_off, scores):
         ([("user", "Hi?"), ("assistant", "x" * 21)], False),
     ],
 )
-def test_only_a_short_first_exchange_is_a_question(turns, read):
+def test_only_a_short_first_exchange_is_used_as_a_question(turns, read):
     row = {"conversation": [{"role": role, "content": text} for role, text in turns]}
     found = rlaif.question("0", row, max_chars=20)
     assert found == ({"id": "0", "question": "Hi?", "answer": "Hello."} if read else None)
@@ -80,7 +80,7 @@ def chats(count):
 
 
 def opinionated(prompt, i):
-    """The second of two replies is calm; the judge likes what is calm."""
+    """The second of two replies is calm; the judge prefers the calm one."""
     if "[Answer A]" not in prompt:
         return "be calm, all is well" if i else "panic now, all of you"
     first = prompt.index("calm", prompt.index("[Answer A]")) < prompt.index("[Answer B]")
@@ -106,7 +106,7 @@ async def test_the_reply_that_the_judge_prefers_in_both_orders_wins(
     assert "Answer in this character" in env.tokenizer.decode(group["tokens"][0])
 
 
-async def test_a_reply_that_was_cut_off_loses_without_asking_the_judge(make_env, write_rows):
+async def test_a_truncated_reply_loses_without_a_call_to_the_judge(make_env, write_rows):
     path = write_rows("chats.jsonl", chats(4))
     fake = FakeInference(reply=lambda prompt, i: "on and on " * 20 if i else "short, and done")
     with fake.running() as url:
@@ -118,7 +118,7 @@ async def test_a_reply_that_was_cut_off_loses_without_asking_the_judge(make_env,
     assert "/v1/chat/completions" not in fake.paths
 
 
-async def test_a_judge_without_verdicts_is_an_error_in_training_and_counted_in_evaluation(
+async def test_missing_verdicts_are_an_error_in_training_and_counted_in_evaluation(
     make_env, write_rows, evaluated
 ):
     path = write_rows("chats.jsonl", chats(4))
@@ -132,7 +132,7 @@ async def test_a_judge_without_verdicts_is_an_error_in_training_and_counted_in_e
     assert {sample["outcome"] for sample in samples} == {"judge_error"}
 
 
-async def test_another_judge_is_asked_at_its_own_address(make_env, write_rows):
+async def test_a_separate_judge_is_called_at_its_configured_address(make_env, write_rows):
     path = write_rows("chats.jsonl", chats(4))
     model, judge = FakeInference(reply=opinionated), FakeInference(reply=opinionated)
     with model.running() as url, judge.running() as judge_url:

@@ -1,4 +1,4 @@
-"""An environment as a process of its own: the commands a user types."""
+"""Environments as separate processes, started by the documented commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def environment():
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def test_process_makes_groups_and_a_page(tokenizer_dir, tmp_path):
+def test_process_mode_writes_groups_and_an_html_page(tokenizer_dir, tmp_path):
     out = tmp_path / "out.jsonl"
     flags = ["--env.total_steps", "2", "--env.data_path_to_save_groups", str(out)]
     with FakeInference(reply=lambda prompt, i: "7").running() as url:
@@ -51,7 +51,7 @@ def test_process_makes_groups_and_a_page(tokenizer_dir, tmp_path):
     assert out.with_suffix(".html").is_file()
 
 
-def test_evaluate_leaves_results_and_the_settings_they_came_from(tokenizer_dir, tmp_path):
+def test_evaluate_mode_writes_results_and_settings(tokenizer_dir, tmp_path):
     flags = ["--env.data_dir_to_save_evals", str(tmp_path / "evals")]
     with FakeInference(reply=lambda prompt, i: "7").running() as url:
         subprocess.run(
@@ -68,7 +68,7 @@ def test_evaluate_leaves_results_and_the_settings_they_came_from(tokenizer_dir, 
     }
 
 
-def test_a_mistake_in_the_settings_is_one_line_and_status_2(tokenizer_dir):
+def test_an_invalid_setting_is_one_error_line_and_exit_status_2(tokenizer_dir):
     words = command("copy_server.py", "serve", "http://127.0.0.1:9", tokenizer_dir)
     ended = subprocess.run(
         [*words, "--env.group_size", "0"],

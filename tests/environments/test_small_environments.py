@@ -29,11 +29,13 @@ from environments.copy_server import CopyConfig, CopyEnv, letters_right
         ("77", True, 0.3),
     ],
 )
-def test_sums_earn_something_for_each_step_towards_exact(text, stopped, reward):
+def test_sums_earn_partial_reward_for_each_step_towards_the_exact_answer(
+    text, stopped, reward
+):
     assert score(text, "7", stopped) == pytest.approx(reward)
 
 
-def test_sums_are_split_once_for_all_by_the_seed():
+def test_the_split_of_the_sums_depends_on_the_seed_only():
     train, held_out = problems(0)
     assert (len(train), len(held_out)) == (64, 17)
     assert {p["id"] for p in train}.isdisjoint(p["id"] for p in held_out)
@@ -46,9 +48,7 @@ def test_sums_are_split_once_for_all_by_the_seed():
     ("text", "reward"),
     [("abcd", 1.0), ("abed", 0.775), ("ab?d", 0.75), ("", 0.0), ("eeee", 0.1), ("abcde", 1.0)],
 )
-def test_copies_earn_each_letter_in_its_place_and_a_tenth_for_knowing_the_alphabet(
-    text, reward
-):
+def test_copies_earn_each_correct_letter_and_a_tenth_for_using_the_alphabet(text, reward):
     assert letters_right(text, "abcd", alphabet="abcde") == pytest.approx(reward)
 
 
@@ -59,7 +59,7 @@ def environment(cls, config, url, **changes):
     return env
 
 
-async def test_a_group_of_sums_is_token_exact_and_carries_its_exact_rate():
+async def test_a_group_of_sums_is_token_exact_and_includes_its_exact_rate():
     fake = FakeInference(reply=lambda prompt, i: "7" if i % 4 == 0 else "no idea")
     with fake.running() as url:
         env = environment(ArithmeticEnv, ArithmeticConfig, url)
@@ -80,7 +80,7 @@ async def test_a_group_of_sums_is_token_exact_and_carries_its_exact_rate():
     ("cls", "config", "answers"),
     [(ArithmeticEnv, ArithmeticConfig, 17), (CopyEnv, CopyConfig, 64)],
 )
-async def test_evaluation_asks_every_held_out_problem_once_and_keeps_the_answers(
+async def test_evaluation_samples_every_held_out_problem_once_and_records_the_answers(
     cls, config, answers, tmp_path
 ):
     with FakeInference(reply=lambda prompt, i: "7").running() as url:
@@ -97,7 +97,7 @@ async def test_evaluation_asks_every_held_out_problem_once_and_keeps_the_answers
     assert metrics["results"]["all"]["exact"] == pytest.approx(exact)
 
 
-async def test_training_never_asks_a_held_out_problem():
+async def test_training_uses_no_held_out_problem():
     with FakeInference().running() as url:
         for cls, config in ((ArithmeticEnv, ArithmeticConfig), (CopyEnv, CopyConfig)):
             env = environment(cls, config, url)

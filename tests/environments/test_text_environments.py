@@ -1,4 +1,4 @@
-"""Multiple choice, and text that is sent as it is."""
+"""Multiple choice, and text sent unchanged."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from environments.sft_loader_server import DataFormat, SFTLoaderEnv, sequence
         ("<think>hm</think> The answer is a matter of taste", -1.0),
     ],
 )
-def test_a_choice_counts_after_one_reasoning_and_once(text, score):
+def test_a_choice_is_valid_only_once_and_after_one_reasoning_block(text, score):
     assert mcqa_score(text, "B") == score
 
 
 @pytest.mark.parametrize("answer", [{"ground_truth": "B"}, {"answer": 1}, {"answer": "b"}])
-def test_questions_are_lettered_and_answers_found(answer):
+def test_choices_are_lettered_and_answers_parsed(answer):
     row = {"question": "Sky?", "options": ["red", "blue"], **answer}
     assert mcqa_question("0", row) == {
         "id": "0",
@@ -84,7 +84,7 @@ def test_questions_are_lettered_and_answers_found(answer):
         ),
     ],
 )
-def test_text_is_trained_where_the_format_says(data_format, row, text, trained):
+def test_the_text_format_selects_the_trained_tokens(data_format, row, text, trained):
     tokenizer = char_tokenizer(ASCII_ALPHABET)
     made = sequence(row, data_format, tokenizer, all_turns=True)
     assert tokenizer.decode(made["tokens"]) == text
@@ -92,7 +92,7 @@ def test_text_is_trained_where_the_format_says(data_format, row, text, trained):
     assert all(m in (-100, t) for m, t in zip(made["masks"], made["tokens"]))
 
 
-async def test_choices_earn_one_or_minus_one(make_env, write_rows, groups_made):
+async def test_choices_score_one_or_minus_one(make_env, write_rows, groups_made):
     rows = [{"question": "Sky?", "options": ["red", "blue"], "ground_truth": "B"}] * 4
     replies = ["<think>hm</think> The answer is B", "The answer is B, I think"]
     with FakeInference(reply=lambda prompt, i: replies[i]).running() as url:
@@ -104,7 +104,7 @@ async def test_choices_earn_one_or_minus_one(make_env, write_rows, groups_made):
     assert group["messages"][0][1]["content"] == "Sky?\nA. red\nB. blue"
 
 
-async def test_text_goes_out_as_groups_of_one_and_calls_no_server(
+async def test_text_is_sent_in_groups_of_one_without_calling_a_server(
     make_env, write_rows, groups_made
 ):
     path = write_rows("text.jsonl", [{"text": "abc"}, {"text": "defg"}, {"text": "x" * 99}])
@@ -144,7 +144,7 @@ async def test_text_ends_after_its_epochs_and_is_measured_by_evaluate(
     assert sorted(ids) == ["0/0", "0/1", "1/0", "1/1"]
 
 
-async def test_text_in_another_format_is_named(make_env, write_rows):
+async def test_text_in_an_unknown_format_is_reported(make_env, write_rows):
     path = write_rows("text.jsonl", [{"prefix": "abc"}])
     env = make_env(
         SFTLoaderEnv, "http://127.0.0.1:9", dataset_path=path, data_format="prefix_completion"

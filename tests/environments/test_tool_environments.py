@@ -1,4 +1,4 @@
-"""Tools, in one turn and over several: tables by hand, then whole groups."""
+"""Tool calls in one turn and over several: scores by hand, then whole groups."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OSLO = ToolCall("weather", {"city": "Oslo", "days": 1})
         ([ROME], [ToolCall("", None)], 0.0),
     ],
 )
-def test_a_turn_earns_its_share_of_right_calls(expected, made, score):
+def test_a_turn_earns_the_fraction_of_right_calls(expected, made, score):
     assert tool_replay.turn_score(expected, made) == score
 
 
@@ -47,12 +47,14 @@ def test_a_turn_earns_its_share_of_right_calls(expected, made, score):
     ("scores", "num_turns", "reward"),
     [([1.0, 1.0], 2, 1.5), ([1.0, 0.5], 4, 0.175), ([0.0], 2, -0.2), ([1.0], 2, 0.3)],
 )
-def test_a_conversation_earns_its_right_turns_and_a_bonus_for_all(scores, num_turns, reward):
+def test_a_conversation_earns_its_right_turns_and_a_bonus_when_all_are_right(
+    scores, num_turns, reward
+):
     earned = tool_replay.conversation_reward(scores, num_turns, bonus=0.5, penalty=0.2)
     assert earned == pytest.approx(reward)
 
 
-def test_recorded_turns_are_read_up_to_the_last_call():
+def test_recorded_turns_are_used_up_to_the_last_tool_call():
     conversation = [
         {"from": "system", "value": "tools ..."},
         {"from": "human", "value": "Weather in Rome and Oslo?"},
@@ -83,7 +85,7 @@ def test_recorded_turns_are_read_up_to_the_last_call():
     assert third.given == [("user", "And Bari?")] and len(third.expected) == 1
 
 
-def test_a_refusal_is_one_turn_without_calls():
+def test_a_recorded_refusal_is_one_turn_without_tool_calls():
     turns = tool_replay.turns_of(
         [{"from": "human", "value": "Sing!"}, {"from": "gpt", "value": "I cannot."}]
     )
@@ -102,12 +104,12 @@ def test_a_refusal_is_one_turn_without_calls():
         [],
     ],
 )
-def test_what_cannot_be_replayed_says_so(conversation):
+def test_conversations_that_cannot_be_replayed_raise_with_the_reason(conversation):
     with pytest.raises(UnreadableConversation):
         tool_replay.turns_of(conversation)
 
 
-def test_tools_are_read_with_and_without_their_wrapping():
+def test_tool_schemas_are_parsed_with_and_without_their_wrapper():
     bare = {"name": "weather", "parameters": {}}
     wrapped = {"type": "function", "function": bare}
     assert tool_replay.openai_tools(json.dumps([bare])) == [wrapped]
@@ -115,7 +117,7 @@ def test_tools_are_read_with_and_without_their_wrapping():
     assert '"weather"' in tool_replay.tools_as_text([wrapped])
 
 
-def test_a_model_that_writes_no_json_has_made_a_call_that_equals_nothing():
+def test_a_tool_call_without_valid_json_equals_no_expected_call():
     text = (
         '<think><tool_call>{}</tool_call></think><tool_call>{"name": "weather", "arguments": '
         '{"city": "Rome", "days": 1}}</tool_call><tool_call>[1</tool_call>'
@@ -123,7 +125,7 @@ def test_a_model_that_writes_no_json_has_made_a_call_that_equals_nothing():
     assert tool_replay.calls_in(text) == [ROME, ToolCall("", None)]
 
 
-def test_a_request_ends_at_the_expected_calls():
+def test_a_request_stops_after_the_expected_number_of_calls():
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
     turns = [("system", "s"), ("human", "h"), ("gpt", call), ("tool", "sun")]
     row = {"conversations": [{"from": a, "value": b} for a, b in turns]}
@@ -134,13 +136,13 @@ def test_a_request_ends_at_the_expected_calls():
         request("0", {"conversations": row["conversations"][:2]})
 
 
-def test_each_turn_is_compared_with_the_same_turn_of_the_others():
+def test_each_turn_is_compared_with_the_same_turn_of_other_samples():
     assert turn_advantages([[1, 1], [0]], [1, 0], weight=1.0) == [[2.0, 1.0], [-2.0]]
     assert turn_advantages([[1, 1], [1, 0]], [1, 0], weight=0.5) == [[0.5, 1.5], [-0.5, -1.5]]
     assert turn_advantages([[1], [1]], [0.3, 0.3], weight=1.0) == [[0.0], [0.0]]
 
 
-def test_advantages_lie_on_the_trained_tokens_of_their_turn():
+def test_advantages_are_assigned_to_the_trained_tokens_of_their_turn():
     mask = [-100, 5, 6, -100, -100, 7]
     assert per_token(mask, [2.0, -1.0], 0) == [0.0, 2.0, 2.0, 0.0, 0.0, -1.0]
     with pytest.raises(InvalidGroup, match="only 1 turns"):
@@ -215,7 +217,7 @@ async def test_a_conversation_is_replayed_as_long_as_the_calls_are_right(
                group["masks"][best]) if m == -100)  # fmt: skip
 
 
-async def test_each_turn_gets_the_advantage_of_its_own_calls(
+async def test_each_turn_gets_the_advantage_of_the_calls_in_that_turn(
     make_env, conversations, groups_made
 ):
     with FakeInference(reply=traveller).running() as url:
@@ -232,7 +234,7 @@ async def test_each_turn_gets_the_advantage_of_its_own_calls(
         assert len(group["advantages"][row]) == len(group["tokens"][row])
 
 
-async def test_tool_use_is_measured_on_conversations_that_are_never_trained_on(
+async def test_tool_use_is_evaluated_on_held_out_conversations(
     make_env, conversations, evaluated
 ):
     with FakeInference(reply=lambda prompt, i: call("Rome")).running() as url:
@@ -243,7 +245,7 @@ async def test_tool_use_is_measured_on_conversations_that_are_never_trained_on(
     assert len(env.train) == len(env.test) == 1 and env.train[0]["id"] != env.test[0]["id"]
 
 
-async def test_a_conversation_that_does_not_fit_is_no_sample(make_env, conversations):
+async def test_a_conversation_over_the_token_limit_is_not_a_sample(make_env, conversations):
     with FakeInference().running() as url:
         env = make_env(ToolUseEnv, url, dataset_path=conversations, max_token_length=64)
         await env.setup()
@@ -251,7 +253,7 @@ async def test_a_conversation_that_does_not_fit_is_no_sample(make_env, conversat
         await env.close()
 
 
-async def test_single_calls_are_right_or_not_and_brevity_decides_between_right_ones(
+async def test_single_calls_score_right_or_wrong_and_right_ones_are_ranked_by_brevity(
     make_env, write_rows, groups_made
 ):
     row = {

@@ -1,4 +1,4 @@
-"""Groups as a page: everything a model wrote is text."""
+"""HTML pages of groups, with model output escaped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_reward_has_the_class_of_its_sign(score, name):
     assert get_score_class(score) == name
 
 
-def test_what_a_model_wrote_is_shown_and_never_run(tmp_path):
+def test_model_output_is_escaped_and_not_executed(tmp_path):
     evil = '<script>alert(1)</script><think>hm</think> **bold** & "quotes"'
     group = {
         "messages": [
@@ -52,7 +52,7 @@ def test_what_a_model_wrote_is_shown_and_never_run(tmp_path):
     assert re.search(r"(src|href)=", text) is None
 
 
-def test_lines_that_are_no_groups_are_skipped_with_a_warning(tmp_path, caplog):
+def test_lines_that_are_not_groups_are_skipped_with_a_warning(tmp_path, caplog):
     path = tmp_path / "g.jsonl"
     good = json.dumps({"messages": ["a", "b"], "scores": [1.0]})
     path.write_text(f"not json\n\n{{}}\n{good}\n")
@@ -63,7 +63,7 @@ def test_lines_that_are_no_groups_are_skipped_with_a_warning(tmp_path, caplog):
     assert "line 1 is not JSON" in caplog.text and "2 messages, 1 scores" in caplog.text
 
 
-def test_no_data_and_no_file_are_said_plainly(tmp_path):
+def test_missing_data_and_a_missing_file_are_reported(tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text(json.dumps({"messages": None, "scores": []}) + "\n")
     generate_html(str(empty))
@@ -74,7 +74,7 @@ def test_no_data_and_no_file_are_said_plainly(tmp_path):
     assert "absent.jsonl" in str(exit_.value.code)
 
 
-def test_markdown_is_rendered_and_nothing_in_it_leads_out_of_the_page():
+def test_markdown_is_rendered_without_external_links_or_resources():
     text = "| a | b |\n|---|---|\n| 1 | 2 |\n\n```py\nx < 1\n```\nline\nline\n\n\\boxed\\{1\\} &lt;"
     shown = create_html_for_group({"messages": [text], "scores": [1]}, 0)
     assert "<td>1</td>" in shown and "<pre><code" in shown and "x &lt; 1" in shown
@@ -93,7 +93,7 @@ def test_markdown_is_rendered_and_nothing_in_it_leads_out_of_the_page():
         assert "example.org" in shown or "alert(1)" in shown
 
 
-def test_odd_groups_are_shown_as_far_as_they_go():
+def test_malformed_groups_are_rendered_as_far_as_possible():
     group = {
         "messages": [None, {"role": "user", "content": None}, ["a", {"content": [1]}], "x"],
         "scores": [None, float("nan"), "high", 2],
@@ -104,7 +104,7 @@ def test_odd_groups_are_shown_as_far_as_they_go():
     assert create_html_for_group({"messages": None, "scores": None}, 0) == ""
 
 
-def test_it_runs_as_a_module_without_further_packages(tmp_path):
+def test_jsonl2html_runs_as_a_module_without_further_packages(tmp_path):
     path = tmp_path / "g.jsonl"
     path.write_text(json.dumps({"messages": ["a"], "scores": [1.0]}) + "\n")
     command = [sys.executable, "-m", "atroposlib.frontend.jsonl2html", str(path)]

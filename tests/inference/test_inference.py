@@ -37,7 +37,7 @@ def test_a_process_serves_reloads_and_stops_on_a_signal(model_dir, other_dir):
     assert process.returncode in (0, -signal.SIGTERM)
 
 
-def test_a_taken_port_is_one_clear_line_and_exit_status_1(model_dir, capsys):
+def test_a_port_in_use_is_one_error_line_and_exit_status_1(model_dir, capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -48,12 +48,12 @@ def test_a_taken_port_is_one_clear_line_and_exit_status_1(model_dir, capsys):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "example.org"])
-def test_an_address_that_others_reach_needs_a_flag(host):
+def test_a_non_loopback_address_needs_a_flag(host):
     with pytest.raises(ConfigError, match="--allow-remote"):
         refuse_exposure(host, allow_remote=False)
 
 
-def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path, capsys):
+def test_an_unloadable_model_is_one_error_line(tmp_path, capsys):
     assert main(["--model", str(tmp_path / "absent"), "--port", "0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "absent" in line

@@ -1,4 +1,4 @@
-"""An environment as a process, through every outage of what it talks to and of itself.
+"""An environment process during outages of its peers and of itself.
 
 Short outages here; `make torture TORTURE=environment` runs them at full length.
 """
@@ -12,7 +12,7 @@ from tests.torture.kills.env_faults import Durations, environment_campaign
 pytestmark = pytest.mark.slow
 
 
-def test_an_environment_survives_every_outage_and_loses_and_repeats_nothing(capsys) -> None:
+def test_an_environment_survives_every_outage_without_lost_or_repeated_groups(capsys) -> None:
     short = Durations(
         api_blip=0.5, api_away=2.0, api_503=3.0, api_absent=1.0, inference_away=2.0
     )

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 
 class Quickstart:
-    """One ``python -m atroposlib.quickstart --model tiny`` and what can be done to it."""
+    """One ``python -m atroposlib.quickstart --model tiny`` with its controls."""
 
     def __init__(self, out: Path, *options: str) -> None:
         self.out = out
@@ -57,7 +57,7 @@ class Quickstart:
         return [json.loads(line) for line in lines]
 
     def command_of(self, name: str) -> str:
-        """What ``commands.txt`` says to type for this process."""
+        """The command of this process in ``commands.txt``."""
         lines = (self.out / "commands.txt").read_text().splitlines()
         return lines[lines.index(f"# {name}") + 1]
 
@@ -129,7 +129,7 @@ def gaps(keys: set[str]) -> list[str]:
     ]
 
 
-def test_a_random_model_learns_and_the_last_line_says_how_well(start) -> None:
+def test_a_random_model_learns_and_the_last_line_reports_the_result(start) -> None:
     run = start()
     status, printed = run.finish()
     match = LAST_LINE.fullmatch(printed[-1])
@@ -146,7 +146,7 @@ def test_a_random_model_learns_and_the_last_line_says_how_well(start) -> None:
 
 
 @pytest.mark.parametrize("victim", ["api", "environment"])
-def test_a_run_survives_kill_9_and_loses_and_repeats_nothing(start, victim: str) -> None:
+def test_a_run_survives_kill_9_without_lost_or_repeated_groups(start, victim: str) -> None:
     run = start("--steps", "12")
     until("the fourth step", lambda: len(run.rows()) >= 4)
     run.kill(victim)
@@ -164,7 +164,7 @@ def test_a_run_survives_kill_9_and_loses_and_repeats_nothing(start, victim: str)
     assert gaps(set(acknowledged)) == []
 
 
-def test_ctrl_c_ends_everything_it_started_and_says_so_in_one_line(start) -> None:
+def test_ctrl_c_ends_every_started_process_and_reports_it_in_one_line(start) -> None:
     run = start()
     until("the first step", run.rows)
     os.kill(run.process.pid, signal.SIGINT)

@@ -18,12 +18,12 @@ def by_name(plan):
     return {spec.name: spec for spec in processes(plan())}
 
 
-def test_the_api_and_the_server_start_before_those_that_call_them(plan):
+def test_the_api_and_the_inference_server_start_before_their_clients(plan):
     names = [spec.name for spec in processes(plan())]
     assert names == ["api", "inference", "trainer", "environment"]
 
 
-def test_every_process_is_this_python_and_listens_on_the_loopback_interface(by_name):
+def test_every_process_runs_the_same_python_and_listens_on_the_loopback_interface(by_name):
     assert {spec.argv[0] for spec in by_name.values()} == {sys.executable}
     assert value_of(by_name["api"], "--host") == "127.0.0.1"
     assert value_of(by_name["inference"], "--host") == "127.0.0.1"
@@ -46,7 +46,7 @@ def test_a_batch_is_made_of_whole_groups_and_of_whole_forward_passes(plan, model
     assert per_step == recipe.sequences_per_step == recipe.groups_per_step * recipe.group_size
 
 
-def test_environment_and_trainer_take_turns_so_both_may_use_every_core(by_name):
+def test_the_environment_and_the_trainer_alternate_and_may_use_every_core(by_name):
     assert value_of(by_name["environment"], "--env.max_batches_offpolicy") == "1"
     for name in ("trainer", "inference"):
         assert by_name[name].env["OMP_NUM_THREADS"] == "2"
@@ -60,7 +60,7 @@ def test_all_parts_are_given_the_same_addresses(plan, by_name):
     assert value_of(by_name["environment"], "--openai.base_url") == f"{plan().server_url}/v1"
 
 
-def test_vllm_runs_in_its_own_python_and_serves_its_own_copy(plan):
+def test_vllm_runs_in_a_separate_python_and_serves_a_separate_model_copy(plan):
     local = plan(engine=ServingEngine.VLLM)
     vllm = local.with_engine(python=Path("venv/bin/python"), serve_dir=Path("served"))
     server = {spec.name: spec for spec in processes(vllm)}["inference"]
@@ -71,7 +71,7 @@ def test_vllm_runs_in_its_own_python_and_serves_its_own_copy(plan):
     assert server.env["VLLM_SERVER_DEV_MODE"] == "1"
 
 
-def test_no_process_asks_for_zero_threads():
+def test_no_process_is_given_zero_threads():
     assert thread_env(0)["OMP_NUM_THREADS"] == "1"
 
 

@@ -33,7 +33,7 @@ def test_held_out_checks_are_read_in_order_of_their_steps(tmp_path):
     assert [sample["step"] for sample in copied] == [0, 10, 20]
 
 
-def test_a_check_that_is_being_written_is_not_read_yet(tmp_path):
+def test_a_partly_written_held_out_check_is_not_read(tmp_path):
     (tmp_path / "heldout" / "step-0").mkdir(parents=True)
     assert Heldout(tmp_path / "heldout").read() == []
     assert Heldout(tmp_path / "absent").read() == []

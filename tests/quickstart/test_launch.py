@@ -9,7 +9,7 @@ from atroposlib.quickstart import launch, preflight
 from atroposlib.quickstart.recipes import Options, ServingEngine
 
 
-def test_a_machine_that_is_not_ready_exits_with_2_and_starts_nothing(tmp_path, monkeypatch):
+def test_a_failed_preflight_exits_with_2_and_starts_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(launch.StopRequest, "listen", lambda self: None)
     console = Console(file=io.StringIO(), width=200)
     with socket.socket() as taken:

@@ -26,7 +26,7 @@ def test_options_come_from_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize("argv", [["--steps", "0"], ["--port", "70000"], ["--engine", "x"]])
-def test_an_option_that_cannot_be_used_is_refused(argv, capsys):
+def test_an_unusable_option_is_rejected(argv, capsys):
     with pytest.raises(SystemExit) as stopped:
         parse_args(argv)
     assert stopped.value.code == 2

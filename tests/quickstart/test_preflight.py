@@ -9,7 +9,7 @@ from atroposlib.quickstart import preflight
 from atroposlib.quickstart.preflight import NotReady
 
 
-def test_a_taken_port_is_one_clear_line():
+def test_a_port_in_use_is_one_error_line():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -24,7 +24,7 @@ def test_any_free_port_needs_no_check():
     preflight.require_free_port("--port", 0)
 
 
-def test_the_directory_of_an_old_run_is_not_written_into(tmp_path):
+def test_the_directory_of_an_old_run_is_not_overwritten(tmp_path):
     preflight.require_unused(tmp_path / "new")
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(NotReady, match="already holds a run"):
@@ -44,7 +44,7 @@ def test_a_read_only_directory_is_named(tmp_path):
         preflight.require_writable(tmp_path / "new")
 
 
-def test_too_little_disk_says_how_much_is_needed(tmp_path):
+def test_too_little_disk_space_is_reported_with_the_required_amount(tmp_path):
     with pytest.raises(NotReady, match=r"the run needs 1000000000.0 GB in .*GB are free"):
         preflight.require_disk(tmp_path, 10**18, "the run")
 
@@ -56,6 +56,6 @@ def test_missing_packages_are_named():
         preflight.require_packages(("json", "no_such_package"))
 
 
-def test_a_run_outside_a_checkout_is_refused(tmp_path):
+def test_a_run_outside_a_checkout_is_rejected(tmp_path):
     with pytest.raises(NotReady, match="run the quickstart from a checkout"):
         preflight.require_scripts(tmp_path, "environments/arithmetic_server.py")

@@ -62,7 +62,7 @@ def parsed(document):
     return tags
 
 
-def test_nothing_a_model_wrote_becomes_markup(findings):
+def test_model_output_does_not_become_markup(findings):
     document = page(findings)
     tags = parsed(document)
     assert "script" not in tags.tags

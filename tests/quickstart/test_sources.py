@@ -22,7 +22,7 @@ STATUS = {
 }
 
 
-def test_who_waits_for_what_comes_from_the_status_of_the_api():
+def test_the_wait_reason_is_derived_from_the_status_of_the_api():
     assert wait_lines(STATUS) == (
         "sums_0: rollout, waits for a reply",
         "trainer: waiting for batch",
@@ -33,7 +33,7 @@ def test_who_waits_for_what_comes_from_the_status_of_the_api():
     assert wait_lines(None) == ()
 
 
-def test_a_process_that_fell_silent_is_shown_so_and_later_forgotten():
+def test_a_silent_process_is_marked_and_later_removed():
     def env(age_s):
         return {"participants": [{"role": "env", "name": "sums_0", "age_s": age_s}]}
 
@@ -41,13 +41,13 @@ def test_a_process_that_fell_silent_is_shown_so_and_later_forgotten():
     assert wait_lines(env(200.0)) == ()
 
 
-def test_the_phase_is_that_of_the_trainer_heard_last():
+def test_the_phase_is_that_of_the_last_trainer_to_report():
     old = {"role": "trainer", "phase": "training", "age_s": 50.0}
     new = {"role": "trainer", "phase": "publishing weights", "age_s": 0.2}
     assert phase_of({"participants": [old, new]}) == "publishing weights"
 
 
-def test_a_line_that_is_still_being_written_is_read_later(tmp_path):
+def test_a_partly_written_line_is_read_after_its_end(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = JsonLines(path)
     assert lines.read() == []
@@ -63,7 +63,7 @@ def test_the_token_rate_leaves_out_idle_time():
     for now, total in ((0.0, 0), (1.0, 100), (2.0, 100), (3.0, 100)):
         rate.note(now, total)
     assert rate.per_s == 100.0
-    rate.note(4.0, 0)  # a restarted server counts from nothing
+    rate.note(4.0, 0)  # a restarted server counts from zero
     rate.note(5.0, 200)
     assert rate.per_s == 0.7 * 100 + 0.3 * 200
 

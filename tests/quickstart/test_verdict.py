@@ -32,7 +32,7 @@ def verdict(the_rows, *, model="smollm2", server_version=10, steps=10):
     )
 
 
-def test_a_run_that_learned_is_summed_up_in_one_line():
+def test_a_run_that_learned_is_summarised_in_one_line():
     assert verdict(rows(LEARNED)).line() == (
         "quickstart: exact 0.02 -> 0.90 in 214 s, 10 steps, weights version 10, 2 cores"
     )
@@ -61,7 +61,7 @@ def test_the_end_is_the_mean_of_the_last_five_steps():
         ([{"step": 1, "version": 1}], {"steps": 1}, "metrics.jsonl has no env/exact"),
     ],
 )
-def test_what_fell_short_is_said(the_rows, fields, words):
+def test_the_verdict_names_the_missed_criterion(the_rows, fields, words):
     found = verdict(the_rows, **fields)
     assert not found.learned
     assert any(words in shortcoming for shortcoming in found.shortcomings)
@@ -78,6 +78,6 @@ def test_a_run_without_figures_still_has_a_line():
     )
 
 
-def test_what_is_not_a_number_is_never_one():
+def test_values_that_are_not_numbers_are_left_out_of_a_column():
     mixed = [{"x": 1.0}, {"x": None}, {"x": float("nan")}, {"x": True}, {"x": "2"}, {}]
     assert column(mixed, "x") == [1.0]

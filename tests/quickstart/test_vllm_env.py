@@ -3,7 +3,7 @@ from __future__ import annotations
 from atroposlib.quickstart import vllm_env
 
 
-def test_vllm_is_installed_without_what_has_no_cpu_build():
+def test_vllm_is_installed_without_packages_that_have_no_cpu_build():
     lines = [
         "regex",
         "torchvision; platform_machine != 'riscv64'",

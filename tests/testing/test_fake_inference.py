@@ -40,7 +40,7 @@ async def test_limits_stops_and_aborts_cut_a_reply():
         assert await reply(http) == ("on", "abort")
 
 
-async def test_scripted_failures_and_health_are_used_up():
+async def test_scripted_failures_and_health_states_are_consumed_in_order():
     fake = FakeInference()
     fake.fail_next.append(503)
     fake.health_next.append(False)
@@ -63,6 +63,6 @@ async def test_routes_exist_by_shape_and_report_the_weight_version():
     assert (reply.status_code, reply.headers["X-Weight-Version"]) == (200, "4")
 
 
-def test_it_serves_on_a_socket():
+def test_the_fake_server_listens_on_a_socket():
     with FakeInference().running() as url:
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "fake"

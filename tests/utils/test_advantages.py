@@ -28,13 +28,13 @@ trajectories = st.lists(st.lists(rewards, max_size=6), min_size=1, max_size=5)
         ((5,), [True]),
     ],
 )
-def test_entries_are_compared_with_the_first(values, each):
+def test_entries_are_compared_with_the_first_entry(values, each):
     vector = allclose_to_first(values, return_vector=True)
     assert vector.tolist() == each
     assert allclose_to_first(values) is all(each)
 
 
-def test_tolerances_and_nans_are_options():
+def test_tolerances_and_nan_equality_are_options():
     assert allclose_to_first([1.0, 1.1], rtol=0.2)
     assert allclose_to_first([0.0, 0.5], atol=0.5)
     nans = [float("nan"), float("nan")]
@@ -58,12 +58,12 @@ def test_tolerances_and_nans_are_options():
         ([1e8, 1e8 + 1], 1e8 + 0.5, 0.25),
     ],
 )
-def test_statistics_of_all_numbers(data, mean, var):
+def test_statistics_cover_all_nested_numbers(data, mean, var):
     assert compute_stats(data) == {"mean": pytest.approx(mean), "var": pytest.approx(var)}
 
 
 @pytest.mark.parametrize("data", [[], [[], []], ["1"], [None], [float("nan")], {"a": 1}])
-def test_what_has_no_statistics_is_refused(data):
+def test_input_without_statistics_is_rejected(data):
     with pytest.raises(ValueError):
         compute_stats(data)
 
@@ -77,7 +77,7 @@ def test_what_has_no_statistics_is_refused(data):
         ([], 0.9, []),
     ],
 )
-def test_returns_by_hand(steps, gamma, returns):
+def test_discounted_returns_equal_values_computed_by_hand(steps, gamma, returns):
     assert compute_discounted_returns(steps, gamma).tolist() == returns
     assert compute_discounted_returns(steps, gamma).dtype == np.float32
 
@@ -98,7 +98,7 @@ def test_a_return_is_its_reward_plus_the_discounted_next(steps, gamma):
         assert here == pytest.approx(reward + gamma * following)
 
 
-def test_process_advantages_by_hand():
+def test_process_advantages_equal_values_computed_by_hand():
     # mean 1, deviation 1: steps become 1, -1 | 1, -1
     first, second = compute_grpo_process_supervision_advantages([[2, 0], [2, 0]])
     assert first.tolist() == second.tolist() == [0.0, -1.0]
@@ -109,7 +109,7 @@ def test_process_advantages_by_hand():
 
 
 @pytest.mark.parametrize("steps", [[[1, 1], [1]], [[]], []])
-def test_steps_that_nothing_tells_apart_are_refused(steps):
+def test_steps_of_equal_reward_are_rejected(steps):
     with pytest.raises(ValueError):
         compute_grpo_process_supervision_advantages(steps)
 

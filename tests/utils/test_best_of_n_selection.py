@@ -19,13 +19,13 @@ from atroposlib.utils.best_of_n_selection import select_best_index
         (np.array([1, 2]), np.array([0, 0]), {}, 1),
     ],
 )
-def test_the_best_is_found_and_ties_are_broken(primary, secondary, options, best):
+def test_the_best_candidate_is_selected_and_ties_are_broken(primary, secondary, options, best):
     assert select_best_index(primary, secondary, **options) == best
 
 
 @pytest.mark.parametrize(
     ("primary", "secondary"), [([], []), ([1.0], []), ([float("nan")], [1.0])]
 )
-def test_there_is_no_best_of_nothing_or_of_what_cannot_be_compared(primary, secondary):
+def test_empty_and_incomparable_candidates_are_rejected(primary, secondary):
     with pytest.raises(ValueError):
         select_best_index(primary, secondary)

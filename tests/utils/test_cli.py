@@ -29,13 +29,13 @@ def test_a_prefixed_model_keeps_type_description_default_and_limits():
         prefixed(**{"env.size": 0})
 
 
-def test_later_mappings_win_and_nested_ones_merge():
+def test_later_mappings_override_earlier_ones_and_nested_mappings_merge():
     merged = merge_dicts({"a": 1, "n": {"x": 1, "y": 2}}, {"n": {"y": 3}}, {"a": None})
     assert merged == {"a": None, "n": {"x": 1, "y": 3}}
     assert merge_dicts({"a": {"x": 1}}, {"a": 2}) == {"a": 2}
 
 
-def test_a_namespace_is_taken_out_of_flags():
+def test_a_namespace_is_extracted_from_the_flags():
     given = {"env.size": 1, "openai.size": 2}
     assert extract_namespace(given, "env.") == {"size": 1}
 

@@ -1,4 +1,4 @@
-"""Rows come from the file or the hub that was named, or the error says what to set."""
+"""Rows of data sets from files or the hub, and errors that name the option."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_file_serves_as_every_split(tmp_path):
     assert load_rows("org/set", "test", path=str(file)) == ROWS
 
 
-def test_blank_lines_are_no_rows_and_limit_takes_the_first(tmp_path):
+def test_blank_lines_are_skipped_and_limit_keeps_the_first_rows(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('\n{"q": 1}\n\n{"q": 2}\n')
     assert load_rows("org/set", "train", path=file) == [{"q": 1}, {"q": 2}]
@@ -78,7 +78,7 @@ def test_a_folder_is_searched_for_the_files_of_a_split_in_order(tmp_path):
         ("text.parquet", "not parquet at all", "not a parquet file"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path, name, text, says):
+def test_unreadable_files_are_named(tmp_path, name, text, says):
     if text is not None:
         (tmp_path / name).write_text(text)
     if name.endswith(".parquet"):
@@ -87,14 +87,14 @@ def test_what_cannot_be_read_is_named(tmp_path, name, text, says):
         load_rows("org/set", "train", path=tmp_path / name)
 
 
-def test_a_folder_without_the_split_says_how_the_file_would_be_called(tmp_path):
+def test_a_missing_split_raises_with_the_expected_file_name(tmp_path):
     write_jsonl(tmp_path / "test.jsonl")
     with pytest.raises(DatasetUnavailable, match=r"org/set.*train\.jsonl.*--env\.rows"):
         load_rows("org/set", "train", path=tmp_path, option="--env.rows")
 
 
 @pytest.mark.parametrize("limit", [None, 3])
-def test_a_hub_out_of_reach_is_an_error_that_names_the_option(limit):
+def test_an_unreachable_hub_is_an_error_that_names_the_option(limit):
     pytest.importorskip("datasets")
     with pytest.raises(DatasetUnavailable, match=r"org/set.*set --env\.rows to a \.jsonl"):
         load_rows("org/set", "train", option="--env.rows", limit=limit)

@@ -39,7 +39,7 @@ def env(first) -> SimpleNamespace:
     return SimpleNamespace(server=Server(first), tokenizer=char_tokenizer())
 
 
-async def test_each_answer_begins_with_another_token():
+async def test_each_answer_begins_with_a_different_token():
     made = env({"a": -0.1, "b": -3.0, "c": -9.0})
     answers = await generate_with_diverse_first_tokens(made, CHAT, "so: ", n=3, max_tokens=8)
     assert sorted(answers) == ["a after a", "b after b", "c after c"]
@@ -51,7 +51,7 @@ async def test_each_answer_begins_with_another_token():
     assert rest[0]["extra_body"] == {"min_p": 0.5, "repetition_penalty": 1.05}
 
 
-async def test_there_are_no_more_answers_than_first_tokens(caplog):
+async def test_the_number_of_answers_is_bounded_by_the_distinct_first_tokens(caplog):
     made = env({"a": -0.1, "<|end|>": -1.0})
     answers = await generate_with_diverse_first_tokens(made, CHAT, n=5)
     assert sorted(answers) == ["", "a after a"]
@@ -59,7 +59,7 @@ async def test_there_are_no_more_answers_than_first_tokens(caplog):
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"n": 0}, {"max_tokens": 0}])
-async def test_settings_that_cannot_be_used_are_refused(wrong):
+async def test_unusable_settings_are_rejected(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         await generate_with_diverse_first_tokens(env({"a": 0.0}), CHAT, **wrong)
 

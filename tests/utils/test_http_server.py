@@ -31,7 +31,7 @@ async def ask(host, allowed=LOOPBACK_HOSTS):
     "host",
     ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:1", "[::1]:8000", "node7:80"],
 )
-async def test_our_names_addresses_and_names_without_a_dot_pass(host):
+async def test_own_host_names_addresses_and_names_without_a_dot_are_accepted(host):
     assert (await ask(host)).text == "in"
 
 
@@ -39,7 +39,7 @@ async def test_our_names_addresses_and_names_without_a_dot_pass(host):
     "host",
     ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io:8000"],
 )
-async def test_another_name_is_refused_with_the_option_that_allows_it(host):
+async def test_another_host_name_is_rejected_with_the_option_that_allows_it(host):
     refused = await ask(host)
     assert refused.status_code == 421
     assert f"--allow-host {host.partition(':')[0]}" in refused.json()["detail"]
@@ -52,11 +52,11 @@ async def test_another_name_is_refused_with_the_option_that_allows_it(host):
     "host",
     ["", "local host", "localhost/", "a@localhost", "[::1", "localhost:80:80", "x" * 300, "é"],
 )
-async def test_a_malformed_host_header_is_refused(host):
+async def test_a_malformed_host_header_is_rejected(host):
     assert (await ask(host.encode())).status_code == 400
 
 
-async def test_one_host_header_is_expected():
+async def test_exactly_one_host_header_is_accepted():
     sent = []
 
     async def send(message):
@@ -69,7 +69,7 @@ async def test_one_host_header_is_expected():
         sent.clear()
 
 
-async def test_a_websocket_of_another_name_is_closed():
+async def test_a_websocket_for_another_host_name_is_closed():
     sent = []
 
     async def send(message):
@@ -80,13 +80,13 @@ async def test_a_websocket_of_another_name_is_closed():
     assert [message["type"] for message in sent] == ["websocket.close"]
 
 
-def test_a_host_is_read_without_its_port():
+def test_a_host_is_compared_without_its_port():
     assert host_name(b"Node-1:8000") == "node-1"
     assert host_name(b"[::1]:8000") == "[::1]"
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "Same-Origin", ""])
-async def test_requests_of_a_browser_for_another_site_are_refused(site):
+async def test_browser_requests_from_another_site_are_rejected(site):
     guarded = SameSiteGuard(PlainTextResponse("in"), refuse)
     transport = httpx.ASGITransport(guarded)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
@@ -105,11 +105,11 @@ def test_names_of_this_machine_are_loopback(host):
     "host",
     ["", "0.0.0.0", "10.0.0.1", "localhost.evil.example", "127.0.0.1.nip.io", "2130706433"],
 )
-def test_a_name_that_looks_local_is_not(host):
+def test_a_name_that_only_resembles_a_local_one_is_not_loopback(host):
     assert not is_loopback(host)
 
 
-def test_a_taken_port_and_a_foreign_address_are_named():
+def test_a_port_in_use_and_a_foreign_address_are_named():
     with bind("127.0.0.1", 0, 8) as owner:
         port = owner.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: .*choose another --port"):

@@ -7,7 +7,7 @@ import pytest
 from atroposlib.utils.io import parse_http_response
 
 
-async def test_a_bad_http_answer_is_logged_with_its_body_and_raised(caplog):
+async def test_a_failed_http_response_is_logged_with_its_body_and_raised(caplog):
     class Response:
         status = 500
 
@@ -37,7 +37,7 @@ async def test_a_body_that_cannot_be_read_does_not_hide_the_bad_status(caplog):
     assert "502" in caplog.text and "gone" in caplog.text
 
 
-async def test_a_good_http_answer_is_its_json():
+async def test_a_successful_http_response_is_returned_as_json():
     class Response:
         def raise_for_status(self):
             pass

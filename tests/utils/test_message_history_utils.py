@@ -1,4 +1,4 @@
-"""Histories made to fit: what is cut, what stays, and that nothing else is lost."""
+"""Truncation of message histories to a token limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tokenizer():
         ("a", "a"),
     ],
 )
-def test_the_first_reasoning_block_goes(text, stripped):
+def test_the_first_reasoning_block_is_removed(text, stripped):
     assert strip_thinking(text) == stripped
 
 
@@ -49,11 +49,11 @@ def test_the_first_reasoning_block_goes(text, stripped):
         ("no reasoning", 1, "no reasoning"),
     ],
 )
-def test_reasoning_keeps_its_end(tokenizer, text, limit, short):
+def test_truncated_reasoning_keeps_its_end(tokenizer, text, limit, short):
     assert truncate_thinking(text, tokenizer, limit) == short
 
 
-def test_reasoning_stays_where_the_tokenizer_fails(caplog):
+def test_reasoning_is_kept_when_the_tokenizer_fails(caplog):
     class Broken:
         def encode(self, text, add_special_tokens=True):
             raise RuntimeError("no vocabulary")
@@ -98,12 +98,14 @@ def step(tokenizer):
     }
 
 
-def test_a_step_that_fits_stays_whole(tokenizer, step):
+def test_a_step_within_the_limit_is_unchanged(tokenizer, step):
     longest = max(map(len, step["tokens"]))
     assert ensure_trajectory_token_limit([step], tokenizer, longest) == [step]
 
 
-def test_oldest_pairs_go_equally_and_first_and_last_stay(tokenizer, step):
+def test_the_oldest_pairs_are_removed_equally_and_first_and_last_messages_kept(
+    tokenizer, step
+):
     longest = max(map(len, step["tokens"]))
     before = [list(chat) for chat in step["messages"]]
     (short,) = ensure_trajectory_token_limit([step], tokenizer, longest - 1)
@@ -124,7 +126,7 @@ def test_oldest_pairs_go_equally_and_first_and_last_stay(tokenizer, step):
         assert short[name] == step[name]
 
 
-def test_only_the_first_and_the_last_two_may_be_left(tokenizer, step):
+def test_the_first_and_the_last_two_messages_are_always_kept(tokenizer, step):
     shortest = [chat[:1] + chat[-2:] for chat in step["messages"]]
     bound = max(len(tokenize_for_trainer(tokenizer, c)["tokens"]) for c in shortest)
     (short,) = ensure_trajectory_token_limit([step], tokenizer, bound)
@@ -132,7 +134,7 @@ def test_only_the_first_and_the_last_two_may_be_left(tokenizer, step):
     assert ensure_trajectory_token_limit([step], tokenizer, bound - 1) == []
 
 
-def test_a_single_turn_goes_where_there_is_no_pair(tokenizer, step):
+def test_a_single_turn_is_removed_when_no_pair_is_left(tokenizer, step):
     alone = {**step, "messages": [chat[:1] + chat[2:] for chat in step["messages"]]}
     rows = [tokenize_for_trainer(tokenizer, chat) for chat in alone["messages"]]
     alone.update(tokens=[row["tokens"] for row in rows], masks=[row["masks"] for row in rows])
@@ -144,7 +146,7 @@ def test_a_single_turn_goes_where_there_is_no_pair(tokenizer, step):
 
 
 @pytest.mark.parametrize("name", ["messages", "tokens", "masks", "seed", "parsed_actions"])
-def test_an_incomplete_step_is_left_out_with_a_word(tokenizer, step, name, caplog):
+def test_an_incomplete_step_is_skipped_with_a_warning(tokenizer, step, name, caplog):
     incomplete = {key: value for key, value in step.items() if key != name}
     assert ensure_trajectory_token_limit([incomplete, step], tokenizer, 10_000) == [step]
     assert name in caplog.text

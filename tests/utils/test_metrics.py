@@ -8,7 +8,7 @@ import pytest
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
 
 
-def test_statistics_are_named_and_by_hand():
+def test_named_statistics_equal_values_computed_by_hand():
     metrics = get_std_min_max_avg("t", [1.0, 3.0], {"old": 0})
     assert metrics == {"old": 0, "t_mean": 2.0, "t_std": 1.0, "t_max": 3.0, "t_min": 1.0}
     assert get_std_min_max_avg("t", [], {}) == {}

@@ -23,7 +23,7 @@ CHAT = [
 ]
 
 
-# As families write it: what the last turn keeps or begins with, and what follows a turn.
+# Differences of families: text kept or added in the last turn, and text after a turn.
 TURN = "<|{{ m['role'] }}|>"
 CHATML = (
     "{% for m in messages %}" + TURN + "{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -73,7 +73,7 @@ def test_all_assistant_turns_can_be_trained(tokenizer):
     assert UNMASKED_ROLES == ["assistant", "agent"]
 
 
-def test_an_end_token_that_the_model_never_wrote_is_cut(tokenizer):
+def test_an_end_token_that_was_not_sampled_is_removed(tokenizer):
     result = tokenize_for_trainer(tokenizer, CHAT, finish_reason="length")
     assert trained(tokenizer, result) == "4"
     assert len(result["tokens"]) == len(result["masks"])
@@ -93,7 +93,7 @@ def test_an_end_token_is_cut_even_when_white_space_follows_it(tokenizer):
     assert trained(tokenizer, result) == "yo"
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer):
+def test_a_template_that_rewrites_earlier_turns_is_rejected(tokenizer):
     class DropsThinking:
         eos_token_id = tokenizer.eos_token_id
 
@@ -133,7 +133,7 @@ REASONED = [
     ],
     ids=["chatml", "system-first", "opens-reasoning", "drops-reasoning"],
 )
-def test_families_of_templates_give_the_turns_as_they_stand(template, last, all_turns):
+def test_every_template_family_renders_the_turns_unchanged(template, last, all_turns):
     tokenizer = family(template)
     assert trained(tokenizer, tokenize_for_trainer(tokenizer, CHAT)) == last
     result = tokenize_for_trainer(tokenizer, CHAT, train_on_all_assistant_turns=True)
@@ -148,7 +148,7 @@ def test_reasoning_that_only_the_last_turn_keeps_is_trained_only_there():
     assert trained(tokenizer, result) == "yo<|end|>\n" + last
 
 
-def test_what_the_generation_prompt_opened_was_not_sampled():
+def test_text_opened_by_the_generation_prompt_is_not_trained():
     tokenizer = family(OPENS_REASONING)
     result = tokenize_for_trainer(tokenizer, REASONED)
     assert trained(tokenizer, result) == "b\n</think>\n\n4<|end|>\n"
@@ -159,7 +159,7 @@ def test_a_chat_of_one_message_has_no_prompt_to_render(tokenizer):
     assert trained(tokenizer, result) == "<|assistant|>yo<|end|>"
 
 
-def test_an_answer_of_one_number_is_no_mapping_of_two_entries():
+def test_a_template_result_of_one_number_is_not_a_mapping_of_two_entries():
     class Mapping5:
         """The shape that transformers 5 answers with."""
 
@@ -182,7 +182,9 @@ chats = st.lists(
 
 
 @given(chats, st.booleans(), st.sampled_from(["", "stop", "length"]))
-def test_every_mask_is_the_token_or_minus_100_and_turns_are_whole(chat, all_turns, reason):
+def test_every_mask_entry_is_the_token_or_minus_100_and_turns_are_whole(
+    chat, all_turns, reason
+):
     tokenizer = HYPOTHESIS_TOKENIZER
     result = tokenize_for_trainer(
         tokenizer, chat, train_on_all_assistant_turns=all_turns, finish_reason=reason

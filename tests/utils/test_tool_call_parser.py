@@ -1,4 +1,4 @@
-"""Tool calls in what a model wrote, right and wrong ones."""
+"""Parsing of valid and invalid tool calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call(body: str, tag: str = "tool_call") -> str:
         ("", None, None),
     ],
 )
-def test_the_first_of_the_preferred_tags_is_taken(text, tags, found):
+def test_the_first_of_the_preferred_tags_is_parsed(text, tags, found):
     assert extract_tool_call(text, tags) == found
 
 
@@ -48,11 +48,11 @@ def test_the_first_of_the_preferred_tags_is_taken(text, tags, found):
         ("", WRONG),
     ],
 )
-def test_a_call_is_json_as_it_stands(body, parsed):
+def test_a_tool_call_is_parsed_as_plain_json(body, parsed):
     assert parse_tool_call(call(body)) == parsed
 
 
-def test_a_missing_call_is_wrong():
+def test_a_missing_tool_call_is_wrong():
     assert parse_tool_call("no call") == WRONG
 
 

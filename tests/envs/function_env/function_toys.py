@@ -38,7 +38,7 @@ def groups_in(tmp_path):
 
 
 def right_half_of_the_time(prompt, index, seen=Counter()):
-    """The sum asked for in every second sample, else "no"."""
+    """The requested sum in every second sample, else "no"."""
     a, b = prompt.split("what is ")[1].split("?")[0].split(" + ")
     seen[prompt] += 1
     return str(int(a) + int(b)) if seen[prompt] % 2 else "no"

@@ -1,4 +1,4 @@
-"""Tasks of a function environment: order, passes, the held-out part, and the place in them."""
+"""Tasks of a function environment: order, passes, the held-out part, and the saved position."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ids(cursor, count):
     return [item and item["id"] for item in items]
 
 
-async def test_every_pass_has_each_task_once_in_another_order_that_the_seed_decides():
+async def test_every_pass_has_each_task_once_in_an_order_derived_from_the_seed():
     first = ids(cursor := await cursor_over(ROWS), 20)
     second = ids(cursor, 20)
     assert sorted(first) == sorted(second) == sorted(row["id"] for row in ROWS)
@@ -48,7 +48,7 @@ async def test_every_pass_has_each_task_once_in_another_order_that_the_seed_deci
     assert ids(await cursor_over(ROWS, shuffle=False), 3) == ["task-0", "task-1", "task-2"]
 
 
-async def test_passes_are_bounded_where_they_should_be():
+async def test_the_number_of_passes_is_bounded_by_epochs():
     cursor = await cursor_over(ROWS[:2], epochs=2)
     assert [item and item["epoch"] for item in (cursor.next() for _ in range(5))] == [
         0,
@@ -59,7 +59,7 @@ async def test_passes_are_bounded_where_they_should_be():
     ]
 
 
-async def test_generators_may_be_endless_and_keep_their_order():
+async def test_endless_generators_are_accepted_and_keep_their_order():
     cursor = await cursor_over({"id": i} for i in itertools.count())
     assert ids(cursor, 3) == ["0", "1", "2"]
     ending = await cursor_over(iter(ROWS[:2]))
@@ -67,7 +67,7 @@ async def test_generators_may_be_endless_and_keep_their_order():
 
 
 class Table:
-    """Rows by number and nothing else, as tables on disk have them."""
+    """Rows by index only, as in tables on disk."""
 
     def __len__(self):
         return 3
@@ -87,7 +87,7 @@ class Restarting:
         return iter(ROWS[:2])
 
 
-async def test_an_iterable_that_can_start_again_has_several_passes():
+async def test_a_restartable_iterable_has_several_passes():
     assert ids(await cursor_over(Restarting(), epochs=2), 5) == [
         "task-0",
         "task-1",
@@ -124,7 +124,7 @@ async def test_files_are_read_and_a_missing_one_is_a_clear_error(tmp_path):
 
 
 @pytest.mark.parametrize("dataset", [{"a": 1}, 7, lambda: 7])
-async def test_what_is_no_data_set_is_refused(dataset):
+async def test_an_object_that_is_not_a_data_set_is_rejected(dataset):
     with pytest.raises(ConfigError, match="toy: a data set is a list"):
         await cursor_over(dataset)
 
@@ -139,7 +139,7 @@ async def test_a_failing_callable_names_the_environment():
         await cursor_over([])
 
 
-def test_an_id_is_the_task_s_own_or_a_short_text_itself_or_a_hash_of_the_content():
+def test_a_task_id_is_given_or_a_short_text_or_a_hash_of_the_content():
     assert task_id({"id": 7}) == "7"
     assert task_id({"a": 1, "b": [2]}) == task_id({"b": [2], "a": 1})
     assert task_id({"a": 1}) != task_id({"a": 2})
@@ -148,7 +148,7 @@ def test_an_id_is_the_task_s_own_or_a_short_text_itself_or_a_hash_of_the_content
 
 
 @given(st.lists(st.integers(), unique=True, min_size=2), st.integers(), st.floats(0.01, 0.9))
-def test_a_task_stays_on_its_side_when_others_come(rows, more, fraction):
+def test_a_task_stays_in_its_split_when_tasks_are_added(rows, more, fraction):
     train, apart = split_held_out(rows, fraction)
     assert sorted(train + apart) == list(range(len(rows)))
     assert train and apart
@@ -157,7 +157,7 @@ def test_a_task_stays_on_its_side_when_others_come(rows, more, fraction):
         assert {rows[i] for i in apart} <= {[more, *rows][i] for i in later}
 
 
-async def test_the_held_out_part_is_never_handed_out():
+async def test_held_out_tasks_are_not_used_for_training():
     source, held_out = await prepare(ROWS, None, settings(eval_fraction=0.25), env="toy")
     apart = {item["id"] for item in held_out}
     assert 0 < len(apart) < 20
@@ -188,7 +188,7 @@ def streamed():
 
 
 @given(st.data())
-def test_a_restart_repeats_what_was_under_way_and_then_goes_on(data):
+def test_a_restart_repeats_tasks_in_flight_and_then_continues(data):
     make = data.draw(st.sampled_from([indexed, streamed]))
     count = data.draw(st.integers(0, 30))
     cursor = Cursor(make())

@@ -1,4 +1,4 @@
-"""A function is an environment: what it samples, what it earns, and how its failures end."""
+"""Function environments: samples, rewards and failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def env_of(inference_url, tmp_path):
     return partial(made, url=inference_url, tmp_path=tmp_path)
 
 
-def test_the_function_becomes_an_environment_class_of_its_name():
+def test_the_decorated_function_becomes_an_environment_class_of_the_same_name():
     assert issubclass(sums, BaseEnv)
     assert (sums.name, sums.__name__, sums.__doc__) == ("sums", "sums", "Small sums.")
     config, servers = sums.config_init()
@@ -95,12 +95,12 @@ def test_a_given_config_class_is_extended():
         ({"settings": {"seed": 1}}, "'seed' is a setting already"),
     ],
 )
-def test_a_mistake_in_the_decorator_is_refused_where_it_stands(settings, problem):
+def test_an_invalid_decorator_argument_is_rejected_at_decoration(settings, problem):
     with pytest.raises(ConfigError, match=problem):
         environment(SUMS, name="sums", **settings)(sums.rollout)
 
 
-def test_only_an_async_function_of_task_and_model_will_do():
+def test_only_an_async_function_of_task_and_model_is_accepted():
     with pytest.raises(ConfigError, match="write `async def plain"):
 
         @environment(SUMS)
@@ -120,7 +120,7 @@ def test_only_an_async_function_of_task_and_model_will_do():
             return 1.0
 
 
-async def test_the_function_can_be_tried_alone():
+async def test_the_decorated_function_can_be_called_directly():
     class Canned:
         async def chat(self, question):
             return "7"
@@ -171,7 +171,9 @@ async def test_weights_can_be_changed_by_a_flag(env_of, fake, tmp_path):
         env_of(judged, reward_weights={"exat": 3.0})
 
 
-async def test_a_sample_without_a_score_is_drawn_again_and_never_zero(env_of, fake, tmp_path):
+async def test_a_sample_without_a_score_is_drawn_again_and_not_scored_zero(
+    env_of, fake, tmp_path
+):
     drawn = Counter()
 
     @environment(SUMS, group_size=2, total_steps=4)
@@ -207,7 +209,7 @@ async def test_a_failing_rollout_or_reward_is_typed_and_drawn_again(env_of, fake
     assert env.group_stats.samples == {"env_error": 1, "judge_error": 1}
 
 
-async def test_a_run_that_only_fails_ends_with_env_item_and_stage(env_of):
+async def test_a_run_of_failures_only_ends_with_an_error_naming_env_item_and_stage(env_of):
     @environment(SUMS, group_size=2, max_failures_in_a_row=2, max_num_workers=1)
     async def broken(task, model):
         raise ValueError("no gold answer")
@@ -218,7 +220,7 @@ async def test_a_run_that_only_fails_ends_with_env_item_and_stage(env_of):
         await env_of(broken).process_manager()
 
 
-async def test_a_function_that_never_calls_the_model_has_nothing_to_train_on(env_of):
+async def test_a_function_that_makes_no_model_call_has_no_trainable_tokens(env_of):
     @environment(SUMS, group_size=2, max_failures_in_a_row=2, max_num_workers=1)
     async def silent(task, model):
         return 1.0
@@ -227,7 +229,7 @@ async def test_a_function_that_never_calls_the_model_has_nothing_to_train_on(env
         await env_of(silent).process_manager()
 
 
-async def test_several_samples_of_one_call_are_refused(env_of):
+async def test_several_samples_of_one_call_are_rejected(env_of):
     @environment(SUMS, group_size=2, max_failures_in_a_row=1, max_num_workers=1)
     async def many(task, model):
         await model.chat("hello", n=4)
@@ -261,7 +263,7 @@ async def test_a_conversation_is_one_row_and_all_its_turns_are_trained(env_of, f
     assert roles == ["user", "assistant", "user", "assistant"]
 
 
-async def test_a_fork_gives_a_second_group_and_no_token_is_trained_twice(
+async def test_a_forked_rollout_produces_a_second_group_and_trains_no_token_twice(
     env_of, fake, tmp_path
 ):
     @environment(SUMS, group_size=2, total_steps=2, max_num_workers=1)

@@ -1,4 +1,4 @@
-"""From sampled sequences to rows and groups: every sample once, every group of one size."""
+"""Rows and groups built from sampled sequences: every sample once, groups of equal size."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_turn_before_a_fork_is_trained_in_one_branch_only():
     assert rows[1]["versions"] == [-1, -1, -1, 4]
 
 
-def test_a_server_that_does_not_count_tokens_is_read_off_the_mask():
+def test_sampled_tokens_are_found_by_the_mask_without_token_counts_of_the_server():
     first, second = node(([1], [2, 3])), node(([1], [2, 3]), ([4], [5]))
     (row,) = recorded((first, None), (second, None))
     assert row["masks"] == [-100, 2, 3, -100, 5]
@@ -116,7 +116,7 @@ def test_the_trainer_counts_each_rollout_once_and_trains_each_sample_once():
 
 
 @pytest.mark.parametrize("temperatures", [(1.0, 1.0), (1.0, 0.5)])
-def test_temperatures_reach_the_group_or_the_row(temperatures):
+def test_temperatures_are_stored_in_the_group_or_the_row(temperatures):
     rollouts = [
         Rollout(recorded((node(([1], [2 + i])), 1), temperature=temperature), Reward(i))
         for i, temperature in enumerate(temperatures)

@@ -1,4 +1,4 @@
-"""What a rollout returns becomes one score and named numbers, or a clear refusal."""
+"""Conversion of the result of a rollout into one score and named metrics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_rewards_are_weighted_and_none_means_no_score(returned, weights, score, 
         ({"a": float("inf")}, {}, "reward 'a' is inf"),
     ],
 )
-def test_what_is_no_reward_is_refused_by_name_and_never_counted_as_zero(
+def test_an_invalid_reward_is_rejected_by_name_and_not_counted_as_zero(
     returned, weights, problem
 ):
     with pytest.raises(ValueError, match=problem):
@@ -61,7 +61,7 @@ def test_what_is_no_reward_is_refused_by_name_and_never_counted_as_zero(
         st.sampled_from("abcdef"), st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1
     )
 )
-def test_the_score_is_the_weighted_sum_whatever_the_order(named):
+def test_the_score_is_the_weighted_sum_in_any_order(named):
     values = {name: value for name, (value, _) in named.items()}
     weights = {name: weight for name, (_, weight) in reversed(list(named.items()))}
     expected = sum(value * weight for value, weight in named.values())
@@ -76,7 +76,7 @@ def short(task, answer, config):
     return 1 - len(answer) / config["most"]
 
 
-async def test_reward_functions_judge_the_answer_sync_or_async():
+async def test_reward_functions_may_be_sync_or_async():
     plan = RewardPlan.of({exact: 1.0, short: 0.5})
     reward = await plan.score("env", "item", "7", "7", {"most": 4})
     assert reward == Reward(1.375, {"exact": 1.0, "short": 0.75})
@@ -84,7 +84,7 @@ async def test_reward_functions_judge_the_answer_sync_or_async():
     assert plan.reweighted({"short": 0}).weights == {"exact": 1.0, "short": 0.0}
 
 
-async def test_a_failing_reward_function_says_env_item_and_which_one():
+async def test_a_failing_reward_function_raises_with_env_item_and_function():
     def broken(task, answer):
         raise KeyError("gold")
 
@@ -92,7 +92,7 @@ async def test_a_failing_reward_function_says_env_item_and_which_one():
         await RewardPlan.of([exact, broken]).score("env", "3+4", "7", "7", {})
 
 
-async def test_a_sync_function_runs_beside_the_event_loop():
+async def test_a_sync_reward_function_does_not_block_the_event_loop():
     loop = asyncio.get_running_loop()
 
     def waits_for_the_loop(task, answer):
@@ -102,7 +102,7 @@ async def test_a_sync_function_runs_beside_the_event_loop():
     assert await call_user(waits_for_the_loop, "task", "answer", config=None) == 1.0
 
 
-def test_plans_that_cannot_be_meant_are_refused():
+def test_ambiguous_and_unknown_reward_names_are_rejected():
     with pytest.raises(ConfigError, match="names or functions, not both"):
         RewardPlan.of({"exact": 1.0, exact: 1.0})
     with pytest.raises(ConfigError, match="two functions have the same name"):

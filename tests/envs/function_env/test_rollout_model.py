@@ -1,4 +1,4 @@
-"""Tools, and agents that bring their own client: every turn of theirs is trained on."""
+"""Tool calls of the model, and agents with a separate client: every turn is trained."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ async def test_tool_calls_can_be_answered_by_hand(fake, env_of, tmp_path):
     assert group["scores"] == [1.0, 1.0]
 
 
-async def test_a_model_that_never_stops_calling_is_stopped(fake, env_of, tmp_path):
+async def test_a_model_that_keeps_calling_tools_is_stopped_at_the_limit(
+    fake, env_of, tmp_path
+):
     @environment([TASK])
     async def endless(task, model):
         reply = await model.use_tools("What?", tools=[multiply], max_turns=3)
@@ -94,7 +96,7 @@ async def test_a_model_that_never_stops_calling_is_stopped(fake, env_of, tmp_pat
     assert group["scores"] == [4.0, 4.0]
 
 
-async def test_sessions_may_be_kept_by_a_proxy(
+async def test_sessions_may_be_held_by_a_proxy(
     fake, env_of, inference_url, tmp_path, monkeypatch
 ):
     @environment([TASK])
@@ -115,7 +117,7 @@ async def test_sessions_may_be_kept_by_a_proxy(
 
 
 async def external_agent(base_url, api_key, question):
-    """Written against the package openai; it knows nothing of training."""
+    """Written against the package openai; without any import of training code."""
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
@@ -135,7 +137,7 @@ async def external_agent(base_url, api_key, question):
                 messages.append(answer)
 
 
-async def test_an_unmodified_agent_is_trained_on_what_its_session_sampled(
+async def test_an_unmodified_agent_is_trained_on_the_samples_of_its_session(
     fake, env_of, tmp_path
 ):
     @environment([TASK])
@@ -162,7 +164,7 @@ async def test_an_unmodified_agent_is_trained_on_what_its_session_sampled(
         assert {v for v, trained in zip(versions, on) if trained} == {0}
 
 
-async def test_own_calls_and_an_agent_s_are_rows_of_one_rollout(fake, env_of, tmp_path):
+async def test_direct_calls_and_agent_calls_are_rows_of_one_rollout(fake, env_of, tmp_path):
     @environment([TASK], max_num_workers=1)
     async def both(task, model):
         plan = await model.chat("plan")

@@ -34,7 +34,7 @@ async def evaluated(env, tmp_path):
     return metrics["results"]["all"], [json.loads(line) for line in samples]
 
 
-async def test_evaluation_runs_the_function_over_what_is_held_out(env_of, fake, tmp_path):
+async def test_evaluation_runs_the_function_on_the_held_out_tasks(env_of, fake, tmp_path):
     fake.reply = lambda prompt, i: "5"
     env = env_of(sums, eval_fraction=0.5)
     metrics, samples = await evaluated(env, tmp_path)
@@ -47,7 +47,9 @@ async def test_evaluation_runs_the_function_over_what_is_held_out(env_of, fake, 
     assert {body["temperature"] for _, body in fake.requests} == {0.0}
 
 
-async def test_failed_and_unscored_samples_are_counted_beside_the_mean(env_of, tmp_path):
+async def test_failed_and_unscored_samples_are_counted_separately_from_the_mean(
+    env_of, tmp_path
+):
     asked = Counter()
 
     @environment([], eval_dataset=["good", "good", "fails", "unsure", "flaky"])
@@ -92,14 +94,14 @@ async def test_an_evaluation_of_failures_only_fails(env_of):
         await env.evaluate()
 
 
-async def test_nothing_to_evaluate_is_an_error_by_itself(env_of):
+async def test_evaluation_without_tasks_is_a_separate_error(env_of):
     env = env_of(environment(iter(SUMS))(sums.rollout))
     await env.setup()
     with pytest.raises(ConfigError, match="eval_dataset"):
         await env.evaluate()
 
 
-async def test_evaluation_needs_no_tokens_of_a_hosted_model(inference_url, fake):
+async def test_evaluation_of_a_hosted_model_needs_no_token_ids(inference_url, fake):
     fake.reply = lambda prompt, i: "5"
     server = APIServerConfig(base_url=inference_url, server_type="openai", model_name="gpt")
     env = sums(sums.env_config_cls(use_wandb=False, eval_fraction=0.5), [server])
@@ -112,7 +114,7 @@ async def test_evaluation_needs_no_tokens_of_a_hosted_model(inference_url, fake)
 # --- serve --------------------------------------------------------------------------
 
 
-async def test_serving_a_trainer_over_the_real_api(api, env_of, fake):
+async def test_a_function_environment_serves_a_trainer_over_the_real_api(api, env_of, fake):
     fake.reply = right_half_of_the_time
     client = api.trainer(batch_size=4, num_steps=3)
     env = env_of(
@@ -131,7 +133,7 @@ async def test_serving_a_trainer_over_the_real_api(api, env_of, fake):
     client.close()
 
 
-async def test_a_restart_goes_on_at_its_place_in_the_data(env_of, fake, tmp_path):
+async def test_a_restart_continues_at_the_saved_data_position(env_of, fake, tmp_path):
     fake.reply = right_half_of_the_time
     env = env_of(sums, eval_fraction=0.0)
     env.checkpoint_dir = str(tmp_path / "checkpoints")

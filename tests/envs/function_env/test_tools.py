@@ -1,4 +1,4 @@
-"""Typed functions as tools: the schema a model sees, and what its calls are answered with."""
+"""Typed functions as tools: schemas and results of calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def call(name, arguments):
     return {"id": "call-1", "function": {"name": name, "arguments": arguments}}
 
 
-def test_the_schema_is_read_off_the_signature():
+def test_the_tool_schema_is_derived_from_the_signature():
     assert schema_of(weather) == {
         "type": "function",
         "function": {
@@ -45,7 +45,7 @@ def test_the_schema_is_read_off_the_signature():
     assert schema_of(schema_of(weather)) == schema_of(weather)
 
 
-async def test_a_call_is_run_with_checked_arguments():
+async def test_a_tool_is_called_with_validated_arguments():
     message = await answer([weather], call("weather", '{"city": "Oslo", "days": 2}'))
     assert (message["role"], message["tool_call_id"]) == ("tool", "call-1")
     assert json.loads(message["content"]) == {"city": "Oslo", "sunny": [True, True]}
@@ -64,17 +64,19 @@ async def test_a_call_is_run_with_checked_arguments():
         ("weather", "{", "arguments: Invalid JSON"),
     ],
 )
-async def test_a_mistake_of_the_model_is_answered_and_not_a_failure(name, arguments, mistake):
+async def test_an_invalid_tool_call_returns_an_error_message_and_does_not_raise(
+    name, arguments, mistake
+):
     message = await answer([weather], call(name, arguments))
     assert message["content"].startswith(f"error: {mistake}")
 
 
-async def test_an_exception_inside_a_tool_goes_on_to_the_rollout():
+async def test_an_exception_inside_a_tool_propagates_to_the_rollout():
     with pytest.raises(OSError, match="disk"):
         await answer([fails], call("fails", '{"reason": "disk"}'))
 
 
-def test_a_tool_without_types_is_refused():
+def test_a_tool_without_type_annotations_is_rejected():
     with pytest.raises(ConfigError, match="parameter 'x' needs a type"):
         schema_of(lambda x: x)
     with pytest.raises(ConfigError, match="no .args"):

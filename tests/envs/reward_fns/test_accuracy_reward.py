@@ -11,7 +11,7 @@ from atroposlib.envs.reward_fns.math_verify.checker import CheckFailed, MathProc
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch):
-    """A process of its own for each test that needs one."""
+    """A separate process for each test that needs one."""
     own = MathProcess(timeout_s=30.0)
     monkeypatch.setattr(accuracy_reward, "shared_process", lambda: own)
     yield own
@@ -36,12 +36,12 @@ def process(monkeypatch):
         ([{"role": "user"}, {"role": "assistant", "content": r"\boxed{5}"}], "5", 1.0),
     ],
 )
-def test_numbers_are_judged_without_another_process(process, text, gold, score):
+def test_numbers_are_checked_in_the_same_process(process, text, gold, score):
     assert AccuracyReward()([text], solution=gold) == [score]
     assert not process.started
 
 
-def test_ground_truth_is_preferred_and_may_be_one_for_each():
+def test_ground_truth_is_preferred_and_may_be_given_per_completion():
     texts = [r"\boxed{1}", r"\boxed{2}"]
     reward = AccuracyReward(tolerance=0.5, weight=2.0)
     assert reward(texts, solution="1", ground_truth="2") == [0.0, 2.0]
@@ -51,7 +51,7 @@ def test_ground_truth_is_preferred_and_may_be_one_for_each():
     assert whole([r"\boxed{2}</think>", r"\boxed{2}\boxed{2}"], solution="2") == [1.0, 0.0]
 
 
-def test_expressions_are_judged_by_math_verify(process):
+def test_expressions_are_checked_by_math_verify(process):
     texts = [
         r"\boxed{\frac{144}{2}}",
         r"\boxed{x+1}",
@@ -65,7 +65,7 @@ def test_expressions_are_judged_by_math_verify(process):
     assert process.started
 
 
-def test_an_answer_that_never_ends_has_no_score_and_harms_no_other(process, caplog):
+def test_an_answer_whose_check_hangs_has_no_score_and_does_not_affect_others(process, caplog):
     hangs = r"\boxed{9^{9^{9}}}"
     assert AccuracyReward()([r"\boxed{2 \cdot 36}"], solution="72") == [1.0]
     process.timeout_s = 0.5
@@ -73,7 +73,7 @@ def test_an_answer_that_never_ends_has_no_score_and_harms_no_other(process, capl
     assert "no verdict" in caplog.text
     process.timeout_s = 30.0
     assert AccuracyReward()([r"\boxed{2 \cdot 36}"], solution="72") == [1.0]
-    process.kill()  # what the system does when memory runs out
+    process.kill()  # like the kernel's out-of-memory killer
     with pytest.raises(CheckFailed):
         process.equal("1", "1")
     assert process.equal(r"\boxed{1}", r"\boxed{1}")

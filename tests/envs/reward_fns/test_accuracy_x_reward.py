@@ -20,5 +20,5 @@ from atroposlib.envs.reward_fns.r1_reward import AccuracyXReward
         ({"reward_value": 3}, "12", 12, 3.0),
     ],
 )
-def test_accuracy_x(options, text, solution, score):
+def test_the_containment_reward_of_a_table_of_responses(options, text, solution, score):
     assert AccuracyXReward(**options)([text], solution=solution) == [score]

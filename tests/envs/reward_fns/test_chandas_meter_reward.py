@@ -33,7 +33,7 @@ def without_chandas(monkeypatch):
     sys.modules.pop("chandas", None)
 
 
-def test_chandas_meter_by_the_certainty_of_the_classifier(
+def test_the_chandas_meter_reward_is_the_confidence_of_the_classifier(
     without_chandas, tmp_path, monkeypatch
 ):
     (tmp_path / "chandas.py").write_text(STAND_IN, encoding="utf-8")
@@ -43,7 +43,7 @@ def test_chandas_meter_by_the_certainty_of_the_classifier(
     assert registry.create("chandas_meter", meter="sragdhara")(["GG\nL"]) == [0.0]
 
 
-def test_chandas_meter_without_the_package_logs_why_all_scores_are_zero(
+def test_the_chandas_meter_reward_without_its_package_logs_the_reason_for_zero_scores(
     without_chandas, monkeypatch, caplog
 ):
     monkeypatch.setitem(sys.modules, "chandas", None)

@@ -23,7 +23,7 @@ def similarity(a, b):
     return float(a @ b / np.sqrt((a @ a) * (b @ b)))
 
 
-def test_the_mean_over_tokens_does_not_see_the_padding(model):
+def test_the_mean_over_tokens_excludes_the_padding(model):
     alone = embed(["ab"], model)
     together = embed(["ab", "a longer text than that"], model)
     assert together[0] == pytest.approx(alone[0], abs=1e-5)
@@ -43,7 +43,7 @@ def test_the_score_is_one_minus_the_scaled_distance_within_bounds(model):
     assert capped(["one cat"], solution="one cat") == [0.3]
 
 
-def test_each_completion_has_its_own_solution_and_each_instance_its_own_model(model, other):
+def test_each_completion_has_a_solution_and_each_instance_a_model(model, other):
     reward = CosineScaledReward(model_name=model, default_reward=-0.25)
     first, second, third = reward(["a", "b", ""], solution=["a", None, "c"])
     assert first == pytest.approx(1.0, abs=1e-5)

@@ -20,5 +20,5 @@ from atroposlib.envs.reward_fns.crossword_format_reward import CrosswordFormatRe
         ({"format_patterns": [r"=(\w+)"]}, "=WORD", 1.0),
     ],
 )
-def test_crossword_format(options, text, score):
+def test_the_crossword_format_reward_of_a_table_of_texts(options, text, score):
     assert CrosswordFormatReward(**options)([text]) == [score]

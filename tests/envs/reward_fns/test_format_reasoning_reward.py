@@ -23,5 +23,5 @@ from atroposlib.envs.reward_fns.format_reasoning_reward import FormatReasoningRe
         ({"reward_value": 2}, "<think>a</think>b", 2.0),
     ],
 )
-def test_format_reasoning(options, text, score):
+def test_the_format_reasoning_reward_of_a_table_of_texts(options, text, score):
     assert FormatReasoningReward(**options)([text]) == [score]

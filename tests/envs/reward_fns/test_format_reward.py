@@ -23,5 +23,5 @@ BOTH = "<think>a</think><answer>b</answer>"
         ({"preferred_tags": ["x.y"]}, "<x-y>1</x-y>", 0.0),
     ],
 )
-def test_format(options, text, score):
+def test_the_format_reward_of_a_table_of_texts(options, text, score):
     assert FormatReward(**options)([text]) == [score]

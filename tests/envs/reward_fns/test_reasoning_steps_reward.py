@@ -22,7 +22,7 @@ from atroposlib.errors import ConfigError
         ("", 0.0),
     ],
 )
-def test_reasoning_steps(text, score):
+def test_the_reasoning_steps_reward_of_a_table_of_texts(text, score):
     assert ReasoningStepsReward()([text]) == [pytest.approx(score)]
 
 

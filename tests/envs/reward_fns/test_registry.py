@@ -31,7 +31,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_loads_the_reward_it_names(name):
+def test_a_registered_name_loads_its_reward(name):
     assert type(registry.create(name)).__name__ == NAMES[name]
     assert type(registry.create(name.replace("_", ""))).__name__ == NAMES[name]
     assert name in registry.list_registered()
@@ -40,7 +40,7 @@ def test_a_name_loads_the_reward_it_names(name):
     )
 
 
-def test_every_name_loads_in_an_interpreter_that_has_loaded_none():
+def test_every_registered_name_loads_in_a_fresh_interpreter():
     program = (
         "import sys\n"
         "from atroposlib.envs.reward_fns import registry\n"
@@ -78,7 +78,7 @@ def test_names_come_from_the_class_or_from_the_decorator():
     assert own.get("tiny") is TinyReward
 
 
-def test_a_configuration_beats_the_defaults_and_its_params_are_arguments():
+def test_a_configuration_overrides_the_defaults_and_passes_its_params():
     config = {"type": "accuracy", "weight": 2.0, "params": {"tolerance": 0.5}}
     reward = registry.create(config, weight=9.0, max_boxed_threshold=3)
     assert (reward.weight, reward.tolerance, reward.max_boxed_threshold) == (2.0, 0.5, 3)
@@ -103,7 +103,7 @@ def test_a_plain_function_becomes_a_reward():
     assert reward(["ab"], than=1) == [3.0]
 
 
-def test_a_caller_s_reward_stays_when_a_module_with_its_name_is_loaded():
+def test_a_custom_reward_is_kept_when_a_module_of_the_same_name_is_loaded():
     own = RewardRegistry()
     own.register("format")(Length)
     own.register(registry.get("format"))
@@ -113,7 +113,7 @@ def test_a_caller_s_reward_stays_when_a_module_with_its_name_is_loaded():
     assert own.get("format") is Fixed
 
 
-def test_what_a_configuration_needs_is_loaded_or_named_at_once():
+def test_requirements_of_a_configuration_are_loaded_or_reported_at_construction():
     registry.load_required_functions(["format", {"type": "r1"}])
     registry.load_required_functions(SimpleNamespace(reward_functions=["accuracy"]))
     registry.load_required_functions({"reward_functions": ["format"]})

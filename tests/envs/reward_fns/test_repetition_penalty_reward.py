@@ -23,7 +23,7 @@ PLAIN = "The cat sat on a mat today. A dog ran over hills quickly then slept. Bi
         ("A b c d e. " * 4, -0.6 - 0.4 * 0.75),
     ],
 )
-def test_repetition_penalty(text, score):
+def test_the_repetition_penalty_of_a_table_of_texts(text, score):
     assert RepetitionPenaltyReward()([text]) == [pytest.approx(score)]
 
 

@@ -39,12 +39,12 @@ def test_scores_are_weighted_logged_and_none_stays_none():
         (None, "TypeError"),
     ],
 )
-def test_a_reward_that_fails_raises_by_its_name_and_is_no_zero(scores, problem):
+def test_a_failing_reward_raises_with_its_name_and_is_not_zero(scores, problem):
     with pytest.raises(RolloutError, match=f"fixed: reward failed.*{problem}"):
         Fixed(scores=scores)(["a", "b"])
 
 
-def test_the_base_cannot_be_made():
+def test_the_abstract_base_class_cannot_be_instantiated():
     with pytest.raises(TypeError):
         RewardFunction()
 
@@ -64,5 +64,5 @@ def test_the_base_cannot_be_made():
         (3, ""),
     ],
 )
-def test_the_assistant_s_text_is_found_in_every_shape(completion, text):
+def test_the_assistant_text_is_extracted_from_every_completion_format(completion, text):
     assert RewardFunction.get_content(completion) == text

@@ -11,7 +11,7 @@ class Length(RewardFunction):
 
 
 class Fixed(RewardFunction):
-    """Gives what it was made with, whatever was written."""
+    """Returns the configured scores for any completion."""
 
     def compute(self, completions, **kwargs):
         return self.config["scores"]

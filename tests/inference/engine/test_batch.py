@@ -30,14 +30,14 @@ def test_joining_fills_the_columns_of_the_new_rows():
     assert (len(batch), batch.widest(), batch.any_min_tokens) == (2, 4, True)
 
 
-def test_a_token_is_written_behind_the_known_ones():
+def test_a_token_is_appended_after_the_tokens_of_its_row():
     batch = batch_of(sequence(2), sequence(4))
     batch.append(slice(1, 2), torch.tensor([7]), torch.tensor([-0.5]))
     assert batch.tokens[1, 4] == 7 and batch.logprobs[1, 4] == -0.5
     assert batch.column("length", slice(0, 2)).tolist() == [2, 5]
 
 
-def test_rows_that_leave_are_replaced_by_the_last_ones():
+def test_removed_rows_are_replaced_by_the_last_rows():
     batch = batch_of(sequence(1), sequence(2), sequence(3), sequence(4, temperature=0.0))
     assert batch.any_greedy
     source, target = batch.leave([0, 3])

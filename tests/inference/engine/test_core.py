@@ -1,4 +1,4 @@
-"""Sampled-token logprobs are those of a fresh forward, whatever else is in the batch."""
+"""Logprobs of sampled tokens equal a fresh forward pass for any batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_logprobs_equal_a_fresh_forward_for_mixed_lengths_and_n(
 
 
 def test_logprobs_stay_exact_under_top_p_and_top_k(engine, reference):
-    # they are of the whole distribution: truncation decides what is drawn, not its logprob
+    # they are of the whole distribution: truncation limits the draws, not their logprobs
     requests = [request(ids, n=3, top_p=0.5, top_k=7, max_tokens=6) for ids in prompts(4)]
     assert worst_difference(reference, requests, generate(engine, *requests)) < EXACT
 
@@ -86,7 +86,7 @@ def test_greedy_batched_output_equals_plain_generation_of_each_prompt(engine, re
         assert result.outputs[0].tokens == alone[0, len(ids) :].tolist()
 
 
-def test_a_seeded_request_samples_the_same_in_any_company(make_engine):
+def test_a_seeded_request_samples_the_same_tokens_in_any_batch(make_engine):
     wanted = [9, 10, 11]
     alone = generate(make_engine(), request(wanted, n=2, seed=7, max_tokens=8))[0]
     crowd = [request(ids, n=3, max_tokens=5) for ids in prompts(6, seed=3)]

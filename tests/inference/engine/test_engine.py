@@ -45,7 +45,7 @@ def test_pause_abort_ends_running_and_waiting_sequences(make_engine, freeze_afte
     assert empty.finish_reason is FinishReason.ABORT and empty.tokens == []
 
 
-def test_a_pause_that_cannot_complete_says_what_it_waits_for(engine):
+def test_a_pause_that_times_out_raises_with_its_mode_and_timeout(engine):
     inside, go_on = threading.Event(), threading.Event()
     running = request([5, 6], max_tokens=5, ignore_eos=True)
     # holds the engine inside a step
@@ -126,7 +126,7 @@ def test_scores_are_answered_while_paused_so_that_weights_can_be_verified(engine
     assert torch.isfinite(torch.tensor([entries[1][6], entries[2][7]])).all()
 
 
-def test_a_pause_whose_owner_does_not_come_back_ends_by_itself(engine):
+def test_a_pause_not_resumed_by_its_owner_ends_at_its_bound(engine):
     engine.pause(PauseMode.WAIT, resume_after_s=0.2)
     assert engine.state is EngineState.PAUSED and 0 < engine.resumes_in_s <= 0.2
     generate(engine, request([5, 6], max_tokens=1))  # answered when it is over

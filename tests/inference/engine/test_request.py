@@ -43,7 +43,7 @@ def test_each_span_of_versions_ends_where_the_next_begins():
     sequence = SequenceState(request=request([5]), index=0, seed=0)
     sequence.begin_version(0, 0)
     sequence.begin_version(1, 3)
-    sequence.begin_version(2, 3)  # version 1 sampled nothing
+    sequence.begin_version(2, 3)  # version 1 sampled no token
     assert sequence.version_spans(5) == [VersionSpan(0, 0, 3), VersionSpan(2, 3, 5)]
     assert sequence.version_spans(3) == [VersionSpan(0, 0, 3)]
 

@@ -1,4 +1,4 @@
-"""Who joins the batch, how prompts are grouped, and what memory is allocated."""
+"""Admission to the batch, grouping of prompts and allocation of memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_memory_counts_the_rectangle_of_the_longest_sequence():
     assert scheduler.admit(short) == []  # 3 x 101 do not fit
 
 
-def test_a_long_request_is_not_passed_by_later_short_ones():
+def test_a_long_request_is_not_overtaken_by_later_short_ones():
     scheduler = Scheduler(max_batch=10, kv_budget_tokens=300)
     scheduler.add([sequence(200, 50), sequence(5, 5)])
     assert scheduler.admit([sequence(5, 5)]) == []

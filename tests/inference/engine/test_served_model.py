@@ -1,4 +1,4 @@
-"""Model families beside Llama: exact where served, refused by name where not."""
+"""Model families other than Llama: exact if supported, otherwise rejected by name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_family(tmp_path):
         ("GPT2Config", {**GPT2_SHAPE, "bos_token_id": None}, 128),
     ],
 )
-def test_another_family_is_exact_within_its_context(
+def test_another_model_family_is_exact_within_its_context(
     write_family, config_name, settings, context
 ):
     served = load_model(write_family(config_name, **settings))
@@ -80,8 +80,6 @@ def test_another_family_is_exact_within_its_context(
         ("MambaConfig", {"hidden_size": 64, "num_hidden_layers": 2}, "linear_attention"),
     ],
 )
-def test_a_family_that_would_be_served_wrongly_is_refused(
-    write_family, config_name, settings, says
-):
+def test_an_unsupported_model_family_is_rejected(write_family, config_name, settings, says):
     with pytest.raises(ConfigError, match=says):
         load_model(write_family(config_name, **settings))

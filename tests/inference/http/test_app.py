@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 
-async def test_health_models_and_server_info(http):
+async def test_the_health_models_and_server_info_routes_answer(http):
     assert (await http.get("/health")).json() == {"status": "ok"}
     (model,) = (await http.get("/v1/models")).json()["data"]
     assert (model["id"], model["max_model_len"]) == ("tiny", 256)
@@ -42,7 +42,7 @@ async def test_bad_input_is_a_400_in_the_openai_shape(http, body, says):
     assert reply.headers["X-Weight-Version"] == "0"
 
 
-async def test_a_request_of_another_web_site_is_refused(http):
+async def test_a_request_from_another_web_site_is_rejected(http):
     reply = await http.post("/pause", headers={"Sec-Fetch-Site": "cross-site"})
     assert reply.status_code == 403
     assert (await http.get("/is_paused")).json()["is_paused"] is False

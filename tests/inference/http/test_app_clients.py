@@ -45,7 +45,7 @@ class Running:
 
 
 def write_varied_model(directory: Path, seed: int) -> Path:
-    """The tiny model with an output layer of its own; with a tied one it repeats itself."""
+    """The tiny model with an untied output layer; with a tied one it repeats itself."""
     write_tiny_model(directory)
     config = LlamaConfig.from_pretrained(directory, tie_word_embeddings=False)
     with torch.random.fork_rng():
@@ -186,7 +186,7 @@ async def test_a_given_sequence_is_scored(running, old_weights) -> None:
     assert scored["prompt_topk_token_ids"][0] == []
 
 
-async def test_text_comes_through_the_openai_client_too(running) -> None:
+async def test_text_completions_work_through_the_openai_client(running) -> None:
     alone = running()
     config = APIServerConfig(base_url=f"{alone.urls[0]}/v1", model_name="tiny")
     server = OpenAIServer(config)
@@ -215,7 +215,7 @@ async def test_aborts_under_the_same_weights_change_nothing(
         assert (output.prompt_ids, output.finish_reason) == (PROMPT, "length")
 
 
-async def test_a_stop_string_across_an_abort_ends_the_sample_where_it_would_have(
+async def test_a_stop_string_across_an_abort_ends_the_sample_at_the_same_token(
     running,
 ) -> None:
     alone = running()
@@ -263,7 +263,7 @@ async def test_every_token_carries_the_version_and_the_logprob_of_its_weights(
 
 
 @pytest.mark.slow
-async def test_another_server_goes_on_after_the_tokens_of_one_that_died(
+async def test_another_server_continues_after_the_tokens_of_a_failed_server(
     make_engine,
 ) -> None:
     first, second = make_engine(), make_engine()

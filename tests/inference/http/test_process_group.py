@@ -22,7 +22,7 @@ EXACT = 1e-4
 
 
 class Trainer:
-    """Rank 0 of a group of two, made by torch alone."""
+    """Rank 0 of a group of two, made by torch without the project."""
 
     def __init__(self):
         self.store = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
@@ -91,7 +91,7 @@ async def test_a_broadcast_changes_the_weights_with_its_last_message_only(
         assert left.json()["success"] is True
 
 
-async def test_what_does_not_fit_is_refused_before_anything_is_received(engine):
+async def test_mismatched_weights_are_rejected_before_any_tensor_is_received(engine):
     transport = httpx.ASGITransport(app=create_app(engine))
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
 
@@ -132,7 +132,7 @@ def test_a_trainer_that_dies_in_a_broadcast_leaves_the_old_weights(engine, train
     groups.close()
 
 
-def test_a_place_where_nobody_is_ends_with_the_bound(trainer):
+def test_a_group_without_a_trainer_ends_at_its_timeout(trainer):
     started = time.monotonic()
     body = InitWeightsGroup(**trainer.body(timeout_s=0.5))
     with pytest.raises(WeightsError, match="no group at 127.0.0.1"):

@@ -29,7 +29,7 @@ def test_one_stop_string_is_a_list_of_one_and_top_k_minus_one_is_off():
 @pytest.mark.parametrize(
     "fields", [{"min_p": 0.1}, {"logit_bias": {"5": 1.0}}, {"best_of": 2}, {"suffix": "x"}]
 )
-def test_a_setting_that_would_change_the_policy_is_refused(fields):
+def test_a_setting_that_would_change_the_policy_is_rejected(fields):
     with pytest.raises(InferenceRefused, match=f"{next(iter(fields))}=.* is not supported"):
         params(**fields)
 
@@ -38,7 +38,7 @@ def test_neutral_values_of_such_settings_pass():
     assert params(min_p=0.0, logit_bias={}, n=2, best_of=2, repetition_penalty=1.0)
 
 
-def test_more_than_twenty_top_logprobs_are_refused():
+def test_more_than_twenty_top_logprobs_are_rejected():
     with pytest.raises(InferenceRefused, match="at most 20"):
         params(top=21)
 

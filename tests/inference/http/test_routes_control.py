@@ -27,7 +27,7 @@ async def test_new_weights_show_in_header_body_and_info(http, other_dir, other_r
     assert body["weight_versions"] == [[{"version": 4, "start": 0, "end": len(tokens)}]]
 
 
-async def test_a_failed_reload_says_that_the_old_weights_stay(http, tmp_path):
+async def test_a_failed_reload_reports_that_the_old_weights_are_kept(http, tmp_path):
     body = {"model_path": str(tmp_path / "absent"), "weight_version": 4}
     reply = await http.post("/update_weights_from_disk", json=body)
     assert reply.status_code == 400 and reply.json()["success"] is False
@@ -35,7 +35,7 @@ async def test_a_failed_reload_says_that_the_old_weights_stay(http, tmp_path):
     assert reply.headers["X-Weight-Version"] == "0"
 
 
-async def test_vllm_s_names_for_a_reload_work_too(http, other_dir):
+async def test_the_reload_routes_of_vllm_are_accepted(http, other_dir):
     kwargs = {"weights_path": str(other_dir)}
     await ok(http, "/collective_rpc", method="reload_weights", kwargs=kwargs)
     await ok(http, "/update_weight_version", weight_version=8)
@@ -44,7 +44,7 @@ async def test_vllm_s_names_for_a_reload_work_too(http, other_dir):
     assert other.status_code == 400
 
 
-async def test_pause_and_resume_over_http(http):
+async def test_generation_is_paused_and_resumed_over_http(http):
     assert (await http.get("/is_paused")).json()["is_paused"] is False
     assert (await http.post("/pause?mode=keep")).status_code == 200
     assert (await http.get("/is_paused")).json()["is_paused"] is True

@@ -36,7 +36,7 @@ async def test_chat_returns_tokens_logprobs_usage_and_versions(http, reference):
     }
 
 
-async def test_completions_take_text_and_tokens_one_or_several(http):
+async def test_completions_accept_one_or_several_texts_or_token_lists(http):
     text = await ok(http, "/v1/completions", prompt="abc", max_tokens=3, return_token_ids=True)
     assert text["choices"][0]["prompt_token_ids"] == [5, 6, 7]
     several = await ok(

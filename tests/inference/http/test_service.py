@@ -20,7 +20,7 @@ async def test_max_tokens_beyond_the_context_is_cut_to_what_fits(http):
     assert len(body["token_ids"][0]) == 6 and body["finish_reasons"] == ["length"]
 
 
-async def test_a_client_that_hangs_up_frees_its_rows(engine):
+async def test_a_disconnected_client_frees_its_rows(engine):
     """Driven as an ASGI server would: the disconnect arrives while the request waits."""
     engine.pause(PauseMode.WAIT)
     body = json.dumps({"prompt": "abc", "n": 3, "max_tokens": 200}).encode()

@@ -1,4 +1,4 @@
-"""Weights that come by adapter, shared memory or broadcast, and pauses that end themselves."""
+"""LoRA adapters: loading, merging, unloading and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none"}
 
 @pytest.fixture
 def adapter(tmp_path, reference):
-    """Write an adapter of one layer; returns its directory and what it adds."""
+    """Write an adapter of one layer; returns its directory and its weight delta."""
 
     def write(name="adapter", settings=None, tensors=None, rank=4):
         directory = tmp_path / name
@@ -76,7 +76,7 @@ def test_an_adapter_goes_on_top_of_weights_that_were_loaded_after_another(
         ({"alpha_pattern": {"v_proj": 16}}, 2.0),
     ],
 )
-def test_the_scale_of_an_adapter_is_pefts(engine, adapter, settings, scale):
+def test_the_scale_of_an_adapter_is_that_of_peft(engine, adapter, settings, scale):
     before = weight_of(engine).clone()
     directory, added = adapter(settings=settings)
     engine.load_adapter(directory, "a", 1)
@@ -99,7 +99,9 @@ def test_the_scale_of_an_adapter_is_pefts(engine, adapter, settings, scale):
         ({"tensors": lambda own: {}}, "changes nothing"),
     ],
 )
-def test_an_adapter_that_cannot_be_merged_changes_nothing(engine, adapter, how, says):
+def test_an_adapter_that_cannot_be_merged_leaves_the_weights_unchanged(
+    engine, adapter, how, says
+):
     good, added = adapter("good")
     engine.load_adapter(good, "policy-v1", 1)
     before = weight_of(engine).clone()
@@ -109,7 +111,7 @@ def test_an_adapter_that_cannot_be_merged_changes_nothing(engine, adapter, how, 
     assert (engine.adapter, engine.weight_version) == ("policy-v1", 1)
 
 
-def test_what_is_no_adapter_and_what_is_not_loaded_are_named(engine, tmp_path):
+def test_invalid_adapters_and_unloaded_adapters_are_named(engine, tmp_path):
     with pytest.raises(WeightsError, match="is not a LoRA adapter"):
         engine.load_adapter(str(tmp_path), "a", 1)
     with pytest.raises(WeightsError, match="'b' is not loaded"):

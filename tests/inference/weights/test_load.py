@@ -1,4 +1,4 @@
-"""New weights arrive whole or not at all, and every token names the weights it came from."""
+"""Atomic loading of new weights from directories and files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def break_one(tensors):
         (break_one, "not finite"),
     ],
 )
-def test_a_directory_that_does_not_fit_changes_nothing(
+def test_a_mismatched_directory_leaves_the_weights_unchanged(
     change, says, model_dir, other_dir, tmp_path
 ):
     # every other tensor of the bad directory is new: a partial load would show
@@ -91,7 +91,7 @@ def test_a_directory_that_does_not_fit_changes_nothing(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_file_cut_short_and_a_missing_directory_are_named(model_dir, tmp_path):
+def test_a_truncated_file_and_a_missing_directory_are_named(model_dir, tmp_path):
     served = load_model(str(model_dir))
     with pytest.raises(WeightsError, match="not a directory"):
         load_in_place(served.model, tmp_path / "absent")
@@ -119,7 +119,7 @@ def test_a_sharded_directory_is_read_by_its_index(model_dir, other_dir, tmp_path
     assert all(torch.equal(loaded[name], tensors[name]) for name in names)
 
 
-def test_a_file_of_someone_else_or_that_is_a_link_is_refused(model_dir, tmp_path):
+def test_a_file_of_another_user_or_a_symbolic_link_is_rejected(model_dir, tmp_path):
     served = load_model(str(model_dir))
     path = tmp_path / "weights.safetensors"
     shutil.copy(model_dir / "model.safetensors", path)

@@ -1,4 +1,4 @@
-"""A tokenizer is the same whether it is loaded the quick way or by AutoTokenizer."""
+"""Tokenizers from the fast loader and from AutoTokenizer are equal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def directory(tmp_path):
     return tmp_path
 
 
-def test_a_plain_directory_gives_the_very_tokenizer_of_auto_tokenizer(directory):
+def test_a_plain_directory_loads_the_same_tokenizer_as_auto_tokenizer(directory):
     quick, auto = load_tokenizer_named(str(directory)), AutoTokenizer.from_pretrained(
         directory
     )
@@ -34,7 +34,7 @@ def test_a_plain_directory_gives_the_very_tokenizer_of_auto_tokenizer(directory)
     assert quick.encode(rendered) == auto.encode(rendered)
 
 
-def test_it_loads_without_torch(directory):
+def test_a_tokenizer_loads_without_torch(directory):
     program = (
         "import sys; from atroposlib.utils.tokenizers.loading import load_tokenizer_named as load;"
         f"load({str(directory)!r}); print('torch' in sys.modules)"

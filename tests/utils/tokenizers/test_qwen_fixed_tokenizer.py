@@ -62,7 +62,7 @@ def test_every_assistant_turn_can_be_trained_with_its_reasoning(tokenizer):
     assert text == "<think>\nb\n</think>\n\nc<|im_end|>\ne<|im_end|>\n"
 
 
-def test_thinking_can_be_switched_off_and_reasoning_come_apart(tokenizer):
+def test_thinking_can_be_disabled_and_reasoning_given_separately(tokenizer):
     def prompt(chat, **options):
         return tokenizer.apply_chat_template(
             chat, tokenize=False, add_generation_prompt=True, **options
@@ -75,7 +75,7 @@ def test_thinking_can_be_switched_off_and_reasoning_come_apart(tokenizer):
     assert "<think>\nb\n</think>\n\nc<|im_end|>" in prompt([*user, apart])
 
 
-def test_everything_else_is_the_tokenizer_s(tokenizer):
+def test_other_attributes_are_those_of_the_wrapped_tokenizer(tokenizer):
     assert tokenizer.eos_token == "<|end|>"
     assert len(tokenizer) == len(tokenizer.tokenizer)
     assert tokenizer("ab")["input_ids"] == tokenizer.encode("ab")

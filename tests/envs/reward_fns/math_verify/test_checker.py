@@ -1,4 +1,4 @@
-"""Verdicts on boxed answers; a check that hangs or breaks is no verdict, never a zero."""
+"""Verdicts on boxed answers; a check that hangs or fails returns no verdict instead of zero."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_last_complete_box_is_the_answer(text, answer):
     assert boxed_answer(text) == answer
 
 
-def test_only_what_follows_the_reasoning_counts():
+def test_only_text_after_the_reasoning_is_checked():
     assert after_thinking(r"<think>\boxed{1}</think>\boxed{2}") == r"\boxed{2}"
     assert after_thinking("no tags") == "no tags"
 
@@ -61,7 +61,7 @@ def test_only_what_follows_the_reasoning_counts():
         ("1e5", None),
     ],
 )
-def test_plain_numbers_are_read_without_a_parser(text, number):
+def test_plain_numbers_are_parsed_without_math_verify(text, number):
     assert as_number(text) == number
 
 
@@ -77,12 +77,12 @@ def test_plain_numbers_are_read_without_a_parser(text, number):
         (r"\boxed{" + "1" * 600 + "}", "72", Correctness.WRONG),
     ],
 )
-async def test_numbers_are_judged_without_another_process(verifier, text, gold, verdict):
+async def test_numbers_are_checked_in_the_same_process(verifier, text, gold, verdict):
     assert await verifier.check(text, gold) is verdict
     assert not verifier.process.started
 
 
-async def test_expressions_are_judged_by_math_verify_also_after_a_hanging_one(verifier):
+async def test_expressions_are_checked_by_math_verify_even_after_one_that_hangs(verifier):
     assert await verifier.check(r"\boxed{\frac{144}{2}}", "72") is Correctness.CORRECT
     assert await verifier.check(r"\boxed{x+1}", "72") is Correctness.WRONG
     assert await verifier.check(r"\boxed{}{", "72") is Correctness.WRONG
