@@ -97,7 +97,9 @@ def pack_rows(
     open_pack: Pack | None = None
     open_key: tuple[str, float] | None = None
     # Sorted, rows that share much are neighbours, so one open pack is enough.
-    for i in sorted(range(len(rows)), key=lambda i: _sort_key(rows[i])):
+    for i in sorted(
+        range(len(rows)), key=lambda i: (rows[i].group, rows[i].temperature, rows[i].tokens)
+    ):
         key = (rows[i].group, rows[i].temperature)
         # The last token predicts nothing that is trained.
         tokens = rows[i].tokens[: rows[i].trained[-1] + 1]
@@ -112,10 +114,6 @@ def pack_rows(
             packs.append(open_pack)
         open_pack.add(i, tokens)
     return packs
-
-
-def _sort_key(row: Row) -> tuple[str, float, list[int]]:
-    return row.group, row.temperature, row.tokens
 
 
 def _joins(pack: Pack, tokens: Sequence[int], max_tokens: int, crossover: float) -> bool:

@@ -49,7 +49,9 @@ def wrap(model: Model, settings: ModelSettings) -> Model:
         raise ConfigError("lora needs peft: pip install 'atroposlib[lora]'") from error
     plain: Any = model
     targets = settings.lora_target_modules or list(TARGET_MODULES)
-    _refuse_layers(settings, plain.config.get_text_config().num_hidden_layers)
+    layers = plain.config.get_text_config().num_hidden_layers
+    if beyond := [i for i in settings.lora_layer_indices or () if i >= layers]:
+        raise ConfigError(f"lora_layer_indices {beyond}: the model has layers 0-{layers - 1}")
     _refuse_modules(plain, targets)
     lora_config = LoraConfig(
         r=settings.lora_r,
@@ -67,12 +69,6 @@ def wrap(model: Model, settings: ModelSettings) -> Model:
     except ValueError as error:  # no module of such a name
         raise ConfigError(f"lora_target_modules: {error}") from error
     return model
-
-
-def _refuse_layers(settings: ModelSettings, layers: int) -> None:
-    beyond = [i for i in settings.lora_layer_indices or () if i >= layers]
-    if beyond:
-        raise ConfigError(f"lora_layer_indices {beyond}: the model has layers 0-{layers - 1}")
 
 
 def _refuse_modules(model: Any, targets: Sequence[str]) -> None:

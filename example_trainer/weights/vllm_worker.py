@@ -78,7 +78,8 @@ class WeightWorker:
         name, group = self._weight_group or ("none", None)
         if name != told["name"]:
             raise ValueError(f"this worker is in group {name!r}, not {told['name']!r}")
-        where = self.device if _is_nccl(group) else torch.device("cpu")
+        is_nccl = "nccl" in type(group).__name__.lower()
+        where = self.device if is_nccl else torch.device("cpu")
 
         def received() -> Iterator[tuple[str, Tensor]]:
             for key, dtype, shape in zip(told["names"], told["dtypes"], told["shapes"]):
@@ -171,7 +172,3 @@ def _device_index(uuid: str) -> int:
         f"GPU {uuid} of the trainer is not visible to this worker: name it in its"
         " CUDA_VISIBLE_DEVICES, or publish by disk"
     )
-
-
-def _is_nccl(group: Any) -> bool:
-    return "nccl" in type(group).__name__.lower()

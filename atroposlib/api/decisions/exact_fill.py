@@ -30,7 +30,7 @@ def first_exact(
     since it could have replaced the refused one. So there is one search per key.
     """
     needs = _positive(needs)
-    keys = _classed(keys, needs)
+    keys = [(env if env in needs else None, size) for env, size in keys]
     unit = gcd(*(size for _, size in keys)) if keys else 1
     if target <= 0 or unit == 0 or target % unit:
         return None
@@ -75,10 +75,6 @@ def min_sum(sizes: Iterable[int], need: int, limit: int) -> int | None:
 
 def _positive(needs: Mapping[int, int] | None) -> dict[int, int]:
     return {env: need for env, need in (needs or {}).items() if need > 0}
-
-
-def _classed(keys: Sequence[Key], needs: Mapping[int, int]) -> list[Key]:
-    return [(env if env in needs else None, size) for env, size in keys]
 
 
 def _usable(keys: Sequence[Key], target: int) -> list[int]:

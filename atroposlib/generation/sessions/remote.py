@@ -88,7 +88,9 @@ class ProxyManagedServer:
         """
         from atroposlib.generation.sessions.replies import read_chat_completion
 
-        await self._apply_reset()
+        if self._reset_due:
+            await self._post(f"{self.proxy_url}/sessions/{self.session_uuid}/reset", {})
+            self._reset_due = False
         body = {k: v for k, v in kwargs.items() if k not in _NOT_SENT and v is not None}
         body.update(kwargs.get("extra_body") or {})
         body["messages"] = [plain_message(message) for message in kwargs["messages"]]
@@ -157,11 +159,6 @@ class ProxyManagedServer:
         return f"{self.proxy_url}/{self.session_uuid}/v1"
 
     # --- parts ------------------------------------------------------------------------
-
-    async def _apply_reset(self) -> None:
-        if self._reset_due:
-            await self._post(f"{self.proxy_url}/sessions/{self.session_uuid}/reset", {})
-            self._reset_due = False
 
     async def _post(self, url: str, body: Mapping[str, Any]) -> JsonReply:
         return await self._send("POST", url, body, {"Idempotency-Key": uuid.uuid4().hex})
