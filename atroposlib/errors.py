@@ -84,6 +84,9 @@ class StaleGeneration(RunStateError):
     """A newer trainer generation or a later lease owns this batch; stop using it."""
 
 
+Fenced = StaleGeneration  # name in version 0.1
+
+
 class KeyConflict(RunStateError):
     """An idempotency key came back with other content; use a fresh key."""
 

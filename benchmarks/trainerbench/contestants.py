@@ -29,7 +29,7 @@ from example_trainer.data.packing import padding_share
 from example_trainer.data.rows import Row
 from example_trainer.model import loading
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.update.pad import spread
+from example_trainer.update.pad import pad_to_tensor
 
 Step = Callable[[list[Row]], float]
 
@@ -82,8 +82,8 @@ class Ours(Contestant):
         total = 0.0
         for plan in plans:
             scores = self.policy.score(plan)
-            advantages = spread(plan, advantages_R_T, self.device)
-            weights = spread(plan, ones_R_T, self.device)
+            advantages = pad_to_tensor(plan, advantages_R_T, self.device)
+            weights = pad_to_tensor(plan, ones_R_T, self.device)
             old = scores.logprobs.detach()
             loss_sum, _ = self.loss_of(
                 scores.logprobs, old, old, advantages, weights, self.cfg

@@ -22,6 +22,9 @@ def logged():
     """Begin to log as run-api does; gives the text so far. Puts everything back after."""
     root, names = logging.getLogger(), ("atroposlib", "uvicorn")
     before = root.handlers[:], root.level, [logging.getLogger(n).level for n in names]
+    # Tests that serve with uvicorn leave its level at their own.
+    before_uvicorn = logging.getLogger("uvicorn.error").level
+    logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
     stream = io.StringIO()
 
     def begin(style, level="debug"):
@@ -29,6 +32,7 @@ def logged():
         return stream.getvalue
 
     yield begin
+    logging.getLogger("uvicorn.error").setLevel(before_uvicorn)
     root.handlers[:], level, levels = before
     root.setLevel(level)
     for name, level in zip(names, levels):
