@@ -34,14 +34,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atroposlib import errors
 from atroposlib.client import RolloutClient
-from atroposlib.errors import (
-    CheckpointError,
-    ConfigError,
-    RunChanged,
-    RunStateError,
-    StaleGeneration,
-)
+from atroposlib.errors import CheckpointError, ConfigError, RunStateError
 from example_trainer.checkpoint import snapshots
 from example_trainer.checkpoint.snapshots import STATE, Snapshot, Snapshots
 from example_trainer.distributed.collectives import gather_objects, run_on_rank0
@@ -130,7 +125,7 @@ class Recovery:
 
         Raises:
             CheckpointError: the disk did not take it; the earlier ones are whole.
-            StaleGeneration: another trainer took the run over.
+            errors.StaleGeneration: another trainer took the run over.
         """
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         documents: dict[str, Any] = {}
@@ -231,7 +226,9 @@ class Recovery:
             )
         )
         if plan.run_id not in ("", registered.run_id):
-            raise RunChanged("the rollout API was reset just now: start the trainer again")
+            raise errors.RunChanged(
+                "the rollout API was reset just now: start the trainer again"
+            )
         state = replace(plan.state, run_id=registered.run_id)
         if self.enabled:
             _rewind(client, state)
@@ -387,7 +384,7 @@ def _rewind(client: RolloutClient, state: TrainerState) -> None:
     )
     try:
         rewound = client.rewind(held)
-    except StaleGeneration as error:
+    except errors.StaleGeneration as error:
         raise RunStateError(
             f"these weights were trained on batch {held}, which the rollout API does not know"
             f" ({error}): its data is older than the checkpoint. {begin}"

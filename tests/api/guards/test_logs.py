@@ -22,9 +22,12 @@ def logged():
     """Begin to log as run-api does; gives the text so far. Puts everything back after."""
     root, names = logging.getLogger(), ("atroposlib", "uvicorn")
     before = root.handlers[:], root.level, [logging.getLogger(n).level for n in names]
-    # Tests that serve with uvicorn leave its level at their own.
-    before_uvicorn = logging.getLogger("uvicorn.error").level
-    logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
+    # Tests that serve with uvicorn leave its loggers with handlers and levels of their own.
+    uvicorn = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error")]
+    kept = [(one.level, one.propagate) for one in uvicorn]
+    for one in uvicorn:
+        one.propagate = True
+        one.setLevel(logging.NOTSET)
     stream = io.StringIO()
 
     def begin(style, level="debug"):
@@ -32,11 +35,12 @@ def logged():
         return stream.getvalue
 
     yield begin
-    logging.getLogger("uvicorn.error").setLevel(before_uvicorn)
     root.handlers[:], level, levels = before
     root.setLevel(level)
     for name, level in zip(names, levels):
         logging.getLogger(name).setLevel(level)
+    for one, (level, one.propagate) in zip(uvicorn, kept):
+        one.setLevel(level)
 
 
 async def call(app, method="GET", path="/status", **more):
