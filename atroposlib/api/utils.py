@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from atroposlib.api.decisions.allocation import minimum_sequences
-from atroposlib.api.decisions.exact_fill import first_exact
+from atroposlib.api.decisions.exact_fill import first_exact, minimum_sequences
 
 Item = dict[str, Any]
 

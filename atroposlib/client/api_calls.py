@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from pydantic import BaseModel
 
-from atroposlib.client.groups import ACCEPT_FRAMES, read_claimed
+from atroposlib.client.groups import ACCEPT_FRAMES, FRAMES
 from atroposlib.client.retry import ApiCall
 from atroposlib.wire import (
     AckRequest,
@@ -39,6 +39,19 @@ BEST_EFFORT_TIMEOUT_S = 2.0
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
+
+
+def read_claimed(response: httpx.Response) -> ClaimedBatch:
+    """Decode a batch, or a shard of one, in either form."""
+    if response.headers.get("content-type", "").partition(";")[0].strip() != FRAMES:
+        return msgspec.json.decode(response.content, type=ClaimedBatch)
+    from atroposlib.wire.binary import split_frames, unpack_group
+
+    return ClaimedBatch(
+        batch_no=int(response.headers.get("x-atropos-batch", "")),
+        epoch=int(response.headers.get("x-atropos-epoch", "")),
+        batch=[unpack_group(frame) for frame in split_frames(response.content)],
+    )
 
 
 def _as(model: type[M]) -> Callable[[httpx.Response], M]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from atroposlib.errors import InvalidGroup, RolloutApiRefused
-from atroposlib.wire import ClaimedBatch, GroupsReceived, ScoredData
+from atroposlib.wire import GroupsReceived, ScoredData
 
 if TYPE_CHECKING:
     import httpx
@@ -90,19 +90,6 @@ def _packed(group: Group, key: str, compress: bool) -> bytes:
             pass  # it may hold arrays: retried below with a copy in lists
     fields = msgspec.to_builtins(_with_key(group, key), enc_hook=_plain)
     return pack_group(fields, compress=compress)
-
-
-def read_claimed(response: httpx.Response) -> ClaimedBatch:
-    """Decode a batch, or a shard of one, in either form."""
-    if response.headers.get("content-type", "").partition(";")[0].strip() != FRAMES:
-        return msgspec.json.decode(response.content, type=ClaimedBatch)
-    from atroposlib.wire.binary import split_frames, unpack_group
-
-    return ClaimedBatch(
-        batch_no=int(response.headers.get("x-atropos-batch", "")),
-        epoch=int(response.headers.get("x-atropos-epoch", "")),
-        batch=[unpack_group(frame) for frame in split_frames(response.content)],
-    )
 
 
 def read_received(response: httpx.Response) -> Sent:

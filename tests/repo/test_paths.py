@@ -13,7 +13,7 @@ from tests.repo.paths import OPERATIONS, record
 BOUNDS = {
     "post one group": 28,
     "managed row": 17,
-    "claim a batch": 32,
+    "claim a batch": 28,
 }
 
 

@@ -5,41 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from math import ceil, floor
+from math import floor
 
 from atroposlib.api.common.records import BatchMember, EnvEntry, GroupCount
+from atroposlib.api.decisions.exact_fill import minima_of
 from atroposlib.errors import ConfigError
 from atroposlib.wire import EnvStatus
 
 MIN_ENV_WEIGHT = 0.01  # below it an env would get no inference slot and never recover
 UNBOUNDED = 2**62  # more sequences than any run has; still fits the integers of every store
-_ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004, which must stay 3
-
-
-def minimum_sequences(minima: Mapping[int, float], batch_size: int) -> dict[int, int]:
-    """Sequences that each batch holds at least, by env.
-
-    A share is rounded up, since rounding down turns a small minimum into 0. If the rounded
-    shares exceed the batch, all of them shrink in proportion, rounded down.
-
-    Example: {0: 0.25, 1: 0.1} of 16 -> {0: 4, 1: 2}; {0: 1.0, 1: 1.0} of 9 -> {0: 4, 1: 4}.
-    """
-    needs = {
-        env: ceil(batch_size * share - _ROUNDING) for env, share in minima.items() if share > 0
-    }
-    total = sum(needs.values())
-    if total > batch_size:
-        needs = {env: need * batch_size // total for env, need in needs.items()}
-    return {env: need for env, need in needs.items() if need > 0}
-
-
-def minima_of(envs: Sequence[EnvEntry]) -> dict[int, float]:
-    """The minimum shares by env id, of the environments that set one."""
-    return {
-        env.env_id: env.min_batch_allocation
-        for env in envs
-        if env.min_batch_allocation is not None
-    }
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,11 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from math import gcd
+from math import ceil, gcd
 
+from atroposlib.api.common.records import EnvEntry
+
+_ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004, which must stay 3
 # Each env with a minimum is one class; all other groups share the class None.
 Key = tuple[int | None, int]  # (class, size): groups with the same key are interchangeable
 
@@ -195,3 +198,29 @@ def _pairwise_sums(a: int, b: int, limit: int) -> int:
         sums |= a << (lowest.bit_length() - 1)
         b ^= lowest
     return sums & window
+
+
+def minimum_sequences(minima: Mapping[int, float], batch_size: int) -> dict[int, int]:
+    """Sequences that each batch holds at least, by env.
+
+    A share is rounded up, since rounding down turns a small minimum into 0. If the rounded
+    shares exceed the batch, all of them shrink in proportion, rounded down.
+
+    Example: {0: 0.25, 1: 0.1} of 16 -> {0: 4, 1: 2}; {0: 1.0, 1: 1.0} of 9 -> {0: 4, 1: 4}.
+    """
+    needs = {
+        env: ceil(batch_size * share - _ROUNDING) for env, share in minima.items() if share > 0
+    }
+    total = sum(needs.values())
+    if total > batch_size:
+        needs = {env: need * batch_size // total for env, need in needs.items()}
+    return {env: need for env, need in needs.items() if need > 0}
+
+
+def minima_of(envs: Sequence[EnvEntry]) -> dict[int, float]:
+    """The minimum shares by env id, of the environments that set one."""
+    return {
+        env.env_id: env.min_batch_allocation
+        for env in envs
+        if env.min_batch_allocation is not None
+    }

@@ -12,82 +12,21 @@ not part of it: the store counts them (``RunDocument``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
-
 import msgspec
 
-from atroposlib.api.common.records import EnvEntry
-from atroposlib.errors import ConfigError, InvalidGroup, NotRegistered, UnknownEnv
-from atroposlib.wire import RegisterEnv, Registration, StalenessPolicy
+from atroposlib.api.common.records import (
+    EnvEntry,
+    RunRecord,
+    RunState,
+    SentBatch,
+    TrainerRegistration,
+)
+from atroposlib.errors import ConfigError, InvalidGroup, UnknownEnv
+from atroposlib.wire import RegisterEnv, Registration
 
 ENV_TIMEOUT_S = 300.0  # an env without a request for so long has no share
 MAX_KEY_CHARACTERS = 256
 MAX_ENVS = 10_000  # of one run, disconnected ones included: ids are never reused
-
-
-class RunState(str, Enum):
-    """State of the run."""
-
-    EMPTY = "EMPTY"  # no trainer has registered
-    REGISTERED = "REGISTERED"  # sizes are known; environments wait
-    STARTED = "STARTED"  # the trainer claimed a batch; environments may join
-
-
-class TrainerRegistration(msgspec.Struct, frozen=True, kw_only=True):
-    """The registration in force; see :class:`atroposlib.wire.Registration`."""
-
-    wandb_group: str
-    wandb_project: str
-    batch_size: int
-    max_token_len: int
-    checkpoint_dir: str
-    save_checkpoint_interval: int
-    starting_step: int
-    num_steps: int
-    commits: bool = False
-    max_staleness: int | None = None
-    staleness_policy: StalenessPolicy = "keep"
-
-
-class SentBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The last reply to GET /batch that was sent completely; the next GET acks it."""
-
-    no: int
-    epoch: int
-    generation: int
-
-
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The run without its groups. ``run_id`` is empty before the run begins."""
-
-    state: RunState = RunState.EMPTY
-    run_id: str = ""
-    policy_version: int = 0
-    trainer: TrainerRegistration | None = None
-    envs: tuple[EnvEntry, ...] = ()
-    sent: SentBatch | None = None
-    # Base of the staleness budget of /admission: policy version and trained sequences at
-    # the last start or rewind of the trainer.
-    base_version: int = 0
-    admission_base: int = 0
-    # Last request of each env at any replica, in s; empty where one process serves the run.
-    seen: Mapping[int, float] = {}
-
-    @property
-    def registration(self) -> TrainerRegistration:
-        """The registration in force.
-
-        Raises:
-            NotRegistered: there is none.
-        """
-        if self.trainer is None:
-            raise NotRegistered("no trainer has registered: POST /register first")
-        return self.trainer
-
-    @property
-    def batch_size(self) -> int | None:
-        return self.trainer.batch_size if self.trainer else None
 
 
 # --- events -------------------------------------------------------------------------

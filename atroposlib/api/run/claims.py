@@ -20,18 +20,15 @@ from atroposlib.api.common.records import (
     Delivery,
     LeasedBatch,
     RewindResult,
-)
-from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wait_at_most
-from atroposlib.api.decisions.allocation import minima_of, minimum_sequences, shard
-from atroposlib.api.decisions.batching import StalenessRule, choose
-from atroposlib.api.decisions.run_state import (
     RunRecord,
     RunState,
     SentBatch,
-    rebase,
-    sent,
-    start,
 )
+from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wait_at_most
+from atroposlib.api.decisions.allocation import shard
+from atroposlib.api.decisions.batching import StalenessRule, choose
+from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
+from atroposlib.api.decisions.run_state import rebase, sent, start
 from atroposlib.api.run.context import ServiceContext, trained_sequences
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration

@@ -17,16 +17,18 @@ from time import monotonic
 
 import msgspec
 
-from atroposlib.api.common.records import EnvEntry, GroupState, StateTotals, StoreStats
-from atroposlib.api.common.threads import BroadcastEvent, Pool, Threads
-from atroposlib.api.decisions.allocation import (
-    Supply,
-    minima_of,
-    minimum_sequences,
-    supply_of,
+from atroposlib.api.common.records import (
+    EnvEntry,
+    GroupState,
+    RunRecord,
+    StateTotals,
+    StoreStats,
 )
+from atroposlib.api.common.threads import BroadcastEvent, Pool, Threads
+from atroposlib.api.decisions.allocation import Supply, supply_of
 from atroposlib.api.decisions.blocked import blocked_reason
-from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, RunRecord, find_env
+from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
+from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, find_env
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S, RunCache, RunView

@@ -20,13 +20,13 @@ from atroposlib.api.common.records import (
     GroupState,
     NewGroup,
     Payload,
+    RunRecord,
     Stored,
     UnconfirmedPost,
 )
 from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wait_at_most
 from atroposlib.api.decisions.batching import complete_buffer
 from atroposlib.api.decisions.run_state import (
-    RunRecord,
     expected_size,
     find_env,
     require_key,

@@ -16,9 +16,8 @@ from time import monotonic
 
 import msgspec
 
-from atroposlib.api.common.records import RunDocument
+from atroposlib.api.common.records import RunDocument, RunRecord
 from atroposlib.api.common.threads import Pool
-from atroposlib.api.decisions.run_state import RunRecord
 from atroposlib.api.store import Store
 from atroposlib.errors import AtroposError, RunChanged, StoreError
 

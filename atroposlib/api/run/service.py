@@ -15,12 +15,13 @@ from atroposlib.api.common.records import (
     MAX_DELIVERIES,
     EnvEntry,
     GroupState,
+    RunRecord,
+    RunState,
     StateTotals,
     StoreStats,
 )
 from atroposlib.api.decisions import fair_share, run_state
 from atroposlib.api.decisions.allocation import env_status
-from atroposlib.api.decisions.run_state import RunRecord, RunState
 from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.admission import AdmissionControl

@@ -30,7 +30,7 @@ class MemoryStore(SqlStore):
     """See :class:`atroposlib.api.common.store_protocol.Store`; one lock makes every method atomic."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        super().__init__(max_bytes)
+        super().__init__(self._transaction, self._transaction, max_bytes)
         self._lock = threading.Lock()
         self._connection = apsw.Connection(":memory:")
         self._connection.execute("PRAGMA page_size = 16384")
@@ -39,16 +39,13 @@ class MemoryStore(SqlStore):
         self._verbs = SqliteConnection(self._connection)
         self._open = True
 
-    def _write(self, work: Work[T], n_bytes: int = 0) -> T:
+    def _transaction(self, work: Work[T], n_bytes: int = 0) -> T:
         with self._lock:
             if not self._open:
                 raise StoreError("the store is closed")
             with self._connection:  # a transaction
                 answer = work(self._verbs)
             return answer
-
-    def _read(self, work: Work[T]) -> T:
-        return self._write(work)
 
     def _body(self, group: NewGroup) -> bytes:
         if group.media not in PLAIN:

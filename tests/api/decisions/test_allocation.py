@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.api.common.records import EnvEntry, GroupCount, GroupState
-from atroposlib.api.decisions.allocation import (
-    env_status,
-    env_weight,
-    minimum_sequences,
-    supply_of,
-)
+from atroposlib.api.decisions.allocation import env_status, env_weight, supply_of
+from atroposlib.api.decisions.exact_fill import minimum_sequences
 
 
 def env(env_id, weight=1.0, minimum=None, group_size=4, length=100):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from atroposlib.api.common.records import RunRecord, RunState, SentBatch
 from atroposlib.api.decisions.run_state import (
     MAX_ENVS,
-    RunRecord,
-    RunState,
-    SentBatch,
     announce,
     expected_size,
     join,

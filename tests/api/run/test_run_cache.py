@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from atroposlib.api.common.records import RunRecord
 from atroposlib.api.common.threads import Pool
-from atroposlib.api.decisions.run_state import RunRecord, announce, find_env, join, register
+from atroposlib.api.decisions.run_state import announce, find_env, join, register
 from atroposlib.api.run.run_cache import RunCache
 from atroposlib.api.store import open_store
 from atroposlib.errors import UnknownEnv

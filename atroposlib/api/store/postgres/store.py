@@ -11,14 +11,11 @@ is lost, its outcome is read from the server before the caller gets a result.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
 
 from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
 from atroposlib.api.store.sql.sql_store import SqlStore
-from atroposlib.api.store.sql.writer import Work, Writer
+from atroposlib.api.store.sql.writer import Writer
 from atroposlib.errors import ConfigError
-
-T = TypeVar("T")
 
 SCHEMA = "atropos"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -48,7 +45,6 @@ class PostgresStore(SqlStore):
         max_bytes: int = DEFAULT_MAX_BYTES,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
     ) -> None:
-        super().__init__(max_bytes)
         try:
             from atroposlib.api.store.postgres import connection, database
         except ImportError as cause:
@@ -60,12 +56,7 @@ class PostgresStore(SqlStore):
         connection.make_tables(self._server)
         self._readers = database.PostgresReaders(self._server)
         self._writer = Writer(database.PostgresDatabase(self._server))
-
-    def _write(self, work: Work[T], n_bytes: int = 0) -> T:
-        return self._writer.do(work, n_bytes)
-
-    def _read(self, work: Work[T]) -> T:
-        return self._readers.run(work)
+        super().__init__(self._writer.do, self._readers.run, max_bytes)
 
     def close(self) -> None:
         """Finish pending operations and disconnect. Idempotent."""

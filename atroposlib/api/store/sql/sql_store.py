@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from atroposlib.api.common.records import (
     HELD,
@@ -26,7 +26,6 @@ from atroposlib.api.common.records import (
     UnconfirmedPost,
     digest_of,
 )
-from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
 from atroposlib.api.store.sql import ack as ack_queries
 from atroposlib.api.store.sql import claim as claim_queries
 from atroposlib.api.store.sql import put as put_queries
@@ -61,24 +60,31 @@ _EMPTIED = (
 )
 
 
+class Write(Protocol):
+    """Run an operation that changes the tables; ``n_bytes`` of payload come with it."""
+
+    def __call__(self, work: Work[T], n_bytes: int = 0, /) -> T: ...
+
+
+class Read(Protocol):
+    """Run an operation that reads the tables."""
+
+    def __call__(self, work: Work[T], /) -> T: ...
+
+
 class SqlStore(ABC):
     """See :class:`atroposlib.api.common.store_protocol.Store`.
 
-    A database implements ``_write`` for an operation with an exclusive write lock, durable
-    when it returns, and ``_read`` for one that reads a single snapshot of the tables without
-    waiting for a writer.
+    Args:
+        write: runs an operation under an exclusive write lock; durable when it returns.
+        read: runs one on a single snapshot of the tables, without waiting for a writer.
+        max_bytes: bound on the payloads of all groups held.
     """
 
     shared = False
 
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self.max_bytes = max_bytes
-
-    @abstractmethod
-    def _write(self, work: Work[T], n_bytes: int = 0) -> T: ...
-
-    @abstractmethod
-    def _read(self, work: Work[T]) -> T: ...
+    def __init__(self, write: Write, read: Read, max_bytes: int) -> None:
+        self._write, self._read, self.max_bytes = write, read, max_bytes
 
     @abstractmethod
     def close(self) -> None: ...
@@ -106,7 +112,7 @@ class SqlStore(ABC):
         ]
         return self._write(
             lambda c: put_queries.put(c, new_rows, revision, complete, self._require_capacity),
-            n_bytes=sum(len(new_row.body) for new_row in new_rows),
+            sum(len(new_row.body) for new_row in new_rows),
         )
 
     def _require_capacity(self, meta: QueueMeta, new_bytes: int) -> None:

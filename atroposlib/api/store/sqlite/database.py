@@ -7,11 +7,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import apsw
 
 from atroposlib.api.store.sql.schema import LAYOUT, SQLITE, DamagedRow, Row, tables
+from atroposlib.api.store.sql.writer import Work
 from atroposlib.errors import ConfigError, StoreError, StoreFull
+
+T = TypeVar("T")
 
 PAGE_BYTES = 32768  # 20 % less CPU than 16384 for bodies of 2 MB, equal for tiny ones
 CHECKPOINT_PAGES = 500  # a log of so many pages is copied into the file
@@ -123,6 +127,11 @@ class SqliteReaders:
                 with suppress(apsw.Error):  # after a damaged row the rollback reports it again
                     connection.execute("ROLLBACK")
             self._idle.put(connection)
+
+    def run(self, work: Work[T]) -> T:
+        """Run an operation on one connection; see :meth:`one`."""
+        with self.one() as connection:
+            return work(connection)
 
     def _take(self) -> apsw.Connection | None:
         if not self._open:

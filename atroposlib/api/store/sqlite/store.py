@@ -16,13 +16,13 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 import apsw
 
 from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
 from atroposlib.api.store.sql.sql_store import SqlStore
-from atroposlib.api.store.sql.writer import Work, Writer
+from atroposlib.api.store.sql.writer import Writer
 from atroposlib.api.store.sqlite.database import (
     SqliteDatabase,
     SqliteReaders,
@@ -31,8 +31,6 @@ from atroposlib.api.store.sqlite.database import (
     require_layout,
 )
 from atroposlib.errors import ConfigError, StoreLocked
-
-T = TypeVar("T")
 
 # Before 3.51.3 a reset of the write-ahead log can corrupt the file.
 MIN_SQLITE_VERSION = 3_051_003
@@ -154,7 +152,6 @@ class SqliteStore(SqlStore):
         vfs: str | None = None,
         synchronous: str = "FULL",
     ) -> None:
-        super().__init__(max_bytes)
         if apsw.SQLITE_VERSION_NUMBER < MIN_SQLITE_VERSION:
             raise ConfigError(
                 f"SQLite {apsw.sqlite_lib_version()} may corrupt its log: "
@@ -179,13 +176,7 @@ class SqliteStore(SqlStore):
         self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
         self._database = SqliteDatabase(connection, self._readers)
         self._writer = Writer(self._database)
-
-    def _write(self, work: Work[T], n_bytes: int = 0) -> T:
-        return self._writer.do(work, n_bytes)
-
-    def _read(self, work: Work[T]) -> T:
-        with self._readers.one() as connection:
-            return work(connection)
+        super().__init__(self._writer.do, self._readers.run, max_bytes)
 
     def _spare_bytes(self) -> int:
         # A restarted log keeps its length, which is part of the reserve. Counting it twice
