@@ -54,7 +54,7 @@ WISH = st.builds(
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Subclasses define the store and how it crashes."""
+    """Subclasses say which store it is, and what a crash of it looks like."""
 
     counted = Counter[str]()  # over all examples, for the line of figures
 
@@ -224,7 +224,7 @@ class SqliteMachine(QueueMachine):
 class PostgresMachine(QueueMachine):
     """A crash is the end of every session, from the server's side."""
 
-    server: PostgresServer  # both set by the caller
+    server: PostgresServer  # both set by whoever runs it
     shared_store: Store
 
     def open(self) -> Store:
@@ -246,7 +246,7 @@ class PostgresMachine(QueueMachine):
 def run_machine(
     machine: type[QueueMachine], examples: int, *, steps: int = 45, repeatable: bool = False
 ) -> Counter[str]:
-    """Run that many examples; return the counts of their outcomes.
+    """Run so many examples; the counts of what they came to.
 
     ``repeatable``: the same examples every time, and no search for a smaller one.
     """
