@@ -149,7 +149,14 @@ def test_two_ranks_train_as_one(collected, settings, tmp_path, command):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [sys.executable, "-m", *torchrun, "-m", f"example_trainer.{command}", *flags],
+        [
+            sys.executable,
+            "-m",
+            *torchrun,
+            "-m",
+            f"example_trainer.supervised.{command}",
+            *flags,
+        ],
         capture_output=True,
         text=True,
         timeout=300,
