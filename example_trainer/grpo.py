@@ -27,6 +27,7 @@ import torch
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
+from atroposlib.wire import Registration
 from example_trainer import losses
 from example_trainer.advantage.prepare import prepare
 from example_trainer.checkpoint.exports import ModelExporter
@@ -127,7 +128,7 @@ def _connect(
     heartbeats = HeartbeatThread(display.relay(screen, beats.heartbeat), name)
     waits = WaitReporter(stop, enter(heartbeats))
     client = enter(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
-    servers = connect.connect_servers(cfg, cfg.servers, cfg.server_token, waits, stack)
+    servers = connect.connect_servers(cfg, waits, stack)
     return Connections(client, servers, waits, enter(MetricsLog(cfg, screen)))
 
 
@@ -151,6 +152,23 @@ def _load(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
         own = cfg.model_copy(update={"lr": cfg.critic_lr})
         critic = Critic(value_model, build_optimizer(value_model, own), own)
     return TrainedModels(policy, build_optimizer(policy, cfg), reference, critic)
+
+
+def registration(cfg: TrainingConfig, max_token_len: int) -> Registration:
+    """Build the registration of the trainer with the run, at step 0."""
+    return Registration(
+        wandb_group=cfg.wandb_group or "",
+        wandb_project=cfg.wandb_project or "",
+        batch_size=cfg.sequences_per_step,
+        max_token_len=max_token_len,
+        checkpoint_dir=cfg.save_path,
+        save_checkpoint_interval=cfg.checkpoint_interval or cfg.training_steps,
+        starting_step=0,
+        num_steps=cfg.training_steps,
+        commits=cfg.recover_mode != "disabled",  # keep acked batches until a checkpoint is
+        max_staleness=cfg.max_staleness,
+        staleness_policy=cfg.staleness_policy,
+    )
 
 
 def _resume(
@@ -194,7 +212,13 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
     counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
-    recovery = Recovery(cfg, world, counters)
+    recovery = Recovery(
+        cfg,
+        world,
+        registration(cfg, policy.max_tokens_per_row),
+        cfg.checkpoint_identity,
+        counters,
+    )
     phase("joining the run")
     tolerance = cfg.logprob_tolerance if cfg.check_rows else None
     state = _resume(models, recovery, publisher, peers, tolerance)

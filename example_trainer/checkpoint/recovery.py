@@ -37,14 +37,14 @@ from typing import TYPE_CHECKING, Any
 from atroposlib import errors
 from atroposlib.client import RolloutClient
 from atroposlib.errors import CheckpointError, ConfigError, RunStateError
+from atroposlib.wire import Registration
 from example_trainer.checkpoint import snapshots
 from example_trainer.checkpoint.snapshots import STATE, Snapshot, Snapshots
 from example_trainer.distributed.collectives import gather_objects, run_on_rank0
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import state_dict
 from example_trainer.model.model_dir import TrainerState, read_state, tidy
-from example_trainer.run import connect
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.run import RunSettings
 from example_trainer.state import Frequency
 from example_trainer.update.optimizer import load_optimizer_state, optimizer_state
 
@@ -57,11 +57,6 @@ if TYPE_CHECKING:
 RETRY_VARIABLE = "ATROPOS_RUN_ID"  # set by the launcher: number of restarts of this trainer
 FORMAT = 1
 EVERY_S = 600.0  # default if the settings give no frequency
-# Settings that determine which tensors a checkpoint holds and their meaning.
-SETTINGS = (
-    *("model_name", "optimizer", "trains_adapter", "lora_r", "lora_target_modules"),
-    *("lora_layer_indices", "train_layer_indices", "critic"),
-)
 
 
 @dataclass(frozen=True)
@@ -77,16 +72,22 @@ class Recovery:
     """Writes and reads ``save_path/recover``. All methods are collective.
 
     Args:
+        registration: of this trainer, at step 0.
+        identity: settings that determine which tensors a checkpoint holds and their meaning.
+            It loads only under equal ones.
         counters: of the saver and the evaluator, by name; they go on as well.
     """
 
     def __init__(
         self,
-        cfg: TrainingConfig,
+        cfg: RunSettings,
         world: Ranks,
+        registration: Registration,
+        identity: Mapping[str, Any],
         counters: Mapping[str, Frequency] | None = None,
     ) -> None:
         self._cfg, self._world = cfg, world
+        self._registration, self._identity = registration, dict(identity)
         self.enabled = cfg.recover_mode != "disabled"
         epochs, steps, seconds = (
             cfg.recover_every_epochs,
@@ -109,7 +110,7 @@ class Recovery:
 
         def decide() -> bool:
             fires = self._frequency.due(epoch_ended, time.time())
-            return fires or state.step >= self._cfg.training_steps
+            return fires or state.step >= self._registration.num_steps
 
         return run_on_rank0(self._world, decide)
 
@@ -138,7 +139,7 @@ class Recovery:
         documents[STATE] = {
             "format": FORMAT,
             **asdict(state),
-            "settings": self._held_settings(),
+            "settings": self._identity,
             "counters": {name: f.state() for name, f in self._counters.items()},
         }
 
@@ -204,7 +205,7 @@ class Recovery:
 
         def join() -> dict[str, Any]:
             assert client is not None
-            state, snapshot = self._resume(client, policy.max_tokens_per_row)
+            state, snapshot = self._resume(client)
             return {"state": asdict(state), "snapshot": snapshot and str(snapshot.directory)}
 
         joined = run_on_rank0(self._world, join)
@@ -214,16 +215,12 @@ class Recovery:
             self._load(snapshot, policy, optimizer, critic)
         return state
 
-    def _resume(
-        self, client: RolloutClient, max_token_len: int
-    ) -> tuple[TrainerState, Snapshot | None]:
+    def _resume(self, client: RolloutClient) -> tuple[TrainerState, Snapshot | None]:
         """Register where training starts, and rewind the API to it. First rank only."""
         plan = self._plan or self._look(client)
         self._plan = None
         registered = client.register(
-            connect.registration(
-                self._cfg, max_token_len, plan.state.step, commits=self.enabled
-            )
+            self._registration.model_copy(update={"starting_step": plan.state.step})
         )
         if plan.run_id not in ("", registered.run_id):
             raise errors.RunChanged(
@@ -264,7 +261,7 @@ class Recovery:
             held = _state_in(snapshot)
             # Version k labels the weights after step k, regardless of the published versions.
             held = replace(held, version=held.step)
-            others = _differences(snapshot, self._held_settings())
+            others = _differences(snapshot, self._identity)
             if others and (held.run_id == run_id or self._cfg.recover_mode == "resume"):
                 raise ConfigError(
                     f"{snapshot.directory} was made with other settings: {others}. Use those,"
@@ -272,17 +269,13 @@ class Recovery:
                 )
             if held.run_id == run_id:
                 return held, snapshot
-            over = held.step >= self._cfg.training_steps
+            over = held.step >= self._registration.num_steps
             if not others and (not over or self._cfg.recover_mode == "resume"):
                 return replace(held, batch_no=None), snapshot
-        published = read_state(self._cfg.model_name)
+        published = read_state(self._identity["model_name"])
         if published is not None and published.run_id == run_id:
             return published, None
         return TrainerState(run_id, 0, 0, None), None
-
-    def _held_settings(self) -> dict[str, Any]:
-        """Return the settings stored in a checkpoint; it loads only under equal settings."""
-        return {name: getattr(self._cfg, name) for name in SETTINGS}
 
     def _set_aside(self) -> None:
         """Move aside the files of another run, or of this one before it restarted from the
@@ -342,7 +335,7 @@ def _differences(snapshot: Snapshot, now: Mapping[str, Any]) -> str:
     then = snapshot.document(STATE).get("settings", {})
     return ", ".join(
         f"{name} {then.get(name)!r} (now {now[name]!r})"
-        for name in SETTINGS
+        for name in now
         if then.get(name) != now[name]
     )
 

@@ -34,8 +34,8 @@ from atroposlib.processes import (
 )
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.roles import Command, Endpoints, ModelToServe
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.launch.roles import Command, Endpoints
+from example_trainer.settings.weights import ServingSettings
 
 POLL_S = 0.2
 API_READY_TIMEOUT_S = 120.0
@@ -139,12 +139,11 @@ def supervise(
     children.end(list(run.specs), GRACE_S)
 
 
-def processes(plan: Plan, cfg: TrainingConfig) -> list[ProcessSpec]:
+def processes(plan: Plan, served: ServingSettings) -> list[ProcessSpec]:
     """Return every process in the order of its start; restartable are API and environments."""
     ports = [port or free_port() for port in _wanted_ports(plan)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     at = Endpoints(urls[0], tuple(urls[1:]))
-    served = ModelToServe.of(cfg)
     python, here = sys.executable, "127.0.0.1"
 
     def spec(name: str, command: Command, url: str | None, within_s: float) -> ProcessSpec:

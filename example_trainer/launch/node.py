@@ -21,7 +21,7 @@ from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.processes import free_port
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.roles import Command, Endpoints, ModelToServe
+from example_trainer.launch.roles import Command, Endpoints
 from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
 
 POLL_S = 2.0
@@ -62,8 +62,7 @@ def command_of(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Command:
     """Return the command of a role on this node; a server first publishes its address."""
-    python, (_, cfg) = plan.slurm.python, trainer_settings(plan)
-    served = ModelToServe.of(cfg)
+    python, (_, served) = plan.slurm.python, trainer_settings(plan)
     host = env.get("SLURMD_NODENAME") or socket.gethostname()
     if role == "api":
         port = plan.api.port or free_port()

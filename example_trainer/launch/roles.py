@@ -16,7 +16,7 @@ from typing import Any
 
 from example_trainer.launch.plan import EnvironmentSection, Plan, default_settings
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.weights import ServingSettings
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,6 @@ class Endpoints:
 
     api: str
     inference: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ModelToServe:
-    """The trainer's settings that servers and environments need."""
-
-    name: str
-    seed: int
-    lora_rank: int | None  # of the adapter that will be published
-    adapter_name: str | None  # model name of the published adapter
-
-    @classmethod
-    def of(cls, cfg: TrainingConfig) -> ModelToServe:
-        rank = cfg.lora_r if cfg.publisher == "lora" else None
-        return cls(cfg.model_name, cfg.seed, rank, cfg.publish_adapter_name)
 
 
 @dataclass(frozen=True)
@@ -57,7 +42,7 @@ def api(plan: Plan, python: str, host: str, port: int) -> Command:
 
 def inference(
     plan: Plan,
-    served: ModelToServe,
+    served: ServingSettings,
     python: str,
     host: str,
     port: int,
@@ -73,7 +58,7 @@ def inference(
         gpus = ",".join(str(gpu) for gpu in range(start, start + wanted.tensor_parallel))
     server = ServerCommand(
         engine=choose_engine(wanted.engine),
-        model=wanted.model or served.name,
+        model=wanted.model or served.model_name,
         host=host,
         port=port,
         python=python,
@@ -81,7 +66,7 @@ def inference(
         gpus=gpus,
         memory_share=wanted.memory_share,
         max_model_len=wanted.max_model_len,
-        lora_rank=served.lora_rank,
+        lora_rank=served.published_lora_rank,
         seed=served.seed + index,
         args=tuple(wanted.args),
         env=wanted.env,
@@ -97,7 +82,7 @@ def environment_name(plan: Plan, number: int) -> str:
 
 
 def environment(
-    plan: Plan, served: ModelToServe, python: str, number: int, at: Endpoints
+    plan: Plan, served: ServingSettings, python: str, number: int, at: Endpoints
 ) -> Command:
     """Return the command of an environment; its script gets a YAML file with settings and
     addresses.
@@ -113,7 +98,7 @@ def environment(
 
 
 def environment_settings(
-    plan: Plan, wanted: EnvironmentSection, served: ModelToServe, at: Endpoints
+    plan: Plan, wanted: EnvironmentSection, served: ServingSettings, at: Endpoints
 ) -> dict[str, Any]:
     """Return the environment's settings, merged over the addresses and names of the run."""
     servers = [
@@ -125,31 +110,31 @@ def environment_settings(
         }
         for url in at.inference
     ]
-    wiring = {"rollout_server_url": at.api, "tokenizer_name": served.name}
+    wiring = {"rollout_server_url": at.api, "tokenizer_name": served.model_name}
     own = dict(wanted.config)
     env = {**wiring, **(own.pop("env", None) or {})}
     return {"openai": servers, **own, "env": env}
 
 
-def served_name(plan: Plan, served: ModelToServe) -> str:
+def served_name(plan: Plan, served: ServingSettings) -> str:
     """Return the model name for requests: vLLM and SGLang select an adapter by name."""
-    model = plan.inference.model or served.name
+    model = plan.inference.model or served.model_name
     engine = choose_engine(plan.inference.engine)
-    name = served.adapter_name
-    if served.lora_rank is None or engine == "local" or name is None:
+    name = served.publish_adapter_name
+    if served.published_lora_rank is None or engine == "local" or name is None:
         return model
     return name if engine == "vllm" else f"{model}:{name}"
 
 
 def filled(
-    words: Sequence[str], plan: Plan, served: ModelToServe, python: str, at: Endpoints
+    words: Sequence[str], plan: Plan, served: ServingSettings, python: str, at: Endpoints
 ) -> list[str]:
     """Fill in the launcher's placeholders; other braces stay unchanged."""
     values = {
         "{api_url}": at.api,
         "{inference_url}": at.inference[0],
         "{inference_urls}": ",".join(at.inference),
-        "{model}": served.name,
+        "{model}": served.model_name,
         "{python}": python,
         "{out}": str(plan.directory),
     }

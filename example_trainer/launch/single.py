@@ -26,7 +26,7 @@ from atroposlib.processes import (
 )
 from example_trainer.launch.servers import ServerCommand, choose_engine
 from example_trainer.settings.args import parse_args
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.weights import ServingSettings
 
 SERVER = "inference"
 READY_TIMEOUT_S = 900.0  # a large model, read from a slow disk
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def server_process(cfg: TrainingConfig) -> ProcessSpec:
+def server_process(cfg: ServingSettings) -> ProcessSpec:
     """Return the server that these settings select, on this machine.
 
     Raises:
@@ -75,7 +75,7 @@ def server_process(cfg: TrainingConfig) -> ProcessSpec:
         memory_share=cfg.vllm_gpu_memory_utilization if on_gpu else None,
         max_model_len=cfg.max_model_len if on_gpu else None,
         dtype=cfg.dtype,
-        lora_rank=cfg.lora_r if cfg.publisher == "lora" else None,
+        lora_rank=cfg.published_lora_rank,
         seed=cfg.seed,
     )
     return ProcessSpec(

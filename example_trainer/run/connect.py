@@ -1,4 +1,4 @@
-"""Connections of the trainer: heartbeats, waits, inference servers, registration."""
+"""Connections of the trainer: heartbeats, waits, inference servers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
 from atroposlib.client import RolloutClient
-from atroposlib.wire import Heartbeat, Registration
-from example_trainer.settings.config import TrainingConfig
-from example_trainer.settings.weights import WeightSettings
+from atroposlib.wire import Heartbeat
+from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import StopSignal
 from example_trainer.weights.engines import InferenceServer, connect
 
@@ -96,11 +95,7 @@ class WaitReporter:
 
 
 def connect_servers(
-    settings: WeightSettings,
-    urls: Sequence[str],
-    token: str | None,
-    waits: WaitReporter,
-    stack: ExitStack,
+    settings: ServingSettings, waits: WaitReporter, stack: ExitStack
 ) -> list[InferenceServer]:
     """Connect to every inference server, waiting for starting ones; ``stack`` closes them.
 
@@ -118,35 +113,12 @@ def connect_servers(
                     timeout_s=settings.publish_timeout_s,
                     wait_s=SERVER_START_TIMEOUT_S,
                     on_wait=waits,
-                    token=token,
+                    token=settings.server_token,
                 )
             )
         )
-        for url in urls
+        for url in settings.servers
     ]
-
-
-def registration(
-    cfg: TrainingConfig, max_token_len: int, starting_step: int, *, commits: bool
-) -> Registration:
-    """Build the registration of the trainer with the run.
-
-    Args:
-        commits: keep acked batches until a checkpoint that holds them is committed.
-    """
-    return Registration(
-        wandb_group=cfg.wandb_group or "",
-        wandb_project=cfg.wandb_project or "",
-        batch_size=cfg.sequences_per_step,
-        max_token_len=max_token_len,
-        checkpoint_dir=cfg.save_path,
-        save_checkpoint_interval=cfg.checkpoint_interval or cfg.training_steps,
-        starting_step=starting_step,
-        num_steps=cfg.training_steps,
-        commits=commits,
-        max_staleness=cfg.max_staleness,
-        staleness_policy=cfg.staleness_policy,
-    )
 
 
 def label_servers(

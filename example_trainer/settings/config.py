@@ -6,7 +6,6 @@ refused when it is set.
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,21 @@ from example_trainer.settings.advantage import ObjectiveSettings
 from example_trainer.settings.batch import LoadSettings
 from example_trainer.settings.model import parse_layers
 from example_trainer.settings.optim import OptimSettings
-from example_trainer.settings.run import OriginalSettings, RunSettings, WatchSettings
-from example_trainer.settings.weights import WeightSettings, published_directory
+from example_trainer.settings.run import RunSettings, WatchSettings
+from example_trainer.settings.weights import ServingSettings
 
 __all__ = ["TrainingConfig", "parse_layers"]
 
-# Two correct implementations differ by about 1e-4 nats per token in float32 and a few
-# hundredths in bfloat16; weights one version behind differ by more once they have moved.
-LOGPROB_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
+CHECKPOINT_IDENTITY = (
+    *("model_name", "optimizer", "trains_adapter", "lora_r", "lora_target_modules"),
+    *("lora_layer_indices", "train_layer_indices", "critic"),
+)
 
 
 class TrainingConfig(
-    OriginalSettings,
+    ServingSettings,
     WatchSettings,
     RunSettings,
-    WeightSettings,
     ObjectiveSettings,
     OptimSettings,
     LoadSettings,
@@ -94,40 +93,10 @@ class TrainingConfig(
                 raise ConfigError(why)
 
     @property
-    def trains_adapter(self) -> bool:
-        """Whether a LoRA adapter is trained instead of the weights."""
-        if self.lora is not None:
-            return self.lora
-        return self.publisher == "lora"
-
-    @property
-    def trainer_retries(self) -> int:
-        """Times a launcher starts a failed trainer again."""
-        return self.recover_retries if self.recover_mode in ("auto", "fault") else 0
-
-    @property
-    def servers(self) -> list[str]:
-        if self.inference_urls is not None:
-            return self.inference_urls
-        return [f"http://localhost:{self.vllm_port}"]
-
-    @property
-    def server_token(self) -> str | None:
-        return self.inference_token or os.environ.get("ATROPOS_INFERENCE_TOKEN")
-
-    @property
-    def logprob_tolerance(self) -> float:
-        return self.max_logprob_mismatch or LOGPROB_TOLERANCE[self.compute_dtype]
-
-    @property
-    def tracker_names(self) -> list[str]:
-        names: list[str] = list(dict.fromkeys(self.trackers))
-        return names if not self.use_wandb or "wandb" in names else ["wandb", *names]
-
-    @property
     def published(self) -> Path:
-        return published_directory(self.publish_dir, self.save_path)
+        return Path(self.publish_dir or Path(self.save_path) / "published")
 
     @property
-    def metrics_file(self) -> Path:
-        return Path(self.metrics_path or Path(self.log_dir) / "metrics.jsonl")
+    def checkpoint_identity(self) -> dict[str, Any]:
+        """Settings that determine which tensors a checkpoint holds and their meaning."""
+        return {name: getattr(self, name) for name in CHECKPOINT_IDENTITY}

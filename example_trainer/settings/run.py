@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -80,6 +81,11 @@ class RunSettings(Section):
     eval_at_start: bool = Field(False, description="evaluate once before the first step")
     eval_timeout_s: float = Field(1800.0, gt=0, description="bound of one evaluation")
 
+    @property
+    def trainer_retries(self) -> int:
+        """Times a launcher starts a failed trainer again."""
+        return self.recover_retries if self.recover_mode in ("auto", "fault") else 0
+
 
 class WatchSettings(Section):
     """Where metrics go."""
@@ -100,6 +106,15 @@ class WatchSettings(Section):
         None, description="a table that follows the run (default: when stdout is a terminal)"
     )
     benchmark: bool = Field(False, description="print mean seconds of every phase at the end")
+
+    @property
+    def tracker_names(self) -> list[str]:
+        names: list[str] = list(dict.fromkeys(self.trackers))
+        return names if not self.use_wandb or "wandb" in names else ["wandb", *names]
+
+    @property
+    def metrics_file(self) -> Path:
+        return Path(self.metrics_path or Path(self.log_dir) / "metrics.jsonl")
 
 
 class OriginalSettings(Section):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from example_trainer.settings.model import ModelSettings
+from example_trainer.settings.run import OriginalSettings
 from example_trainer.settings.section import Section
+
+# Two correct implementations differ by about 1e-4 nats per token in float32 and a few
+# hundredths in bfloat16; weights one version behind differ by more once they have moved.
+LOGPROB_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 
 class WeightSettings(Section):
@@ -88,5 +94,29 @@ class WeightSettings(Section):
         return by_mode.get(self.weight_bridge_mode, "lora")
 
 
-def published_directory(publish_dir: str | None, save_path: str) -> Path:
-    return Path(publish_dir or Path(save_path) / "published")
+class ServingSettings(OriginalSettings, WeightSettings, ModelSettings):
+    """The inference servers: where they are, and the model and adapter they serve."""
+
+    @property
+    def servers(self) -> list[str]:
+        if self.inference_urls is not None:
+            return self.inference_urls
+        return [f"http://localhost:{self.vllm_port}"]
+
+    @property
+    def server_token(self) -> str | None:
+        return self.inference_token or os.environ.get("ATROPOS_INFERENCE_TOKEN")
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether a LoRA adapter is trained instead of the weights."""
+        return self.publisher == "lora" if self.lora is None else self.lora
+
+    @property
+    def published_lora_rank(self) -> int | None:
+        """Rank of the adapter that is published; None if whole weights are."""
+        return self.lora_r if self.publisher == "lora" else None
+
+    @property
+    def logprob_tolerance(self) -> float:
+        return self.max_logprob_mismatch or LOGPROB_TOLERANCE[self.compute_dtype]

@@ -14,12 +14,10 @@ from atroposlib.api.server import create_app
 from atroposlib.client import RolloutClient
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.wire import Registration
-from example_trainer.checkpoint.recovery import Recovery
-from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.update.optimizer import build_optimizer
 from tests.serving import served
-from tests.trainer.checkpoint.lives import BATCHES, Life, groups
+from tests.trainer.checkpoint.lives import BATCHES, Life, groups, recovery_of
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +58,7 @@ def start(api, connect, config, small_model) -> Callable[..., Life]:
         policy = loading.load(cfg)
         optimizer = build_optimizer(policy, cfg)
         client = connect()
-        recovery = Recovery(cfg, Ranks.single())
+        recovery = recovery_of(cfg)
         state = recovery.resume(client, policy, optimizer)
         return Life(client, policy, optimizer, recovery, state)
 

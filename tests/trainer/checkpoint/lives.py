@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,27 @@ from typing import Any
 import torch
 
 from atroposlib.client import RolloutClient
+from example_trainer import grpo
 from example_trainer.checkpoint.recovery import Recovery
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
+from example_trainer.state import Frequency
 from example_trainer.update.optimizer import clipped_step, optimizer_state
 from tests.trainer.rows import row, scored
 
 BATCHES = 6
+
+
+def recovery_of(
+    cfg: TrainingConfig,
+    world: Ranks | None = None,
+    counters: Mapping[str, Frequency] | None = None,
+) -> Recovery:
+    joining = grpo.registration(cfg, max_token_len=cfg.seq_len)
+    world = world or Ranks.single()
+    return Recovery(cfg, world, joining, cfg.checkpoint_identity, counters)
 
 
 @dataclass

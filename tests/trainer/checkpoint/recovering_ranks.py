@@ -20,7 +20,6 @@ import torch
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
 from example_trainer.checkpoint.exports import ModelExporter
-from example_trainer.checkpoint.recovery import Recovery
 from example_trainer.distributed import ranks
 from example_trainer.distributed.collectives import gather_objects, run_on_rank0
 from example_trainer.distributed.ranks import Ranks
@@ -31,6 +30,7 @@ from example_trainer.run.evaluator import Evaluator
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import Stopped
 from example_trainer.update.optimizer import build_optimizer, clipped_step
+from tests.trainer.checkpoint.lives import recovery_of
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], list(range(8, 9 + n)), group=f"{n}") for n in (1, 3, 5, 8)]
@@ -68,7 +68,7 @@ def lives(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> di
     torch.manual_seed(world.rank)
     random.seed(world.rank)
     policy, optimizer = begun(cfg, world)
-    recovery = Recovery(cfg, world)
+    recovery = recovery_of(cfg, world)
     found: dict[str, Any] = {"begins": recovery.begins(client)}
     state = recovery.resume(client, policy, optimizer)
     found["first"] = state.step
@@ -83,7 +83,7 @@ def lives(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> di
     found["drawn"] = [torch.rand(3).tolist(), random.random()]
 
     policy, optimizer = begun(cfg, world)
-    state = Recovery(cfg, world).resume(client, policy, optimizer)
+    state = recovery_of(cfg, world).resume(client, policy, optimizer)
     found["second"] = state.step
     found["same logprobs"] = policy.trained_logprobs(ROWS) == found["logprobs"]
     found["drawn again"] = [torch.rand(3).tolist(), random.random()]
@@ -106,7 +106,7 @@ def failures(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) ->
     nowhere = {"save_path": cfg.save_path + "_absent", "recover_mode": "resume"}
     found = []
     try:
-        Recovery(cfg.model_copy(update=nowhere), world).begins(client)
+        recovery_of(cfg.model_copy(update=nowhere), world).begins(client)
     except AtroposError as error:
         found.append(f"{type(error).__name__}: {error}")
 

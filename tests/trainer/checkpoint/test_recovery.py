@@ -18,7 +18,6 @@ from atroposlib.errors import (
 )
 from example_trainer.checkpoint import snapshots
 from example_trainer.checkpoint.recovery import RETRY_VARIABLE, Recovery
-from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading, model_dir
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.state import Frequency
@@ -30,6 +29,7 @@ from tests.trainer.checkpoint.lives import (
     everything,
     learn,
     recover_directory,
+    recovery_of,
 )
 
 
@@ -225,7 +225,7 @@ def test_training_starts_at_the_batch_of_a_model_published_in_this_run(
 def test_counters_of_saver_and_evaluator_are_restored(config, queued, start, small_model):
     def recovery_with(saver: Frequency) -> Recovery:
         cfg = config(training_steps=50, model_name=small_model)
-        return Recovery(cfg, Ranks.single(), {"saver": saver})
+        return recovery_of(cfg, counters={"saver": saver})
 
     life, counted = start(), Frequency(steps=3)
     life.recovery = recovery_with(counted)
@@ -254,10 +254,10 @@ def test_a_critic_is_part_of_the_checkpoint(start, queued, config):
 
 
 def test_servers_hold_the_initial_weights_only_before_the_first_trainer(api, start, config):
-    assert Recovery(config(), Ranks.single()).begins(api)
+    assert recovery_of(config()).begins(api)
     assert api.status().state == "EMPTY"
     start()  # killed before its first checkpoint, perhaps after its first publish
-    assert not Recovery(config(), Ranks.single()).begins(api)
+    assert not recovery_of(config()).begins(api)
 
 
 def test_previous_trainer_is_fenced(start, queued):

@@ -13,12 +13,11 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.client import RolloutClient
-from example_trainer.checkpoint.recovery import Recovery
-from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.update.optimizer import build_optimizer
 from tests.serving import served
 from tests.trainer.checkpoint import recovering_ranks
+from tests.trainer.checkpoint.lives import recovery_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -68,9 +67,7 @@ def test_one_rank_resumes_the_checkpoint_of_two(ranks, directory, api):
     cfg = recovering_ranks.settings(0, directory)
     policy = loading.load(cfg)
     with RolloutClient(api) as client:
-        state = Recovery(cfg, Ranks.single()).resume(
-            client, policy, build_optimizer(policy, cfg)
-        )
+        state = recovery_of(cfg).resume(client, policy, build_optimizer(policy, cfg))
     assert state.step == 2
     pairs = zip(policy.trained_logprobs(recovering_ranks.ROWS), ranks[0]["lives"]["logprobs"])
     assert all(ours == pytest.approx(theirs, abs=1e-5) for ours, theirs in pairs)

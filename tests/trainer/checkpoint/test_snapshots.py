@@ -10,11 +10,9 @@ import torch
 
 from atroposlib.errors import CheckpointError
 from example_trainer.checkpoint import snapshots
-from example_trainer.checkpoint.recovery import Recovery
-from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import model_dir
 from example_trainer.model.model_dir import TrainerState
-from tests.trainer.checkpoint.lives import checkpoints, recover_directory
+from tests.trainer.checkpoint.lives import checkpoints, recover_directory, recovery_of
 
 
 def test_damaged_checkpoint_is_set_aside_and_the_previous_one_loses_no_batch(
@@ -121,7 +119,7 @@ def test_full_disk_stops_the_trainer_and_keeps_all_checkpoints(
 
 def test_a_checkpoint_is_due_by_steps_by_seconds_and_at_the_end(config, monkeypatch):
     def due(steps: int = 6, **settings: Any) -> list[int]:
-        recovery = Recovery(config(training_steps=steps, **settings), Ranks.single())
+        recovery = recovery_of(config(training_steps=steps, **settings))
         states = [TrainerState("r", step, step, step) for step in range(1, steps + 1)]
         return [s.step for s in states if recovery.due(s, s.step % 4 == 0)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from example_trainer.launch import roles
 from example_trainer.launch.plan import trainer_settings
-from example_trainer.launch.roles import Endpoints, ModelToServe, TrainerRanks
+from example_trainer.launch.roles import Endpoints, TrainerRanks
 from tests.trainer.launch.launch_plans import plan
 
 AT = Endpoints("http://api:8000", ("http://a:9000", "http://b:9001"))
@@ -15,7 +15,7 @@ AT = Endpoints("http://api:8000", ("http://a:9000", "http://b:9001"))
 def test_environment_script_gets_all_addresses_and_its_settings_take_precedence(tmp_path):
     found = plan(out=tmp_path)
     _, cfg = trainer_settings(found)
-    command = roles.environment(found, ModelToServe.of(cfg), "py", 0, AT)
+    command = roles.environment(found, cfg, "py", 0, AT)
     told = tmp_path / "launch" / "environment-0.yaml"
     assert command.argv == (
         ("py", "environments/gsm8k_server.py", "serve", "--config", str(told))
@@ -33,7 +33,7 @@ def test_environment_command_gets_addresses_in_its_placeholders(tmp_path):
     words = "[my-env, '{api_url}', '{inference_urls}', '{\"a\": 1}', '{model}']"
     found = plan(f"environments=[{{command: {words}}}]", out=tmp_path)
     _, cfg = trainer_settings(found)
-    assert roles.environment(found, ModelToServe.of(cfg), "py", 0, AT).argv == (
+    assert roles.environment(found, cfg, "py", 0, AT).argv == (
         ("my-env", "http://api:8000", "http://a:9000,http://b:9001", '{"a": 1}')
         + ("Qwen/Qwen2.5-0.5B-Instruct",)
     )
@@ -48,9 +48,9 @@ def test_environments_request_the_adapter_by_name_if_the_engine_requires_it(
 ):
     lora = ("weight_publisher=lora", "model_name=m", f"inference.engine={engine}")
     found = plan(*lora, out=tmp_path)
-    assert roles.served_name(found, ModelToServe.of(trainer_settings(found)[1])) == asked
+    assert roles.served_name(found, trainer_settings(found)[1]) == asked
     whole = plan("model_name=m", f"inference.engine={engine}", out=tmp_path)
-    assert roles.served_name(whole, ModelToServe.of(trainer_settings(whole)[1])) == "m"
+    assert roles.served_name(whole, trainer_settings(whole)[1]) == "m"
 
 
 @pytest.mark.parametrize(
