@@ -49,8 +49,9 @@ from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import Stopped, StopSignal
 from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
-from example_trainer.weights import Announce, Publisher, make_publisher, verify
+from example_trainer.weights import make_publisher, verify
 from example_trainer.weights.engines import InferenceServer
+from example_trainer.weights.fleet import Announce, Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
 

@@ -10,17 +10,15 @@ import shutil
 import time
 from pathlib import Path
 
-from atroposlib.errors import CheckpointError
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.model import adapter
 from example_trainer.model.model_dir import (
     TrainerState,
     numbered,
     read_state,
+    save_adapter,
     save_model,
     whole_directory,
-    write_state,
 )
 from example_trainer.model.policy import Policy
 from example_trainer.settings.run import RunSettings
@@ -90,29 +88,3 @@ class ModelExporter:
         ]
         for path in ours[:-keep]:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def save_adapter(policy: Policy, directory: Path, state: TrainerState) -> None:
-    """Write only the adapter, in the format of peft. Collective.
-
-    Raises:
-        CheckpointError: the disk did not take it; what was there before stays.
-    """
-    if not policy.world.is_rank0:
-        adapter.save(policy, directory)  # takes part in the gathering, writes nothing
-        run_on_rank0(policy.world, lambda: None)
-        return
-
-    failed: list[CheckpointError] = []
-    try:
-        with whole_directory(directory, durable=True) as draft:
-            adapter.save(policy, draft)
-            write_state(draft, state)
-    except CheckpointError as error:
-        failed.append(error)
-
-    def report() -> None:
-        for error in failed:
-            raise error
-
-    run_on_rank0(policy.world, report)

@@ -105,11 +105,8 @@ def delta(layer: Any) -> Tensor:
 
 
 @torch.no_grad()
-def save(policy: Policy, directory: Path) -> None:
-    """Write the adapter as peft does, for peft, vLLM and SGLang to load.
-
-    Collective: every rank calls it; the first one writes ``adapter_config.json`` and
-    ``adapter_model.safetensors`` (float32) into ``directory``, which is made if absent.
+def weights(policy: Policy) -> dict[str, Tensor]:
+    """Matrices of the adapter under peft's names, whole and in float32, on rank 0. Collective.
 
     Raises:
         ConfigError: the policy has no adapter.
@@ -124,12 +121,17 @@ def save(policy: Policy, directory: Path) -> None:
             if policy.world.is_rank0:
                 key = f"base_model.model.{name}.{part}.weight"
                 tensors[key] = weight.to("cpu", torch.float32, copy=True)
-    if not policy.world.is_rank0:
-        return
+    return tensors
+
+
+def write(policy: Policy, tensors: dict[str, Tensor], directory: Path) -> None:
+    """Write the result of :func:`weights` as peft does, for peft, vLLM and SGLang to load.
+
+    That is ``adapter_config.json`` and ``adapter_model.safetensors`` in ``directory``.
+    """
     from safetensors.torch import save_file
 
     settings = copy.copy(policy.model.peft_config[ADAPTER])
     settings.inference_mode = True
-    directory.mkdir(parents=True, exist_ok=True)
     settings.save_pretrained(str(directory))
     save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})

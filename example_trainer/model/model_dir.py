@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,12 +22,13 @@ from torch import Tensor
 
 from atroposlib.errors import CheckpointError, ConfigError
 from example_trainer.distributed.collectives import run_on_rank0
-from example_trainer.model import state_dict
+from example_trainer.model import adapter, state_dict
 from example_trainer.model.policy import Policy
 from example_trainer.model.scoring import inner_model
 
 STATE_FILE = "trainer_state.json"
 DRAFT, REPLACED = ".draft", ".replaced"  # ends of the hidden names
+NUMBER = re.compile(r"(?:_|-v)(\d+)$")  # of a directory that is one of several
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,25 @@ def write_model(
         write_state(draft, state)
 
 
+def save_adapter(
+    policy: Policy, directory: Path, state: TrainerState, *, durable: bool = True
+) -> Path:
+    """Write only the adapter into ``directory``, in the format of peft. Collective.
+
+    Raises:
+        CheckpointError: the write failed; the former directory stays.
+    """
+    tensors = adapter.weights(policy)
+
+    def write() -> None:
+        with whole_directory(directory, durable=durable) as draft:
+            adapter.write(policy, tensors, draft)
+            write_state(draft, state)
+
+    run_on_rank0(policy.world, write)
+    return directory
+
+
 def untied_copy(model_name: str, directory: Path) -> Path:
     """A copy of a model whose output head is no longer tied to its embedding.
 
@@ -148,11 +169,8 @@ def untied_copy(model_name: str, directory: Path) -> Path:
 
 
 def is_tied(policy: Policy) -> bool:
-    return _head_is_embedding(inner_model(policy.model))
-
-
-def _head_is_embedding(model: Any) -> bool:
-    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    """Whether output head and embedding are one tensor."""
+    return bool(tied_heads(inner_model(policy.model))[1])
 
 
 def _as_written(
@@ -162,17 +180,16 @@ def _as_written(
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in weights.items()
     }
-    if _head_is_embedding(model):
-        embedding, heads = _names_of_embedding(model)
-        for head in heads:  # safetensors would write the alias as a second tensor
-            written.pop(head, None)
-            if untie_head:
-                written[head] = written[embedding].clone()
+    embedding, heads = tied_heads(model)
+    for head in heads:  # safetensors would write the alias as a second tensor
+        written.pop(head, None)
+        if untie_head:
+            written[head] = written[embedding].clone()
     return written
 
 
-def _names_of_embedding(model: Any) -> tuple[str, list[str]]:
-    """The name of the input embedding, and its aliases."""
+def tied_heads(model: Any) -> tuple[str, list[str]]:
+    """The name of the input embedding, and those of an output head tied to it."""
     weight = model.get_input_embeddings().weight
     parameters = model.named_parameters(remove_duplicate=False)
     names = [name for name, parameter in parameters if parameter is weight]
@@ -252,8 +269,8 @@ def sync(path: Path) -> None:
 
 def numbered(directory: Path, pattern: str) -> list[Path]:
     """Directories that match, such as ``step_*``, by the number at their end."""
-    found = [path for path in directory.glob(pattern) if path.name.split("_")[-1].isdigit()]
-    return sorted(found, key=lambda path: int(path.name.split("_")[-1]))
+    found = [path for path in directory.glob(pattern) if NUMBER.search(path.name)]
+    return sorted(found, key=lambda path: int(NUMBER.split(path.name)[1]))
 
 
 def keep_newest(directory: Path, pattern: str, count: int) -> None:

@@ -57,19 +57,13 @@ def _sources(entries: Mapping[str, Tensor]) -> dict[str, str]:
 def full_weights(model: PackedModel, *, merged: bool = True) -> dict[str, Tensor]:
     """Copies of all weights in main memory and float32 on rank 0; {} on the others.
 
+    The live model is not touched, also where an adapter is merged.
+
     Args:
         merged: see :func:`iter_weights`. Only weights that came apart can be loaded again
             into a model with an adapter.
     """
     return _collected(model, iter_weights(model, merged=merged))
-
-
-def merged_weights(model: PackedModel) -> dict[str, Tensor]:
-    """Whole weights with the adapter added, under the names of the model without it.
-
-    The live model is not touched. Collective; {} on every rank but the first.
-    """
-    return full_weights(model, merged=True)
 
 
 @torch.no_grad()

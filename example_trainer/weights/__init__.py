@@ -22,19 +22,18 @@ a mixture of versions is generated, and the message gives the version of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from atroposlib.errors import ConfigError
 
 if TYPE_CHECKING:
-    from example_trainer.model.model_dir import TrainerState
-    from example_trainer.model.policy import Policy
     from example_trainer.settings.config import TrainingConfig
     from example_trainer.weights.engines import InferenceServer
+    from example_trainer.weights.fleet import Announce, Publisher
 
-__all__ = ["PUBLISHERS", "Announce", "Publisher", "make_publisher"]
+__all__ = ["PUBLISHERS", "make_publisher"]
 
 # Imported on use: a vLLM worker imports this package only for ``vllm_worker``.
 PUBLISHERS: dict[str, tuple[str, str]] = {
@@ -43,34 +42,6 @@ PUBLISHERS: dict[str, tuple[str, str]] = {
     "distributed": ("distributed", "DistributedPublisher"),
     "shared_memory": ("shared_memory", "SharedMemoryPublisher"),
 }
-
-Announce = Callable[[int], None]
-
-
-class Publisher(Protocol):
-    """Publishes the weights of a policy. Every rank has one; only rank 0 has the
-    servers.
-    """
-
-    engines: Sequence[InferenceServer]
-
-    @property
-    def publishes_start(self) -> bool:
-        """Whether servers answer environments only after the first publish."""
-
-    def publish(self, policy: Policy, state: TrainerState) -> None:
-        """Make every server hold ``state.version``. Collective: every rank calls it.
-
-        Raises:
-            PublishFailed: names the server and its error; see the module.
-            CheckpointError: nothing could be staged; no server was touched.
-        """
-
-    def pause_all(self) -> list[str]:
-        """Pause every server that still answers; returns the URLs of those that do not."""
-
-    def close(self) -> None:
-        """Release process groups and shared memory."""
 
 
 def make_publisher(

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout  # not the builtin in 3.10
 from concurrent.futures import wait
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,22 +21,8 @@ DISCONNECT_TIMEOUT_S = 10.0
 BROKEN = (InferenceError, RuntimeError)
 
 
-class Group(Protocol):
-    """The trainer's side of a process group."""
-
-    def send(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcast the tensors in order; return when all are sent.
-
-        Raises:
-            RuntimeError: the group is broken.
-        """
-
-    def close(self) -> None:
-        """Leave the group; a blocked send in another thread fails."""
-
-
 class TorchGroup:
-    """A group of ``torch.distributed``: gloo or NCCL."""
+    """The trainer's side of a group of ``torch.distributed``: gloo or NCCL."""
 
     def __init__(self, group: GroupSpec, listener: Any, device: torch.device) -> None:
         self._device = device if group.backend == "nccl" else torch.device("cpu")
@@ -45,6 +31,11 @@ class TorchGroup:
         )
 
     def send(self, tensors: Sequence[Tensor]) -> None:
+        """Broadcast the tensors in order; return when all are sent.
+
+        Raises:
+            RuntimeError: the group is broken.
+        """
         moved = [tensor.detach().to(self._device).contiguous() for tensor in tensors]
         works = [process_group.broadcast(self._members, tensor) for tensor in moved]
         for work in works:
@@ -53,11 +44,56 @@ class TorchGroup:
             torch.cuda.synchronize(self._device)  # NCCL's wait only orders its stream
 
     def close(self) -> None:
+        """Leave the group; a blocked send in another thread fails."""
         # Dropped as well as aborted: only then do its connections close, which ends the
         # wait of the servers.
         entered, self._members = self._members, None
         if entered is not None:
             entered.abort()
+
+
+class NativeGroup:
+    """Rank 0 of the process group of vLLM's weight transfer engine."""
+
+    def __init__(self, group: GroupSpec, listener: Any, device: torch.device) -> None:
+        """Join the group; return when every worker has joined.
+
+        Raises:
+            ConfigError: vllm is not installed here, or the policy is not on a GPU.
+        """
+        if device.type != "cuda":
+            raise ConfigError(
+                "vLLM's own weight transfer needs the trainer on CUDA; start vLLM with the"
+                " worker extension (docs/weights.md) to broadcast over gloo"
+            )
+        try:
+            communicators = import_module("vllm.distributed.device_communicators.pynccl")
+            meeting_places = import_module("vllm.distributed.utils")
+        except ImportError as error:
+            raise ConfigError(
+                "vLLM's own weight transfer needs vllm in the trainer's environment; install"
+                " it there, or start vLLM with the worker extension (docs/weights.md)"
+            ) from error
+        listener.close()  # its store listens by itself
+        meeting = meeting_places.StatelessProcessGroup.create(
+            host=group.address, port=group.port, rank=0, world_size=group.world_size
+        )
+        self._device = device
+        self._communicator: Any = communicators.PyNcclCommunicator(meeting, device=device)
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        stream = torch.cuda.current_stream(self._device)
+        for tensor in tensors:
+            moved = tensor.detach().to(self._device).contiguous()
+            self._communicator.broadcast(moved, src=0, stream=stream)
+        stream.synchronize()
+
+    def close(self) -> None:
+        if hasattr(self._communicator, "destroy"):  # newer than 0.16
+            self._communicator.destroy()
+
+
+Group = TorchGroup | NativeGroup
 
 
 class Transfer:
@@ -132,44 +168,3 @@ class Transfer:
 
     def _refused(self) -> bool:
         return any(f.done() and f.exception() is not None for f in self._receiving)
-
-
-class NativeGroup:
-    """Rank 0 of the process group of vLLM's weight transfer engine."""
-
-    def __init__(self, group: GroupSpec, listener: Any, device: torch.device) -> None:
-        """Join the group; return when every worker has joined.
-
-        Raises:
-            ConfigError: vllm is not installed here, or the policy is not on a GPU.
-        """
-        if device.type != "cuda":
-            raise ConfigError(
-                "vLLM's own weight transfer needs the trainer on CUDA; start vLLM with the"
-                " worker extension (docs/weights.md) to broadcast over gloo"
-            )
-        try:
-            communicators = import_module("vllm.distributed.device_communicators.pynccl")
-            meeting_places = import_module("vllm.distributed.utils")
-        except ImportError as error:
-            raise ConfigError(
-                "vLLM's own weight transfer needs vllm in the trainer's environment; install"
-                " it there, or start vLLM with the worker extension (docs/weights.md)"
-            ) from error
-        listener.close()  # its store listens by itself
-        meeting = meeting_places.StatelessProcessGroup.create(
-            host=group.address, port=group.port, rank=0, world_size=group.world_size
-        )
-        self._device = device
-        self._communicator: Any = communicators.PyNcclCommunicator(meeting, device=device)
-
-    def send(self, tensors: Sequence[Tensor]) -> None:
-        stream = torch.cuda.current_stream(self._device)
-        for tensor in tensors:
-            moved = tensor.detach().to(self._device).contiguous()
-            self._communicator.broadcast(moved, src=0, stream=stream)
-        stream.synchronize()
-
-    def close(self) -> None:
-        if hasattr(self._communicator, "destroy"):  # newer than 0.16
-            self._communicator.destroy()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
@@ -22,12 +23,12 @@ from example_trainer.model.policy import Policy
 from example_trainer.weights.broadcast import BROKEN, Group, NativeGroup, TorchGroup, Transfer
 from example_trainer.weights.engines import Bucket, GroupSpec, process_group
 from example_trainer.weights.export import TensorSpec, export_weights, layout
-from example_trainer.weights.fleet import FleetPublisher, call_all
+from example_trainer.weights.fleet import Publisher, call_all
 
 MIB = 2**20
 
 
-class DistributedPublisher(FleetPublisher):
+class DistributedPublisher(Publisher):
     """Publishes by broadcast: for servers without a shared disk, or large models."""
 
     _spec: GroupSpec | None = None
@@ -41,7 +42,7 @@ class DistributedPublisher(FleetPublisher):
         self._layout = self._layout or layout(policy, untie_head=self.needs_untying(policy))
         run_on_rank0(policy.world, lambda: self._meet(policy.device))
 
-    def apply(self, policy: Policy, staged: None, version: int) -> None:
+    def apply(self, policy: Policy, staged: Path | None, version: int) -> None:
         cuts = buckets(self._layout, self.cfg.publish_bucket_mb * MIB)
         last = {cut[-1].name for cut in cuts}
         transfer = self._begin(cuts, version) if self.engines else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from example_trainer.model.model_dir import is_tied
+from example_trainer.model.model_dir import tied_heads
 from example_trainer.model.policy import Policy
 from example_trainer.model.scoring import inner_model
 from example_trainer.model.state_dict import iter_weights
@@ -40,7 +40,7 @@ def export_weights(policy: Policy, *, untie_head: bool) -> Iterator[tuple[str, T
     Args:
         untie_head: a tied output head comes as a separate tensor, else not at all.
     """
-    left_out = set() if untie_head or not is_tied(policy) else _aliases(policy)
+    left_out = [] if untie_head else tied_heads(inner_model(policy.model))[1]
     for name, tensor in iter_weights(policy):
         if name in left_out:
             continue
@@ -54,12 +54,3 @@ def layout(policy: Policy, *, untie_head: bool) -> list[TensorSpec]:
         TensorSpec(name, tensor.dtype, tuple(tensor.shape))
         for name, tensor in export_weights(policy, untie_head=untie_head)
     ]
-
-
-def _aliases(policy: Policy) -> set[str]:
-    """Return the names of the output head that alias the embedding."""
-    model = inner_model(policy.model)
-    weight = model.get_output_embeddings().weight
-    names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is weight]
-    kept = next((name for name in names if "embed" in name), names[0])
-    return set(names) - {kept}

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from atroposlib.errors import InferenceError, PublishFailed
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState, is_tied
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.weights import Announce
 from example_trainer.weights.engines import InferenceServer
 
 T = TypeVar("T")
+Announce = Callable[[int], None]  # sends a version to the rollout API
 MAX_PARALLEL_SERVERS = 64
 # Added to the two waits in which a server may be paused and unchanged: until the
 # slowest server has finished its requests, and until the timeout is lifted.
@@ -153,12 +154,14 @@ def _lines(failed: Sequence[tuple[str, object]]) -> str:
     return "; ".join(f"{url}: {what}" for url, what in failed)
 
 
-class FleetPublisher:
-    """The order of a publish. Subclasses implement how weights are staged and applied."""
+class Publisher:
+    """Publishes the weights of a policy to all servers, in the order of the package.
 
-    @property
-    def publishes_start(self) -> bool:
-        return False
+    Every rank has one; only rank 0 has the servers. Subclasses implement how weights are
+    staged and loaded.
+    """
+
+    retries = 0  # of a load that failed
 
     def __init__(
         self,
@@ -171,7 +174,18 @@ class FleetPublisher:
         self.fleet = Fleet(engines, cfg.publish_timeout_s)
         self._announce = announce
 
+    @property
+    def publishes_start(self) -> bool:
+        """Whether servers answer environments only after the first publish."""
+        return False
+
     def publish(self, policy: Policy, state: TrainerState) -> None:
+        """Make every server hold ``state.version``. Collective: every rank calls it.
+
+        Raises:
+            PublishFailed: names the server and its error; see the package.
+            CheckpointError: nothing could be staged; no server was touched.
+        """
         world = policy.world
         if self.cfg.debug_loading and world.is_rank0:
             print(*_listing(policy), sep="\n", flush=True)
@@ -182,22 +196,27 @@ class FleetPublisher:
         if world.is_rank0:
             self.tidy()
 
-    def stage(self, policy: Policy, state: TrainerState) -> Any:
-        """Prepare the weights while servers generate. Collective."""
+    def stage(self, policy: Policy, state: TrainerState) -> Path | None:
+        """Prepare the weights while servers generate; their path, if any. Collective."""
         raise NotImplementedError
 
-    def apply(self, policy: Policy, staged: Any, version: int) -> None:
+    def apply(self, policy: Policy, staged: Path | None, version: int) -> None:
         """Load the staged weights on every server; all are paused. Collective."""
+
+        def load() -> None:
+            self.fleet.load(lambda e: self.load(e, str(staged), version), self.retries)
+
+        run_on_rank0(policy.world, load)
+
+    def load(self, engine: InferenceServer, path: str, version: int) -> None:
+        """Load the staged weights on one server."""
         raise NotImplementedError
 
     def tidy(self) -> None:
         """Remove data that only older versions needed; servers generate again."""
 
-    def pause_all(self) -> list[str]:
-        return self.fleet.pause_all()
-
     def close(self) -> None:
-        """Release resources. The base class has none."""
+        """Release process groups and shared memory. The base class has none."""
 
     def needs_untying(self, policy: Policy) -> bool:
         """Whether a tied output head is sent as a separate tensor."""

@@ -16,9 +16,8 @@ import os
 import secrets
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,8 +27,9 @@ from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.weights.cuda_buffer import CudaBuffer
+from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.export import TensorSpec, export_weights, layout
-from example_trainer.weights.fleet import FleetPublisher
+from example_trainer.weights.fleet import Publisher
 
 DTYPE_CODES = {
     torch.float64: "F64",
@@ -146,20 +146,10 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
 BRIDGE_FILE = "vllm_bridge_config.json"
 
 
-class Buffer(Protocol):
-    """Memory that holds one version, and the path that servers open."""
-
-    path: Path
-
-    def write(self, tensors: Iterator[tuple[str, Tensor]], version: int) -> None: ...
-
-    def remove(self) -> object: ...
-
-
-class SharedMemoryPublisher(FleetPublisher):
+class SharedMemoryPublisher(Publisher):
     """Publishes through memory: the fastest on one machine, without disk access."""
 
-    _buffer: Buffer | None = None
+    _buffer: SharedWeightsFile | CudaBuffer | None = None
     _specs: Sequence[TensorSpec] = ()
 
     def stage(self, policy: Policy, state: TrainerState) -> Path | None:
@@ -174,11 +164,8 @@ class SharedMemoryPublisher(FleetPublisher):
         self._buffer.write(tensors, state.version)
         return self._buffer.path
 
-    def apply(self, policy: Policy, staged: Path | None, version: int) -> None:
-        def load() -> None:
-            self.fleet.load(lambda engine: engine.load_shared(str(staged), version))
-
-        run_on_rank0(policy.world, load)
+    def load(self, engine: InferenceServer, path: str, version: int) -> None:
+        engine.load_shared(path, version)
 
     def close(self) -> None:
         if self._buffer is not None:

@@ -18,8 +18,8 @@ from atroposlib.errors import StaleWeights
 from example_trainer.data.rows import Row
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.policy import Policy, fully_trained_row
-from example_trainer.weights import Publisher
 from example_trainer.weights.engines import InferenceServer
+from example_trainer.weights.fleet import Publisher
 from example_trainer.weights.mismatch import LIKELY, explain_mismatch
 
 # A rare token may differ by more than the tolerance where low precision rounds badly, or
@@ -167,7 +167,7 @@ def check_published(
     try:
         found = check_servers(policy, publisher.engines, sequences, version, tolerance)
     except StaleWeights:
-        publisher.pause_all()
+        publisher.fleet.pause_all()
         raise
     return {"publish_mismatch_mean": found.mean, "publish_mismatch_max": found.max}
 

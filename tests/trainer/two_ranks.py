@@ -20,6 +20,7 @@ from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives, ranks
 from example_trainer.distributed.ranks import RankLost, Ranks
 from example_trainer.model import adapter, fsdp, loading, state_dict
+from example_trainer.model.model_dir import TrainerState, save_adapter
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.update.optimizer import (
@@ -240,8 +241,9 @@ def adapter_run(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     own = cfg.model_copy(update=more)
     policy = _adapted(own, world)
     _descend(policy, own, world)
-    merged = state_dict.merged_weights(policy)
-    adapter.save(policy, Path(own.model_name).parent / "adapter")
+    merged = state_dict.full_weights(policy)
+    adapter_dir = Path(own.model_name).parent / "adapter"
+    save_adapter(policy, adapter_dir, TrainerState("run", 1, 1, 0), durable=False)
     apart = state_dict.trained_weights(policy)
     again = _adapted(own, world)
     state_dict.load_full_weights(again, apart)
@@ -253,9 +255,9 @@ def adapter_run(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     }
     if world.is_rank0:
         lone = _adapted(own.model_copy(update=ONE_MICROBATCH), LONE)
-        before = state_dict.merged_weights(lone)
+        before = state_dict.full_weights(lone)
         _descend(lone, own, LONE)
-        expected = state_dict.merged_weights(lone)
+        expected = state_dict.full_weights(lone)
         found["moved"] = _distance(before, merged)
         found["distance"] = _distance(expected, merged)
     return found

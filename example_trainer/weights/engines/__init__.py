@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from atroposlib.errors import ConfigError, InferenceError, InferenceUnavailable
-from example_trainer.weights.engines.http import Bucket, Connect, Http, InferenceServer
+from example_trainer.weights.engines.http import Bucket, Http, InferenceServer
 from example_trainer.weights.engines.local import LocalEngine
 from example_trainer.weights.engines.process_group import GroupSpec
 from example_trainer.weights.engines.sglang import SglangEngine
@@ -23,7 +23,7 @@ from example_trainer.weights.engines.vllm import VllmEngine
 
 __all__ = ["Bucket", "InferenceServer", "GroupSpec", "Http", "connect", "detect"]
 
-ENGINES: dict[str, Connect] = {
+ENGINES: dict[str, Callable[[Http], InferenceServer]] = {
     "local": LocalEngine,
     "vllm": VllmEngine,
     "sglang": SglangEngine,

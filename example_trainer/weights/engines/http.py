@@ -1,11 +1,12 @@
-"""HTTP client and interface of one inference server."""
+"""HTTP client of one inference server, and the base class of its protocol."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import httpx
 
@@ -21,127 +22,14 @@ CHOOSE = "choose another --weight-publisher"
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that are broadcast one after the other: names, dtypes and shapes only."""
+    """Tensors that are broadcast one after the other: names, dtypes and shapes only.
+
+    The fields are those of SGLang's /update_weights_from_distributed.
+    """
 
     names: list[str]
     dtypes: list[str]  # such as bfloat16
     shapes: list[list[int]]
-
-    def described(self, group: GroupSpec) -> dict[str, Any]:
-        """Return the fields of SGLang's /update_weights_from_distributed."""
-        return {
-            "names": self.names,
-            "dtypes": self.dtypes,
-            "shapes": self.shapes,
-            "group_name": group.name,
-        }
-
-
-def invitation(group: GroupSpec, first_rank: int) -> dict[str, Any]:
-    """Return the fields of SGLang's /init_weights_update_group."""
-    return {
-        "master_address": group.address,
-        "master_port": group.port,
-        "rank_offset": first_rank,
-        "world_size": group.world_size,
-        "group_name": group.name,
-        "backend": group.backend,
-    }
-
-
-class InferenceServer(Protocol):
-    """Interface of one server. Every call has a timeout and, except group calls, is
-    idempotent.
-
-    Raises:
-        InferenceUnavailable: no answer within the bound.
-        InferenceRefused: the server answered that it could not.
-    """
-
-    name: str
-    url: str
-
-    @property
-    def wants_untied_head(self) -> bool:
-        """Whether the server keeps a stale copy of an output head tied to the
-        embedding.
-        """
-
-    @property
-    def native_group(self) -> bool:
-        """Whether vLLM creates the process group, instead of torch.distributed."""
-
-    @property
-    def opens_cuda_memory(self) -> bool:
-        """Whether ``load_shared`` accepts a CUDA memory description."""
-
-    def require(self, publisher: str, adapter_name: str | None) -> None:
-        """Check that this server can take weights from the named publisher.
-
-        Raises:
-            ConfigError: it cannot; the message names the remedy.
-        """
-
-    def pause(self, resume_after_s: float | None = None) -> None:
-        """Start no new request and return when none runs. Idempotent.
-
-        Args:
-            resume_after_s: where the server can, it goes on by itself after this time;
-                pausing again without it lifts that bound.
-        """
-
-    def resume(self) -> None: ...
-
-    def load(self, directory: str, version: int) -> None:
-        """Load all weights from ``directory`` and drop caches computed with the old
-        weights.
-        """
-
-    def load_adapter(self, directory: str, version: int, name: str | None) -> None:
-        """Serve the LoRA adapter in ``directory`` on top of the initial weights.
-
-        Args:
-            name: under which requests ask for it; None: every request gets it.
-        """
-
-    def load_shared(self, path: str, version: int) -> None:
-        """Replace all weights by those in a file in memory, on the same machine."""
-
-    def ranks(self) -> int:
-        """Processes of this server that each hold a part of the weights."""
-
-    def join_group(self, group: GroupSpec, first_rank: int) -> None:
-        """Join a process group with the trainer; return when all members have joined."""
-
-    def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
-        """Receive the broadcast of every tensor, then serve the new weights."""
-
-    def leave_group(self, group: GroupSpec) -> None: ...
-
-    def label(self, version: int) -> None:
-        """Set the version label of the weights that are already loaded."""
-
-    def version(self) -> str | None:
-        """Return the server's weight version; None before the first label."""
-
-    def dtype(self) -> str | None:
-        """Return the compute dtype, None if the server does not report it."""
-
-    def token_ids(self, text: str) -> list[int]:
-        """Tokenize ``text`` with the server's tokenizer."""
-
-    def score(self, tokens: list[int]) -> list[float]:
-        """Return the logprob of every token but the first, at temperature 1."""
-
-    def sample(
-        self, tokens: list[int], count: int, temperature: float
-    ) -> tuple[list[int], list[float]]:
-        """Sample up to ``count`` tokens; return them with the logprobs the server
-        reports.
-        """
-
-    def close(self) -> None:
-        """Close the connections."""
 
 
 class Http:
@@ -204,51 +92,132 @@ class Http:
         raise AssertionError("unreachable")
 
 
-class OverHttp:
-    """Base class of the engines. Operations without a route in the protocol are
-    refused.
+class InferenceServer(ABC):
+    """One server. Every call has a timeout and, except group calls, is idempotent.
+
+    Group calls have the routes of SGLang, which the local server shares.
+
+    Raises:
+        InferenceUnavailable: no answer within the bound.
+        InferenceRefused: the server answered that it could not.
     """
 
-    name = "server"
+    name: str
+    _info_route = "/server_info"
+    _adapter: str | None = None  # model name of requests; set by the first load
 
     def __init__(self, http: Http) -> None:
         self.http, self.url = http, http.url
 
-    def close(self) -> None:
-        self.http.close()
-
     @property
     def wants_untied_head(self) -> bool:
+        """Whether the server keeps a stale copy of an output head tied to the embedding."""
         return False
 
     @property
     def native_group(self) -> bool:
+        """Whether vLLM creates the process group, instead of torch.distributed."""
         return False
 
     @property
     def opens_cuda_memory(self) -> bool:
+        """Whether ``load_shared`` accepts a CUDA memory description."""
         return False
 
-    def dtype(self) -> str | None:
-        return None
+    @abstractmethod
+    def require(self, publisher: str, adapter_name: str | None) -> None:
+        """Check that this server can take weights from the named publisher.
 
+        Raises:
+            ConfigError: it cannot; the message names the remedy.
+        """
+
+    @abstractmethod
+    def pause(self, resume_after_s: float | None = None) -> None:
+        """Start no new request and return when none runs. Idempotent.
+
+        Args:
+            resume_after_s: where the server can, it goes on by itself after this time;
+                pausing again without it lifts that bound.
+        """
+
+    @abstractmethod
+    def resume(self) -> None: ...
+
+    @abstractmethod
+    def load(self, directory: str, version: int) -> None:
+        """Load all weights from ``directory``; drop caches computed with the old weights."""
+
+    @abstractmethod
     def load_adapter(self, directory: str, version: int, name: str | None) -> None:
-        raise self._cannot("lora")
+        """Serve the LoRA adapter in ``directory`` on top of the initial weights.
+
+        Args:
+            name: under which requests ask for it; None: every request gets it.
+        """
 
     def load_shared(self, path: str, version: int) -> None:
+        """Replace all weights by those in a file in memory, on the same machine."""
         raise self._cannot("shared_memory")
 
     def ranks(self) -> int:
+        """Processes of this server that each hold a part of the weights."""
         return 1
 
     def join_group(self, group: GroupSpec, first_rank: int) -> None:
-        raise self._cannot("distributed")
+        """Join a process group with the trainer; return when all members have joined."""
+        self._update("/init_weights_update_group", self._invitation(group, first_rank))
+
+    def _invitation(self, group: GroupSpec, first_rank: int) -> dict[str, Any]:
+        names = {"group_name": group.name, "backend": group.backend}
+        return {**group.rendezvous(first_rank), **names}
 
     def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
-        raise self._cannot("distributed")
+        """Receive the broadcast of every tensor, then serve the new weights."""
+        for i, bucket in enumerate(buckets):
+            body = {**asdict(bucket), "group_name": group.name}
+            body.update(self._bucket_fields(version, i == len(buckets) - 1))
+            self._update("/update_weights_from_distributed", body)
+
+    def _bucket_fields(self, version: int, is_last: bool) -> dict[str, Any]:
+        """Further fields of the request for one bucket."""
+        return {}
 
     def leave_group(self, group: GroupSpec) -> None:
-        raise self._cannot("distributed")
+        body = {"group_name": group.name}
+        self.http.post("/destroy_weights_update_group", body, optional=True)
+
+    @abstractmethod
+    def label(self, version: int) -> None:
+        """Set the version label of the weights that are already loaded."""
+
+    def version(self) -> str | None:
+        """Return the server's weight version; None before the first label."""
+        version = self.http.get(self._info_route).get("weight_version")
+        return None if version is None else str(version)
+
+    def dtype(self) -> str | None:
+        """Return the compute dtype, None if the server does not report it."""
+        dtype = self.http.get(self._info_route).get("dtype")
+        return None if dtype in (None, "auto") else str(dtype)
+
+    @abstractmethod
+    def token_ids(self, text: str) -> list[int]:
+        """Tokenize ``text`` with the server's tokenizer."""
+
+    @abstractmethod
+    def score(self, tokens: list[int]) -> list[float]:
+        """Return the logprob of every token but the first, at temperature 1."""
+
+    @abstractmethod
+    def sample(
+        self, tokens: list[int], count: int, temperature: float
+    ) -> tuple[list[int], list[float]]:
+        """Sample up to ``count`` tokens; return them with the logprobs the server reports."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()
 
     def _cannot(self, publisher: str) -> ConfigError:
         return ConfigError(
@@ -261,15 +230,20 @@ class OverHttp:
         if not self.http.has_route(path):
             raise ConfigError(f"the server at {self.url} has no {path}: {remedy}")
 
+    def _needs_name(self, adapter_name: str | None, engine: str, asked_for: str) -> None:
+        """Raise ConfigError without a name, where only requests with one get the adapter."""
+        if adapter_name is None:
+            raise ConfigError(
+                f"{engine} at {self.url} applies an adapter only to requests that name it. Set"
+                f" --publish-adapter-name and let the environments ask for {asked_for}, or use"
+                " --weight-publisher disk, which publishes merged weights"
+            )
 
-def must_succeed(answer: dict[str, Any], what: str) -> None:
-    """Raise if a response with status 200 reports a failure in its body."""
-    if answer.get("success") is not True:
-        raise InferenceRefused(200, f"{what}: {answer.get('message', answer)}")
-
-
-def version_name(version: Any) -> str | None:
-    return None if version is None else str(version)
+    def _update(self, path: str, body: dict[str, Any]) -> None:
+        """POST; raise if a response with status 200 reports a failure in its body."""
+        answer = self.http.post(path, body)
+        if answer.get("success") is not True:
+            raise InferenceRefused(200, f"{path}: {answer.get('message', answer)}")
 
 
 def by_token(entries: Sequence[Any], tokens: Sequence[int]) -> list[float]:
@@ -288,6 +262,3 @@ def by_token(entries: Sequence[Any], tokens: Sequence[int]) -> list[float]:
 
 def _detail(response: httpx.Response) -> str:
     return f"{response.status_code} {response.text[:DETAIL_CHARS]}"
-
-
-Connect = Callable[[Http], InferenceServer]

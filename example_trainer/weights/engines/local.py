@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from example_trainer.weights.engines.http import (
-    Bucket,
-    OverHttp,
-    by_token,
-    invitation,
-    must_succeed,
-    version_name,
-)
+from example_trainer.weights.engines.http import InferenceServer, by_token
 from example_trainer.weights.engines.process_group import GroupSpec
 
 LONGEST_PAUSE_S = 3600.0  # the server accepts no longer timeout
 
 
-class LocalEngine(OverHttp):
+class LocalEngine(InferenceServer):
     """/pause /update_weights_from_disk /update_weights_from_shared_memory
     /init_weights_update_group /v1/load_lora_adapter /server_info /generate
     """
@@ -54,9 +46,8 @@ class LocalEngine(OverHttp):
         self.http.post("/resume")
 
     def load(self, directory: str, version: int) -> None:
-        self._update(
-            "/update_weights_from_disk", {"model_path": directory, "weight_version": version}
-        )
+        body = {"model_path": directory, "weight_version": version}
+        self._update("/update_weights_from_disk", body)
 
     def load_adapter(self, directory: str, version: int, name: str | None) -> None:
         body = {"lora_path": directory, "weight_version": version}
@@ -66,31 +57,14 @@ class LocalEngine(OverHttp):
         body = {"path": path, "weight_version": version}
         self._update("/update_weights_from_shared_memory", body)
 
-    def join_group(self, group: GroupSpec, first_rank: int) -> None:
-        body = {**invitation(group, first_rank), "timeout_s": group.timeout_s}
-        self._update("/init_weights_update_group", body)
+    def _invitation(self, group: GroupSpec, first_rank: int) -> dict[str, Any]:
+        return {**super()._invitation(group, first_rank), "timeout_s": group.timeout_s}
 
-    def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
-        for i, bucket in enumerate(buckets):
-            body = {
-                **bucket.described(group),
-                "weight_version": version,
-                "final": i == len(buckets) - 1,
-            }
-            self._update("/update_weights_from_distributed", body)
-
-    def leave_group(self, group: GroupSpec) -> None:
-        self.http.post("/destroy_weights_update_group", {"group_name": group.name})
+    def _bucket_fields(self, version: int, is_last: bool) -> dict[str, Any]:
+        return {"weight_version": version, "final": is_last}
 
     def label(self, version: int) -> None:
         self.http.post("/update_weight_version", {"weight_version": version})
-
-    def version(self) -> str | None:
-        return version_name(self.http.get("/server_info").get("weight_version"))
-
-    def dtype(self) -> str | None:
-        dtype: str | None = self.http.get("/server_info").get("dtype")
-        return dtype
 
     def token_ids(self, text: str) -> list[int]:
         # Here and in score no token is generated, so a paused server replies too.
@@ -112,6 +86,3 @@ class LocalEngine(OverHttp):
     def _generate(self, tokens: list[int], **settings: Any) -> Any:
         body = {"prompt": {"prompt_token_ids": tokens}, "temperature": 1.0, "logprobs": 0}
         return self.http.post("/generate", {**body, **settings})
-
-    def _update(self, path: str, body: dict[str, Any]) -> None:
-        must_succeed(self.http.post(path, body), path)

@@ -34,6 +34,15 @@ class GroupSpec:
     name: str
     timeout_s: float
 
+    def rendezvous(self, first_rank: int) -> dict[str, Any]:
+        """Return the fields of a request to join that SGLang and vLLM share."""
+        return {
+            "master_address": self.address,
+            "master_port": self.port,
+            "rank_offset": first_rank,
+            "world_size": self.world_size,
+        }
+
 
 def bound(group: GroupSpec) -> timedelta:
     """Timeout of every wait of one member for another."""

@@ -4,30 +4,17 @@ output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from atroposlib.errors import ConfigError
-from example_trainer.weights.engines.http import (
-    Bucket,
-    OverHttp,
-    invitation,
-    must_succeed,
-    version_name,
-)
-from example_trainer.weights.engines.process_group import GroupSpec
+from example_trainer.weights.engines.http import InferenceServer
 
 
-class SglangEngine(OverHttp):
+class SglangEngine(InferenceServer):
     """/pause_generation /update_weights_from_disk /init_weights_update_group
     /update_weights_from_distributed /load_lora_adapter /server_info /generate
     """
 
     name = "sglang"
-
-    def __init__(self, http: Any) -> None:
-        super().__init__(http)
-        self._adapter: str | None = None  # model name of requests; set by the first load
 
     def require(self, publisher: str, adapter_name: str | None) -> None:
         if publisher == "shared_memory":
@@ -35,13 +22,7 @@ class SglangEngine(OverHttp):
         if publisher == "distributed":
             self._needs("/init_weights_update_group", "SGLang 0.4 or newer has it")
         if publisher == "lora":
-            if adapter_name is None:
-                raise ConfigError(
-                    f"SGLang at {self.url} applies an adapter only to requests that name it."
-                    " Set --publish-adapter-name and let the environments ask for"
-                    " <served model>:<that name>, or use --weight-publisher disk, which"
-                    " publishes merged weights"
-                )
+            self._needs_name(adapter_name, "SGLang", "<served model>:<that name>")
             self._needs("/load_lora_adapter", "start SGLang with --enable-lora")
 
     def pause(self, resume_after_s: float | None = None) -> None:
@@ -69,32 +50,14 @@ class SglangEngine(OverHttp):
         info = self.http.get("/server_info")
         return int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1)
 
-    def join_group(self, group: GroupSpec, first_rank: int) -> None:
-        self._update("/init_weights_update_group", invitation(group, first_rank))
-
-    def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
-        for i, bucket in enumerate(buckets):
-            last = i == len(buckets) - 1
-            body = {**bucket.described(group), "flush_cache": last}
-            if last:  # until then the weights are an unlabelled mixture
-                body["weight_version"] = str(version)
-            self._update("/update_weights_from_distributed", body)
-
-    def leave_group(self, group: GroupSpec) -> None:
-        self.http.post(
-            "/destroy_weights_update_group", {"group_name": group.name}, optional=True
-        )
+    def _bucket_fields(self, version: int, is_last: bool) -> dict[str, Any]:
+        # Until the last bucket the weights are an unlabelled mixture.
+        label = {"weight_version": str(version)} if is_last else {}
+        return {"flush_cache": is_last, **label}
 
     def label(self, version: int) -> None:
         body = {"new_version": str(version), "abort_all_requests": False}
         self.http.post("/update_weight_version", body)
-
-    def version(self) -> str | None:
-        return version_name(self.http.get("/server_info").get("weight_version"))
-
-    def dtype(self) -> str | None:
-        dtype = self.http.get("/server_info").get("dtype")
-        return None if dtype in (None, "auto") else str(dtype)
 
     def token_ids(self, text: str) -> list[int]:
         answer = self._generate({"text": text})
@@ -124,6 +87,3 @@ class SglangEngine(OverHttp):
             body["lora_path"] = self._adapter
         meta: dict[str, Any] = self.http.post("/generate", body)["meta_info"]
         return meta
-
-    def _update(self, path: str, body: dict[str, Any]) -> None:
-        must_succeed(self.http.post(path, body), path)

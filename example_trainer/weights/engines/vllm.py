@@ -12,13 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from atroposlib.errors import ConfigError, InferenceError
-from example_trainer.weights.engines.http import (
-    Bucket,
-    Http,
-    OverHttp,
-    by_token,
-    version_name,
-)
+from example_trainer.weights.engines.http import Bucket, InferenceServer, by_token
 from example_trainer.weights.engines.process_group import GroupSpec
 
 EXTENSION = "--worker-extension-cls example_trainer.weights.vllm_worker.WeightWorker"
@@ -26,16 +20,13 @@ EXTENSION = "--worker-extension-cls example_trainer.weights.vllm_worker.WeightWo
 EXTENSION_NAME = "atropos-weight-worker"
 
 
-class VllmEngine(OverHttp):
+class VllmEngine(InferenceServer):
     """/pause /collective_rpc /update_weight_version /init_weight_transfer_engine
     /update_weights /v1/load_lora_adapter /v1/completions (VLLM_SERVER_DEV_MODE=1)
     """
 
     name = "vllm"
-
-    def __init__(self, http: Http) -> None:
-        super().__init__(http)
-        self._adapter: str | None = None  # model name of requests; set by the first load
+    _info_route = "/weight_info"
 
     @cached_property
     def has_extension(self) -> bool:
@@ -78,12 +69,7 @@ class VllmEngine(OverHttp):
             "/v1/load_lora_adapter",
             "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
         )
-        if adapter_name is None:
-            raise ConfigError(
-                f"vLLM at {self.url} applies an adapter only to requests that name it. Set"
-                " --publish-adapter-name and let the environments ask for that name as"
-                " model, or use --weight-publisher disk, which publishes merged weights"
-            )
+        self._needs_name(adapter_name, "vLLM", "that name as model")
         if adapter_name == self._base_model:
             raise ConfigError(
                 f"vLLM at {self.url} serves its base model as {adapter_name!r} and refuses"
@@ -128,12 +114,7 @@ class VllmEngine(OverHttp):
             body = json.dumps({**asdict(group), "first_rank": first_rank})
             self._rpc("join_weight_group", spec=body)
             return
-        info = {
-            "master_address": group.address,
-            "master_port": group.port,
-            "rank_offset": first_rank,
-            "world_size": group.world_size,
-        }
+        info = group.rendezvous(first_rank)
         self.http.post("/init_weight_transfer_engine", {"init_info": info})
 
     def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
@@ -170,8 +151,8 @@ class VllmEngine(OverHttp):
         # vLLM takes a string only, and under this name.
         self.http.post("/update_weight_version", {"new_version": str(version)})
 
-    def version(self) -> str | None:
-        return version_name(self.http.get("/weight_info").get("weight_version"))
+    def dtype(self) -> str | None:
+        return None
 
     def token_ids(self, text: str) -> list[int]:
         choice = self._complete(text, max_tokens=1, return_token_ids=True)

@@ -35,7 +35,7 @@ def adapted(config):
 def test_merged_weights_score_as_the_adapter_does(adapted, policy):
     with_adapter = adapted(lora_r=4, lora_alpha=12)
     before = with_adapter.logprobs_of(SEQUENCES)
-    merged = state_dict.merged_weights(with_adapter)
+    merged = state_dict.full_weights(with_adapter)
     assert merged.keys() == policy.model.state_dict().keys()
     assert with_adapter.logprobs_of(SEQUENCES) == before
     plain = policy.logprobs_of(SEQUENCES)
