@@ -7,7 +7,7 @@ the requested one.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,13 +15,13 @@ from atroposlib.errors import InferenceRefused
 from atroposlib.inference.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 
 MAX_N = 4096
-DEFAULT_MAX_TOKENS = 256  # for chat, where OpenAI's default is "the rest of the context"
 
 
 class SamplingFields(BaseModel):
     """Fields every generation route shares, under their OpenAI and vLLM names."""
 
     model_config = ConfigDict(extra="ignore")
+    default_max_tokens: ClassVar[int] = 16  # of OpenAI and vLLM for raw prompts
 
     n: int = Field(1, ge=1, le=MAX_N)
     temperature: float = Field(1.0, ge=0, le=100)
@@ -47,6 +47,11 @@ class SamplingFields(BaseModel):
     echo: bool = False
     best_of: int | None = None
     suffix: str | None = None
+
+    @property
+    def top(self) -> int | None:
+        """Alternatives reported per token; None: no logprobs."""
+        return None
 
     def require_supported(self) -> None:
         """Raises InferenceRefused (400) for a setting that would change the policy."""
@@ -103,6 +108,8 @@ class StreamOptions(BaseModel):
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
+    default_max_tokens = 256  # OpenAI's default is "the rest of the context"
+
     messages: list[dict[str, Any]] = Field(min_length=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0)
@@ -112,12 +119,25 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] = {}
     tools: list[dict[str, Any]] | None = None
 
+    @property
+    def top(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
-class CompletionRequest(SamplingFields):
+
+class PromptFields(SamplingFields):
+    """Shared by the routes without messages. ``logprobs`` 0: of the sampled token alone."""
+
+    logprobs: int | None = Field(None, ge=0)
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+
+class CompletionRequest(PromptFields):
     """POST /v1/completions. One prompt or several, as text or as token ids."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
-    logprobs: int | None = Field(None, ge=0)
     add_special_tokens: bool = True
     stream_options: StreamOptions | None = None
 
@@ -128,11 +148,10 @@ class TokenPrompt(BaseModel):
     prompt_token_ids: list[int]
 
 
-class GenerateRequest(SamplingFields):
-    """POST /generate. ``logprobs`` 0 means the sampled token alone, as in vLLM."""
+class GenerateRequest(PromptFields):
+    """POST /generate, as in vLLM."""
 
     prompt: str | TokenPrompt
-    logprobs: int | None = Field(None, ge=0)
     prompt_logprobs: int | None = Field(None, ge=0)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,16 +16,12 @@ from atroposlib.errors import AtroposError
 from atroposlib.inference.engine.request import (
     GenerationRequest,
     Output,
-    RequestResult,
     TokenEvent,
 )
-from atroposlib.inference.http.protocol import ChatRequest, CompletionRequest
+from atroposlib.inference.http.protocol import ChatRequest, CompletionRequest, SamplingFields
 from atroposlib.inference.http.service import Detokenizer, InferenceService
 
 Json = dict[str, Any]
-Make = Callable[[Callable[[TokenEvent], None]], GenerationRequest]
-Chunk = Callable[[TokenEvent], Json]  # the choice of one token
-Last = Callable[[int, Output, str], Json]  # the closing choice of one sequence
 
 
 class JsonResponse(Response):
@@ -100,49 +100,63 @@ def generate_logprobs(output: Output, top: int) -> list[list[dict[int, float]]]:
     return rows
 
 
-# --- streams: one chunk per sampled token
+# --- choices of OpenAI's routes
 
 
-def chat_stream(
-    service: InferenceService,
-    prompt_ids: list[int],
-    body: ChatRequest,
-    head: Json,
-    options: dict[str, Any],
-) -> StreamingResponse:
-    def choice(event: TokenEvent) -> Json:
-        tops = [event.top] if event.top else []
-        args = [event.token], [event.logprob], tops, service.detokenizer
-        logprobs = chat_logprobs(*args) if body.logprobs else None
-        tokens: Json = {"token_ids": [event.token]} if body.return_token_ids else {}
-        delta = {"role": "assistant", "content": event.text}
-        return {"index": event.index, "delta": delta, "logprobs": logprobs, **tokens}
+@dataclass(frozen=True)
+class ReplyFormat:
+    """Differences between the bodies of chats and of completions."""
 
-    def last(index: int, output: Output, rest: str) -> Json:
-        return {"index": index, "delta": {"content": rest} if rest else {}, **_ending(output)}
+    prefix: str  # of the id
+    kind: str
+    chunk_kind: str
+    message: Callable[[str], Json]  # the text of a whole choice
+    delta: Callable[[str], Json]  # the text of one token in a stream
+    rest: Callable[[str], Json]  # the text that a stream held back
+    logprobs: Callable[[list[int], list[float], list[dict[int, float]], Detokenizer], Json]
 
-    head = {**head, "object": "chat.completion.chunk"}
-    return _stream_response(service, prompt_ids, body, head, options, choice, last)
+    def head(self, service: InferenceService, kind: str) -> Json:
+        return {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": service.served.name,
+        }
 
 
-def completion_stream(
-    service: InferenceService,
-    prompt_ids: list[int],
-    body: CompletionRequest,
-    head: Json,
-    options: dict[str, Any],
-) -> StreamingResponse:
-    def choice(event: TokenEvent) -> Json:
-        tops = [event.top] if event.top else []
-        args = [event.token], [event.logprob], tops, service.detokenizer
-        logprobs = None if body.logprobs is None else completion_logprobs(*args)
-        tokens: Json = {"token_ids": [event.token]} if body.return_token_ids else {}
-        return {"index": event.index, "text": event.text, "logprobs": logprobs, **tokens}
+def _text(text: str) -> Json:
+    return {"text": text}
 
-    def last(index: int, output: Output, rest: str) -> Json:
-        return {"index": index, "text": rest, **_ending(output)}
 
-    return _stream_response(service, prompt_ids, body, head, options, choice, last)
+CHAT = ReplyFormat(
+    "chatcmpl",
+    "chat.completion",
+    "chat.completion.chunk",
+    message=lambda text: {"message": {"role": "assistant", "content": text}},
+    delta=lambda text: {"delta": {"role": "assistant", "content": text}},
+    rest=lambda text: {"delta": {"content": text} if text else {}},
+    logprobs=chat_logprobs,
+)
+COMPLETION = ReplyFormat(
+    "cmpl", "text_completion", "text_completion", _text, _text, _text, completion_logprobs
+)
+
+
+def choices(
+    reply: ReplyFormat, service: InferenceService, body: SamplingFields, outputs: list[Output]
+) -> list[Json]:
+    """One whole choice per output."""
+    made: list[Json] = []
+    for index, (text, output) in enumerate(zip(service.detokenizer.texts(outputs), outputs)):
+        choice = {"index": index, **reply.message(text), **_ending(output)}
+        if body.top is not None:
+            choice["logprobs"] = reply.logprobs(
+                output.tokens, output.logprobs, output.top, service.detokenizer
+            )
+        if body.return_token_ids:
+            choice["token_ids"] = output.tokens
+        made.append(choice)
+    return made
 
 
 def _ending(output: Output) -> Json:
@@ -153,34 +167,34 @@ def _ending(output: Output) -> Json:
     }
 
 
-def _stream_response(
+# --- streams: one chunk per sampled token
+
+
+def stream(
+    reply: ReplyFormat,
     service: InferenceService,
     prompt_ids: list[int],
     body: ChatRequest | CompletionRequest,
-    head: Json,
-    options: dict[str, Any],
-    choice: Chunk,
-    last: Last,
 ) -> StreamingResponse:
-    # checked before the first byte, so that a refusal is still a 4xx
-    service.request(prompt_ids, body, **options)
-
-    def make(on_event: Callable[[TokenEvent], None]) -> GenerationRequest:
-        return service.request(prompt_ids, body, **options, on_event=on_event)
-
-    with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    chunks = _chunks(service, make, len(prompt_ids), with_usage, choice, last)
-    with_prompt: Json = {"prompt_token_ids": prompt_ids} if body.return_token_ids else {}
-    lines = _lines(chunks, head, with_prompt)
+    """Server-sent events of one prompt."""
+    # built before the first byte, so that a refusal is still a 4xx
+    request = service.request(prompt_ids, body)
+    lines = _lines(reply, service, body, request)
     return StreamingResponse(lines, media_type="text/event-stream")
 
 
-async def _lines(chunks: AsyncIterator[Json], head: Json, first: Json) -> AsyncIterator[bytes]:
-    """Wire format; ``first`` goes with the first chunk only."""
+async def _lines(
+    reply: ReplyFormat,
+    service: InferenceService,
+    body: ChatRequest | CompletionRequest,
+    request: GenerationRequest,
+) -> AsyncIterator[bytes]:
+    head = reply.head(service, reply.chunk_kind)
+    prompt: Json = {"prompt_token_ids": request.prompt_ids} if body.return_token_ids else {}
     try:
-        async for chunk in chunks:
-            yield _event({**head, **first, **chunk})
-            first = {}
+        async for chunk in _chunks(reply, service, body, request):
+            yield _event({**head, **prompt, **chunk})
+            prompt = {}  # the first chunk has it, no other
     except AtroposError as error:
         # the status line is sent: only the stream can carry the error
         yield _event({"error": {"message": str(error), "type": "server_error", "code": 500}})
@@ -188,34 +202,38 @@ async def _lines(chunks: AsyncIterator[Json], head: Json, first: Json) -> AsyncI
 
 
 async def _chunks(
+    reply: ReplyFormat,
     service: InferenceService,
-    make: Make,
-    num_prompt_tokens: int,
-    with_usage: bool,
-    choice: Chunk,
-    last: Last,
+    body: ChatRequest | CompletionRequest,
+    request: GenerationRequest,
 ) -> AsyncIterator[Json]:
-    sent: dict[int, int] = {}  # characters already sent, per sequence
-    async for event in service.stream(make):
+    sent: Counter[int] = Counter()  # characters already sent, per sequence
+    async for event in service.stream(request):
         if isinstance(event, TokenEvent):
-            sent[event.index] = sent.get(event.index, 0) + len(event.text)
-            yield {"choices": [{**choice(event), "finish_reason": None}]}
+            sent[event.index] += len(event.text)
+            yield {"choices": [_token_choice(reply, service, body, event)]}
             continue
-        for piece in _closing(service, event, sent, last):
-            yield {"choices": [piece]}
-        if with_usage:
-            yield {"choices": [], "usage": usage(num_prompt_tokens, event.outputs)}
+        texts = service.detokenizer.texts(event.outputs)
+        for index, (text, output) in enumerate(zip(texts, event.outputs)):
+            rest = reply.rest(text[sent[index] :])  # held back for a stop string
+            yield {"choices": [{"index": index, **rest, **_ending(output)}]}
+        if body.stream_options and body.stream_options.include_usage:
+            yield {"choices": [], "usage": usage(len(request.prompt_ids), event.outputs)}
 
 
-def _closing(
-    service: InferenceService, result: RequestResult, sent: dict[int, int], last: Last
-) -> list[Json]:
-    """One last choice per sequence, with the text that was held back for a stop string."""
-    texts = service.detokenizer.texts(result.outputs)
-    return [
-        last(index, output, text[sent.get(index, 0) :])
-        for index, (text, output) in enumerate(zip(texts, result.outputs))
-    ]
+def _token_choice(
+    reply: ReplyFormat, service: InferenceService, body: SamplingFields, event: TokenEvent
+) -> Json:
+    choice = {"index": event.index, **reply.delta(event.text), "finish_reason": None}
+    choice["logprobs"] = None
+    if body.top is not None:
+        top = [event.top] if event.top else []
+        choice["logprobs"] = reply.logprobs(
+            [event.token], [event.logprob], top, service.detokenizer
+        )
+    if body.return_token_ids:
+        choice["token_ids"] = [event.token]
+    return choice
 
 
 def _event(body: Json) -> bytes:

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.inference.engine.request import Output
 from atroposlib.inference.http.protocol import (
-    DEFAULT_MAX_TOKENS,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
     TokenPrompt,
 )
 from atroposlib.inference.http.responses import (
+    CHAT,
+    COMPLETION,
     Json,
     JsonResponse,
-    chat_logprobs,
-    chat_stream,
-    completion_logprobs,
-    completion_stream,
+    choices,
     generate_logprobs,
+    stream,
     usage,
     version_spans,
 )
 from atroposlib.inference.http.service import InferenceService
-
-COMPLETION_MAX_TOKENS = 16  # the default of OpenAI and vLLM for raw prompts
 
 
 def openai_router(service: InferenceService) -> APIRouter:
@@ -59,38 +53,40 @@ def openai_router(service: InferenceService) -> APIRouter:
             tools=body.tools,
             **body.chat_template_kwargs,
         )
-        head = _head("chatcmpl", "chat.completion", service)
-        top = body.top_logprobs if body.logprobs else 0
-        options: dict[str, Any] = {"default_max_tokens": DEFAULT_MAX_TOKENS, "top": top}
         if body.stream:
-            return chat_stream(service, prompt_ids, body, head, options)
-        request = service.request(prompt_ids, body, **options)
-        (result,) = await service.run([request], http)
-        choices = _chat_choices(service, body, result.outputs)
+            return stream(CHAT, service, prompt_ids, body)
+        (result,) = await service.run([service.request(prompt_ids, body)], http)
         extra: Json = {"prompt_token_ids": prompt_ids} if body.return_token_ids else {}
-        total = usage(len(prompt_ids), result.outputs)
-        return JsonResponse({**head, "choices": choices, "usage": total, **extra})
+        return JsonResponse(
+            {
+                **CHAT.head(service, CHAT.kind),
+                "choices": choices(CHAT, service, body, result.outputs),
+                "usage": usage(len(prompt_ids), result.outputs),
+                **extra,
+            }
+        )
 
     @routes.post("/v1/completions", response_class=JsonResponse)
     async def completions(body: CompletionRequest, http: Request) -> Response:
         prompts = _prompts(service, body)
-        head = _head("cmpl", "text_completion", service)
-        options: dict[str, Any] = {
-            "default_max_tokens": COMPLETION_MAX_TOKENS,
-            "top": body.logprobs or 0,
-        }
         if body.stream:
             if len(prompts) > 1:
                 raise InferenceRefused(400, "a stream serves one prompt, not several")
-            return completion_stream(service, prompts[0], body, head, options)
-        requests = [service.request(prompt, body, **options) for prompt in prompts]
-        results = await service.run(requests, http)
-        choices: list[Json] = []
+            return stream(COMPLETION, service, prompts[0], body)
+        results = await service.run([service.request(p, body) for p in prompts], http)
+        made: list[Json] = []
         for prompt, result in zip(prompts, results):
-            choices += _completion_choices(service, body, prompt, result.outputs, len(choices))
+            extra: Json = {"prompt_token_ids": prompt} if body.return_token_ids else {}
+            for choice in choices(COMPLETION, service, body, result.outputs):
+                made.append({**choice, "index": len(made), **extra})
         outputs = [output for result in results for output in result.outputs]
-        total = usage(sum(map(len, prompts)), outputs)
-        return JsonResponse({**head, "choices": choices, "usage": total})
+        return JsonResponse(
+            {
+                **COMPLETION.head(service, COMPLETION.kind),
+                "choices": made,
+                "usage": usage(sum(map(len, prompts)), outputs),
+            }
+        )
 
     return routes
 
@@ -107,14 +103,7 @@ def generate_router(service: InferenceService) -> APIRouter:
             prompt_ids = body.prompt.prompt_token_ids
         else:
             prompt_ids = service.encode(body.prompt)
-        top = body.logprobs or 0
-        request = service.request(
-            prompt_ids,
-            body,
-            default_max_tokens=COMPLETION_MAX_TOKENS,
-            top=top,
-            prompt_logprobs=body.prompt_logprobs,
-        )
+        request = service.request(prompt_ids, body, prompt_logprobs=body.prompt_logprobs)
         (result,) = await service.run([request], http)
         outputs = result.outputs
         reply: Json = {
@@ -126,7 +115,7 @@ def generate_router(service: InferenceService) -> APIRouter:
             "weight_versions": [version_spans(output) for output in outputs],
         }
         if body.logprobs is not None:
-            reply["logprobs"] = [generate_logprobs(output, top) for output in outputs]
+            reply["logprobs"] = [generate_logprobs(o, body.logprobs) for o in outputs]
         if body.prompt_logprobs is not None:
             reply["prompt_logprobs"] = [
                 None if entry is None else [entry] for entry in result.prompt_logprobs or []
@@ -134,15 +123,6 @@ def generate_router(service: InferenceService) -> APIRouter:
         return JsonResponse(reply)
 
     return routes
-
-
-def _head(prefix: str, kind: str, service: InferenceService) -> Json:
-    return {
-        "id": f"{prefix}-{uuid.uuid4().hex}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": service.served.name,
-    }
 
 
 def _prompts(service: InferenceService, body: CompletionRequest) -> list[list[int]]:
@@ -159,56 +139,3 @@ def _prompts(service: InferenceService, body: CompletionRequest) -> list[list[in
         )
         for p in several
     ]
-
-
-def _chat_choices(
-    service: InferenceService, body: ChatRequest, outputs: list[Output]
-) -> list[Json]:
-    detokenizer = service.detokenizer
-    choices: list[Json] = []
-    for index, (text, output) in enumerate(zip(detokenizer.texts(outputs), outputs)):
-        logprobs = None
-        if body.logprobs:
-            logprobs = chat_logprobs(output.tokens, output.logprobs, output.top, detokenizer)
-        choice: Json = {
-            "index": index,
-            "message": {"role": "assistant", "content": text},
-            "logprobs": logprobs,
-            "finish_reason": output.finish_reason.value,
-            "weight_versions": version_spans(output),
-        }
-        if body.return_token_ids:
-            choice["token_ids"] = output.tokens
-        choices.append(choice)
-    return choices
-
-
-def _completion_choices(
-    service: InferenceService,
-    body: CompletionRequest,
-    prompt_ids: list[int],
-    outputs: list[Output],
-    first_index: int,
-) -> list[Json]:
-    detokenizer = service.detokenizer
-    choices: list[Json] = []
-    for index, (text, output) in enumerate(
-        zip(detokenizer.texts(outputs), outputs), first_index
-    ):
-        logprobs = None
-        if body.logprobs is not None:
-            logprobs = completion_logprobs(
-                output.tokens, output.logprobs, output.top, detokenizer
-            )
-        choice: Json = {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": output.finish_reason.value,
-            "weight_versions": version_spans(output),
-        }
-        if body.return_token_ids:
-            choice["token_ids"] = output.tokens
-            choice["prompt_token_ids"] = prompt_ids
-        choices.append(choice)
-    return choices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -71,10 +71,7 @@ class InferenceService:
         prompt_ids: Sequence[int],
         fields: SamplingFields,
         *,
-        default_max_tokens: int,
-        top: int = 0,
         prompt_logprobs: int | None = None,
-        on_event: Callable[[TokenEvent], None] | None = None,
     ) -> GenerationRequest:
         """Validate a request against the model and build it.
 
@@ -88,7 +85,9 @@ class InferenceService:
                 404, f"model {fields.model!r} is not served here; {self.served.name!r} is"
             )
         params = fields.sampling_params(
-            context_left=context_left, default_max_tokens=default_max_tokens, top=top
+            context_left=context_left,
+            default_max_tokens=fields.default_max_tokens,
+            top=fields.top or 0,
         )
         if not params.max_tokens and prompt_logprobs is None:
             raise InferenceRefused(400, "max_tokens 0 needs prompt_logprobs")
@@ -97,7 +96,6 @@ class InferenceService:
             params=params,
             n=fields.n,
             prompt_logprobs=prompt_logprobs,
-            on_event=on_event,
         )
 
     def _context_left(self, prompt_ids: Sequence[int], fields: SamplingFields) -> int:
@@ -140,19 +138,16 @@ class InferenceService:
                     self.engine.cancel(request)
 
     async def stream(
-        self, make: Callable[[Callable[[TokenEvent], None]], GenerationRequest]
+        self, request: GenerationRequest
     ) -> AsyncIterator[TokenEvent | RequestResult]:
-        """Events of one request as they are sampled, then its result.
-
-        ``make`` receives the callback to put into the request.
-        """
+        """Events of one request as they are sampled, then its result."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
 
         def post(event: TokenEvent | None) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        request = make(post)
+        request.on_event = post
         request.future.add_done_callback(lambda _: post(None))
         self.engine.submit(request)
         try:
