@@ -1,181 +1,136 @@
-"""Every call of the rollout API as a request and the parser of its answer. No I/O."""
+"""Call of the rollout API: its request, and the meaning of its answer. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 from pydantic import BaseModel
 
-from atroposlib.client.groups import ACCEPT_FRAMES, FRAMES
-from atroposlib.client.retry import ApiCall
-from atroposlib.wire import (
-    AckRequest,
-    AdmissionRelease,
-    AdmissionReply,
-    AdmissionRequest,
-    CheckpointRequest,
-    ClaimedBatch,
-    ClaimRequest,
-    Committed,
-    EnvIdentifier,
-    EnvRegistered,
-    EnvStatus,
-    ExtendRequest,
-    Heartbeat,
-    PolicyVersion,
-    Registered,
-    RegisterEnv,
-    Registration,
-    Rewound,
-    RunStatus,
+from atroposlib.errors import (
+    Forbidden,
+    KeyConflict,
+    NotRegistered,
+    RolloutApiRefused,
+    StaleGeneration,
+    Unauthorized,
+    UnknownEnv,
 )
+from atroposlib.wire import Heartbeat
 
 if TYPE_CHECKING:
     import httpx
 
-BEST_EFFORT_TIMEOUT_S = 2.0
-
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
-
-def read_claimed(response: httpx.Response) -> ClaimedBatch:
-    """Decode a batch, or a shard of one, in either form."""
-    if response.headers.get("content-type", "").partition(";")[0].strip() != FRAMES:
-        return msgspec.json.decode(response.content, type=ClaimedBatch)
-    from atroposlib.wire.binary import split_frames, unpack_group
-
-    return ClaimedBatch(
-        batch_no=int(response.headers.get("x-atropos-batch", "")),
-        epoch=int(response.headers.get("x-atropos-epoch", "")),
-        batch=[unpack_group(frame) for frame in split_frames(response.content)],
-    )
+BEST_EFFORT_TIMEOUT_S = 2.0
+JSON_BODY = {"content-type": "application/json"}
+_MAX_DETAIL_CHARACTERS = 500
 
 
-def _as(model: type[M]) -> Callable[[httpx.Response], M]:
-    return lambda response: model.model_validate_json(response.content)
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """No usable answer: send the same request again after at least ``at_least_s`` seconds."""
+
+    problem: str
+    at_least_s: float = 0.0
 
 
-def _as_dict(response: httpx.Response) -> dict[str, Any]:
-    return msgspec.json.decode(response.content, type=dict[str, Any])
+@dataclass(frozen=True)
+class ApiCall(Generic[T]):
+    """One request, to be sent any number of times, and the parser of its answer."""
+
+    method: str
+    path: str
+    read: Callable[[httpx.Response], T]  # ValueError: the body breaks the protocol
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None  # None: the client's own
 
 
-def _as_joined(response: httpx.Response) -> EnvRegistered | None:
-    if "env_id" not in _as_dict(response):
-        return None
-    return EnvRegistered.model_validate_json(response.content)
-
-
-def _nothing(response: httpx.Response) -> None:
-    return None
-
-
-# --- calls of trainers -------------------------------------------------------------------
-
-
-def _post(
+def post(
     path: str,
     body: BaseModel | None,
     read: Callable[[httpx.Response], T],
     timeout_s: float | None = None,
     headers: dict[str, str] | None = None,
 ) -> ApiCall[T]:
+    """The call of a route that takes a message, or no body."""
     content = b"" if body is None else body.model_dump_json().encode()
-    named = {"content-type": "application/json"} if content else {}
-    return ApiCall("POST", path, read, content, {**named, **(headers or {})}, timeout_s)
-
-
-def register(body: Registration) -> ApiCall[Registered]:
-    return _post("/register", body, _as(Registered))
-
-
-def claim(body: ClaimRequest, *, binary: bool, timeout_s: float) -> ApiCall[ClaimedBatch]:
-    headers = ACCEPT_FRAMES if binary else {}
-    return _post("/batches/claim", body, read_claimed, timeout_s + body.wait_s, headers)
-
-
-def shard(
-    batch_no: int, rank: int, *, generation: int, epoch: int, binary: bool
-) -> ApiCall[ClaimedBatch]:
-    path = f"/batches/{batch_no}/shards/{rank}?generation={generation}&epoch={epoch}"
-    return ApiCall("GET", path, read_claimed, headers=ACCEPT_FRAMES if binary else {})
-
-
-def ack(batch_no: int, body: AckRequest) -> ApiCall[bool]:
-    return _post(f"/batches/{batch_no}/ack", body, lambda r: bool(_as_dict(r).get("first")))
-
-
-def extend(batch_no: int, body: ExtendRequest) -> ApiCall[None]:
-    return _post(f"/batches/{batch_no}/extend", body, _nothing)
-
-
-def commit(batch_no: int, body: CheckpointRequest) -> ApiCall[Committed]:
-    return _post(f"/batches/{batch_no}/commit", body, _as(Committed))
-
-
-def rewind(batch_no: int, body: CheckpointRequest) -> ApiCall[Rewound]:
-    return _post(f"/batches/{batch_no}/rewind", body, _as(Rewound))
-
-
-def announce_version(version: int) -> ApiCall[None]:
-    return _post("/policy_version", PolicyVersion(version=version), _nothing)
-
-
-def reset() -> ApiCall[None]:
-    return _post("/reset_data", None, _nothing)
-
-
-# --- calls of environments -----------------------------------------------------------------
-
-
-def wandb_info() -> ApiCall[dict[str, Any]]:
-    return ApiCall("GET", "/wandb_info", _as_dict)
-
-
-def info() -> ApiCall[dict[str, Any]]:
-    return ApiCall("GET", "/info", _as_dict)
-
-
-def register_env(body: RegisterEnv) -> ApiCall[EnvRegistered | None]:
-    return _post("/register-env", body, _as_joined)
-
-
-def status_env(who: EnvIdentifier) -> ApiCall[EnvStatus]:
-    return _post("/status-env", who, _as(EnvStatus))
-
-
-def status_env_by_get(who: EnvIdentifier) -> ApiCall[EnvStatus]:
-    """The form of the original: a GET with a body."""
-    body = who.model_dump_json(include={"env_id"}).encode()
-    headers = {"content-type": "application/json"}
-    return ApiCall("GET", "/status-env", _as(EnvStatus), body, headers)
-
-
-def disconnect_env(who: EnvIdentifier) -> ApiCall[None]:
-    return _post("/disconnect-env", who, _nothing, BEST_EFFORT_TIMEOUT_S)
-
-
-def admit(body: AdmissionRequest) -> ApiCall[AdmissionReply]:
-    return _post("/admission", body, _as(AdmissionReply))
-
-
-def release_admission(admission_id: str) -> ApiCall[None]:
-    body = AdmissionRelease(admission_id=admission_id)
-    return _post("/admission/release", body, _nothing, BEST_EFFORT_TIMEOUT_S)
-
-
-# --- calls of all ----------------------------------------------------------------------------
+    named = JSON_BODY if content else {}
+    return ApiCall("POST", path, read, content, named | (headers or {}), timeout_s)
 
 
 def heartbeat(beat: Heartbeat) -> ApiCall[None]:
-    return _post("/heartbeat", beat, _nothing, BEST_EFFORT_TIMEOUT_S)
+    return post("/heartbeat", beat, nothing, BEST_EFFORT_TIMEOUT_S)
 
 
-def status() -> ApiCall[RunStatus]:
-    return ApiCall("GET", "/status", _as(RunStatus))
+# --- parsers of answers ---------------------------------------------------------------------
 
 
-def health() -> ApiCall[None]:
-    return ApiCall("GET", "/health", _nothing, timeout_s=BEST_EFFORT_TIMEOUT_S)
+def model(kind: type[M]) -> Callable[[httpx.Response], M]:
+    return lambda response: kind.model_validate_json(response.content)
+
+
+def mapping(response: httpx.Response) -> dict[str, Any]:
+    return msgspec.json.decode(response.content, type=dict[str, Any])
+
+
+def nothing(response: httpx.Response) -> None:
+    return None
+
+
+def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
+    """The parsed answer, or RetryLater.
+
+    Raises:
+        UnknownEnv, StaleGeneration, NotRegistered, KeyConflict, Unauthorized, Forbidden:
+            reported by the API.
+        RolloutApiRefused: any other answer that a retry cannot change.
+    """
+    code = response.status_code
+    if code in (408, 429) or code >= 500:  # 408: a slow network, not a bad group
+        _, detail = status_and_detail(response)
+        asked = response.headers.get("retry-after", "") if code == 429 else ""
+        at_least_s = float(asked) if asked.isascii() and asked.isdecimal() else 0.0
+        return RetryLater(f"HTTP {code} {detail}".rstrip(), at_least_s)
+    if not response.is_success:
+        raise refusal_of(response)
+    try:
+        return call.read(response)
+    except ValueError as error:
+        problem = f"its answer to {call.path} is not one of a rollout API"
+        raise RolloutApiRefused(code, problem) from error
+
+
+def refusal_of(response: httpx.Response) -> Exception:
+    """The error of an answer with 3xx or 4xx."""
+    code = response.status_code
+    status, detail = status_and_detail(response)
+    if code == 401:
+        return Unauthorized(f"{detail}: set ATROPOS_API_TOKEN, or pass a token")
+    if code == 403:
+        return Forbidden(detail)
+    if code == 404 and status == "unknown_env":
+        return UnknownEnv(detail)
+    if code == 409:
+        if status == "key_conflict":
+            return KeyConflict(detail)
+        if status == "not_registered":
+            return NotRegistered(f"{detail} (the run was reset, or never began)")
+        return StaleGeneration(f"{detail}: stop, or register again to take the run over")
+    if response.is_redirect:
+        detail = "it answers with a redirect, which is not followed: use the final URL"
+    return RolloutApiRefused(code, detail)
+
+
+def status_and_detail(response: httpx.Response) -> tuple[str, str]:
+    try:
+        body = mapping(response)
+    except ValueError:
+        return "", response.text[:_MAX_DETAIL_CHARACTERS]
+    detail = str(body.get("detail", ""))[:_MAX_DETAIL_CHARACTERS]
+    return str(body.get("status", "")), detail

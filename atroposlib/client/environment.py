@@ -9,7 +9,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from atroposlib.client import api_calls
+from atroposlib.client.api_calls import (
+    BEST_EFFORT_TIMEOUT_S,
+    JSON_BODY,
+    ApiCall,
+    RetryLater,
+    heartbeat,
+    interpret,
+    mapping,
+    model,
+    nothing,
+    post,
+)
 from atroposlib.client.groups import (
     RUN_ID_HEADER,
     Group,
@@ -19,15 +30,10 @@ from atroposlib.client.groups import (
     read_processed,
     read_received,
 )
-from atroposlib.client.retry import (
-    ApiCall,
-    ConnectionSettings,
-    RetryLater,
-    interpret,
-    problem_of,
-)
+from atroposlib.client.retry import ConnectionSettings, problem_of
 from atroposlib.errors import RolloutApiRefused
 from atroposlib.wire import (
+    AdmissionRelease,
     AdmissionReply,
     AdmissionRequest,
     EnvIdentifier,
@@ -88,15 +94,15 @@ class AsyncRolloutClient:
 
     async def wandb_info(self) -> dict[str, Any]:
         """{"group", "project"}; both None until a trainer has registered."""
-        return await self._send(api_calls.wandb_info())
+        return await self._send(ApiCall("GET", "/wandb_info", mapping))
 
     async def info(self) -> dict[str, Any]:
         """{"batch_size", "max_token_len"}; both -1 until a trainer has registered."""
-        return await self._send(api_calls.info())
+        return await self._send(ApiCall("GET", "/info", mapping))
 
     async def register_env(self, body: RegisterEnv) -> EnvRegistered | None:
         """Join the run. None: the trainer has not started; repeat the call later."""
-        return await self._send(api_calls.register_env(body))
+        return await self._send(post("/register-env", body, _joined))
 
     async def status_env(self, who: EnvIdentifier) -> EnvStatus:
         """The status by which this environment paces itself.
@@ -106,21 +112,24 @@ class AsyncRolloutClient:
         """
         if self._takes_posted_status:
             try:
-                return await self._send(api_calls.status_env(who))
+                return await self._send(post("/status-env", who, model(EnvStatus)))
             except RolloutApiRefused as refusal:
                 if refusal.status_code not in _NO_SUCH_ROUTE:
                     raise
                 log.info("%s has no POST /status-env: using GET", self._settings.url)
                 self._takes_posted_status = False
-        return await self._send(api_calls.status_env_by_get(who))
+        body = who.model_dump_json(include={"env_id"}).encode()  # the form of the original
+        return await self._send(
+            ApiCall("GET", "/status-env", model(EnvStatus), body, JSON_BODY)
+        )
 
     async def disconnect_env(self, who: EnvIdentifier) -> None:
         """Disconnect from the run. Best effort: never waits, never raises."""
-        await self._try(api_calls.disconnect_env(who))
+        await self._try(post("/disconnect-env", who, nothing, BEST_EFFORT_TIMEOUT_S))
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         """Send a heartbeat. Best effort: never waits, never raises."""
-        await self._try(api_calls.heartbeat(beat))
+        await self._try(heartbeat(beat))
 
     # --- groups -------------------------------------------------------------------
 
@@ -183,11 +192,12 @@ class AsyncRolloutClient:
             ttl_s=ttl_s,
             admission_id=admission_id or uuid.uuid4().hex,  # repeated requests count once
         )
-        return await self._send(api_calls.admit(request))
+        return await self._send(post("/admission", request, model(AdmissionReply)))
 
     async def release_admission(self, admission_id: str) -> None:
         """End an admission. Best effort: one that is not released expires."""
-        await self._try(api_calls.release_admission(admission_id))
+        body = AdmissionRelease(admission_id=admission_id)
+        await self._try(post("/admission/release", body, nothing, BEST_EFFORT_TIMEOUT_S))
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -225,3 +235,7 @@ class AsyncRolloutClient:
 
     async def _request(self, call: ApiCall[T]) -> httpx.Response:
         return await self._http.request(**self._settings.arguments(call))
+
+
+def _joined(response: httpx.Response) -> EnvRegistered | None:
+    return model(EnvRegistered)(response) if "env_id" in mapping(response) else None

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from atroposlib.client.api_calls import JSON_BODY, mapping
 from atroposlib.errors import InvalidGroup, RolloutApiRefused
-from atroposlib.wire import GroupsReceived, ScoredData
+from atroposlib.wire import ClaimedBatch, GroupsReceived, ScoredData
 
 if TYPE_CHECKING:
     import httpx
@@ -48,7 +49,7 @@ def as_json(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -> 
     """The groups as one JSON list. A group without a key gets the one of ``keys``."""
     items = [_with_key(_as_rows(group), key) for group, key in zip(groups, keys)]
     content = msgspec.json.encode(items, enc_hook=_plain)
-    headers = {"content-type": "application/json"}
+    headers = JSON_BODY
     if compress and len(content) >= _MIN_GZIP_BYTES:
         packer = zlib.compressobj(level=1, wbits=31)
         packed = packer.compress(content) + packer.flush()
@@ -92,6 +93,19 @@ def _packed(group: Group, key: str, compress: bool) -> bytes:
     return pack_group(fields, compress=compress)
 
 
+def read_claimed(response: httpx.Response) -> ClaimedBatch:
+    """Decode a batch, or a shard of one, in either form."""
+    if response.headers.get("content-type", "").partition(";")[0].strip() != FRAMES:
+        return msgspec.json.decode(response.content, type=ClaimedBatch)
+    from atroposlib.wire.binary import split_frames, unpack_group
+
+    return ClaimedBatch(
+        batch_no=int(response.headers.get("x-atropos-batch", "")),
+        epoch=int(response.headers.get("x-atropos-epoch", "")),
+        batch=[unpack_group(frame) for frame in split_frames(response.content)],
+    )
+
+
 def read_received(response: httpx.Response) -> Sent:
     """Decode the answer to POST /groups."""
     received = GroupsReceived.model_validate_json(response.content)
@@ -100,7 +114,7 @@ def read_received(response: httpx.Response) -> Sent:
 
 def read_processed(response: httpx.Response) -> Sent:
     """Decode the answer to POST /scored_data_list, which has fewer fields."""
-    body = msgspec.json.decode(response.content, type=dict[str, Any])
+    body = mapping(response)
     return Sent(
         accepted=int(body["groups_processed"]),
         duplicates=int(body.get("duplicates", 0)),

@@ -1,35 +1,17 @@
-"""Retry policy (exponential backoff, deadline) and connection settings of the clients.
-
-attempt fails --> Retrier.pause_s() --> the caller sleeps --> next attempt
-                      |-- reset() after progress: the pauses start short again
-                      '-- expired: timeout_s passed since the start or the last reset
-"""
+"""Retry policy (exponential backoff, deadline) and connection settings of the clients."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
-
-from atroposlib.errors import (
-    ConfigError,
-    Forbidden,
-    KeyConflict,
-    NotRegistered,
-    RolloutApiRefused,
-    RolloutApiUnavailable,
-    StaleGeneration,
-    Unauthorized,
-    UnknownEnv,
-)
+from atroposlib.client.api_calls import ApiCall, RetryLater
+from atroposlib.errors import ConfigError, RolloutApiUnavailable
 from atroposlib.utils.backoff import Backoff, jittered
 from atroposlib.utils.http_server import is_loopback
 
@@ -37,57 +19,10 @@ if TYPE_CHECKING:
     import httpx
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 TOKEN_VARIABLE = "ATROPOS_API_TOKEN"
-_MAX_DETAIL_CHARACTERS = 500
-INITIAL_BACKOFF_S = 0.2
-MAX_BACKOFF_S = 5.0  # clients return at most this long after the API does
-BACKOFF = Backoff(INITIAL_BACKOFF_S, MAX_BACKOFF_S)
+BACKOFF = Backoff(0.2, 5.0)  # clients return at most this long after the API does
 MAX_RETRY_AFTER_S = 60.0  # maximum of a pause requested by Retry-After
-
-
-@dataclass(frozen=True, slots=True)
-class RetryLater:
-    """No usable answer: send the same request again after at least ``at_least_s`` seconds."""
-
-    problem: str
-    at_least_s: float = 0.0
-
-
-class Retrier:
-    """The pauses of one series of attempts, which ends ``timeout_s`` after its last progress."""
-
-    def __init__(self, backoff: Backoff, timeout_s: float = math.inf) -> None:
-        self._backoff = backoff
-        self._timeout_s = timeout_s
-        self.reset()
-
-    def reset(self) -> None:
-        """Start over after progress: deadline and pauses as at the beginning."""
-        self._started = time.monotonic()
-        self._failures = 0
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the start or the last reset."""
-        return time.monotonic() - self._started
-
-    @property
-    def expired(self) -> bool:
-        """Whether ``timeout_s`` has passed."""
-        return self.elapsed_s >= self._timeout_s
-
-    def pause_s(self, at_least_s: float = 0.0, *, jitter: bool = True) -> float:
-        """Seconds to sleep after one more failure; not past the deadline.
-
-        A pause of at least ``at_least_s``, such as a server's Retry-After, has no jitter when
-        it is the longer one.
-        """
-        self._failures += 1
-        own = self._backoff.pause_s(self._failures)
-        pause = min(max(own, at_least_s), max(0.0, self._timeout_s - self.elapsed_s))
-        return jittered(pause) if jitter and own > at_least_s else pause
 
 
 class RetryPolicy:
@@ -97,16 +32,19 @@ class RetryPolicy:
         self._url = url
         self._limit_s = give_up_after_s
         self._on_wait = on_wait
-        self._retrier = Retrier(BACKOFF, give_up_after_s)
+        self._started = time.monotonic()
+        self._failures = 0
 
     def pause_after(self, later: RetryLater) -> float:
-        """Seconds to wait before the next try.
+        """Seconds to wait before the next try; not past the deadline.
+
+        A pause that the API requested has no jitter when it is the longer one.
 
         Raises:
             RolloutApiUnavailable: the bound of the wait is reached.
         """
-        waited = self._retrier.elapsed_s
-        if self._retrier.expired:
+        waited = time.monotonic() - self._started
+        if waited >= self._limit_s:
             raise RolloutApiUnavailable(
                 f"rollout API at {self._url}: {later.problem}; "
                 f"gave up after {waited:.0f} s"
@@ -115,7 +53,11 @@ class RetryPolicy:
             f"waiting for rollout API at {self._url}: {later.problem}, "
             f"{waited:.0f} s of at most {self._limit_s:.0f} s"
         )
-        return self._retrier.pause_s(min(later.at_least_s, MAX_RETRY_AFTER_S))
+        self._failures += 1
+        own = BACKOFF.pause_s(self._failures)
+        asked = min(later.at_least_s, MAX_RETRY_AFTER_S)
+        pause = min(max(own, asked), self._limit_s - waited)
+        return jittered(pause) if own > asked else pause
 
 
 def problem_of(error: httpx.RequestError) -> str:
@@ -186,68 +128,3 @@ def _checked(token: str | None) -> str | None:
     if not all("!" <= character <= "~" for character in token):
         raise ConfigError(f"the token ({TOKEN_VARIABLE}) has characters that no token has")
     return token or None
-
-
-@dataclass(frozen=True)
-class ApiCall(Generic[T]):
-    """One request, to be sent any number of times, and the parser of its answer."""
-
-    method: str
-    path: str
-    read: Callable[[httpx.Response], T]  # ValueError: the body breaks the protocol
-    body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-    timeout_s: float | None = None  # None: the client's own
-
-
-def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
-    """The parsed answer, or RetryLater.
-
-    Raises:
-        UnknownEnv, StaleGeneration, NotRegistered, KeyConflict, Unauthorized, Forbidden:
-            reported by the API.
-        RolloutApiRefused: any other answer that a retry cannot change.
-    """
-    code = response.status_code
-    if code in (408, 429) or code >= 500:  # 408: a slow network, not a bad group
-        _, detail = status_and_detail(response)
-        asked = response.headers.get("retry-after", "") if code == 429 else ""
-        at_least_s = float(asked) if asked.isascii() and asked.isdecimal() else 0.0
-        return RetryLater(f"HTTP {code} {detail}".rstrip(), at_least_s)
-    if not response.is_success:
-        raise refusal_of(response)
-    try:
-        return call.read(response)
-    except ValueError as error:
-        problem = f"its answer to {call.path} is not one of a rollout API"
-        raise RolloutApiRefused(code, problem) from error
-
-
-def refusal_of(response: httpx.Response) -> Exception:
-    """The error of an answer with 3xx or 4xx."""
-    code = response.status_code
-    status, detail = status_and_detail(response)
-    if code == 401:
-        return Unauthorized(f"{detail}: set ATROPOS_API_TOKEN, or pass a token")
-    if code == 403:
-        return Forbidden(detail)
-    if code == 404 and status == "unknown_env":
-        return UnknownEnv(detail)
-    if code == 409:
-        if status == "key_conflict":
-            return KeyConflict(detail)
-        if status == "not_registered":
-            return NotRegistered(f"{detail} (the run was reset, or never began)")
-        return StaleGeneration(f"{detail}: stop, or register again to take the run over")
-    if response.is_redirect:
-        detail = "it answers with a redirect, which is not followed: use the final URL"
-    return RolloutApiRefused(code, detail)
-
-
-def status_and_detail(response: httpx.Response) -> tuple[str, str]:
-    try:
-        body = msgspec.json.decode(response.content, type=dict[str, Any])
-    except ValueError:
-        return "", response.text[:_MAX_DETAIL_CHARACTERS]
-    detail = str(body.get("detail", ""))[:_MAX_DETAIL_CHARACTERS]
-    return str(body.get("status", "")), detail

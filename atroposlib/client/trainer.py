@@ -9,14 +9,19 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from atroposlib.client import api_calls
-from atroposlib.client.retry import (
+from atroposlib.client.api_calls import (
+    BEST_EFFORT_TIMEOUT_S,
     ApiCall,
-    ConnectionSettings,
     RetryLater,
+    heartbeat,
     interpret,
-    problem_of,
+    mapping,
+    model,
+    nothing,
+    post,
 )
+from atroposlib.client.groups import ACCEPT_FRAMES, read_claimed
+from atroposlib.client.retry import ConnectionSettings, problem_of
 from atroposlib.errors import AtroposError, NotRegistered, RolloutApiUnavailable
 from atroposlib.wire import (
     AckRequest,
@@ -26,6 +31,7 @@ from atroposlib.wire import (
     Committed,
     ExtendRequest,
     Heartbeat,
+    PolicyVersion,
     Registered,
     Registration,
     Rewound,
@@ -138,7 +144,7 @@ class RolloutClient:
 
     def register(self, registration: Registration) -> Registered:
         """Open the run, or take it over from an earlier trainer."""
-        registered = self._send(api_calls.register(registration))
+        registered = self._send(post("/register", registration, model(Registered)))
         self.adopt_generation(registered.generation)
         return registered
 
@@ -160,11 +166,11 @@ class RolloutClient:
 
     def announce_version(self, version: int) -> None:
         """Every inference server now holds ``version``."""
-        self._send(api_calls.announce_version(version))
+        self._send(post("/policy_version", PolicyVersion(version=version), nothing))
 
     def reset(self) -> None:
         """Wipe the run and everything queued."""
-        self._send(api_calls.reset())
+        self._send(post("/reset_data", None, nothing))
         self._generation = None
 
     # --- batches --------------------------------------------------------------------
@@ -203,8 +209,10 @@ class RolloutClient:
             world_size=world_size,
             rank=rank,
         )
-        timeout_s = self._settings.timeout_s
-        claimed = self._send(api_calls.claim(request, binary=binary, timeout_s=timeout_s))
+        timeout_s = self._settings.timeout_s + wait_s
+        headers = ACCEPT_FRAMES if binary else {}
+        call = post("/batches/claim", request, read_claimed, timeout_s, headers)
+        claimed = self._send(call)
         self._claim_id = None
         return claimed
 
@@ -212,11 +220,9 @@ class RolloutClient:
         self, batch_no: int, epoch: int, rank: int, *, binary: bool = False
     ) -> ClaimedBatch:
         """The groups of one rank, of a batch that some rank claimed."""
-        return self._send(
-            api_calls.shard(
-                batch_no, rank, generation=self.generation, epoch=epoch, binary=binary
-            )
-        )
+        path = f"/batches/{batch_no}/shards/{rank}?generation={self.generation}&epoch={epoch}"
+        headers = ACCEPT_FRAMES if binary else {}
+        return self._send(ApiCall("GET", path, read_claimed, headers=headers))
 
     def ack(self, batch: ClaimedBatch, *, rank: int | None = None) -> bool:
         """Mark the batch as trained on. True for the first call that does.
@@ -225,13 +231,13 @@ class RolloutClient:
         """
         no, epoch = number_and_epoch(batch)
         request = AckRequest(generation=self.generation, epoch=epoch, rank=rank)
-        return self._send(api_calls.ack(no, request))
+        return bool(self._send(post(f"/batches/{no}/ack", request, mapping)).get("first"))
 
     def extend(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> None:
         """Extend the lease: it ends ``lease_s`` from now."""
         no, epoch = number_and_epoch(batch)
         request = ExtendRequest(generation=self.generation, epoch=epoch, lease_s=lease_s)
-        self._send(api_calls.extend(no, request))
+        self._send(post(f"/batches/{no}/extend", request, nothing))
 
     def keep_lease(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> LeaseKeeper:
         """Extend the lease from another thread while a ``with`` block runs."""
@@ -247,9 +253,8 @@ class RolloutClient:
 
     def commit(self, batch_no: int) -> Committed:
         """A durable checkpoint holds the effect of all batches up to ``batch_no``."""
-        return self._send(
-            api_calls.commit(batch_no, CheckpointRequest(generation=self.generation))
-        )
+        request = CheckpointRequest(generation=self.generation)
+        return self._send(post(f"/batches/{batch_no}/commit", request, model(Committed)))
 
     def rewind(self, batch_no: int) -> Rewound:
         """Continue from the checkpoint that holds batches up to ``batch_no``; 0 for none.
@@ -257,23 +262,23 @@ class RolloutClient:
         Batches acked after it are delivered again, first and in their order.
         """
         self._claim_id = None
-        return self._send(
-            api_calls.rewind(batch_no, CheckpointRequest(generation=self.generation))
-        )
+        request = CheckpointRequest(generation=self.generation)
+        return self._send(post(f"/batches/{batch_no}/rewind", request, model(Rewound)))
 
     # --- status ---------------------------------------------------------------------
 
     def heartbeat(self, beat: Heartbeat) -> None:
         """Send a heartbeat. Best effort: never waits, never raises."""
-        self._try(api_calls.heartbeat(beat))
+        self._try(heartbeat(beat))
 
     def status(self) -> RunStatus:
         """State of the run and what it waits for."""
-        return self._send(api_calls.status())
+        return self._send(ApiCall("GET", "/status", model(RunStatus)))
 
     def health(self) -> bool:
         """Whether the API answers now, without retries."""
-        return self._try(api_calls.health())
+        call = ApiCall("GET", "/health", nothing, timeout_s=BEST_EFFORT_TIMEOUT_S)
+        return self._try(call)
 
     def close(self) -> None:
         self._http.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from atroposlib.client.api_calls import read_claimed
-from atroposlib.client.groups import as_frames, as_json
+from atroposlib.client.groups import as_frames, as_json, read_claimed
 from atroposlib.errors import RolloutApiRefused
 from tests.client.harness import group
 

@@ -1,4 +1,4 @@
-"""Meaning of answers, pauses between attempts, and connection settings."""
+"""Pauses between attempts, and connection settings."""
 
 from __future__ import annotations
 
@@ -8,87 +8,21 @@ import time
 import httpx
 import pytest
 
-from atroposlib.client import RolloutClient, api_calls
-from atroposlib.client.retry import (
-    ConnectionSettings,
-    Retrier,
-    RetryLater,
-    RetryPolicy,
-    interpret,
-)
+from atroposlib.client import RolloutClient, retry
+from atroposlib.client.api_calls import RetryLater
+from atroposlib.client.retry import ConnectionSettings, RetryPolicy
 from atroposlib.errors import (
     ConfigError,
-    Forbidden,
-    KeyConflict,
     NotRegistered,
     RolloutApiRefused,
     RolloutApiUnavailable,
-    StaleGeneration,
     Unauthorized,
-    UnknownEnv,
 )
-from atroposlib.utils.backoff import Backoff
 from atroposlib.wire import ClaimedBatch, Heartbeat
 from tests.client.harness import URL
 
 BEAT = Heartbeat(role="env", name="e_0", phase="rollout")
-BACKOFF = Backoff(initial_s=0.2, max_s=5.0)
 TOKEN = "s3cret-of-the-trainer"
-
-
-def answer(code, **answer):
-    return interpret(api_calls.status(), httpx.Response(code, **answer))
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "error"),
-    [
-        (401, "unauthorized", Unauthorized),
-        (403, "forbidden", Forbidden),
-        (404, "unknown_env", UnknownEnv),
-        (409, "fenced", StaleGeneration),
-        (409, "not_registered", NotRegistered),
-        (409, "key_conflict", KeyConflict),
-        (422, "", RolloutApiRefused),
-    ],
-)
-def test_a_rejection_is_raised_as_a_typed_error_with_the_detail_of_the_api(
-    code, status, error
-):
-    with pytest.raises(error, match="because"):
-        answer(code, json={"status": status, "detail": "because"})
-
-
-def test_a_404_without_an_env_is_a_rejection_and_does_not_require_registration():
-    with pytest.raises(RolloutApiRefused, match="404.*Not Found"):
-        answer(404, json={"detail": "Not Found"})
-
-
-def test_an_error_without_json_is_quoted():
-    with pytest.raises(RolloutApiRefused, match="418.*teapot"):
-        answer(418, text="teapot")
-
-
-def test_a_success_with_another_body_is_refused():
-    with pytest.raises(RolloutApiRefused, match="not one of a rollout API"):
-        answer(200, text="<html>welcome</html>")
-
-
-def test_a_redirect_is_named_and_not_followed():
-    with pytest.raises(RolloutApiRefused, match="use the final URL"):
-        answer(307, headers={"location": "http://elsewhere/status"})
-
-
-def test_temporary_errors_are_retried_later():
-    assert answer(503, json={"detail": "no room"}) == RetryLater("HTTP 503 no room")
-    assert answer(408, json={"detail": "slow"}) == RetryLater("HTTP 408 slow")
-    full = answer(429, json={"detail": "full"}, headers={"retry-after": "7"})
-    assert full == RetryLater("HTTP 429 full", 7.0)
-    odd = answer(429, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"})
-    assert odd == RetryLater("HTTP 429")
-
-
-# --- retry policy ----------------------------------------------------------------------
 
 
 def test_calls_to_an_unreachable_api_are_logged_and_retried_until_the_deadline(monkeypatch):
@@ -205,28 +139,30 @@ def test_a_private_authority_is_used_for_https_only(monkeypatch):
         settings("https://api").verify()
 
 
-def test_pauses_grow_until_a_reset():
-    retrier = Retrier(BACKOFF)
-    pauses = [retrier.pause_s(jitter=False) for _ in range(3)]
-    retrier.reset()
-    assert pauses + [retrier.pause_s(jitter=False)] == pytest.approx([0.2, 0.4, 0.8, 0.2])
+def test_pauses_grow(monkeypatch):
+    monkeypatch.setattr(retry, "jittered", lambda pause: pause)
+    waiting = RetryPolicy(URL, 60.0, lambda _: None)
+    pauses = [waiting.pause_after(RetryLater("full")) for _ in range(3)]
+    assert pauses == pytest.approx([0.2, 0.4, 0.8])
 
 
 def test_no_pause_goes_past_the_deadline(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    retrier = Retrier(BACKOFF, timeout_s=10.0)
+    monkeypatch.setattr(retry, "jittered", lambda pause: pause)
+    waiting = RetryPolicy(URL, 10.0, lambda _: None)
     now[0] += 9.9
-    assert not retrier.expired
-    assert retrier.pause_s(jitter=False) == pytest.approx(0.1)
+    assert waiting.pause_after(RetryLater("full")) == pytest.approx(0.1)
     now[0] += 0.2
-    assert retrier.expired
-    assert retrier.pause_s(jitter=False) == 0.0
-    retrier.reset()
-    assert not retrier.expired
+    with pytest.raises(RolloutApiUnavailable):
+        waiting.pause_after(RetryLater("full"))
 
 
 def test_a_pause_named_by_the_server_is_kept_without_jitter():
-    assert Retrier(BACKOFF).pause_s(at_least_s=30.0) == 30.0
-    assert Retrier(BACKOFF, timeout_s=7.0).pause_s(at_least_s=30.0) == pytest.approx(7.0)
-    assert 0.1 <= Retrier(BACKOFF).pause_s(at_least_s=0.05) <= 0.2
+    def pause(limit_s, at_least_s):
+        policy = RetryPolicy(URL, limit_s, lambda _: None)
+        return policy.pause_after(RetryLater("full", at_least_s))
+
+    assert pause(1e6, 30.0) == 30.0
+    assert pause(7.0, 30.0) == pytest.approx(7.0)
+    assert 0.1 <= pause(1e6, 0.05) <= 0.2
