@@ -36,15 +36,17 @@ class CollectCommand:
     """One command; ``lines_of(group, rows, rules, tokenizer or None, rng)`` are the lines."""
 
     name: str
+    description: str
     unit: str  # noun of the lines, for the log
     lines_of: Callable[..., list[Line]]
+    limit_flag: str  # bounds the lines of a group
+    min_difference: float  # defaults of flags
+    tasks: int
 
 
-def main(
-    command: CollectCommand, parser: argparse.ArgumentParser, argv: Sequence[str] | None
-) -> int:
+def main(command: CollectCommand, argv: Sequence[str] | None = None) -> int:
     """Run the command; exit status 0 when done, 1 after an error line on stderr."""
-    options = parser.parse_args(argv)
+    options = build_parser(command).parse_args(argv)
     try:
         collect(command, options)
     except (AtroposError, OSError) as error:
@@ -56,12 +58,12 @@ def main(
     return 0
 
 
-def build_parser(
-    name: str, description: str, *, limit_flag: str, min_difference: float, tasks: int
-) -> argparse.ArgumentParser:
-    """The flags of both commands; ``limit_flag`` bounds the lines of a group."""
+def build_parser(command: CollectCommand) -> argparse.ArgumentParser:
+    """The flags of both commands."""
     parser = argparse.ArgumentParser(
-        prog=name, description=description, epilog="How to use it: docs/other-training.md"
+        prog=command.name,
+        description=command.description,
+        epilog="How to use it: docs/other-training.md",
     )
     add = parser.add_argument
     add("filepath", type=Path, help="file of JSON lines to write")
@@ -70,13 +72,15 @@ def build_parser(
     _value(add, "--max-token-len", 2048, "tokens of a sequence, told to environments", _count)
     _value(add, "--tokenizer", DEFAULT_TOKENIZER, "of the model that was sampled", str)
     add("--save-messages", action="store_true", help="lines of messages instead of text")
-    _value(add, limit_flag, 3, "lines of one group, at most", _count, dest="max_per_group")
+    _value(
+        add, command.limit_flag, 3, "lines of one group, at most", _count, dest="max_per_group"
+    )
     _value(add, "--num-seqs-to-save", 100, "lines to write, exactly", _count)
     add("--allow-negative-scores", action="store_true", help="keep scores of 0 and below too")
     _value(
         add,
         "--minimum-score-diff-max-min",
-        min_difference,
+        command.min_difference,
         "a line's score lies above the group's lowest, or its negative's, by more than this",
         float,
     )
@@ -85,7 +89,7 @@ def build_parser(
         action="store_true",
         help="add to a file that exists; a collection that was cut off goes on where it was",
     )
-    _value(add, "--tasks-per-step", tasks, "groups per batch", _count)
+    _value(add, "--tasks-per-step", command.tasks, "groups per batch", _count)
     _value(add, "--seed", 0, "of random choices", int)
     add(
         "--reset",
@@ -231,17 +235,14 @@ def _registration(options: argparse.Namespace) -> Registration:
 def _beat(
     client: RolloutClient, command: CollectCommand, lines: int, wanted: int, why: str | None
 ) -> None:
-    details: dict[str, float | int | str] = {"lines": lines, "wanted": wanted}
-    phase = "done" if lines >= wanted else "collecting"
-    client.heartbeat(
-        Heartbeat(
-            role="tool",
-            name=command.name,
-            phase=phase,
-            waiting_on=why[:400] if why else None,
-            details=details,
-        )
+    beat = Heartbeat(
+        role="tool",
+        name=command.name,
+        phase="done" if lines >= wanted else "collecting",
+        waiting_on=why[:400] if why else None,
+        details={"lines": lines, "wanted": wanted},
     )
+    client.heartbeat(beat)
 
 
 def _load(name: str) -> Any:

@@ -11,23 +11,12 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from atroposlib.cli import collecting
-from atroposlib.cli.selection import SelectionRules, pairs, prompt_length, split_texts
+from atroposlib.cli.selection import SelectionRules, answers_of, pairs
 from atroposlib.wire import ScoredData
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Console command."""
-    parser = collecting.build_parser(
-        COMMAND.name,
-        "Save pairs of a better and a worse sequence of each group that environments send.",
-        limit_flag="--save-n-pairs-per-group",
-        min_difference=0.5,
-        tasks=8,
-    )
-    return collecting.main(COMMAND, parser, argv)
 
 
 def lines_of(
@@ -38,24 +27,24 @@ def lines_of(
     rng: random.Random,
 ) -> list[collecting.Line]:
     """Lines of one group, best positive first; of ``rows`` only, those that did not fail."""
-    chosen = pairs([group.scores[g] for g in rows], rules, rng)
-    prefix: dict[str, str] = {}
-    sides: Sequence[Any]
-    if tokenizer is None:
-        messages = group.messages or []
-        sides = [messages[g] for g in rows]
-    else:
-        tokens = [group.tokens[g] for g in rows]
-        length = prompt_length(tokens, [group.masks[g] for g in rows])
-        text, completions = split_texts(tokenizer, tokens, length)
-        prefix, sides = {"prefix": text}, completions
+    scores = [group.scores[g] for g in rows]
+    prefix, answers = answers_of(group, rows, tokenizer)
     return [
-        {**prefix, "pos": sides[i], "score": group.scores[rows[i]], "neg": sides[j]}
-        for i, j in chosen
+        {**prefix, "pos": answers[i], "score": scores[i], "neg": answers[j]}
+        for i, j in pairs(scores, rules, rng)
     ]
 
 
-COMMAND = collecting.CollectCommand("atropos-dpo-gen", "pairs", lines_of)
+COMMAND = collecting.CollectCommand(
+    name="atropos-dpo-gen",
+    description="Save pairs of a better and a worse sequence of each group that environments send.",
+    unit="pairs",
+    lines_of=lines_of,
+    limit_flag="--save-n-pairs-per-group",
+    min_difference=0.5,
+    tasks=8,
+)
+main = partial(collecting.main, COMMAND)
 
 if __name__ == "__main__":
     sys.exit(main())

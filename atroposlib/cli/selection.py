@@ -1,7 +1,7 @@
 """Select sequences and pairs of a scored group, and split prompt from completion.
 
-Pure functions from scores and tokens to indices and texts. Letters: G sequences of a group, T tokens
-of one.
+Pure functions from scores and tokens to indices and texts. Letters: G sequences of a group,
+T tokens of one.
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ def best_rows(scores_G: Sequence[float], rules: SelectionRules) -> list[int]:
     more than ``min_difference`` if that is positive; of those the first ``max_per_group``.
     """
     lowest = min(scores_G, default=0.0)
-    ranked = sorted(range(len(scores_G)), key=lambda g: -scores_G[g])
-    return [
+    kept = [
         g
-        for g in ranked
-        if (rules.allow_negative or scores_G[g] > 0)
-        and (rules.min_difference <= 0 or scores_G[g] - lowest > rules.min_difference)
-    ][: rules.max_per_group]
+        for g in _best_first(scores_G, rules)
+        if rules.min_difference <= 0 or scores_G[g] - lowest > rules.min_difference
+    ]
+    return kept[: rules.max_per_group]
+
+
+def _best_first(scores_G: Sequence[float], rules: SelectionRules) -> list[int]:
+    ranked = sorted(range(len(scores_G)), key=lambda g: -scores_G[g])
+    return [g for g in ranked if rules.allow_negative or scores_G[g] > 0]
 
 
 def pairs(
@@ -53,17 +57,14 @@ def pairs(
 ) -> list[tuple[int, int]]:
     """(positive, negative) indices, best positive first.
 
-    Negatives are the ``max_per_group`` lowest sequences. Each of the ``max_per_group`` best positives (scores
-    above 0, any if allowed) gets a random one of those that score less than it by more than
-    ``min_difference``; none is used twice, and a positive for which none is left is left out.
+    Negatives are the ``max_per_group`` lowest sequences. Each of the ``max_per_group`` best
+    positives (scores above 0, any if allowed) gets a random one of those that score less than it
+    by more than ``min_difference``; none is used twice, and a positive for which none is left is
+    left out.
     """
-    ranked = sorted(range(len(scores_G)), key=lambda g: -scores_G[g])
     left = sorted(range(len(scores_G)), key=lambda g: scores_G[g])[: rules.max_per_group]
-    positives = [g for g in ranked if rules.allow_negative or scores_G[g] > 0][
-        : rules.max_per_group
-    ]
     chosen = []
-    for positive in positives:
+    for positive in _best_first(scores_G, rules)[: rules.max_per_group]:
         # Below 0 the difference would let a "negative" score more than its positive.
         limit = scores_G[positive] - max(0.0, rules.min_difference)
         fitting = [g for g in left if scores_G[g] < limit]
@@ -72,6 +73,19 @@ def pairs(
             left.remove(negative)
             chosen.append((positive, negative))
     return chosen
+
+
+def answers_of(
+    group: ScoredData, rows: Sequence[int], tokenizer: Any
+) -> tuple[dict[str, str], Sequence[Any]]:
+    """{"prefix": the prompt} and the completion of each row; without a tokenizer, messages."""
+    if tokenizer is None:
+        messages = group.messages or []
+        return {}, [messages[g] for g in rows]
+    tokens = [group.tokens[g] for g in rows]
+    length = prompt_length(tokens, [group.masks[g] for g in rows])
+    prefix, completions = split_texts(tokenizer, tokens, length)
+    return {"prefix": prefix}, completions
 
 
 def prompt_length(
