@@ -32,7 +32,6 @@ from atroposlib.wire.messages import (
     ScoredData,
     StalenessPolicy,
     Whole,
-    validate_group,
     validate_messages,
 )
 from atroposlib.wire.status import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -161,18 +161,14 @@ def joined_choices(
 
 
 def check(columns: Columns) -> None:
-    """Reject a group that cannot be trained on, as ``wire.validate_group`` does.
+    """Reject a group that cannot be trained on.
 
     Raises:
         InvalidGroup: names the field and the index, never the value.
     """
+    _check_lengths(columns.seq_lens)
     rows, total = len(columns.seq_lens), len(columns.tokens)
-    if not 1 <= rows <= MAX_ROWS:
-        raise InvalidGroup("tokens", "", f"a group has 1 to {MAX_ROWS} rows, not {rows}")
     place = _Place(columns.seq_lens)
-    empty = np.flatnonzero(columns.seq_lens < 1)
-    if len(empty):
-        raise InvalidGroup("tokens", f"[{empty[0]}]", "an empty sequence cannot be trained on")
     if int(columns.seq_lens.sum(dtype=np.int64)) != total:
         raise InvalidGroup("tokens", "", "seq_lens do not add up to the tokens")
     _in_range("tokens", columns.tokens, 0, place, "token ids lie in 0 .. 2^31 - 1")
@@ -190,6 +186,14 @@ def check(columns: Columns) -> None:
     _check_rest(columns, rows)
 
 
+def _check_lengths(seq_lens: Array) -> None:
+    if not 1 <= len(seq_lens) <= MAX_ROWS:
+        problem = f"a group has 1 to {MAX_ROWS} rows, not {len(seq_lens)}"
+        raise InvalidGroup("tokens", "", problem)
+    for g in np.flatnonzero(seq_lens < 1):
+        raise InvalidGroup("tokens", f"[{g}]", "an empty sequence cannot be trained on")
+
+
 class _Place:
     """The index ``[g][t]`` of a position of the flat arrays."""
 
@@ -201,9 +205,9 @@ class _Place:
         return f"[{g}][{flat - (int(self._ends[g - 1]) if g else 0)}]"
 
 
-def _require_length(name: str, values: Array, length: int) -> None:
+def _require_length(name: str, values: Sized, length: int, index: str = "") -> None:
     if len(values) != length:
-        raise InvalidGroup(name, "", f"{len(values)} entries where {length} are expected")
+        raise InvalidGroup(name, index, f"{len(values)} entries where {length} are expected")
 
 
 def _in_range(name: str, values: Array, low: int, place: _Place, problem: str) -> None:
@@ -229,23 +233,25 @@ def _check_distilled(distilled: Distilled | None, total: int, place: _Place) -> 
             "distill_token_ids", place(int(counts.argmin())), "a negative count"
         )
     choices = int(counts.sum(dtype=np.int64))
+
+    def place_of(choice: np.intp) -> str:
+        return place(int(np.searchsorted(np.cumsum(counts), choice, side="right")))
+
     if (ids := distilled.token_ids) is not None:
         _require_length("distill_token_ids", ids, choices)
-        if len(ids) and not INT32.min <= int(ids.min()) <= int(ids.max()) <= INT32.max:
-            raise InvalidGroup("distill_token_ids", "", "not an int32")
+        for bad in np.flatnonzero((ids < INT32.min) | (ids > INT32.max)):
+            raise InvalidGroup("distill_token_ids", place_of(bad), "not an int32")
     if (logprobs := distilled.logprobs) is not None:
         _require_length("distill_logprobs", logprobs, choices)
-        finite = np.isfinite(logprobs)
-        if not finite.all():
-            t = np.searchsorted(np.cumsum(counts), int(finite.argmin()), side="right")
-            raise InvalidGroup("distill_logprobs", place(int(t)), "not a finite number")
+        for bad in np.flatnonzero(~np.isfinite(logprobs)):
+            raise InvalidGroup("distill_logprobs", place_of(bad), "not a finite number")
 
 
 def _check_rest(columns: Columns, rows: int) -> None:
     for name in columns.rest:
         value = columns.rest_value(name)
-        if name in PER_SEQUENCE and value is not None and len(value) != rows:
-            raise InvalidGroup(name, "", f"{len(value)} entries where {rows} are expected")
+        if name in PER_SEQUENCE and value is not None:
+            _require_length(name, value, rows)
         if name == "messages":
             validate_messages(value)
 
@@ -260,6 +266,7 @@ def from_group(group: ScoredData) -> Columns:
         InvalidGroup: names the field and the index, never the value.
     """
     seq_lens = np.array([len(row) for row in group.tokens], np.int64)
+    _check_lengths(seq_lens)
     tokens = _flat("tokens", group.tokens, seq_lens, np.int64)
     masks = _flat("masks", group.masks, seq_lens, np.int64)
     floats = {}
@@ -274,7 +281,7 @@ def from_group(group: ScoredData) -> Columns:
         seq_lens=seq_lens,
         tokens=tokens,
         masks=masks,
-        scores=_numbers("scores", group.scores, np.float64),
+        scores=_packed("scores", [("", group.scores)], np.float64),
         floats=floats,
         versions=None if versions is None else _flat("versions", versions, seq_lens, np.int64),
         distilled=_distilled(group, seq_lens),
@@ -313,25 +320,33 @@ def _fits(rows: list[Any], seq_lens: Array) -> bool:
     return fits((len(row) for row in rows), seq_lens)
 
 
+def _require_rows(name: str, rows: list[Any], seq_lens: Array) -> None:
+    """Require one row per sequence, and one entry per token."""
+    _require_length(name, rows, len(seq_lens))
+    for g, (row, length) in enumerate(zip(rows, seq_lens.tolist())):
+        _require_length(name, row, length, f"[{g}]")
+
+
 def _flat(name: str, rows: list[Any], seq_lens: Array, kind: type[Any]) -> Array:
     """Concatenated rows, each a list or an array."""
-    if len(rows) != len(seq_lens):
-        raise InvalidGroup(name, "", f"{len(rows)} entries where {len(seq_lens)} are expected")
+    _require_rows(name, rows, seq_lens)
+    return _packed(name, ((f"[{g}]", row) for g, row in enumerate(rows)), kind)
+
+
+def _packed(name: str, rows: Iterable[tuple[str, Any]], kind: type[Any]) -> Array:
+    """Numbers of all (index, row), without truncation: floats among ids are rejected."""
     whole = kind is np.int64
     packed = array("q" if whole else "d")
-    for g, (row, length) in enumerate(zip(rows, seq_lens.tolist())):
-        if len(row) != length:
-            problem = f"{len(row)} entries where {length} are expected"
-            raise InvalidGroup(name, f"[{g}]", problem)
+    for index, row in rows:
         try:
             # Twice as fast as np.array, and as strict: it rejects floats among ids, text
             # among numbers, and numbers over 2^63.
             packed.fromlist(row if type(row) is list else _as_list(row))
         except (TypeError, ValueError) as error:
             kinds = "ints" if whole else "numbers"
-            raise InvalidGroup(name, f"[{g}]", f"not all are {kinds}") from error
+            raise InvalidGroup(name, index, f"not all are {kinds}") from error
         except OverflowError as error:
-            raise InvalidGroup(name, f"[{g}]", "a number over 2^31 - 1") from error
+            raise InvalidGroup(name, index, "a number over 2^31 - 1") from error
     return np.frombuffer(packed, kind) if packed else np.empty(0, kind)
 
 
@@ -341,35 +356,22 @@ def _as_list(row: Any) -> list[Any]:
     return values if isinstance(values, list) else [values]
 
 
-def _numbers(name: str, values: list[Any], kind: type[Any]) -> Array:
-    """An array of ``kind`` without truncation: floats among ids are rejected."""
-    try:
-        array = np.array(values)
-    except (ValueError, OverflowError) as error:
-        raise InvalidGroup(name, "", "not numbers, or not one list of them") from error
-    if not values:
-        return np.empty(0, kind)
-    wanted = "iu" if kind is np.int64 else "iuf"
-    if array.ndim != 1 or array.dtype.kind not in wanted:
-        raise InvalidGroup(
-            name, "", f"not all are {'ints' if kind is np.int64 else 'numbers'}"
-        )
-    if array.dtype == np.uint64 and kind is np.int64:  # a number over 2^63 is no id
-        raise InvalidGroup(name, "", "a number over 2^31 - 1")
-    return array.astype(kind, copy=False)
-
-
 def _distilled(group: ScoredData, seq_lens: Array) -> Distilled | None:
     flat: dict[str, tuple[Array, Array]] = {}
     for name, kind in (("distill_token_ids", np.int64), ("distill_logprobs", np.float64)):
         if (rows := getattr(group, name)) is None:
             continue
-        if not _fits(rows, seq_lens):
-            raise InvalidGroup(name, "", "not one entry per token")
+        _require_rows(name, rows, seq_lens)
         positions = list(chain.from_iterable(rows))
         counts = np.array([len(one) for one in positions], np.int64)
-        flat[name] = counts, _numbers(name, list(chain.from_iterable(positions)), kind)
-    return joined_choices(flat.get("distill_token_ids"), flat.get("distill_logprobs"))
+        values = list(chain.from_iterable(positions))
+        flat[name] = counts, _packed(name, [("", values)], kind)
+    ids, logprobs = flat.get("distill_token_ids"), flat.get("distill_logprobs")
+    if ids and logprobs:
+        for bad in np.flatnonzero(ids[0] != logprobs[0]):
+            problem = "not one logprob per distilled token"
+            raise InvalidGroup("distill_logprobs", _Place(seq_lens)(int(bad)), problem)
+    return joined_choices(ids, logprobs)
 
 
 def _rows(values: Array, lengths: Array) -> list[Any]:

@@ -7,7 +7,7 @@ Scored groups are msgspec structs: a group holds 10^5 numbers, and pydantic woul
 validator for each. The field names of the original are kept and new fields are optional, so
 old producers and old consumers keep working.
 
-Conventions of a row (one sequence of T tokens), checked by :func:`validate_group`:
+Conventions of a row (one sequence of T tokens), checked by :func:`wire.columns.from_group`:
 
     tokens             [1, 5, 9, 7]       prompt and completion, whole
     masks              [-100, -100, 9, 7] -100 where not trained, else the token id
@@ -17,8 +17,6 @@ Conventions of a row (one sequence of T tokens), checked by :func:`validate_grou
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -174,43 +172,6 @@ PER_TOKEN = (
 )
 
 
-def validate_group(group: ScoredData, max_rows: int = 4096) -> None:
-    """Reject a group that cannot be trained on.
-
-    Raises:
-        InvalidGroup: names the field and the index, never the value.
-    """
-    rows = len(group.tokens)
-    if not 1 <= rows <= max_rows:
-        raise InvalidGroup("tokens", "", f"a group has 1 to {max_rows} rows, not {rows}")
-    _require_length("masks", "", group.masks, rows)
-    for name in PER_SEQUENCE:
-        if (values := getattr(group, name)) is not None:
-            _require_length(name, "", values, rows)
-    for g, row in enumerate(group.tokens):
-        if not row:
-            raise InvalidGroup("tokens", f"[{g}]", "an empty sequence cannot be trained on")
-        if min(row) < 0 or max(row) > _INT32_MAX:
-            raise InvalidGroup("tokens", f"[{g}]", "token ids lie in 0 .. 2^31 - 1")
-        _require_length("masks", f"[{g}]", group.masks[g], len(row))
-    _require_finite("scores", "", group.scores)
-    for name in PER_TOKEN:
-        _validate_per_token(name, getattr(group, name), group.tokens)
-    validate_messages(group.messages)
-
-
-def _validate_per_token(
-    name: str, values: list[list[Any]] | None, tokens: list[list[int]]
-) -> None:
-    if values is None:
-        return
-    _require_length(name, "", values, len(tokens))
-    for g, row in enumerate(values):
-        _require_length(name, f"[{g}]", row, len(tokens[g]))
-        if name.endswith("logprobs") and name != "distill_logprobs":
-            _require_finite(name, f"[{g}]", row)
-
-
 def validate_messages(messages: list[list[dict[str, Any]]] | None) -> None:
     """Reject a message without role or content."""
     for g, turns in enumerate(messages or []):
@@ -219,17 +180,6 @@ def validate_messages(messages: list[list[dict[str, Any]]] | None) -> None:
                 raise InvalidGroup(
                     "messages", f"[{g}][{i}]", "a message has the keys role and content"
                 )
-
-
-def _require_length(name: str, index: str, values: Sequence[Any], length: int) -> None:
-    if len(values) != length:
-        raise InvalidGroup(name, index, f"{len(values)} entries where {length} are expected")
-
-
-def _require_finite(name: str, index: str, values: Sequence[float]) -> None:
-    for i, value in enumerate(values):
-        if not math.isfinite(value):
-            raise InvalidGroup(name, f"{index}[{i}]", "not a finite number")
 
 
 # --- 4. the trainer takes a batch ---------------------------------------------------

@@ -24,7 +24,8 @@ from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.rollout.filters import to_wire
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.generation import ServerManager
-from atroposlib.wire import MASKED, ScoredData, validate_group
+from atroposlib.wire import MASKED, ScoredData
+from atroposlib.wire.columns import from_group
 
 READY_WITHIN_S = 120.0
 SAMPLES = 2
@@ -42,7 +43,7 @@ def main() -> None:
             group, tokenizer = asyncio.run(sample_group(url, arguments.model))
         finally:
             server.terminate()
-    validate_group(group)
+    from_group(group)  # checks it
     for row in range(arguments.rows):
         print(f"\n### Row {row}\n\n{table(group, row, tokenizer)}")
 

@@ -21,3 +21,14 @@ GROUP = {
 
 def as_record(group):
     return msgspec.convert(group, ScoredData)
+
+
+def group(**changes: object) -> ScoredData:
+    fields: dict[str, object] = {
+        "tokens": [[1, 5, 9], [1, 5, 7]],
+        "masks": [[-100, -100, 9], [-100, -100, 7]],
+        "scores": [1.0, 0.0],
+        "inference_logprobs": [[1.0, 1.0, -0.2], [1.0, 1.0, -1.5]],
+        "versions": [[-1, -1, 3], [-1, -1, 3]],
+    }
+    return ScoredData(**{**fields, **changes})  # type: ignore[arg-type]

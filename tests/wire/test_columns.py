@@ -7,7 +7,8 @@ import safetensors.numpy
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import pack_group, unpack_group
-from tests.wire.records import GROUP, as_record
+from atroposlib.wire.columns import from_group
+from tests.wire.records import GROUP, as_record, group
 
 
 def test_positions_may_have_unequal_numbers_of_distilled_choices():
@@ -22,8 +23,8 @@ def test_positions_may_have_unequal_numbers_of_distilled_choices():
     [
         ({"tokens": [[1, 5, 9], [2, 2**31]]}, "tokens[1][1]"),
         ({"tokens": [[1, 5, 9], [2, 2**70]]}, "tokens"),
-        ({"tokens": [[1, 5, 9], []]}, "masks[1]"),
-        (dict.fromkeys(["tokens", "masks", "scores"], []) | {"versions": []}, "logprobs"),
+        ({"tokens": [[1, 5, 9], []]}, "tokens[1]"),
+        (dict.fromkeys(["tokens", "masks", "scores"], []) | {"versions": []}, "tokens"),
         ({"masks": [[-100, -100, 9], [7]]}, "masks[1]"),
         ({"scores": [0.1]}, "scores"),
         ({"scores": [0.1, float("nan")]}, "scores[1]"),
@@ -45,3 +46,50 @@ def test_numbers_of_another_type_are_rejected_and_not_truncated():
     record.tokens = [[1, 5.5, 9], [2, 7]]
     with pytest.raises(InvalidGroup, match="tokens"):
         pack_group(record)
+
+
+def test_a_group_that_follows_the_record_is_accepted() -> None:
+    from_group(group())
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"tokens": [], "masks": [], "scores": []}, "tokens"),
+        ({"tokens": [[1, 5, 9], []], "masks": [[-100, -100, 9], []]}, "tokens[1]"),
+        ({"tokens": [[1, 5, -9], [1, 5, 7]]}, "tokens[0][2]"),
+        ({"tokens": [[1, 5, 9], [1, 5, 2**31]]}, "tokens[1][2]"),
+        ({"masks": [[-100, -100, 9]]}, "masks"),
+        ({"masks": [[-100, -100, 9], [-100, 7]]}, "masks[1]"),
+        ({"scores": [1.0]}, "scores"),
+        ({"scores": [1.0, float("nan")]}, "scores[1]"),
+        ({"inference_logprobs": [[1.0, 1.0, -0.2], [1.0, -1.5]]}, "inference_logprobs[1]"),
+        (
+            {"inference_logprobs": [[1.0, float("inf"), -0.2], [1.0, 1.0, -1.5]]},
+            "inference_logprobs[0][1]",
+        ),
+        ({"versions": [[-1, -1, 3]]}, "versions"),
+        ({"ref_logprobs": [[0.0] * 3, [0.0] * 4]}, "ref_logprobs[1]"),
+        (
+            {"messages": [[{"role": "user", "content": "a"}], [{"role": "user"}]]},
+            "messages[1][0]",
+        ),
+        ({"finish_reasons": ["stop"]}, "finish_reasons"),
+        ({"outcomes": ["ok"]}, "outcomes"),
+    ],
+)
+def test_a_validation_error_names_the_field_and_the_index(
+    changes: dict[str, object], place: str
+) -> None:
+    with pytest.raises(InvalidGroup) as refusal:
+        from_group(group(**changes))
+    assert str(refusal.value).startswith(f"{place}:")
+
+
+def test_advantages_of_another_length_are_accepted_because_old_clients_send_them() -> None:
+    from_group(group(advantages=[[1.0], [0.5]]))
+
+
+def test_null_content_and_unknown_keys_in_messages_are_kept() -> None:
+    turn = {"role": "tool", "content": None, "reward": 0.5}
+    from_group(group(messages=[[turn], [turn]]))

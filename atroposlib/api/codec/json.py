@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atroposlib.api.codec.formats import (
-    ADVANTAGES_LENGTH,
     MalformedBody,
     ParsedGroup,
     find_marks,
@@ -26,21 +25,13 @@ from atroposlib.api.codec.formats import (
 from atroposlib.api.codec.json_columns import KEYS, count_byte, parse_columns
 from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire import (
-    MASKED,
-    MASKED_VERSION,
-    PER_SEQUENCE,
-    PER_TOKEN,
-    ScoredData,
-    validate_group,
-)
-from atroposlib.wire.columns import without_values
+from atroposlib.wire import PER_SEQUENCE, PER_TOKEN, ScoredData
+from atroposlib.wire.columns import from_group, without_values
 
 _ONE = msgspec.json.Decoder(ScoredData)
 _MANY = msgspec.json.Decoder(list[ScoredData])
 _OPTIONAL_LISTS = (*PER_SEQUENCE[1:], *PER_TOKEN)  # scores are never optional
 _BLANKS = b" \t\r\n"
-_INT32 = range(-(2**31), 2**31)
 # An object may be two bytes long and costs a hundred bytes or more to decode.
 MAX_OBJECTS = 2**17
 MAX_LISTS = 2**18  # of a body for the full decoder
@@ -127,57 +118,12 @@ def _checked(group: ScoredData, place: str) -> ParsedGroup:
         if getattr(group, name) == []:
             setattr(group, name, None)
     try:
-        validate_group(group)
-        _check_ranges(group)
-        _check_distillation(group)
+        columns = from_group(group)
     except InvalidGroup as error:
         raise with_place(error, place) from error
-    marks = _marks(group)
+    marks = find_marks(columns)
     group.marks = list(marks) or None
-    versions = [v for row in group.versions or [] for v in row if v != MASKED_VERSION]
-    size = (group.group_overrides or {}).get("group_size")
-    return ParsedGroup(
-        payload=msgspec.json.encode(group),
-        media=Media.JSON,
-        n_seq=len(group.tokens),
-        n_tokens=sum(len(row) - row.count(MASKED) for row in group.masks),
-        env_id=group.env_id,
-        key=group.idempotency_key,
-        version=min(versions, default=None),
-        declared_size=size if type(size) is int else None,
-        marks=marks,
-    )
-
-
-def _check_ranges(group: ScoredData) -> None:
-    """Reject labels and versions beyond int32: trainers hold int32."""
-    for g, row in enumerate(group.masks):
-        if min(row) not in _INT32 or max(row) not in _INT32:
-            raise InvalidGroup("masks", f"[{g}]", "a mask is -100 or a label in int32")
-    for g, row in enumerate(group.versions or []):
-        if min(row) < MASKED_VERSION or max(row) not in _INT32:
-            raise InvalidGroup(
-                "versions", f"[{g}]", "versions lie in 0 .. 2^31 - 1, or are -1"
-            )
-
-
-def _check_distillation(group: ScoredData) -> None:
-    ids, logprobs = group.distill_token_ids, group.distill_logprobs
-    for g, row in enumerate(ids or []):
-        for t, choices in enumerate(row):
-            if logprobs is not None and len(logprobs[g][t]) != len(choices):
-                raise InvalidGroup(
-                    "distill_logprobs", f"[{g}][{t}]", "not one logprob per distilled token"
-                )
-            if choices and (min(choices) not in _INT32 or max(choices) not in _INT32):
-                raise InvalidGroup("distill_token_ids", f"[{g}][{t}]", "not an int32")
-
-
-def _marks(group: ScoredData) -> tuple[str, ...]:
-    if group.advantages is None:
-        return ()
-    fits = [len(row) for row in group.advantages] == [len(row) for row in group.tokens]
-    return () if fits else (ADVANTAGES_LENGTH,)
+    return parsed_group(columns, msgspec.json.encode(group), Media.JSON, None, marks)
 
 
 def _decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:

@@ -8,7 +8,7 @@ from atroposlib.envs.function_env.recorder import ModelCall, Recorder, Rollout, 
 from atroposlib.envs.function_env.rewards import Reward
 from atroposlib.envs.rollout.filters import to_wire
 from atroposlib.generation.sessions.sequences import SequenceNode
-from atroposlib.wire import validate_group
+from atroposlib.wire.columns import from_group
 from example_trainer.data.rows import to_rows
 
 
@@ -103,7 +103,7 @@ def test_a_forked_rollout_gives_more_groups_of_the_same_size_and_scores():
     assert first["metadata"]["metrics"] == {"exact": 0.5, "reward": 0.5}
     assert "metadata" not in second  # or each rollout would count twice in the means
     for group in (first, second):
-        validate_group(to_wire(group))
+        from_group(to_wire(group))
 
 
 def test_the_trainer_counts_each_rollout_once_and_trains_each_sample_once():

@@ -24,7 +24,8 @@ from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.proxy.in_process import AgentSession, serving_proxy
 from atroposlib.generation.routing.manager import ServerManager
-from atroposlib.wire import ScoredData, validate_group
+from atroposlib.wire import ScoredData
+from atroposlib.wire.columns import from_group
 from tests.generation.proxy.proxy_kit import ADD, tool_tokenizer, write_tool_model
 from tests.serving import served
 
@@ -301,4 +302,4 @@ async def test_every_exported_row_equals_the_row_derived_from_the_raw_bytes(tapp
     assert len({v for row in rows for v in row.versions}) > 2
     group = from_nodes(rows, [row.reward for row in rows])
     fields = ("tokens", "masks", "scores", "inference_logprobs", "versions")
-    validate_group(msgspec.convert({name: group[name] for name in fields}, ScoredData))
+    from_group(msgspec.convert({name: group[name] for name in fields}, ScoredData))
