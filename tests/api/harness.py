@@ -6,9 +6,8 @@ import json
 
 import httpx
 
-from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
 from atroposlib.api.server import create_app
-from atroposlib.api.store import open_store
+from atroposlib.api.store import DEFAULT_MAX_BYTES, open_store
 
 TRAINER = {
     "wandb_group": "g",

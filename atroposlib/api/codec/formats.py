@@ -176,11 +176,8 @@ def is_stored_as(media: Media, form: Encoding) -> bool:
 
 
 def is_stale(member: BatchMember, min_version: int | None) -> bool:
-    """Whether some tokens are older than ``min_version`` and must be masked.
-
-    For a group without versions the policy version at its arrival is the upper bound.
-    """
-    version = member.version if member.version is not None else member.arrived_version
+    """Whether some tokens are older than ``min_version`` and must be masked."""
+    version = member.oldest_version
     return min_version is not None and version is not None and version < min_version
 
 

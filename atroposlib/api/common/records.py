@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,7 +49,7 @@ def digest_of(payload: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """The facts of a queued group for batching. A smaller ``gid`` means older."""
+    """The facts of a group for batching. A smaller ``gid`` means older."""
 
     gid: int
     env: int | None
@@ -56,6 +57,25 @@ class GroupSummary:
     n_tokens: int = 0  # trained tokens, that is positions whose mask is not -100
     version: int | None = None  # oldest policy version that sampled one of its tokens
     arrived_version: int | None = None  # policy version of the run when it came in
+
+    @property
+    def cost(self) -> int:
+        """Trained tokens, at least one per row: groups without a cost would fill every
+        batch, and all fall to one rank."""
+        return max(self.n_tokens, self.n_seq, 1)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Its version, or else that at its arrival as an upper bound; None if unknown."""
+        return self.version if self.version is not None else self.arrived_version
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMember(GroupSummary):
+    """A group of a batch, without its payload."""
+
+    n_bytes: int = 0  # of the payload
+    media: Media = Media.JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +158,6 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMember:
-    """A group of a batch, without its payload."""
-
-    gid: int
-    n_seq: int
-    n_tokens: int
-    n_bytes: int
-    media: Media
-    env: int | None = None
-    version: int | None = None
-    arrived_version: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LeasedBatch:
     """An immutable numbered batch, as leased by one delivery."""
 
@@ -226,6 +232,32 @@ class StoreStats:
     retained_bytes: int = 0  # payloads kept: held, acked but not committed, or dead
     totals: Mapping[GroupState, StateTotals] = field(default_factory=dict)  # ACKED .. DEAD
     fair_share: bytes | None = None
+
+    @property
+    def groups_held(self) -> int:
+        return sum(group_count.groups for group_count in self.group_counts)
+
+    @property
+    def sequences_held(self) -> Counter[GroupState]:
+        """Sequences held, by state."""
+        held: Counter[GroupState] = Counter()
+        for group_count in self.group_counts:
+            held[group_count.state] += group_count.n_seq * group_count.groups
+        return held
+
+    def ended(self, state: GroupState) -> StateTotals:
+        return self.totals.get(state, StateTotals())
+
+    @property
+    def sequences_trained(self) -> int:
+        """Sequences of all batches acked so far in this run."""
+        states = (GroupState.ACKED, GroupState.COMMITTED)
+        return sum(self.ended(state).sequences for state in states)
+
+    @property
+    def sequences_accepted(self) -> int:
+        """Sequences held or trained on; dropped and dead ones are never trained on."""
+        return self.sequences_held.total() + self.sequences_trained
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,14 +140,9 @@ def shard(
     loads = [(0, place) for place in range(world_size)]  # (tokens, rank): ties to the first
     heapify(loads)
     mine = []
-    for member in sorted(members, key=lambda member: (-_cost(member), member.gid)):
+    for member in sorted(members, key=lambda member: (-member.cost, member.gid)):
         tokens, place = loads[0]
         if place == rank:
             mine.append(member)
-        heapreplace(loads, (tokens + _cost(member), place))
+        heapreplace(loads, (tokens + member.cost, place))
     return tuple(sorted(mine, key=lambda member: member.gid))
-
-
-def _cost(member: BatchMember) -> int:
-    """Trained tokens, at least one per row, so that untrained groups are spread as well."""
-    return max(member.n_tokens, member.n_seq, 1)

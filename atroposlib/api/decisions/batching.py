@@ -48,7 +48,7 @@ class StalenessRule:
         """Whether a claim frees ``group`` instead of delivering it."""
         if self.policy != "drop" or self.oldest_version is None:
             return False
-        version = version_of(group)
+        version = group.oldest_version
         return version is not None and version < self.oldest_version
 
     def split(
@@ -62,12 +62,6 @@ class StalenessRule:
             else:
                 fresh.append(group)
         return fresh, tuple(stale)
-
-
-def version_of(group: GroupSummary) -> int | None:
-    """The version of the group; without one, the version at arrival as an upper bound.
-    None if neither is known."""
-    return group.version if group.version is not None else group.arrived_version
 
 
 KEEP_ALL = StalenessRule()

@@ -71,7 +71,7 @@ def order(
     rounds: list[tuple[float, int]] = []
     for place, group in enumerate(queue):
         env = group.env
-        spent[env] += cost(group)
+        spent[env] += group.cost
         rounds.append(((spent[env] - deficits.get(env, 0.0)) / _weight(weights, env), place))
     rounds.sort()
     return [queue[place] for _, place in rounds]
@@ -92,7 +92,7 @@ def after(
     picked = list(chosen)
     had: defaultdict[int | None, int] = defaultdict(int)
     for group in picked:
-        had[group.env] += cost(group)
+        had[group.env] += group.cost
     taken = {group.gid for group in picked}
     present = {group.env for group in queue} | had.keys()
     left = {group.env for group in queue if group.gid not in taken}
@@ -101,7 +101,7 @@ def after(
     deficits = _settled(deficits, had, present, batch, weights)
     for env in deficits.keys() - left:
         deficits[env] = min(0.0, deficits[env])
-    bound = CREDIT_BATCHES * max([batch, *map(cost, queue)])
+    bound = CREDIT_BATCHES * max([batch, *(group.cost for group in queue)])
     deficits = _balanced(deficits, left, weights, bound)
     trained = {entry.env: entry.trained for entry in state.envs}
     for group in picked:
@@ -146,12 +146,6 @@ def _balanced(
             deficit -= excess * _weight(weights, env)
         balanced[env] = max(-bound, min(bound, deficit))
     return balanced
-
-
-def cost(group: GroupSummary) -> int:
-    """Trained tokens, at least one per row: untrained groups without a cost would fill
-    every batch."""
-    return max(group.n_tokens, group.n_seq, 1)
 
 
 def realised_shares(state: FairShareState) -> dict[int | None, float]:

@@ -7,7 +7,7 @@ from functools import partial
 
 from atroposlib.api.common.records import AdmissionGrant, EnvEntry
 from atroposlib.api.decisions.allocation import budget
-from atroposlib.api.run.context import ServiceContext, sequences_in, trained_sequences
+from atroposlib.api.run.context import ServiceContext
 from atroposlib.errors import ConfigError
 from atroposlib.wire import AdmissionRequest
 
@@ -67,7 +67,7 @@ class AdmissionControl:
             return None
         if await context.threads.reads.run(lambda: context.store.admitted(context.clock())):
             return None
-        return sum(sequences_in(stats).values()) + trained_sequences(stats) + size
+        return stats.sequences_accepted + size
 
     def _refusal(self) -> str:
         trainer = self._context.run.registration

@@ -29,7 +29,7 @@ from atroposlib.api.decisions.allocation import shard
 from atroposlib.api.decisions.batching import StalenessRule, choose
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.run_state import rebase, sent, start
-from atroposlib.api.run.context import ServiceContext, trained_sequences
+from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
 from atroposlib.wire import ClaimRequest
@@ -211,7 +211,7 @@ class Claims:
         context = self._context
         rewound = await self._blocking(context.store.rewind, no, generation)
         context.on_groups_removed()
-        trained = trained_sequences(await context.queue_stats.read())
+        trained = (await context.queue_stats.read()).sequences_trained
         await context.run_cache.update(lambda run: rebase(run, trained))
         context.events.publish("rewound", no=no, replayed=rewound.replayed, gone=rewound.gone)
         return rewound

@@ -17,13 +17,7 @@ from time import monotonic
 
 import msgspec
 
-from atroposlib.api.common.records import (
-    EnvEntry,
-    GroupState,
-    RunRecord,
-    StateTotals,
-    StoreStats,
-)
+from atroposlib.api.common.records import EnvEntry, RunRecord, StoreStats
 from atroposlib.api.common.threads import BroadcastEvent, Pool, Threads
 from atroposlib.api.decisions.allocation import Supply, supply_of
 from atroposlib.api.decisions.blocked import blocked_reason
@@ -36,7 +30,6 @@ from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, UnknownEnv
 from atroposlib.wire import Heartbeat, Participant
 
-_NOTHING = StateTotals()
 FORGET_AFTER_S = 3600.0
 MAX_PARTICIPANTS = (
     1024  # the oldest are dropped first; names come from callers and cost memory
@@ -130,21 +123,6 @@ class QueueStats:
         )
         self._reason = (stats, about, reason)
         return reason
-
-
-def sequences_in(stats: StoreStats) -> Mapping[GroupState, int]:
-    """Sequences held, by state."""
-    sequences = {state: 0 for state in GroupState}
-    for group_count in stats.group_counts:
-        sequences[group_count.state] += group_count.sequences
-    return sequences
-
-
-def trained_sequences(stats: StoreStats) -> int:
-    """Sequences of all batches acked so far in this run."""
-    ends = stats.totals
-    states = (GroupState.ACKED, GroupState.COMMITTED)
-    return sum(ends.get(state, _NOTHING).sequences for state in states)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from atroposlib.api.common.records import (
     GroupState,
     RunRecord,
     RunState,
-    StateTotals,
     StoreStats,
 )
 from atroposlib.api.decisions import fair_share, run_state
@@ -26,7 +25,7 @@ from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.admission import AdmissionControl
 from atroposlib.api.run.claims import Claims, LegacyBatchEndpoint
-from atroposlib.api.run.context import ServiceContext, sequences_in, trained_sequences
+from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.posts import Posts
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.api.store import Store
@@ -43,7 +42,6 @@ from atroposlib.wire import (
 )
 
 MAX_SHARES = 256  # environments listed by /status, which people read and monitors poll
-_NOTHING = StateTotals()
 
 
 class RolloutService:
@@ -75,9 +73,8 @@ class RolloutService:
         stats = self.store.stats()
         if self.run == RunRecord() and not stats.group_counts:
             return None
-        groups = sum(group_count.groups for group_count in stats.group_counts)
         return (
-            f"run {self.run.run_id[:8]} {self.run.state.value}: {groups} groups held, "
+            f"run {self.run.run_id[:8]} {self.run.state.value}: {stats.groups_held} groups held, "
             f"{stats.batches_acked} batches acked, policy version {self.run.policy_version}"
         )
 
@@ -96,7 +93,7 @@ class RolloutService:
         """Register a trainer for the run. Trainers that registered earlier become stale."""
         context, fresh_id = self.context, uuid.uuid4().hex
         await context.run_cache.refresh_if_old()
-        trained = trained_sequences(await context.queue_stats.read())
+        trained = (await context.queue_stats.read()).sequences_trained
         view = await context.run_cache.update(
             lambda run: run_state.register(run, body, fresh_id, trained), fence=True
         )
@@ -248,11 +245,10 @@ class RolloutService:
         await self.context.run_cache.refresh_if_old()
         stats = await self.context.queue_stats.read()
         run = self.run
-        sequences = sequences_in(stats)
-        ends = stats.totals
+        sequences = stats.sequences_held
         return RunStatus(
             current_step=await self.current_step(),
-            queue_size=sum(group_count.groups for group_count in stats.group_counts),
+            queue_size=stats.groups_held,
             state=run.state.value,
             run_id=run.run_id,
             policy_version=run.policy_version,
@@ -264,8 +260,8 @@ class RolloutService:
             participants=self.context.liveness.participants(),
             batches_open=stats.batches_open,
             batches_dead=stats.batches_dead,
-            dropped_groups=ends.get(GroupState.DROPPED, _NOTHING).groups,
-            dead_groups=ends.get(GroupState.DEAD, _NOTHING).groups,
+            dropped_groups=stats.ended(GroupState.DROPPED).groups,
+            dead_groups=stats.ended(GroupState.DEAD).groups,
             retained_bytes=stats.retained_bytes,
             max_bytes=self.context.store.max_bytes,
             staleness=self.context.metrics.staleness(),

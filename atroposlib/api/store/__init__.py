@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES, Store
+from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.errors import ConfigError
 
 __all__ = ["DEFAULT_MAX_BYTES", "STORES", "Store", "open_store"]

@@ -13,9 +13,8 @@ import apsw
 import zstandard
 
 from atroposlib.api.common.records import Media, NewGroup
-from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
 from atroposlib.api.store.sql.schema import SQLITE, tables
-from atroposlib.api.store.sql.sql_store import SqlStore
+from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Work
 from atroposlib.api.store.sqlite.database import SqliteConnection
 from atroposlib.errors import StoreError
@@ -26,8 +25,8 @@ LEVEL = 1  # higher levels take twice the time and save nothing on token ids
 PLAIN = frozenset({Media.JSON, Media.SAFETENSORS})
 
 
-class MemoryStore(SqlStore):
-    """See :class:`atroposlib.api.common.store_protocol.Store`; one lock makes every method atomic."""
+class MemoryStore(Store):
+    """See :class:`atroposlib.api.store.sql.sql_store.Store`; one lock makes every method atomic."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         super().__init__(self._transaction, self._transaction, max_bytes)

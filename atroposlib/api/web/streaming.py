@@ -24,7 +24,7 @@ from atroposlib.api.codec.formats import (
     is_stored_as,
 )
 from atroposlib.api.common.records import BatchMember, Delivery
-from atroposlib.api.common.store_protocol import Store
+from atroposlib.api.store import Store
 from atroposlib.api.web.routing import on_error
 from atroposlib.errors import CorruptPayload
 from atroposlib.wire.binary import frame_head

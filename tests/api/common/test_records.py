@@ -7,7 +7,6 @@ from atroposlib.api.common.records import (
     GroupCount,
     GroupState,
     LeasedBatch,
-    Media,
     digest_of,
 )
 
@@ -19,7 +18,7 @@ def test_a_digest_is_the_published_xxh3_of_the_payload():
 
 
 def test_a_batch_lists_its_groups_and_counts_sequences():
-    members = (BatchMember(3, 2, 9, 1, Media.JSON), BatchMember(5, 4, 9, 1, Media.JSON))
+    members = (BatchMember(3, None, 2, 9), BatchMember(5, None, 4, 9))
     batch = LeasedBatch(no=1, epoch=1, generation=1, members=members)
     assert (batch.gids, batch.n_seq) == ((3, 5), 6)
     assert GroupCount(GroupState.PENDING, None, 4, 3).sequences == 12

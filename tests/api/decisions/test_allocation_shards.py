@@ -6,16 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.api.common.records import BatchMember, Media
+from atroposlib.api.common.records import BatchMember
 from atroposlib.api.decisions.allocation import shard
 from atroposlib.errors import ConfigError
 
 
 def members_of(*tokens):
-    return [
-        BatchMember(gid, 4, count, 100, Media.JSON)
-        for gid, count in enumerate(tokens, start=1)
-    ]
+    return [BatchMember(gid, None, 4, count) for gid, count in enumerate(tokens, start=1)]
 
 
 def shares(members, world_size):

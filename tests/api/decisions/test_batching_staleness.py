@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.api.common.records import GroupSummary
-from atroposlib.api.decisions.batching import StalenessRule, version_of
+from atroposlib.api.decisions.batching import StalenessRule
 
 
 def of_version(version, arrived=None):
@@ -52,5 +52,5 @@ def test_splitting_by_staleness_keeps_the_order():
 
 
 def test_a_group_without_versions_is_as_new_as_its_arrival():
-    assert version_of(of_version(None, 4)) == 4
-    assert version_of(of_version(3, 4)) == 3
+    assert of_version(None, 4).oldest_version == 4
+    assert of_version(3, 4).oldest_version == 3

@@ -197,14 +197,14 @@ def test_realised_shares_come_within_two_points_of_the_weights(envs, raw, seed):
 
 def test_ordering_visits_each_group_once(monkeypatch):
     looks = 0
-    price = fair_share.cost
+    price = GroupSummary.cost.fget
 
     def counted(group):
         nonlocal looks
         looks += 1
         return price(group)
 
-    monkeypatch.setattr(fair_share, "cost", counted)
+    monkeypatch.setattr(GroupSummary, "cost", property(counted))
     queue = [GroupSummary(gid, gid % 9, 4, 100) for gid in range(4000)]
     assert len(fair_share.order(queue, {}, FairShareState())) == 4000
     assert looks == 4000

@@ -61,7 +61,7 @@ def batch(*members, epoch=1, dropped=0):
 
 
 def member(version, arrived_version):
-    return BatchMember(1, 2, 10, 100, Media.JSON, 0, version, arrived_version)
+    return BatchMember(1, 0, 2, 10, version, arrived_version, 100, Media.JSON)
 
 
 def test_groups_count_by_environment_and_media_and_a_duplicate_counts_once():

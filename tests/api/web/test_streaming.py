@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
 
 import httpx
 import msgspec
@@ -57,7 +58,13 @@ class Shelf:
         self.payloads[gid] = Payload(got.payload, media)
         self.members.append(
             BatchMember(
-                gid, got.n_seq, got.n_tokens, len(got.payload), media, version=got.version
+                gid,
+                None,
+                got.n_seq,
+                got.n_tokens,
+                got.version,
+                n_bytes=len(got.payload),
+                media=media,
             )
         )
 
@@ -186,10 +193,7 @@ async def test_tokens_older_than_the_batch_allows_are_masked(accept, media):
 async def test_the_age_of_a_group_without_versions_counts_from_its_arrival():
     shelf = Shelf(group(), group())
     for i, arrived in enumerate([3, 4]):
-        member = shelf.members[i]
-        shelf.members[i] = BatchMember(
-            member.gid, 2, 3, member.n_bytes, Media.JSON, arrived_version=arrived
-        )
+        shelf.members[i] = replace(shelf.members[i], version=None, arrived_version=arrived)
     masked, kept = (await Client().get(shelf, "*/*", shelf.delivery(min_version=4))).batch
     assert masked.masks == [[-100] * 3, [-100] * 2] and masked.inference_logprobs[1] == [1, 1]
     assert kept.masks == [[-100, 5, 9], [-100, 7]]

@@ -6,6 +6,7 @@ A mutant is applied in a process of its own, before any store is made.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from atroposlib.api.common.records import GroupState, Selection
@@ -13,7 +14,7 @@ from atroposlib.api.decisions import batching
 from atroposlib.api.decisions.batching import StalenessRule
 from atroposlib.api.store.sql import ack as ack_queries
 from atroposlib.api.store.sql import claim as claim_queries
-from atroposlib.api.store.sql import put, schema, sql_store, writer
+from atroposlib.api.store.sql import put, run, schema, sql_store, writer
 from atroposlib.errors import KeyConflict
 from tests.torture.queue.mutation import MUTANTS, Judge, mutant, noticed_by, rewrite, wrap
 
@@ -24,22 +25,17 @@ __all__ = ["MUTANTS"]
 
 @mutant
 def ack_ignores_the_epoch() -> None:
-    def around(
-        original: Any, no: Any, owner: Any, generation: int, epoch: int, now: int
-    ) -> None:
-        original(no, owner and (owner[0], epoch, epoch), generation, epoch, now)
-
-    wrap(ack_queries, "require_owner", around)
+    wrap(
+        ack_queries,
+        "_holds",
+        lambda original, row, generation, epoch: original(row, generation, row.epoch),
+    )
 
 
 @mutant
 def ack_ignores_the_generation() -> None:
-    def around(
-        original: Any, no: Any, owner: Any, generation: int, epoch: int, now: int
-    ) -> None:
-        original(no, owner, generation, epoch, generation)
-
-    wrap(ack_queries, "require_owner", around)
+    anyone = SimpleNamespace(require_generation=lambda generation: None)
+    wrap(ack_queries, "read_meta", lambda original, connection: anyone)
 
 
 @mutant
@@ -106,9 +102,7 @@ def one_rank_acks_for_all() -> None:
 
 @mutant
 def ranks_of_an_older_delivery_count() -> None:
-    rewrite(
-        claim_queries, "_deliver_again", ", ranks = ?", ", ranks = ranks || substr(?, 1, 0)"
-    )
+    rewrite(claim_queries, "_deliver_again", "ranks = excluded.ranks", "ranks = batch.ranks")
 
 
 @mutant
@@ -158,8 +152,8 @@ def rewind_leaves_the_old_owner_in_charge() -> None:
 @mutant
 def a_registration_fences_nobody() -> None:
     wrap(
-        sql_store,
-        "_save",
+        run,
+        "save",
         lambda original, c, body, revision, fence: original(c, body, revision, False),
     )
 
@@ -171,7 +165,7 @@ def a_reset_counts_batches_from_one() -> None:
         connection.execute("UPDATE meta SET last_batch = 0")
         return done
 
-    wrap(sql_store, "_reset", around)
+    wrap(run, "reset", around)
 
 
 # --- groups -------------------------------------------------------------------------
@@ -216,7 +210,7 @@ def two_saves_of_one_revision() -> None:
     def around(original: Any, c: Any, body: bytes, revision: int, fence: bool) -> Any:
         return original(c, body, schema.read_meta(c).revision, fence)
 
-    wrap(sql_store, "_save", around)
+    wrap(run, "save", around)
 
 
 @mutant
@@ -306,9 +300,7 @@ def the_mix_is_forgotten() -> None:
 
 @mutant
 def unanswered_groups_are_forgotten_at_the_claim() -> None:
-    rewrite(
-        sql_store, "_unconfirmed_posts", "key IS NULL", "key IS NULL AND state = 'pending'"
-    )
+    rewrite(put, "unconfirmed_posts", "key IS NULL", "key IS NULL AND state = 'pending'")
 
 
 # --- choices and admission ----------------------------------------------------------
@@ -338,12 +330,12 @@ def a_lease_asked_for_again_is_granted_again() -> None:
         )
         return original(connection, asked, budget, now)
 
-    wrap(sql_store, "_admit", around)
+    wrap(run, "admit", around)
 
 
 @mutant
 def admission_forgets_what_was_committed() -> None:
-    rewrite(sql_store, "_accepted", "FROM totals", "FROM totals WHERE state <> 'committed'")
+    rewrite(run, "admit", "FROM totals", "FROM totals WHERE state <> 'committed'")
 
 
 # --- bugs that only a crash or a disk fault shows -----------------------------------

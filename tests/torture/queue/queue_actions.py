@@ -12,7 +12,7 @@ from atroposlib.api.common.records import (
     Media,
     NewGroup,
 )
-from atroposlib.api.common.store_protocol import Store
+from atroposlib.api.store import Store
 from atroposlib.errors import KeyConflict, RunChanged, StaleGeneration
 from tests.torture.queue.model_trainer import Handle, ModelTrainer
 from tests.torture.queue.queue_duel import Duel, Wish

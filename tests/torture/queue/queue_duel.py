@@ -19,9 +19,9 @@ from atroposlib.api.common.records import (
     Stored,
     StoreStats,
 )
-from atroposlib.api.common.store_protocol import Store
 from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.batching import StalenessRule, choose, complete_buffer
+from atroposlib.api.store import Store
 from atroposlib.errors import AtroposError, CorruptPayload, StoreError
 from tests.torture.queue.queue_model import KEEPS_PAYLOAD, Model, as_batch
 

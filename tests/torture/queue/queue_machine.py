@@ -17,8 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from atroposlib.api.common.store_protocol import Store
 from atroposlib.api.decisions.batching import StalenessRule
+from atroposlib.api.store import Store
 from atroposlib.api.store.memory import MemoryStore
 from atroposlib.api.store.sqlite.store import DATABASE, SqliteStore
 from tests.postgres_server import PostgresServer

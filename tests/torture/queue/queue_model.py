@@ -64,7 +64,7 @@ class ModelBatch:
 
 
 class Model:
-    """Method by method the seam of ``atroposlib.api.common.store_protocol``."""
+    """Method by method the seam of ``atroposlib.api.store.sql.sql_store``."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import re
 
-from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
-from atroposlib.api.store.sql.sql_store import SqlStore
+from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Writer
 from atroposlib.errors import ConfigError
 
@@ -22,8 +21,8 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 RECONNECT_TIMEOUT_S = 20.0  # of an operation while the server is unreachable
 
 
-class PostgresStore(SqlStore):
-    """See :class:`atroposlib.api.common.store_protocol.Store`.
+class PostgresStore(Store):
+    """See :class:`atroposlib.api.store.sql.sql_store.Store`.
 
     Args:
         url: ``postgresql://user@host/database``, with ``?schema=name`` for another schema

@@ -29,25 +29,17 @@ from atroposlib.errors import ConfigError, StaleGeneration
 NO_GENERATION = -1  # generation of a batch that a rewind reopened
 
 
-def require_owner(
-    no: int, owner: tuple[int, int, int] | None, generation: int, epoch: int, current: int
-) -> None:
-    """Reject a caller that does not hold the batch.
-
-    ``owner`` is (generation, first epoch, last epoch) of the claim that holds it.
-    """
-    if generation != current:
-        raise StaleGeneration(f"trainer generation {generation} was replaced by {current}")
-    if owner is None or owner[0] != generation or not owner[1] <= epoch <= owner[2]:
-        raise StaleGeneration(f"delivery {epoch} of batch {no} is not the latest one")
-
-
 def _owned(connection: Connection, no: int, generation: int, epoch: int) -> BatchRow:
-    rows = batches(connection, "no = ?", no) if 0 < no <= MAX_INT64 else []
-    row = rows[0] if rows and rows[0].state != BatchState.DEAD.value else None
-    owner = (row.generation, row.first_epoch, row.epoch) if row else None
-    require_owner(no, owner, generation, epoch, read_meta(connection).generation)
+    """The batch, for the caller that holds it."""
+    read_meta(connection).require_generation(generation)
+    rows = batches(connection, "no = ? AND state <> 'dead'", no) if 0 < no <= MAX_INT64 else []
+    if not rows or not _holds(rows[0], generation, epoch):
+        raise StaleGeneration(f"delivery {epoch} of batch {no} is not the latest one")
     return rows[0]
+
+
+def _holds(row: BatchRow, generation: int, epoch: int) -> bool:
+    return row.generation == generation and row.first_epoch <= epoch <= row.epoch
 
 
 def lookup(connection: Connection, no: int, generation: int, epoch: int) -> LeasedBatch:
@@ -84,7 +76,7 @@ def ack(
         if len(ranks) < row.world_size:
             return False
     with counting(connection) as counters:
-        end_open(counters, row, BatchState.ACKED, GroupState.ACKED)
+        end_open(counters, row, BatchState.ACKED)
         if commit:
             _commit(counters, row)
             prune(counters)
@@ -110,11 +102,7 @@ def rewind(connection: Connection, no: int, generation: int) -> RewindResult:
         for row in rows:
             transfer_batch(counters, row, GroupState.ACKED, GroupState.LEASED)
             _let_go(counters, row)
-        meta = counters.meta
-        counters.set(
-            batches_open=meta.batches_open + len(rows),
-            batches_acked=meta.batches_acked - len(rows),
-        )
+        counters.add(batches_open=len(rows), batches_acked=-len(rows))
         gone = "SELECT COUNT(*) FROM batch WHERE state = 'committed' AND no > ?"
         return RewindResult(replayed=len(rows), gone=connection.execute(gone, (no,))[0][0])
 
@@ -136,7 +124,7 @@ def _count_as_acked(counters: QueueCounters, no: int, generation: int) -> None:
             f"batch {no} was never formed; the last one is {counters.meta.last_batch}"
         )
     for row in batches(counters.connection, "state = 'open' AND no <= ?", no):
-        end_open(counters, row, BatchState.ACKED, GroupState.ACKED)
+        end_open(counters, row, BatchState.ACKED)
 
 
 def discard(connection: Connection, no: int, gids: Sequence[int]) -> None:

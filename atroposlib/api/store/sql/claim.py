@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 
 from atroposlib.api.common.records import (
     BatchMember,
@@ -14,7 +14,6 @@ from atroposlib.api.common.records import (
     LeasedBatch,
     Selection,
 )
-from atroposlib.api.common.store_protocol import LEDGER_GROUPS
 from atroposlib.api.store.sql.schema import (
     FAIR_SHARE,
     MEMBER,
@@ -28,6 +27,9 @@ from atroposlib.api.store.sql.schema import (
     keep_document,
     member_of,
 )
+
+# Rows kept of ended groups: a retry after so many further groups counts as a new group.
+LEDGER_GROUPS = 20_000
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,12 @@ class BatchRow:
     dropped: int
 
 
-COLUMNS = ", ".join(BatchRow.__dataclass_fields__)
+_NAMES = [field.name for field in fields(BatchRow)]
+COLUMNS = ", ".join(_NAMES)
+_KEEP = (
+    f"INSERT INTO batch ({COLUMNS}) VALUES ({', '.join('?' * len(_NAMES))}) "
+    f"ON CONFLICT (no) DO UPDATE SET {', '.join(f'{n} = excluded.{n}' for n in _NAMES)}"
+)
 
 
 def batches(connection: Connection, where: str, *values: int | str) -> list[BatchRow]:
@@ -77,17 +84,10 @@ def as_batch(row: BatchRow, members: tuple[BatchMember, ...]) -> LeasedBatch:
 # --- the end of a batch -------------------------------------------------------------
 
 
-def end_open(
-    counters: QueueCounters, row: BatchRow, state: BatchState, groups: GroupState
-) -> None:
-    """Move an open batch to ``state`` and its groups to ``groups``."""
-    transfer_batch(counters, row, GroupState.LEASED, groups)
-    meta = counters.meta
-    counters.set(batches_open=meta.batches_open - 1)
-    if state is BatchState.DEAD:
-        counters.set(batches_dead=meta.batches_dead + 1)
-    else:
-        counters.set(batches_acked=meta.batches_acked + 1)
+def end_open(counters: QueueCounters, row: BatchRow, state: BatchState) -> None:
+    """Move an open batch and its groups to ``state``, which is ACKED or DEAD."""
+    transfer_batch(counters, row, GroupState.LEASED, GroupState(state.value))
+    counters.add(batches_open=-1, **{f"batches_{state.value}": 1})
     counters.connection.execute(
         "UPDATE batch SET state = ?, tries = 0 WHERE no = ?", (state.value, row.no)
     )
@@ -104,31 +104,22 @@ def transfer_batch(
 
 
 def dissolve(counters: QueueCounters, row: BatchRow, damaged: Sequence[int] = ()) -> None:
-    """Delete an open batch; its groups return to their place in the queue."""
+    """Delete an open batch; its groups return to their place in the queue, except those of
+    them that are ``damaged``."""
     members = members_of(counters.connection, row.no)
-    sound = [member for member in members if member.gid not in damaged]
-    broken = [member for member in members if member.gid in damaged]
-    counters.transfer(sound, GroupState.LEASED, GroupState.PENDING)
-    counters.transfer(broken, GroupState.LEASED, GroupState.DEAD)
+    sound = [member.gid for member in members if member.gid not in damaged]
+    counters.move(sound, GroupState.LEASED, GroupState.PENDING)
+    counters.move(damaged, GroupState.LEASED, GroupState.DEAD)
     connection = counters.connection
-    for_all(
-        connection,
-        "UPDATE groups SET state = 'dead' WHERE gid IN {}",
-        [member.gid for member in broken],
-    )
-    connection.execute(
-        "UPDATE groups SET state = 'pending' WHERE batch_no = ? AND state = 'leased'",
-        (row.no,),
-    )
     connection.execute("UPDATE groups SET batch_no = NULL WHERE batch_no = ?", (row.no,))
     connection.execute("DELETE FROM batch WHERE no = ?", (row.no,))
-    counters.set(batches_open=counters.meta.batches_open - 1)
+    counters.add(batches_open=-1)
     uncount_delivery(counters, row)
 
 
 def uncount_delivery(counters: QueueCounters, row: BatchRow) -> None:
     if row.generation == counters.meta.generation:
-        counters.set(delivered=counters.meta.delivered - 1)
+        counters.add(delivered=-1)
 
 
 def prune(counters: QueueCounters) -> None:
@@ -147,14 +138,14 @@ def prune(counters: QueueCounters) -> None:
 
 
 def claim(connection: Connection, claim: Claim, choose: Chooser) -> LeasedBatch | str:
-    """See :meth:`atroposlib.api.common.store_protocol.Store.claim`."""
+    """See :meth:`atroposlib.api.store.sql.sql_store.Store.claim`."""
     with counting(connection) as counters:
         counters.meta.require_generation(claim.generation)
         for row in _due(batches(connection, "state = 'open'"), claim):
             if row.n_seq != claim.size:
                 dissolve(counters, row)
             elif row.tries >= claim.max_deliveries:
-                end_open(counters, row, BatchState.DEAD, GroupState.DEAD)
+                end_open(counters, row, BatchState.DEAD)
             else:
                 return _deliver_again(counters, row, claim)
         return _form(counters, claim, choose)
@@ -173,7 +164,7 @@ def _due(opened: Sequence[BatchRow], claim: Claim) -> list[BatchRow]:
 
 def _deliver_again(counters: QueueCounters, row: BatchRow, claim: Claim) -> LeasedBatch:
     if row.generation != claim.generation:
-        counters.set(delivered=counters.meta.delivered + 1)
+        counters.add(delivered=1)
     repeated = (row.generation, row.claim_id) == (claim.generation, claim.claim_id)
     repeated = repeated and claim.claim_id is not None
     held = replace(
@@ -187,14 +178,7 @@ def _deliver_again(counters: QueueCounters, row: BatchRow, claim: Claim) -> Leas
         world_size=claim.world_size,
         ranks=row.ranks if repeated and row.world_size == claim.world_size else "",
     )
-    counters.connection.execute(
-        "UPDATE batch SET generation = ?, first_epoch = ?, epoch = ?, tries = ?, claim_id = ?, "
-        "lease_until = ?, world_size = ?, ranks = ? WHERE no = ?",
-        (
-            *(held.generation, held.first_epoch, held.epoch, held.tries, held.claim_id),
-            *(held.lease_until, held.world_size, held.ranks, held.no),
-        ),
-    )
+    counters.connection.execute(_KEEP, astuple(held))
     return as_batch(held, members_of(counters.connection, row.no))
 
 
@@ -217,9 +201,8 @@ def _form(counters: QueueCounters, claim: Claim, choose: Chooser) -> LeasedBatch
 def _form_of(
     counters: QueueCounters, claim: Claim, selection: Selection, dropped: int
 ) -> LeasedBatch:
-    no = counters.meta.last_batch + 1
-    opened = counters.meta.batches_open + 1
-    counters.set(last_batch=no, batches_open=opened, delivered=counters.meta.delivered + 1)
+    counters.add(last_batch=1, batches_open=1, delivered=1)
+    no = counters.meta.last_batch
     for_all(
         counters.connection,
         "UPDATE groups SET state = 'leased', batch_no = ? WHERE gid IN {}",
@@ -243,9 +226,7 @@ def _form_of(
         min_version=selection.min_version,
         dropped=dropped,
     )
-    columns = [getattr(made, name) for name in BatchRow.__dataclass_fields__]
-    marks = ", ".join("?" * len(columns))
-    counters.connection.execute(f"INSERT INTO batch ({COLUMNS}) VALUES ({marks})", columns)
+    counters.connection.execute(_KEEP, astuple(made))
     if selection.fair_share is not None:
         keep_document(counters.connection, FAIR_SHARE, selection.fair_share)
     return as_batch(made, members)
@@ -283,9 +264,6 @@ def _queue(connection: Connection, size: int) -> list[GroupSummary]:
 def _drop(counters: QueueCounters, gids: Sequence[int]) -> None:
     if not gids:
         return
-    connection = counters.connection
-    rows = for_all(connection, f"SELECT {MEMBER} FROM groups WHERE gid IN {{}}", gids)
-    counters.transfer([member_of(row) for row in rows], GroupState.PENDING, GroupState.DROPPED)
-    for_all(connection, "UPDATE groups SET state = 'dropped' WHERE gid IN {}", gids)
-    for_all(connection, "DELETE FROM payload WHERE gid IN {}", gids)
+    counters.move(gids, GroupState.PENDING, GroupState.DROPPED)
+    for_all(counters.connection, "DELETE FROM payload WHERE gid IN {}", gids)
     prune(counters)

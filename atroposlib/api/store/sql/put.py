@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from atroposlib.api.common.records import BufferPolicy, GroupState, NewGroup, Stored
+from atroposlib.api.common.records import (
+    BufferPolicy,
+    GroupState,
+    NewGroup,
+    Stored,
+    UnconfirmedPost,
+)
 from atroposlib.api.store.sql.schema import (
-    MEMBER,
     Connection,
     QueueCounters,
     QueueMeta,
     counting,
     env_column,
+    env_of,
     for_all,
-    member_of,
 )
-from atroposlib.errors import KeyConflict, RunChanged
+from atroposlib.errors import KeyConflict
 
 # Raises StoreFull if the new bytes exceed the capacity.
 CapacityCheck = Callable[[QueueMeta, int], None]
@@ -45,10 +51,9 @@ def put(
     complete: BufferPolicy,
     room: CapacityCheck,
 ) -> list[Stored]:
-    """See :meth:`atroposlib.api.common.store_protocol.Store.put`."""
+    """See :meth:`atroposlib.api.store.sql.sql_store.Store.put`."""
     with counting(connection) as counters:
-        if revision != counters.meta.revision:
-            raise RunChanged("the run changed: read it again")
+        counters.meta.require_revision(revision)
         known = _known(connection, new_rows)
         fresh = list(_fresh(new_rows, known))
         if fresh:
@@ -98,8 +103,8 @@ _INSERT = "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"
 
 def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
     group = new_row.group
-    gid = counters.meta.last_gid + 1
-    counters.set(last_gid=gid)
+    counters.add(last_gid=1)
+    gid = counters.meta.last_gid
     state = GroupState.PENDING if group.expected is None else GroupState.BUFFERED
     env = env_column(group.env)
     n_bytes = len(group.payload)
@@ -114,6 +119,14 @@ def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
     counters.connection.execute("INSERT INTO payload VALUES (?, ?)", (gid, new_row.body))
     counters.count(state, env, group.n_seq, n_bytes, +1)
     return _Known(gid, new_row.digest, state)
+
+
+def unconfirmed_posts(connection: Connection, since: float) -> list[UnconfirmedPost]:
+    rows = connection.execute(
+        "SELECT gid, env, digest FROM groups WHERE key IS NULL AND arrived >= ? ORDER BY gid",
+        (since,),
+    )
+    return [UnconfirmedPost(gid, env_of(env), bytes(digest)) for gid, env, digest in rows]
 
 
 # --- buffers ------------------------------------------------------------------------
@@ -131,15 +144,7 @@ def _complete(
         whole = [gid for gid in complete(buffer, expected) if gid in offered]
         if not whole:
             return queued
-        rows = for_all(
-            counters.connection, f"SELECT {MEMBER} FROM groups WHERE gid IN {{}}", whole
-        )
-        counters.transfer(
-            [member_of(row) for row in rows], GroupState.BUFFERED, GroupState.PENDING
-        )
-        for_all(
-            counters.connection, "UPDATE groups SET state = 'pending' WHERE gid IN {}", whole
-        )
+        counters.move(whole, GroupState.BUFFERED, GroupState.PENDING)
         queued |= set(whole)
 
 
@@ -151,11 +156,11 @@ def _buffer(connection: Connection, env: int, expected: int) -> list[tuple[int, 
     )
     for (n_seq,) in sizes:
         rows = connection.execute(
-            "SELECT gid, n_seq FROM groups WHERE state = 'buffered' AND env = ? AND n_seq = ? "
+            "SELECT gid FROM groups WHERE state = 'buffered' AND env = ? AND n_seq = ? "
             "ORDER BY gid LIMIT ?",
             (env, n_seq, expected // max(n_seq, 1)),
         )
-        buffer += [(gid, rows_n_seq) for gid, rows_n_seq in rows]
+        buffer += [(gid, n_seq) for (gid,) in rows]
     return sorted(buffer)
 
 
@@ -170,14 +175,14 @@ def _as_it_is_now(
     rows = counters.connection.execute(
         "SELECT env, n_seq * groups FROM group_counts WHERE state = 'buffered'"
     )
-    held: dict[int, int] = {}
+    held: Counter[int] = Counter()
     for env, sequences in rows:
-        held[env] = held.get(env, 0) + sequences
+        held[env] += sequences
     return [
         replace(
             answer,
             state=GroupState.PENDING if answer.gid in queued else answer.state,
-            buffered=held.get(env_column(new_row.group.env), 0),
+            buffered=held[env_column(new_row.group.env)],
         )
         for new_row, answer in zip(new_rows, answers)
     ]

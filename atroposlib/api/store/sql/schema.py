@@ -1,6 +1,6 @@
 """Connection protocol, tables and counters, common to SQLite and PostgreSQL.
 
-    SqlStore --operation--> put, claim, ack --SQL--> Connection
+    Store --operation--> put, claim, ack --SQL--> Connection
 
 An operation is a function of a connection inside a transaction with an exclusive write
 lock: SQLite has one writer, PostgreSQL takes a lock per run. So an operation reads, decides
@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from enum import Enum
 from typing import Any, Protocol
 
 from atroposlib.api.common.records import HELD, BatchMember, GroupState, Media
-from atroposlib.errors import StaleGeneration, StoreError
+from atroposlib.errors import RunChanged, StaleGeneration, StoreError
 
 LAYOUT = 3
 NO_ENV = -1  # in a column; ids of environments are indices of a list
@@ -132,6 +132,10 @@ class QueueMeta:
     batches_acked: int
     batches_dead: int
 
+    def require_revision(self, revision: int) -> None:
+        if revision != self.revision:
+            raise RunChanged("the run changed: read it again")
+
     def require_generation(self, generation: int) -> None:
         if generation != self.generation:
             raise StaleGeneration(
@@ -166,6 +170,10 @@ class QueueCounters:
         """Change values of ``meta``."""
         self.meta = replace(self.meta, **changed)
 
+    def add(self, **changes: int) -> None:
+        """Add to values of ``meta``."""
+        self.set(**{name: getattr(self.meta, name) + by for name, by in changes.items()})
+
     def count(self, state: GroupState, env: int, n_seq: int, n_bytes: int, sign: int) -> None:
         """Count a group that enters (+1) or leaves (-1) a state; ``env`` as in its column."""
         if state in HELD:
@@ -175,7 +183,7 @@ class QueueCounters:
             self._totals[state.value] += sign
             self._total_sequences[state.value] += sign * n_seq
         if keeps_payload(state):
-            self.set(retained_bytes=self.meta.retained_bytes + sign * n_bytes)
+            self.add(retained_bytes=sign * n_bytes)
 
     def transfer(
         self, members: Sequence[BatchMember], before: GroupState, after: GroupState
@@ -185,6 +193,13 @@ class QueueCounters:
             env = env_column(member.env)
             self.count(before, env, member.n_seq, member.n_bytes, -1)
             self.count(after, env, member.n_seq, member.n_bytes, +1)
+
+    def move(self, gids: Sequence[int], before: GroupState, after: GroupState) -> None:
+        """Move groups from one state to another, and count them."""
+        rows = for_all(self.connection, f"SELECT {MEMBER} FROM groups WHERE gid IN {{}}", gids)
+        self.transfer([member_of(row) for row in rows], before, after)
+        sql = "UPDATE groups SET state = ? WHERE gid IN {}"
+        for_all(self.connection, sql, gids, before=(after.value,))
 
     def write(self) -> None:
         """Write the changes to the tables; required before the tables are read again."""
@@ -206,7 +221,7 @@ class QueueCounters:
         if ends:
             self.connection.execute_many(_ADD_TO_TOTALS, ends)
         if self.meta != self._read:
-            self.connection.execute(_WRITE_META, [getattr(self.meta, n) for n in _META])
+            self.connection.execute(_WRITE_META, astuple(self.meta))
             self._read = self.meta
         for counted in (self._groups, self._bytes, self._totals, self._total_sequences):
             counted.clear()
@@ -275,20 +290,16 @@ def env_of(column: int) -> int | None:
     return None if column == NO_ENV else column
 
 
-MEMBER = "gid, n_seq, n_tokens, n_bytes, media, env, version, arrived_version"
-
-
+MEMBER = ", ".join(field.name for field in fields(BatchMember))
 MEDIA = {media.value: media for media in Media}
 
 
 def member_of(row: Row) -> BatchMember:
     """A row of the columns ``MEMBER``."""
-    gid, n_seq, n_tokens, n_bytes, media, env, version, arrived_version = row
+    gid, env, *facts, media = row
     # A name damaged by bit rot is rejected when the payload is read, not here.
-    known = MEDIA.get(media, Media.JSON)
-    return BatchMember(
-        gid, n_seq, n_tokens, n_bytes, known, env_of(env), version, arrived_version
-    )
+    facts.append(MEDIA.get(media, Media.JSON))
+    return BatchMember(gid, env_of(env), *facts)
 
 
 def for_all(

@@ -1,4 +1,14 @@
-"""Operations of the store protocol, over the reads and writes of a database."""
+"""Store: the guarantees of the queue, over the reads and writes of a database.
+
+    put: BUFFERED --complete--> PENDING --claim--> LEASED --ack--> ACKED --commit--> COMMITTED
+                                 |  ^                |  ^            |
+                          drop <-'  '--- dissolve ---'  '-- rewind --'      (DROPPED, DEAD)
+
+Every method is atomic, blocking and thread-safe; its effect is durable when it returns. The
+unit of delivery is an immutable numbered batch. Batches without an ack are delivered again,
+whole and identical. A trainer that saves the number of its last batch in its checkpoint,
+and rewinds to it, trains on each group exactly once.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +17,16 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from atroposlib.api.common.records import (
-    HELD,
     AdmissionGrant,
     BufferPolicy,
     Chooser,
     Claim,
-    GroupCount,
-    GroupState,
     LeasedBatch,
     Media,
     NewGroup,
     Payload,
     RewindResult,
     RunDocument,
-    StateTotals,
     Stored,
     StoreStats,
     UnconfirmedPost,
@@ -29,35 +35,14 @@ from atroposlib.api.common.records import (
 from atroposlib.api.store.sql import ack as ack_queries
 from atroposlib.api.store.sql import claim as claim_queries
 from atroposlib.api.store.sql import put as put_queries
+from atroposlib.api.store.sql import run as run_queries
 from atroposlib.api.store.sql.put import NewRow
-from atroposlib.api.store.sql.schema import (
-    FAIR_SHARE,
-    MAX_INT64,
-    MEDIA,
-    RUN,
-    Connection,
-    DamagedRow,
-    QueueMeta,
-    counting,
-    document,
-    env_of,
-    keep_document,
-    read_meta,
-)
+from atroposlib.api.store.sql.schema import MAX_INT64, MEDIA, Connection, DamagedRow, QueueMeta
 from atroposlib.api.store.sql.writer import Work
-from atroposlib.errors import CorruptPayload, RunChanged, StoreFull
+from atroposlib.errors import CorruptPayload, StoreFull
 
 T = TypeVar("T")
-_GONE = (b"", Media.SAFETENSORS_ZSTD, b"")
-_EMPTIED = (
-    "payload",
-    "groups",
-    "batch",
-    "group_counts",
-    "totals",
-    "admission",
-    "run_document",
-)
+DEFAULT_MAX_BYTES = 16 * 2**30
 
 
 class Write(Protocol):
@@ -72,22 +57,23 @@ class Read(Protocol):
     def __call__(self, work: Work[T], /) -> T: ...
 
 
-class SqlStore(ABC):
-    """See :class:`atroposlib.api.common.store_protocol.Store`.
+class Store(ABC):
+    """A durable queue of groups, the batches made of them, and the state of the run.
 
     Args:
         write: runs an operation under an exclusive write lock; durable when it returns.
         read: runs one on a single snapshot of the tables, without waiting for a writer.
-        max_bytes: bound on the payloads of all groups held.
+        max_bytes: bound on ``StoreStats.retained_bytes``, the payloads of all groups held.
     """
 
-    shared = False
+    shared = False  # whether other processes use the same data
 
     def __init__(self, write: Write, read: Read, max_bytes: int) -> None:
         self._write, self._read, self.max_bytes = write, read, max_bytes
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finish pending operations and close files and connections. Idempotent."""
 
     def _body(self, group: NewGroup) -> bytes:
         """The payload as stored in the table; called outside of any transaction."""
@@ -106,6 +92,20 @@ class SqlStore(ABC):
     def put(
         self, groups: Sequence[NewGroup], revision: int, complete: BufferPolicy
     ) -> list[Stored]:
+        """Store all groups or none; the results are in the order of ``groups``.
+
+        A group with a known key is absorbed, also after its commit. A group with
+        ``expected`` is buffered. Then ``complete`` gets the buffer of its env, oldest first,
+        repeatedly until it returns no gids; the gids that it returns are queued. Of each
+        size it gets the oldest ``expected // n_seq`` groups, so the cost does not grow with
+        a buffer that never completes.
+
+        Raises:
+            RunChanged: ``revision`` is not that of the run document: read the run again.
+            KeyConflict: a key is known with other content.
+            StoreFull: the put would exceed the bound on retained bytes or use the reserve
+                of free space; duplicates are still absorbed.
+        """
         new_rows = [
             NewRow(group, group.digest or digest_of(group.payload), self._body(group))
             for group in groups
@@ -126,134 +126,148 @@ class SqlStore(ABC):
             raise StoreFull("the disk of the store is full up to its reserve: free some space")
 
     def unconfirmed_posts(self, since: float) -> list[UnconfirmedPost]:
-        return self._read(lambda c: _unconfirmed_posts(c, since))
+        """Groups without a key that arrived at ``since`` or later, in any state."""
+        return self._read(lambda c: put_queries.unconfirmed_posts(c, since))
 
     # --- batches out --------------------------------------------------------------
 
     def claim(self, claim: Claim, choose: Chooser) -> LeasedBatch | str:
+        """Lease one batch, or return the reason why none can be formed.
+
+        In this order: the open batch of the same ``claim_id``; the oldest open batch
+        whose lease ended, or that an older generation holds, or that a rewind reopened;
+        a new one. A repeated batch is identical, with ``epoch`` one higher. Deliveries to
+        repeats of one ``claim_id`` do not fence each other: a late response to the first
+        must not fence the trainer that uses the second. An open batch without ``size``
+        sequences is dissolved (its groups return to their place in the queue), and one
+        delivered ``max_deliveries`` times is dead, with its groups.
+
+        For a new batch ``choose`` gets, oldest first, the oldest ``size // n_seq`` groups
+        of each kind (env, n_seq); more cannot be part of one batch. Groups that it drops
+        are freed in the same transaction. If it dropped groups and chose none, it is
+        called again.
+
+        Raises:
+            StaleGeneration: ``generation`` is not the current one.
+        """
         return self._write(lambda c: claim_queries.claim(c, claim, choose))
 
     def lookup(self, no: int, generation: int, epoch: int) -> LeasedBatch:
+        """The batch as delivered, for the shards of other ranks.
+
+        Raises:
+            StaleGeneration: as for :meth:`ack`.
+        """
         return self._read(lambda c: ack_queries.lookup(c, no, generation, epoch))
 
     def read(self, gids: Sequence[int]) -> list[Payload]:
+        """Payloads in the order of ``gids``, byte for byte as put.
+
+        Raises:
+            CorruptPayload: bytes do not match their digest, or are missing; ``gids`` of the
+                error names all damaged groups.
+        """
         rows = self._read(lambda c: _payloads(c, gids))
-        found: list[Payload] = []
-        damaged: list[int] = []
-        for gid in gids:  # checked outside of the transaction
-            digest, media, body = rows.get(gid, _GONE)
+        found: dict[int, Payload] = {}
+        for gid, (digest, media, body) in rows.items():  # outside of the transaction
             data = self._payload(media, body)
-            if gid in rows and digest_of(data) == digest:
-                found.append(Payload(data, media))
-            else:
-                damaged.append(gid)
-        if damaged:
+            if digest_of(data) == digest:
+                found[gid] = Payload(data, media)
+        if damaged := [gid for gid in gids if gid not in found]:
             raise CorruptPayload(damaged)
-        return found
+        return [found[gid] for gid in gids]
 
     def discard(self, no: int, gids: Sequence[int]) -> None:
+        """Mark damaged groups of open batch ``no`` DEAD and dissolve the batch, so that its
+        other groups are delivered in a new one. A batch that is not open is unchanged."""
         self._write(lambda c: ack_queries.discard(c, no, gids))
 
     def extend(self, no: int, generation: int, epoch: int, lease_until: float) -> None:
+        """Move the end of a lease.
+
+        Raises:
+            StaleGeneration: as for :meth:`ack`.
+        """
         self._write(lambda c: ack_queries.extend(c, no, generation, epoch, lease_until))
 
     def ack(
         self, no: int, generation: int, epoch: int, *, rank: int | None, commit: bool
     ) -> bool:
+        """Record that the batch was trained on. True for the call that changed it.
+
+        With a ``rank`` the batch is acked after the calls of all ``world_size`` ranks.
+        ``commit`` frees the payloads at once, for trainers that never rewind.
+
+        Raises:
+            StaleGeneration: no such batch, a later delivery or generation owns it, or it is dead.
+            ConfigError: there is no such rank.
+        """
         return self._write(lambda c: ack_queries.ack(c, no, generation, epoch, rank, commit))
 
     def commit(self, no: int, generation: int) -> int:
+        """Free all batches up to ``no``, whose effect a durable checkpoint holds.
+
+        Open batches up to ``no`` count as acked. Returns the number of batches committed.
+
+        Raises:
+            StaleGeneration: ``generation`` is not the current one, or ``no`` was never formed.
+        """
         return self._write(lambda c: ack_queries.commit(c, no, generation))
 
     def rewind(self, no: int, generation: int) -> RewindResult:
+        """Return to the checkpoint that holds batches up to ``no``; 0 is the beginning.
+
+        Acked and open batches after ``no`` are delivered again, first and in their order;
+        their former holders are fenced. Open batches up to ``no`` count as acked.
+
+        Raises:
+            StaleGeneration: as for :meth:`commit`.
+        """
         return self._write(lambda c: ack_queries.rewind(c, no, generation))
 
     # --- admission ----------------------------------------------------------------
 
     def admit(self, asked: AdmissionGrant, budget: int, now: float) -> int:
-        return self._write(lambda c: _admit(c, asked, budget, now))
+        """Sequences granted, 0 .. ``asked.n_seq``; recorded until ``asked.until``.
+
+        ``budget`` bounds, over the whole run, the sequences accepted (held, acked and
+        committed) plus those of admissions that have not ended; it may be negative. A
+        repeated ``admission_id`` returns the same grant, with the later end.
+        """
+        return self._write(lambda c: run_queries.admit(c, asked, budget, now))
 
     def release(self, admission_id: str) -> bool:
-        return self._write(lambda c: _release(c, admission_id))
+        """End an admission. False if it is unknown or has ended."""
+        return self._write(lambda c: run_queries.release(c, admission_id))
 
     def admitted(self, now: float) -> int:
-        return self._read(lambda c: _admitted(c, now))
+        """Sequences of admissions that have not ended."""
+        return self._read(lambda c: run_queries.admitted(c, now))
 
     # --- the run ------------------------------------------------------------------
 
     def load(self) -> RunDocument:
-        return self._read(_load)
+        """The run document as last saved."""
+        return self._read(run_queries.load)
 
     def save(self, body: bytes, revision: int, *, fence: bool = False) -> RunDocument:
-        return self._write(lambda c: _save(c, body, revision, fence))
+        """Save the run document if ``revision`` is still the latest.
+
+        ``fence`` begins the next trainer generation in the same transaction.
+
+        Raises:
+            RunChanged: a later revision exists.
+        """
+        return self._write(lambda c: run_queries.save(c, body, revision, fence))
 
     def reset(self) -> RunDocument:
-        return self._write(_reset)
+        """Delete groups, batches, admissions, fair shares and run, and fence every trainer.
+        Group ids, batch numbers, generations and revisions continue."""
+        return self._write(run_queries.reset)
 
     def stats(self) -> StoreStats:
-        return self._read(_stats)
-
-
-# --- the run ------------------------------------------------------------------------
-
-
-def _load(connection: Connection) -> RunDocument:
-    meta = read_meta(connection)
-    return RunDocument(meta.revision, meta.generation, document(connection, RUN))
-
-
-def _save(connection: Connection, body: bytes, revision: int, fence: bool) -> RunDocument:
-    with counting(connection) as counters:
-        if revision != counters.meta.revision:
-            raise RunChanged("the run changed: read it again")
-        keep_document(connection, RUN, body)
-        counters.set(revision=revision + 1)
-        if fence:
-            counters.set(generation=counters.meta.generation + 1, delivered=0)
-        return RunDocument(counters.meta.revision, counters.meta.generation, body)
-
-
-def _reset(connection: Connection) -> RunDocument:
-    with counting(connection) as counters:
-        for table in _EMPTIED:
-            connection.execute(f"DELETE FROM {table}")
-        meta = counters.meta
-        counters.set(
-            revision=meta.revision + 1,
-            generation=meta.generation + 1,
-            retained_bytes=0,
-            delivered=0,
-            batches_open=0,
-            batches_acked=0,
-            batches_dead=0,
-        )
-        return RunDocument(counters.meta.revision, counters.meta.generation, None)
-
-
-def _stats(connection: Connection) -> StoreStats:
-    meta = read_meta(connection)
-    held = connection.execute("SELECT state, env, n_seq, groups, n_bytes FROM group_counts")
-    ended = connection.execute("SELECT state, groups, sequences FROM totals")
-    return StoreStats(
-        group_counts=tuple(
-            GroupCount(GroupState(state), env_of(env), n_seq, groups, n_bytes)
-            for state, env, n_seq, groups, n_bytes in held
-        ),
-        batches_acked=meta.batches_acked,
-        delivered=meta.delivered,
-        revision=meta.revision,
-        batches_open=meta.batches_open,
-        batches_dead=meta.batches_dead,
-        retained_bytes=meta.retained_bytes,
-        totals={
-            GroupState(state): StateTotals(groups, sequences)
-            for state, groups, sequences in ended
-        },
-        fair_share=document(connection, FAIR_SHARE),
-    )
-
-
-# --- stored groups ------------------------------------------------------------------
+        """Counts by kind."""
+        return self._read(run_queries.stats)
 
 
 def _payloads(
@@ -276,62 +290,3 @@ _PAYLOAD = (
     "SELECT digest, media, body FROM payload JOIN groups ON groups.gid = payload.gid "
     "WHERE payload.gid = ?"
 )
-
-
-def _unconfirmed_posts(connection: Connection, since: float) -> list[UnconfirmedPost]:
-    rows = connection.execute(
-        "SELECT gid, env, digest FROM groups WHERE key IS NULL AND arrived >= ? ORDER BY gid",
-        (since,),
-    )
-    return [UnconfirmedPost(gid, env_of(env), bytes(digest)) for gid, env, digest in rows]
-
-
-# --- admission ----------------------------------------------------------------------
-
-
-def _admit(connection: Connection, asked: AdmissionGrant, budget: int, now: float) -> int:
-    connection.execute("DELETE FROM admission WHERE until <= ?", (now,))
-    known = connection.execute(
-        "SELECT n_seq, until FROM admission WHERE admission_id = ?", (asked.admission_id,)
-    )
-    if known:
-        [(granted, until)] = known
-        connection.execute(
-            "UPDATE admission SET until = ? WHERE admission_id = ?",
-            (max(until, asked.until), asked.admission_id),
-        )
-        return int(granted)
-    room = budget - _accepted(connection) - _admitted(connection, now)
-    granted = min(max(room, 0), asked.n_seq)
-    if granted > 0:
-        connection.execute(
-            "INSERT INTO admission VALUES (?, ?, ?, ?)",
-            (asked.admission_id, asked.env, granted, asked.until),
-        )
-    return granted
-
-
-def _accepted(connection: Connection) -> int:
-    """Sequences held, acked or committed; dropped and dead ones are never trained on."""
-    counted = _stats(connection)
-    held = sum(
-        group_count.sequences
-        for group_count in counted.group_counts
-        if group_count.state in HELD
-    )
-    trained = (GroupState.ACKED, GroupState.COMMITTED)
-    return held + sum(counted.totals.get(end, StateTotals()).sequences for end in trained)
-
-
-def _release(connection: Connection, admission_id: str) -> bool:
-    return bool(
-        connection.execute(
-            "DELETE FROM admission WHERE admission_id = ? RETURNING admission_id",
-            (admission_id,),
-        )
-    )
-
-
-def _admitted(connection: Connection, now: float) -> int:
-    rows = connection.execute("SELECT n_seq FROM admission WHERE until > ?", (now,))
-    return sum(n_seq for (n_seq,) in rows)

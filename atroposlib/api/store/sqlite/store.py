@@ -20,8 +20,7 @@ from typing import IO
 
 import apsw
 
-from atroposlib.api.common.store_protocol import DEFAULT_MAX_BYTES
-from atroposlib.api.store.sql.sql_store import SqlStore
+from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Writer
 from atroposlib.api.store.sqlite.database import (
     SqliteDatabase,
@@ -127,8 +126,8 @@ def lock_directory(data_dir: Path) -> IO[str]:
 # --- the store ------------------------------------------------------------------------
 
 
-class SqliteStore(SqlStore):
-    """See :class:`atroposlib.api.common.store_protocol.Store`.
+class SqliteStore(Store):
+    """See :class:`atroposlib.api.store.sql.sql_store.Store`.
 
     Args:
         data_dir: created if missing; on a local disk.

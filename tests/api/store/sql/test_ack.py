@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.common import store_protocol
 from atroposlib.api.common.records import GroupState, Selection
 from atroposlib.api.store.sql import claim as claim_queries
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
@@ -242,6 +241,7 @@ def test_deliveries_are_counted_per_trainer_and_redeliveries_are_not_counted(sto
 
 
 def test_the_ledger_removes_old_finished_groups(store, monkeypatch):
+    assert claim_queries.LEDGER_GROUPS == 20_000
     monkeypatch.setattr(claim_queries, "LEDGER_GROUPS", 3)
     generation = filled(store, 6)
     for _ in range(6):
@@ -249,7 +249,6 @@ def test_the_ledger_removes_old_finished_groups(store, monkeypatch):
     again = put(store, *(group(f"{i}", 8, key=f"k{i}") for i in range(6)))
     assert [one.duplicate for one in again] == [False] * 3 + [True] * 3
     assert ended(store) == {"committed": (6, 48)}
-    assert store_protocol.LEDGER_GROUPS == 20_000
 
 
 def test_groups_of_open_batches_are_never_removed_from_the_ledger(store, monkeypatch):

@@ -33,8 +33,8 @@ def test_a_batch_has_a_number_and_its_member_groups(store):
     batch = claim(store, generation, world_size=2)
     assert (batch.no, batch.epoch, batch.generation, batch.world_size) == (1, 1, generation, 2)
     assert batch.members == (
-        BatchMember(1, 4, 70, 4, Media.JSON, 2, 5, 6),
-        BatchMember(2, 4, 0, 10, Media.SAFETENSORS),
+        BatchMember(1, 2, 4, 70, 5, 6, 4, Media.JSON),
+        BatchMember(2, None, 4, 0, n_bytes=10, media=Media.SAFETENSORS),
     )
     assert (batch.n_seq, batch.dropped, batch.min_version) == (8, 0, None)
     assert store.lookup(1, generation, 1) == batch

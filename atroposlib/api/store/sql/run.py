@@ -1,0 +1,118 @@
+"""SQL of the run: its document, its statistics, and admissions of rollouts."""
+
+from __future__ import annotations
+
+from atroposlib.api.common.records import (
+    AdmissionGrant,
+    GroupCount,
+    GroupState,
+    RunDocument,
+    StateTotals,
+    StoreStats,
+)
+from atroposlib.api.store.sql.schema import (
+    FAIR_SHARE,
+    RUN,
+    Connection,
+    counting,
+    document,
+    env_of,
+    keep_document,
+    read_meta,
+)
+
+_EMPTIED = (
+    "payload",
+    "groups",
+    "batch",
+    "group_counts",
+    "totals",
+    "admission",
+    "run_document",
+)
+
+
+def load(connection: Connection) -> RunDocument:
+    meta = read_meta(connection)
+    return RunDocument(meta.revision, meta.generation, document(connection, RUN))
+
+
+def save(connection: Connection, body: bytes, revision: int, fence: bool) -> RunDocument:
+    with counting(connection) as counters:
+        counters.meta.require_revision(revision)
+        keep_document(connection, RUN, body)
+        counters.set(revision=revision + 1)
+        if fence:
+            counters.set(generation=counters.meta.generation + 1, delivered=0)
+        return RunDocument(counters.meta.revision, counters.meta.generation, body)
+
+
+def reset(connection: Connection) -> RunDocument:
+    with counting(connection) as counters:
+        for table in _EMPTIED:
+            connection.execute(f"DELETE FROM {table}")
+        meta = counters.meta
+        counters.set(
+            revision=meta.revision + 1,
+            generation=meta.generation + 1,
+            retained_bytes=0,
+            delivered=0,
+            batches_open=0,
+            batches_acked=0,
+            batches_dead=0,
+        )
+        return RunDocument(counters.meta.revision, counters.meta.generation, None)
+
+
+def stats(connection: Connection) -> StoreStats:
+    meta = read_meta(connection)
+    held = connection.execute("SELECT state, env, n_seq, groups, n_bytes FROM group_counts")
+    ended = connection.execute("SELECT state, groups, sequences FROM totals")
+    return StoreStats(
+        group_counts=tuple(
+            GroupCount(GroupState(state), env_of(env), *counts) for state, env, *counts in held
+        ),
+        batches_acked=meta.batches_acked,
+        delivered=meta.delivered,
+        revision=meta.revision,
+        batches_open=meta.batches_open,
+        batches_dead=meta.batches_dead,
+        retained_bytes=meta.retained_bytes,
+        totals={GroupState(state): StateTotals(*counts) for state, *counts in ended},
+        fair_share=document(connection, FAIR_SHARE),
+    )
+
+
+# --- admissions -----------------------------------------------------------------------
+
+
+def admit(connection: Connection, asked: AdmissionGrant, budget: int, now: float) -> int:
+    connection.execute("DELETE FROM admission WHERE until <= ?", (now,))
+    known = connection.execute(
+        "SELECT n_seq, until FROM admission WHERE admission_id = ?", (asked.admission_id,)
+    )
+    if known:
+        [(granted, until)] = known
+        connection.execute(
+            "UPDATE admission SET until = ? WHERE admission_id = ?",
+            (max(until, asked.until), asked.admission_id),
+        )
+        return int(granted)
+    room = budget - stats(connection).sequences_accepted - admitted(connection, now)
+    granted = min(max(room, 0), asked.n_seq)
+    if granted > 0:
+        connection.execute(
+            "INSERT INTO admission VALUES (?, ?, ?, ?)",
+            (asked.admission_id, asked.env, granted, asked.until),
+        )
+    return granted
+
+
+def release(connection: Connection, admission_id: str) -> bool:
+    sql = "DELETE FROM admission WHERE admission_id = ? RETURNING admission_id"
+    return bool(connection.execute(sql, (admission_id,)))
+
+
+def admitted(connection: Connection, now: float) -> int:
+    rows = connection.execute("SELECT n_seq FROM admission WHERE until > ?", (now,))
+    return sum(n_seq for (n_seq,) in rows)
