@@ -1,36 +1,35 @@
 """Trackers: services that record metrics, in addition to metrics.jsonl.
 
-    MetricsLog --named (tracker names)--> Guarded --> wandb | tensorboard | swanlab | trackio
+    trainer, environment --metrics--> Guarded --> wandb | tensorboard | swanlab | trackio
 
-The x axis is the trainer's step. A tracker is one module here and one line of ``TRACKERS``.
-A failing tracker does not end a run: its errors are counted, the first is printed, and after
-GIVE_UP_AFTER failures in a row it is no longer called.
+The x axis is the trainer's step. A tracker is one module here, one line of ``TRACKERS`` and one
+name of ``TrackerName``. A failing tracker does not end a run: its errors are counted, the first
+is printed, and after GIVE_UP_AFTER failures in a row it is no longer called.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from atroposlib.errors import ConfigError, RolloutError, boundary
 
-if TYPE_CHECKING:
-    from example_trainer.settings.config import TrainingConfig
-
-__all__ = ["TRACKERS", "Guarded", "OwnSteps", "Run", "Tracker", "open_tracker", "require"]
-
-# Name (of the tracker, of its package, and of the module in this folder that has
-# ``open_tracker(run) -> Tracker``) -> the extra of this package that installs it.
+TrackerName = Literal["wandb", "tensorboard", "swanlab", "trackio"]
+# Name (of the tracker, and of the module in this folder that has
+# ``open_tracker(run) -> Tracker``) -> its packages, and the extras that install them.
 TRACKERS = {
-    "wandb": "wandb",
-    "tensorboard": "trackers",
-    "swanlab": "trackers",
-    "trackio": "trackers",
+    "wandb": (["wandb"], "wandb"),
+    "tensorboard": (["tensorboard", "torch"], "trackers,train"),
+    "swanlab": (["swanlab"], "trackers"),
+    "trackio": (["trackio"], "trackers"),
 }
+DEFAULT_PROJECT = "atropos"
 GIVE_UP_AFTER = 10
 
 
@@ -38,35 +37,33 @@ GIVE_UP_AFTER = 10
 class Run:
     """The run that a tracker records."""
 
-    cfg: TrainingConfig
-    run_id: str | None = None  # the rollout API's; the same after a restart
+    name: str | None = None
+    project: str | None = None  # None: wandb's own default, ``atropos`` in the others
+    group: str | None = None
+    run_id: str | None = None  # a run of the same id is resumed; None: always a new run
     step: int = 0  # steps that are done; more than 0 after a restart
+    directory: Path = Path("logs")  # of trackers that write files
+    settings: Mapping[str, Any] = field(default_factory=dict)  # JSON, without secrets
 
     @property
-    def name(self) -> str | None:
-        """Name of the run: ``run_name``, else the first 8 characters of its id."""
-        return self.cfg.run_name or (self.run_id[:8] if self.run_id else None)
-
-    @property
-    def project(self) -> str:
-        """The project, by default ``atropos``: three of the four trackers require a name."""
-        return self.cfg.wandb_project or "atropos"
+    def shown_name(self) -> str | None:
+        """The name, else the first 8 characters of the id."""
+        return self.name or (self.run_id[:8] if self.run_id else None)
 
     @property
     def key(self) -> str | None:
         """The id in a form that every tracker accepts: [A-Za-z0-9_-], <= 64 characters."""
         return re.sub(r"[^A-Za-z0-9_-]", "-", self.run_id)[:64] if self.run_id else None
 
-    def settings(self) -> dict[str, Any]:
-        """The settings of the run, without secrets."""
-        return self.cfg.model_dump(mode="json", exclude={"inference_token"})
-
 
 class Tracker(Protocol):
     """A service that records metrics. Both methods may raise any exception."""
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Record the metrics of one step. A step that is trained again is recorded again."""
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Record the metrics of one step. A step that is trained again is recorded again.
+
+        Metrics are finite numbers; wandb takes tables, images and text as well.
+        """
 
     def close(self) -> None:
         """Send pending metrics and end the tracker's run."""
@@ -78,11 +75,34 @@ class OwnSteps:
     def __init__(self, run: Any) -> None:
         self._run = run
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+def tracker_names(chosen: Iterable[str], use_wandb: bool) -> list[str]:
+    """Each chosen tracker once; ``use_wandb`` is another way to choose wandb."""
+    names = list(dict.fromkeys(chosen))
+    return names if not use_wandb or "wandb" in names else ["wandb", *names]
+
+
+def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The entries that every tracker takes."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    }
+
+
+def installed(name: str) -> bool:
+    """Whether the packages of a tracker are there; they are not imported."""
+    packages, _ = TRACKERS[name]
+    return all(importlib.util.find_spec(package) is not None for package in packages)
 
 
 def require(name: str) -> None:
@@ -94,9 +114,9 @@ def require(name: str) -> None:
     if name not in TRACKERS:
         known = ", ".join(sorted(TRACKERS))
         raise ConfigError(f"tracker {name!r} is unknown; there are: {known}")
-    if importlib.util.find_spec(name) is None:
-        extra = TRACKERS[name]
-        raise ConfigError(f"tracker {name} needs: pip install 'atroposlib[{extra}]'")
+    if not installed(name):
+        _, extras = TRACKERS[name]
+        raise ConfigError(f"tracker {name} needs: pip install 'atroposlib[{extras}]'")
 
 
 def open_tracker(name: str, run: Run) -> Tracker:
@@ -130,7 +150,7 @@ class Guarded:
         except RolloutError as error:
             self._failed(error, "metrics are recorded without it")
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record one step, or count a failure."""
         if self._tracker is None:
             return

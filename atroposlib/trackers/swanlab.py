@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atroposlib.trackers import OwnSteps, Run
+from atroposlib.trackers import DEFAULT_PROJECT, OwnSteps, Run
 
 
 def open_tracker(run: Run) -> OwnSteps:
@@ -10,11 +10,11 @@ def open_tracker(run: Run) -> OwnSteps:
     import swanlab
 
     started = swanlab.init(
-        project=run.project,
-        group=run.cfg.wandb_group,
-        name=run.name,
+        project=run.project or DEFAULT_PROJECT,
+        group=run.group,
+        name=run.shown_name,
         id=run.key,
         resume="allow" if run.key else None,
-        config=run.settings(),
+        config=dict(run.settings),
     )
     return OwnSteps(started)  # accepts a repeated step

@@ -1,10 +1,9 @@
-"""Tracker for TensorBoard: event files in ``<log_dir>/tensorboard/<run>``."""
+"""Tracker for TensorBoard: event files in ``<directory>/tensorboard/<run>``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ def open_tracker(run: Run) -> Tensorboard:
     """Start an event file; after a restart, repeated steps replace the earlier ones."""
     from torch.utils.tensorboard import SummaryWriter
 
-    directory = Path(run.cfg.log_dir) / "tensorboard" / (run.name or "run")
+    directory = run.directory / "tensorboard" / (run.shown_name or "run")
     # Also purges earlier steps if the step is 0: another run then uses the directory.
     writer: Any = SummaryWriter(str(directory), purge_step=run.step + 1)
-    settings = json.dumps(run.settings(), indent=2)
+    settings = json.dumps(dict(run.settings), indent=2)
     writer.add_text("settings", "    " + settings.replace("\n", "\n    "), run.step)
     return Tensorboard(writer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atroposlib.trackers import OwnSteps, Run
+from atroposlib.trackers import DEFAULT_PROJECT, OwnSteps, Run
 
 
 def open_tracker(run: Run) -> OwnSteps:
@@ -10,11 +10,11 @@ def open_tracker(run: Run) -> OwnSteps:
     import trackio
 
     started = trackio.init(
-        project=run.project,
-        name="-".join(part for part in (run.cfg.run_name, run.key) if part) or None,
-        group=run.cfg.wandb_group,
+        project=run.project or DEFAULT_PROJECT,
+        name="-".join(part for part in (run.name, run.key) if part) or None,
+        group=run.group,
         resume="allow" if run.key else "never",
-        config=run.settings(),
+        config=dict(run.settings),
         embed=False,
     )
     return OwnSteps(started)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atroposlib.errors import ConfigError
-
-if TYPE_CHECKING:
-    from atroposlib.trackers import Run
+from atroposlib.trackers import OwnSteps, Run, Tracker
 
 AXIS = "step"
 
@@ -25,14 +23,14 @@ class Wandb:
         run.define_metric(AXIS, hidden=True)
         run.define_metric("*", step_metric=AXIS)
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
         self._run.log({**metrics, AXIS: step})
 
     def close(self) -> None:
         self._run.finish()
 
 
-def open_tracker(run: Run) -> Wandb:
+def open_tracker(run: Run) -> Tracker:
     """Start a run, or resume the one of the same id.
 
     Raises:
@@ -44,14 +42,16 @@ def open_tracker(run: Run) -> Wandb:
     try:
         started = wandb.init(
             project=run.project,
-            group=run.cfg.wandb_group,
-            name=run.name,
+            group=run.group,
+            name=run.shown_name,
             id=run.key,
-            resume="allow",
-            config=run.settings(),
+            resume="allow" if run.key else None,
+            config=dict(run.settings),
         )
     except UsageError as error:  # no API key and no terminal to enter one
         raise ConfigError(
-            f"wandb: {str(error).rstrip('.')}; run `wandb login`, or set WANDB_MODE=offline"
+            f"wandb: {str(error).rstrip('.')}; run `wandb login`, set WANDB_MODE=offline, or"
+            " set use_wandb to false"
         ) from error
-    return Wandb(started)
+    # A run that is never resumed repeats no step: wandb's own counter is the step.
+    return Wandb(started) if run.key else OwnSteps(started)

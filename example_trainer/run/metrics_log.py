@@ -23,13 +23,13 @@ trackers. In nats per token unless stated otherwise:
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from atroposlib import trackers
@@ -158,7 +158,15 @@ class MetricsLog:
         self._file.close()
 
     def _start_trackers(self, step: int) -> None:
-        run = trackers.Run(self._cfg, self._run_id, step)
+        run = trackers.Run(
+            name=self._cfg.run_name,
+            project=self._cfg.wandb_project or trackers.DEFAULT_PROJECT,
+            group=self._cfg.wandb_group,
+            run_id=self._run_id,
+            step=step,
+            directory=Path(self._cfg.log_dir),
+            settings=self._cfg.model_dump(mode="json", exclude={"inference_token"}),
+        )
         self._trackers = [
             trackers.Guarded(name, partial(trackers.open_tracker, name, run))
             for name in self._cfg.tracker_names
@@ -309,10 +317,7 @@ def tracker_name(name: str) -> str:
 def tracked(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of a record under their tracker names."""
     return {
-        tracker_name(name): float(value)
-        for name, value in record.items()
+        tracker_name(name): value
+        for name, value in trackers.finite_numbers(record).items()
         if name not in NOT_METRICS
-        and isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
     }

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from atroposlib.trackers import TrackerName, tracker_names
 from example_trainer.settings.section import Section
 
 
@@ -94,7 +95,7 @@ class WatchSettings(Section):
     metrics_path: str | None = Field(
         None, description="one JSON line per step (default: log_dir/metrics.jsonl)"
     )
-    trackers: list[Literal["wandb", "tensorboard", "swanlab", "trackio"]] = Field(
+    trackers: list[TrackerName] = Field(
         [],
         description="where metrics go in addition to the file; names in atroposlib.trackers",
     )
@@ -109,8 +110,7 @@ class WatchSettings(Section):
 
     @property
     def tracker_names(self) -> list[str]:
-        names: list[str] = list(dict.fromkeys(self.trackers))
-        return names if not self.use_wandb or "wandb" in names else ["wandb", *names]
+        return tracker_names(self.trackers, self.use_wandb)
 
     @property
     def metrics_file(self) -> Path:

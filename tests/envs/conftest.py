@@ -57,15 +57,13 @@ class RunningApi:
         client = RolloutClient(self.url)
         client.register(
             Registration(
-                wandb_group="",
-                wandb_project="",
                 batch_size=batch_size,
                 max_token_len=512,
                 checkpoint_dir="",
                 save_checkpoint_interval=0,
                 starting_step=0,
                 num_steps=num_steps,
-                **more,
+                **{"wandb_group": "", "wandb_project": "", **more},
             )
         )
         client.claim(wait_s=0)

@@ -9,13 +9,9 @@ from types import ModuleType, SimpleNamespace
 from atroposlib.trackers import Run
 
 
-def run_of(step=0, run_id="run/1", log_dir=".", **changes) -> Run:
-    cfg = SimpleNamespace(
-        **{"run_name": "night", "wandb_project": None, "wandb_group": "g", **changes},
-        log_dir=str(log_dir),
-        model_dump=lambda mode, exclude: {"lr": 0.1, "without": sorted(exclude)},
-    )
-    return Run(cfg, run_id, step)
+def run_of(**changes) -> Run:
+    given = {"name": "night", "group": "g", "run_id": "run/1", "settings": {"lr": 0.1}}
+    return Run(**{**given, **changes})
 
 
 def recorded_package(monkeypatch, name):

@@ -16,7 +16,7 @@ def test_a_run_is_resumed_by_its_id(monkeypatch):
         "name": "night",
         "id": "run-1",
         "resume": "allow",
-        "config": {"lr": 0.1, "without": ["inference_token"]},
+        "config": {"lr": 0.1},
     }
     assert (logged, ended) == (("log", {"train/loss": 0.5}, 5), ("finish",))
 

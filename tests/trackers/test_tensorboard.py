@@ -10,11 +10,11 @@ def test_repeated_steps_replace_the_earlier_ones(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    first = open_tracker(run_of(log_dir=tmp_path))
+    first = open_tracker(run_of(directory=tmp_path))
     for step in (1, 2, 3):
         first.log({"train/loss": 0.5}, step)
     first.close()
-    again = open_tracker(run_of(step=1, log_dir=tmp_path))
+    again = open_tracker(run_of(step=1, directory=tmp_path))
     again.log({"train/loss": 0.25}, 2)
     again.close()
     events = EventAccumulator(str(tmp_path / "tensorboard" / "night"))

@@ -7,7 +7,7 @@ from tests.trackers.runs import recorded_package, run_of
 
 
 @pytest.mark.parametrize(
-    ("run_name", "run_id", "name", "resume"),
+    ("given_name", "run_id", "name", "resume"),
     [
         ("night", "run/1", "night-run-1", "allow"),
         (None, "run/1", "run-1", "allow"),
@@ -16,10 +16,10 @@ from tests.trackers.runs import recorded_package, run_of
     ],
 )
 def test_the_name_holds_the_id_by_which_a_run_is_resumed(
-    monkeypatch, run_name, run_id, name, resume
+    monkeypatch, given_name, run_id, name, resume
 ):
     calls = recorded_package(monkeypatch, "trackio")
-    tracker = open_tracker(run_of(run_name=run_name, run_id=run_id))
+    tracker = open_tracker(run_of(name=given_name, run_id=run_id))
     tracker.log({"train/loss": 0.5}, 5)
     tracker.close()
     (_, given), logged, ended = calls

@@ -31,6 +31,7 @@ from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
+from atroposlib.trackers import require
 from atroposlib.type_definitions import Item
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 from atroposlib.wire import EnvRegistered
@@ -147,6 +148,8 @@ class EnvRuntime(EnvHooks):
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
+        for name in config.trackers:
+            require(name)
         before = frozenset(vars(self))  # some environments set theirs before this call
         self.config = config.model_copy()
         self.server = ServerManager(
@@ -360,7 +363,11 @@ class EnvRuntime(EnvHooks):
         scored = outcome.status is RolloutStatus.SCORED
         self.metrics_logger.rollout_ended(outcome.seconds, scored=scored)
 
-    # --- end --------------------------------------------------------------------------
+    # --- metrics, end -----------------------------------------------------------------
+
+    def logs_to_wandb(self) -> bool:
+        """Whether a metrics sink takes tables."""
+        return self.metrics_logger.shows_tables
 
     async def close(self) -> None:
         """Flush and close the files, the metrics and the connections to the servers."""
@@ -368,7 +375,3 @@ class EnvRuntime(EnvHooks):
             self.group_file.close()
         self.metrics_logger.close()
         await self.server.close()
-
-    def logs_to_wandb(self) -> bool:
-        """Whether a metrics sink takes tables."""
-        return self.metrics_logger.shows_tables

@@ -1,6 +1,6 @@
 """Metrics of an environment: the runtime's measurements, and the sinks that record them.
 
-The log and ``jsonl`` (``metrics_path``) are always available; Weights & Biases is one more sink.
+The log and ``jsonl`` (``metrics_path``) are always available; each tracker is one more sink.
 A sink receives ``(metrics, step)`` and drops what it cannot show, such as a table in a file.
 """
 
@@ -13,12 +13,14 @@ import string
 import time
 from collections.abc import Mapping
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from atroposlib.envs.rollout.groups import plain
+from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.sender import GroupStats
-from atroposlib.errors import ConfigError
+from atroposlib.trackers import Guarded, Run, finite_numbers, installed, open_tracker
 from atroposlib.trackers.jsonl import Jsonl
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
 
@@ -110,43 +112,35 @@ class MetricsLogger:
         for sink in self.sinks:
             sink.write(metrics, step)
 
-    def add_wandb(
-        self,
-        name: str,
-        config: dict[str, Any],
-        project: str | None = None,
-        group: str | None = None,
-        prefix: str = "",
-    ) -> None:
-        """Add a Weights & Biases run, if the package is installed; else log a warning.
+    def open_trackers(self, run: JoinedRun) -> None:
+        """Record in the trackers of the settings too, each in a new run of its own.
+
+        ``use_wandb`` without the package is a line of the log.
 
         Raises:
-            ConfigError: wandb does not start.
+            ConfigError: a tracker requires an account.
         """
-        try:
-            import wandb
-        except ImportError:
-            logger.warning("wandb is not installed: metrics go to log and metrics_path only")
-            return
+        names = run.config.tracker_names
+        if "wandb" in names and not installed("wandb"):
+            logger.warning("wandb is not installed: metrics are recorded without it")
+            names.remove("wandb")
         suffix = "".join(random.choices(string.ascii_lowercase, k=6))
-        try:
-            run = wandb.init(
-                name=f"{name}-{date.today().isoformat()}-{suffix}",
-                project=project or None,
-                group=group or None,
-                config=config,
-            )
-        except wandb.Error as error:
-            raise ConfigError(
-                f"wandb did not start: {error}. Log in, set WANDB_MODE=offline, or pass "
-                "--env.use_wandb false"
-            ) from error
-        self.sinks.append(WandbSink(run, prefix))
+        tracked = Run(
+            name=f"{run.label()}-{date.today().isoformat()}-{suffix}",
+            project=run.project or None,
+            group=run.group or None,
+            directory=Path(run.config.log_dir),
+            settings=run.config.model_dump(mode="json"),
+        )
+        prefix = f"{run.name}_" if run.name else ""
+        for name in names:
+            guarded = Guarded(name, partial(open_tracker, name, tracked))
+            self.sinks.append(TrackerSink(guarded, prefix))
 
     @property
     def shows_tables(self) -> bool:
         """Whether a sink takes tables."""
-        return any(isinstance(sink, WandbSink) for sink in self.sinks)
+        return any(getattr(sink, "shows_tables", False) for sink in self.sinks)
 
     def close(self) -> None:
         """Flush and close every sink."""
@@ -205,27 +199,31 @@ class LogSink:
         """Nothing to close."""
 
 
-class WandbSink:
-    """Weights & Biases; tables and images pass through.
+class TrackerSink:
+    """A tracker: wandb takes whatever is emitted, the others take the finite numbers.
 
     ``prefix`` goes before names that begin with ``train``: environments share a group there.
     """
 
-    def __init__(self, run: Any, prefix: str = "") -> None:
-        self._run = run
-        self.prefix = prefix
+    def __init__(self, tracker: Guarded, prefix: str = "") -> None:
+        self._tracker = tracker
+        self._prefix = prefix
+        self.shows_tables = tracker.name == "wandb"
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Log to the run."""
-        named = {
-            self.prefix + name if name.startswith("train") else name: value
-            for name, value in metrics.items()
-        }
-        self._run.log(named, step=step)
+        """Log to the tracker."""
+        shown = metrics if self.shows_tables else finite_numbers(scalars(metrics))
+        self._tracker.log(
+            {
+                self._prefix + name if name.startswith("train") else name: value
+                for name, value in shown.items()
+            },
+            step,
+        )
 
     def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
+        """End the tracker's run."""
+        self._tracker.close()
 
 
 def local_sinks(env: str, metrics_path: str | None) -> list[Sink]:

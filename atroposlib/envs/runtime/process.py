@@ -40,8 +40,7 @@ async def run_process(env: EnvRuntime) -> int:
         raise ConfigError(f"total_steps is the number of groups to make, not {wanted}")
     shutdown = Shutdown()
     shutdown.listen()
-    if env.config.use_wandb:
-        env.metrics_logger.add_wandb(env.label(), env.config.model_dump(mode="json"))
+    env.metrics_logger.open_trackers(env.joined_run)
     try:
         with boundary(env.label(), None, "setup"):
             await shutdown.or_shutdown(env.setup())

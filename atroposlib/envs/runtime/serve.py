@@ -131,21 +131,12 @@ class Serve:
             re_register=self.registration.re_register,
             requeue=env.pool.backlog.append,
         )
-        if env.config.use_wandb:
-            await self._open_wandb()
+        if env.config.tracker_names:
+            info = await self.client.wandb_info()
+            self._run.project, self._run.group = info.get("project"), info.get("group")
+            env.metrics_logger.open_trackers(self._run)
         if self._run.step > 0:
             env.load_checkpoint()
-
-    async def _open_wandb(self) -> None:
-        env, run, info = self.env, self._run, await self.client.wandb_info()
-        run.project, run.group = info.get("project"), info.get("group")
-        env.metrics_logger.add_wandb(
-            env.label(),
-            env.config.model_dump(mode="json"),
-            run.project,
-            run.group,
-            prefix=f"{run.name}_",
-        )
 
     # --- one turn of the loop ---------------------------------------------------------
 

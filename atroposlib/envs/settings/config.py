@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
+from atroposlib.trackers import TrackerName, tracker_names
 from atroposlib.utils.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,11 @@ class BaseEnvConfig(BaseModel):
     use_wandb: bool = Field(
         default=True, description="log to Weights & Biases if it is installed"
     )
+    trackers: list[TrackerName] = Field(
+        default=[],
+        description="serve, process: where metrics go besides the log and metrics_path",
+    )
+    log_dir: str = Field(default="./logs", description="directory of tensorboard's files")
     rollout_server_url: str = Field(
         default="http://localhost:8000", description="address of the rollout API"
     )
@@ -216,6 +222,11 @@ class BaseEnvConfig(BaseModel):
                 hint = nearest(name, list(cls.model_fields))
                 warnings.warn(f"{cls.__name__} has no field {name!r}{hint}", stacklevel=3)
         return values
+
+    @property
+    def tracker_names(self) -> list[str]:
+        """The trackers that are chosen, by ``use_wandb`` too."""
+        return tracker_names(self.trackers, self.use_wandb)
 
     def __getattr__(self, name: str) -> Any:
         # Released environments read the old names, which are not fields.

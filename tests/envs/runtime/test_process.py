@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv
-from atroposlib.envs.runtime.metrics_logger import MetricsLogger
+from atroposlib.envs.runtime import metrics_logger
 from atroposlib.envs.runtime.process import OnlyFailures, run_evaluate
 from atroposlib.envs.runtime.shutdown import StopRequested
 from atroposlib.errors import ConfigError, InferenceUnavailable, RolloutError
@@ -178,11 +178,13 @@ async def test_dropped_and_short_groups_are_not_counted_as_kept(process_env, tmp
 
 async def test_wandb_is_opened_only_if_configured(process_env, monkeypatch):
     opened = []
-    monkeypatch.setattr(MetricsLogger, "add_wandb", lambda *settings: opened.append(settings))
+    monkeypatch.setattr(metrics_logger, "open_tracker", lambda name, run: opened.append(name))
+    monkeypatch.setattr(metrics_logger, "installed", lambda name: True)
     await process_env(total_steps=1, use_wandb=False).process_manager()
     assert opened == []
-    await process_env(total_steps=1, use_wandb=True).process_manager()
-    assert len(opened) == 1
+    env = process_env(total_steps=1, use_wandb=True, num_rollouts_to_keep=0)
+    await env.process_manager()
+    assert opened == ["wandb"]
 
 
 class SampleEnv(ToyEnv):
