@@ -91,7 +91,7 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
     return routes
 
 
-async def _streamed(api: AgentApi, call: IdempotentCall, keep_alive_s: float) -> Response:
+async def _streamed(api: AgentApi[Any], call: IdempotentCall, keep_alive_s: float) -> Response:
     """Stream the response. A failure after ``keep_alive_s`` becomes a frame, not a status."""
     await asyncio.wait({call.task}, timeout=keep_alive_s)
     if call.task.done():

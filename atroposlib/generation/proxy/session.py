@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from atroposlib.errors import AtroposError, InferenceRefused, boundary
 from atroposlib.generation.proxy.apis.exchange import (
     Json,
-    Kind,
     SamplingRequest,
     SamplingResponse,
     bare_id,
@@ -135,7 +134,7 @@ class ProxySession:
         created = int(time.time())
         keywords = {**request.keywords(), "split": request.split}
         with boundary("proxy", self.uuid, "generation"):
-            if request.kind is Kind.TEXT:
+            if request.prompt is not None:
                 completion = await self.managed.completion(**keywords)
             else:
                 completion = await self.managed.chat_completion(**keywords)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 from jinja2.exceptions import TemplateError
@@ -19,7 +19,15 @@ from atroposlib.errors import (
     Unauthorized,
     UnknownSession,
 )
-from atroposlib.generation.proxy.apis.exchange import Json, SamplingRequest, SamplingResponse
+from atroposlib.generation.proxy.apis.exchange import (
+    Body,
+    Json,
+    SamplingRequest,
+    SamplingResponse,
+    parsed,
+)
+
+B = TypeVar("B", bound=Body)
 
 _STATUS_OF: dict[type[AtroposError], int] = {
     UnknownSession: 404,
@@ -47,19 +55,31 @@ class ApiSession(Protocol):
     def conversation(self, response_id: str) -> list[Json] | None: ...
 
 
-class AgentApi(ABC):
+class AgentApi(ABC, Generic[B]):
     """One request of one API: reads the body, writes the reply or the stream.
 
     Raises (from the constructor):
-        InferenceRefused: 400; the body is not a request of this API.
+        InferenceRefused: 400; the body is not a request of this API, or a field, message or
+            tool in it is not served.
+        ConfigError: content that is not text.
     """
 
-    request: SamplingRequest
-    stream: bool
+    body_type: type[B]
+    rejected_fields: ClassVar[tuple[str, ...]] = ()
     keep_alive = b": still sampling\n\n"
 
+    def __init__(self, session: ApiSession, raw: Json) -> None:
+        self.session = session
+        self.body = parsed(raw, self.body_type)
+        self.stream = bool(self.body.stream)
+        for name in self.rejected_fields:
+            if raw.get(name):
+                raise InferenceRefused(400, f"{name}: not served")
+        self.request = self.read(raw)
+
     @abstractmethod
-    def __init__(self, session: ApiSession, raw: Json) -> None: ...
+    def read(self, raw: Json) -> SamplingRequest:
+        """The common form of the request: ``body``, and the fields of ``raw`` not in it."""
 
     @abstractmethod
     def reply(self, response: SamplingResponse) -> Json:

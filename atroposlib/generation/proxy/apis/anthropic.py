@@ -6,33 +6,29 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from atroposlib.errors import InferenceRefused
 from atroposlib.generation.chat.template import content_text
-from atroposlib.generation.proxy.apis.agent_api import (
-    AgentApi,
-    ApiSession,
-    anthropic_body,
-    event_frame,
-)
+from atroposlib.generation.proxy.apis.agent_api import AgentApi, anthropic_body, event_frame
 from atroposlib.generation.proxy.apis.chat import pieces
 from atroposlib.generation.proxy.apis.exchange import (
+    Body,
     Json,
     SamplingRequest,
     SamplingResponse,
+    chat_call,
     function_tools,
-    parsed,
     plain_messages,
     reject_formats,
     sampling_of,
+    tool_message,
 )
+from atroposlib.generation.sampling.generation import stop_strings
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class MessagesBody(msgspec.Struct, kw_only=True):
+class MessagesBody(Body, kw_only=True):
     """Fields of a Messages request that are read here; all others are passed on."""
 
     messages: list[dict[str, Any]]
@@ -41,8 +37,6 @@ class MessagesBody(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    stream: bool | None = None
     thinking: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     container: Any = None
@@ -53,18 +47,34 @@ class MessagesBody(msgspec.Struct, kw_only=True):
     cache_control: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    split: str | None = None
 
 
-class MessagesApi(AgentApi):
+class MessagesApi(AgentApi[MessagesBody]):
     """POST messages."""
 
+    body_type = MessagesBody
+    rejected_fields = ("output_format", "mcp_servers", "container")
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, session: ApiSession, raw: Json) -> None:
-        self.body = parsed(raw, MessagesBody)
-        self.request = messages_request(raw, self.body)
-        self.stream = bool(self.body.stream)
+    def read(self, raw: Json) -> SamplingRequest:
+        body, choice = self.body, self.body.tool_choice or {}
+        reject_formats((body.output_config or {}).get("format"))
+        messages: list[Json] = []
+        if body.system and body.messages:
+            system = content_text(body.system, "system")
+            messages.append({"role": "system", "content": system})
+        for i, message in enumerate(body.messages):
+            messages += _chat_messages(message, f"messages[{i}]")
+        return SamplingRequest(
+            messages=plain_messages(messages),
+            tools=function_tools([_nested_tool(tool) for tool in body.tools or []]),
+            tool_choice=_nested_choice(choice),
+            stop=stop_strings({"stop": body.stop_sequences}),
+            sampling=sampling_of(raw, MessagesBody, max_tokens=body.max_tokens),
+            template=body.chat_template_kwargs,
+            split=body.split,
+            one_tool_call=bool(choice.get("disable_parallel_tool_use")),
+        )
 
     def reply(self, response: SamplingResponse) -> Json:
         return messages_reply(response)
@@ -78,36 +88,6 @@ class MessagesApi(AgentApi):
 
     def error_frame(self, status: int, message: str) -> bytes:
         return event_frame(self.error_body(status, message))
-
-
-def messages_request(raw: Mapping[str, Any], body: MessagesBody) -> SamplingRequest:
-    """The common form of a Messages request.
-
-    Raises:
-        InferenceRefused: 400; a field, block or tool that is not served.
-    """
-    for name in ("output_format", "mcp_servers", "container"):
-        if getattr(body, name):
-            raise InferenceRefused(400, f"{name}: not served")
-    reject_formats((body.output_config or {}).get("format"))
-    choice = body.tool_choice or {}
-    messages: list[Json] = []
-    if body.system:
-        messages.append({"role": "system", "content": content_text(body.system, "system")})
-    for i, message in enumerate(body.messages):
-        messages += _chat_messages(message, i)
-    if not body.messages:
-        messages = []
-    return SamplingRequest(
-        messages=plain_messages(messages),
-        tools=function_tools([_nested_tool(tool) for tool in body.tools or []]),
-        tool_choice=_nested_choice(choice),
-        stop=[word for word in body.stop_sequences or [] if word] or None,
-        sampling=sampling_of(raw, MessagesBody, max_tokens=body.max_tokens),
-        template=body.chat_template_kwargs,
-        split=body.split,
-        one_tool_call=bool(choice.get("disable_parallel_tool_use")),
-    )
 
 
 def messages_reply(response: SamplingResponse) -> Json:
@@ -183,48 +163,31 @@ def _usage(response: SamplingResponse, output_tokens: int) -> Json:
     return {"input_tokens": response.prompt_tokens, "output_tokens": output_tokens}
 
 
-def _chat_messages(message: Mapping[str, Any], i: int) -> list[Json]:
+def _chat_messages(message: Mapping[str, Any], where: str) -> list[Json]:
     """OpenAI messages of one Anthropic message: tool results, then text and calls."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
-        raise InferenceRefused(400, f"messages[{i}].role: user or assistant")
-    where = f"messages[{i}]"
+        raise InferenceRefused(400, f"{where}.role: user or assistant")
     if not isinstance(content, list):
         return [{"role": role, "content": content_text(content, where)}]
     texts: list[Any] = []
     calls: list[Json] = []
     results: list[Json] = []
+    skipped = ("thinking", "redacted_thinking")  # the reasoning is part of the turn's text
     for block in content:
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind == "tool_use":
-            calls.append(_chat_call(block, where))
+            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+            error = f"{where}: a tool_use has an id and a name"
+            calls.append(chat_call(block.get("id"), block.get("name"), arguments, error=error))
         elif kind == "tool_result":
-            results.append(_tool_message(block, where))
-        elif kind not in (
-            "thinking",
-            "redacted_thinking",
-        ):  # the reasoning is part of the turn's text
+            results.append(tool_message(block.get("tool_use_id"), block.get("content"), where))
+        elif kind not in skipped:
             texts.append(block)
-    if calls:
-        text = content_text(texts, where)
-        return [*results, {"role": role, "content": text, "tool_calls": calls}]
-    if texts or not results:
-        return [*results, {"role": role, "content": content_text(texts, where)}]
-    return results
-
-
-def _chat_call(block: Mapping[str, Any], where: str) -> Json:
-    call_id, name = block.get("id"), block.get("name")
-    if not isinstance(call_id, str) or not isinstance(name, str):
-        raise InferenceRefused(400, f"{where}: a tool_use has an id and a name")
-    arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-    function = {"name": name, "arguments": arguments}
-    return {"id": call_id, "type": "function", "function": function}
-
-
-def _tool_message(block: Mapping[str, Any], where: str) -> Json:
-    content = content_text(block.get("content"), where)
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+    if results and not texts and not calls:
+        return results
+    turn = {"role": role, "content": content_text(texts, where)}
+    return [*results, {**turn, "tool_calls": calls} if calls else turn]
 
 
 def _nested_tool(tool: Mapping[str, Any]) -> Json:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,23 +37,15 @@ MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name")
 ID_HEX_DIGITS = 12
 
 
-class Kind(str, Enum):
-    """Call of the managed session that samples."""
-
-    CHAT = "chat"
-    TEXT = "text"
-
-
 @dataclass(frozen=True, kw_only=True)
 class SamplingRequest:
     """What to sample. ``sampling`` is passed to the inference server unchanged."""
 
-    kind: Kind = Kind.CHAT
     messages: list[Json] = field(default_factory=list)
-    prompt: str | list[int] = ""  # of a text completion
+    prompt: str | list[int] | None = None  # of a text completion; None: a chat
     tools: list[Json] | None = None
     tool_choice: Any = None
-    stop: list[str] | None = None
+    stop: Sequence[str] = ()
     sampling: Json = field(default_factory=dict)
     template: Json | None = None  # chat_template_kwargs
     split: str | None = None  # "train" or "eval"; None: the session's
@@ -64,7 +55,7 @@ class SamplingRequest:
     def keywords(self) -> Json:
         """Arguments of ``ManagedServer.chat_completion`` or ``completion``."""
         found: Json = {**self.sampling}
-        if self.kind is Kind.TEXT:
+        if self.prompt is not None:
             found["prompt"] = self.prompt
         else:
             found["messages"] = self.messages
@@ -105,6 +96,14 @@ class SamplingResponse:
 
 
 # --- requests ---
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """Fields that the bodies of all APIs have; fields that a body lacks are passed on."""
+
+    temperature: float | None = None
+    split: str | None = None
+    stream: bool | None = None
 
 
 def parsed(body: Any, shape: type[B]) -> B:
@@ -175,6 +174,19 @@ def reject_formats(given: Mapping[str, Any] | None) -> None:
     if kind != "text":
         reason = f"{kind} needs constrained decoding, which would not be the policy"
         raise InferenceRefused(400, f"response_format: {reason}")
+
+
+def chat_call(call_id: Any, name: Any, arguments: str, *, error: str) -> Json:
+    """A tool call of a chat message. ``error`` is the reason of a rejection (400)."""
+    if not isinstance(call_id, str) or not isinstance(name, str):
+        raise InferenceRefused(400, error)
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def tool_message(call_id: Any, result: Any, where: str) -> Json:
+    """The result of a tool call as a chat message."""
+    return {"role": "tool", "tool_call_id": call_id, "content": content_text(result, where)}
 
 
 # --- responses ---
@@ -251,7 +263,7 @@ def cut_at_stop(text: str, stop: Sequence[str] | None) -> str:
 def _choice(
     choice: Any, node: SequenceNode, request: SamplingRequest, prompt_tokens: int
 ) -> Choice:
-    if request.kind is Kind.TEXT:
+    if request.prompt is not None:
         content, calls = choice.text, []
     else:
         content = choice.message.content

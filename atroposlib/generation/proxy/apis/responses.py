@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any
-
-import msgspec
 
 from atroposlib.errors import InferenceRefused
 from atroposlib.generation.chat.template import content_text
-from atroposlib.generation.proxy.apis.agent_api import AgentApi, ApiSession, event_frame
-from atroposlib.generation.proxy.apis.chat import pieces
+from atroposlib.generation.proxy.apis.agent_api import AgentApi, event_frame
+from atroposlib.generation.proxy.apis.chat import chat_message, pieces
 from atroposlib.generation.proxy.apis.exchange import (
+    Body,
     Json,
     SamplingRequest,
     SamplingResponse,
+    chat_call,
     function_tools,
-    parsed,
     plain_messages,
     reject_formats,
     sampling_of,
+    tool_message,
 )
+from atroposlib.generation.sampling.generation import stop_strings
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True):
+class ResponsesBody(Body, kw_only=True):
     """Fields of a Responses request that are read here; all others are passed on."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -46,25 +45,39 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
     stop: str | list[str] | None = None
-    split: str | None = None
-    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ResponsesApi(AgentApi):
+class ResponsesApi(AgentApi[ResponsesBody]):
     """POST responses."""
 
-    def __init__(self, session: ApiSession, raw: Json) -> None:
-        self.body = parsed(raw, ResponsesBody)
+    body_type = ResponsesBody
+    rejected_fields = ("background", "conversation", "prompt")
+
+    def read(self, raw: Json) -> SamplingRequest:
+        body = self.body
+        reject_formats((body.text or {}).get("format"))
         earlier: list[Json] | None = []
-        if self.body.previous_response_id:
-            earlier = session.conversation(self.body.previous_response_id)
+        if body.previous_response_id:
+            earlier = self.session.conversation(body.previous_response_id)
         if earlier is None:
             raise InferenceRefused(404, "previous_response_id: no such response here")
-        self.request, self._conversation = responses_request(raw, self.body, earlier)
-        self.stream = bool(self.body.stream)
-        self._session = session
+        # A later response continues it without these instructions, as in OpenAI's API.
+        self._conversation = [*earlier, *messages_of(body.input)]
+        messages = self._conversation
+        if body.instructions:
+            messages = [{"role": "system", "content": body.instructions}, *messages]
+        return SamplingRequest(
+            messages=plain_messages(messages),
+            tools=function_tools(_nested_tools(body.tools)),
+            tool_choice=_nested_choice(body.tool_choice),
+            stop=stop_strings(raw),
+            sampling=sampling_of(raw, ResponsesBody, max_tokens=body.max_output_tokens),
+            template=body.chat_template_kwargs,
+            split=body.split,
+            one_tool_call=body.parallel_tool_calls is False,
+        )
 
     def reply(self, response: SamplingResponse) -> Json:
         self._store_conversation(response)
@@ -72,47 +85,16 @@ class ResponsesApi(AgentApi):
 
     def frames(self, response: SamplingResponse) -> Iterator[bytes]:
         self._store_conversation(response)
-        return map(event_frame, responses_events(response, self.body))
+        for number, event in enumerate(responses_events(response, self.body)):
+            yield event_frame({**event, "sequence_number": number})
 
     def error_frame(self, status: int, message: str) -> bytes:
         error = self.error_body(status, message)["error"]
         return event_frame({**error, "type": "error", "sequence_number": 0})
 
     def _store_conversation(self, response: SamplingResponse) -> None:
-        turns = [*self._conversation, assistant_message(response)]
-        self._session.conversations[response.id] = turns
-
-
-def responses_request(
-    raw: Mapping[str, Any], body: ResponsesBody, earlier: Sequence[Json]
-) -> tuple[SamplingRequest, list[Json]]:
-    """The common form of a request, and its conversation without the instructions.
-
-    A later response continues that conversation.
-
-    Args:
-        earlier: conversation of ``previous_response_id``, without its instructions, as in
-            OpenAI's API.
-    """
-    reject_formats((body.text or {}).get("format"))
-    for name in ("background", "conversation", "prompt"):
-        if getattr(body, name):
-            raise InferenceRefused(400, f"{name}: not served")
-    conversation = [*earlier, *messages_of(body.input)]
-    instructions = (
-        [{"role": "system", "content": body.instructions}] if body.instructions else []
-    )
-    request = SamplingRequest(
-        messages=plain_messages([*instructions, *conversation]),
-        tools=function_tools(_nested_tools(body.tools)),
-        tool_choice=_nested_choice(body.tool_choice),
-        stop=[body.stop] if isinstance(body.stop, str) else body.stop,
-        sampling=sampling_of(raw, ResponsesBody, max_tokens=body.max_output_tokens),
-        template=body.chat_template_kwargs,
-        split=body.split,
-        one_tool_call=body.parallel_tool_calls is False,
-    )
-    return request, conversation
+        turns = [*self._conversation, chat_message(response.choices[0])]
+        self.session.conversations[response.id] = turns
 
 
 def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Json]:
@@ -130,19 +112,16 @@ def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Json]:
             text = content_text(item.get("content"), f"input[{i}]")
             messages.append({"role": item.get("role"), "content": text})
         elif kind == "function_call":
-            _add_call(messages, _chat_call(item, i))
+            call_id, arguments = item.get("call_id"), item.get("arguments") or "{}"
+            error = f"input[{i}]: a function_call has a call_id and a name"
+            _add_call(messages, chat_call(call_id, item.get("name"), arguments, error=error))
         elif kind == "function_call_output":
-            messages.append(_tool_message(item, i))
+            output = item.get("output")
+            text = output if isinstance(output, (str, list)) else json.dumps(output)
+            messages.append(tool_message(item.get("call_id"), text, f"input[{i}]"))
         elif kind != "reasoning":  # the reasoning is part of the turn's text
             raise InferenceRefused(400, f"input[{i}]: items of type {kind} are not served")
     return messages
-
-
-def assistant_message(response: SamplingResponse) -> Json:
-    """The first choice as a message of later requests."""
-    choice = response.choices[0]
-    message: Json = {"role": "assistant", "content": choice.content}
-    return {**message, "tool_calls": choice.tool_calls} if choice.tool_calls else message
 
 
 def responses_reply(response: SamplingResponse, body: ResponsesBody) -> Json:
@@ -226,22 +205,6 @@ def _add_call(messages: list[Json], call: Json) -> None:
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
 
 
-def _chat_call(item: Mapping[str, Any], i: int) -> Json:
-    call_id, name = item.get("call_id"), item.get("name")
-    if not isinstance(call_id, str) or not isinstance(name, str):
-        raise InferenceRefused(400, f"input[{i}]: a function_call has a call_id and a name")
-    function = {"name": name, "arguments": item.get("arguments") or "{}"}
-    return {"id": call_id, "type": "function", "function": function}
-
-
-def _tool_message(item: Mapping[str, Any], i: int) -> Json:
-    output = item.get("output")
-    if not isinstance(output, (str, list)):
-        output = json.dumps(output)
-    content = content_text(output, f"input[{i}]")
-    return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
-
-
 def _nested_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Json] | None:
     """``{"type": "function", "name": ...}`` -> ``{"type": "function", "function": {...}}``."""
     nested: list[Json] = []
@@ -263,23 +226,13 @@ def _nested_choice(choice: str | Mapping[str, Any] | None) -> Any:
 
 def responses_events(response: SamplingResponse, body: ResponsesBody) -> Iterator[Json]:
     """Events of a stream: ``created``, ``in_progress``, items and deltas, whole response."""
-    numbers = count()
-    whole = responses_reply(response, body)
-    for event in _unnumbered(response, body, whole):
-        yield {**event, "sequence_number": next(numbers)}
-
-
-def _unnumbered(
-    response: SamplingResponse, body: ResponsesBody, whole: Json
-) -> Iterator[Json]:
-    opening = opening_reply(response, body)
+    opening, whole = opening_reply(response, body), responses_reply(response, body)
     yield {"type": "response.created", "response": opening}
     yield {"type": "response.in_progress", "response": opening}
     for i, item in enumerate(whole["output"]):
         events = _message_events if item["type"] == "message" else _call_events
         yield from events(i, item)
-    end = "completed" if whole["status"] == "completed" else "incomplete"
-    yield {"type": f"response.{end}", "response": whole}
+    yield {"type": f"response.{whole['status']}", "response": whole}
 
 
 def _message_events(i: int, item: Json) -> Iterator[Json]:

@@ -7,7 +7,6 @@ import pytest
 
 from atroposlib.errors import InferenceRefused
 from atroposlib.generation.proxy.apis.exchange import (
-    Kind,
     SamplingRequest,
     bare_id,
     cut_at_stop,
@@ -76,7 +75,7 @@ def test_a_format_that_needs_constrained_decoding_is_rejected():
 
 
 def test_request_keywords_are_those_of_the_call():
-    text = SamplingRequest(kind=Kind.TEXT, prompt="once", stop=["."], sampling={"n": 1})
+    text = SamplingRequest(prompt="once", stop=["."], sampling={"n": 1})
     assert text.keywords() == {"n": 1, "prompt": "once", "stop": ["."]}
     chat = SamplingRequest(messages=[{"role": "user", "content": "hi"}], tools=[])
     assert chat.keywords() == {"messages": [{"role": "user", "content": "hi"}]}
