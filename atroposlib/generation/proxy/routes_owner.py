@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,15 +21,10 @@ from atroposlib.generation.routing.failover import is_up
 B = TypeVar("B")
 
 
-class OpenBody(msgspec.Struct, kw_only=True):
-    """POST /sessions/create. The last three are additions to the original's settings."""
+class OpenBody(SessionSettings, kw_only=True, frozen=True):
+    """POST /sessions/create; think blocks, split and sampling are additions to the original."""
 
-    tool_parser: str | None = "hermes"
-    track_tree: bool = False
-    base_url: str | None = None
-    preserve_think_blocks: bool = False
-    split: str = "train"
-    sampling: dict[str, Any] = {}
+    base_url: str | None = None  # of one inference server of the proxy
 
 
 class RewardBody(msgspec.Struct, kw_only=True):
@@ -95,21 +90,9 @@ def _add_proxy_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) ->
     async def create(request: Request) -> Response:
         auth.require_admin_token(request)
         wanted = await _body_of(request, sessions, OpenBody)
-        settings = SessionSettings(
-            tool_parser=wanted.tool_parser,
-            track_tree=wanted.track_tree,
-            preserve_think_blocks=wanted.preserve_think_blocks,
-            split=wanted.split,
-            sampling=wanted.sampling,
-        )
-        session = await sessions.open(settings, wanted.base_url)
-        return json_reply(
-            {
-                **_session_json(session),
-                "tool_parser": wanted.tool_parser,
-                "api_key": session.api_key,
-            }
-        )
+        session = await sessions.open(wanted, wanted.base_url)
+        keys = {"tool_parser": wanted.tool_parser, "api_key": session.api_key}
+        return json_reply({**_session_json(session), **keys})
 
     @routes.get("/sessions")
     async def listing(request: Request) -> Response:
@@ -149,14 +132,15 @@ def _server_json(index: int, server: Any) -> Json:
 
 
 def _add_session_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) -> None:
-    def session_of(request: Request, session_id: str) -> ProxySession:
+    async def session_of(request: Request, session_id: str) -> ProxySession:
         session = sessions.find(session_id)
         auth.require_session_access(request, session)
         return session
 
     @routes.post("/sessions/{session_id}/reward")
-    async def reward(session_id: str, request: Request) -> Response:
-        session = session_of(request, session_id)
+    async def reward(
+        request: Request, session: ProxySession = Depends(session_of)
+    ) -> Response:
         given = await _body_of(request, sessions, RewardBody)
         completion = session.reward(given.reward, given.completion_id)
         return json_reply(
@@ -164,27 +148,26 @@ def _add_session_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) 
         )
 
     @routes.post("/sessions/{session_id}/reset")
-    async def reset(session_id: str, request: Request) -> Response:
-        session = session_of(request, session_id)
+    async def reset(session: ProxySession = Depends(session_of)) -> Response:
         await session.reset()
         return json_reply({"status": "reset", "uuid": session.uuid})
 
     @routes.get("/sessions/{session_id}/rows")
-    async def rows(session_id: str, request: Request) -> Response:
-        session = session_of(request, session_id)
-        discount = discount_of(request.query_params.get("discount", "1"))
+    async def rows(
+        discount: str = "1", session: ProxySession = Depends(session_of)
+    ) -> Response:
         found = {"uuid": session.uuid, "model_name": session.model_name}
-        return json_reply({**found, "rows": session.rows(discount)})
+        return json_reply({**found, "rows": session.rows(discount_of(discount))})
 
     @routes.get("/{session_id}/nodes")
-    async def nodes(session_id: str, request: Request) -> Response:
-        session = session_of(request, session_id)
-        found = session.nodes(request.query_params.get("completion_id"))
+    async def nodes(
+        completion_id: str | None = None, session: ProxySession = Depends(session_of)
+    ) -> Response:
+        found = session.nodes(completion_id)
         return json_reply({"nodes": [node.model_dump() for node in found]})
 
     @routes.delete("/{session_id}")
-    async def delete(session_id: str, request: Request) -> Response:
-        session = session_of(request, session_id)
+    async def delete(session: ProxySession = Depends(session_of)) -> Response:
         await sessions.close(session)
         return json_reply({"status": "deleted", "uuid": session.uuid})
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
 
 from atroposlib.errors import AtroposError, InferenceRefused, boundary
 from atroposlib.generation.proxy.apis.exchange import (
@@ -25,34 +27,21 @@ from atroposlib.generation.proxy.apis.idempotency import (
     IdempotentCalls,
 )
 from atroposlib.generation.proxy.sample_tree import Rewards, SampleTree, SessionRow
+from atroposlib.generation.sessions.dummy import DummyManagedServer
+from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.generation.sessions.sequences import SequenceNode
 
 LAST = "last"
 
 
-class Managed(Protocol):
-    """Methods of ``ManagedServer`` and ``DummyManagedServer`` that a session uses."""
-
-    async def chat_completion(self, **kwargs: Any) -> Any: ...
-
-    async def completion(self, **kwargs: Any) -> Any: ...
-
-    def nodes_for(self, completion: Any) -> list[SequenceNode]: ...
-
-    def get_state(self) -> dict[str, Any]: ...
-
-    def reset(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class SessionSettings:
+class SessionSettings(msgspec.Struct, kw_only=True, frozen=True):
     """Settings given when a session is opened."""
 
     tool_parser: str | None = "hermes"
     track_tree: bool = False
     preserve_think_blocks: bool = False
     split: str = "train"
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # overrides the agent's values
+    sampling: Json = {}  # overrides the agent's values
 
 
 class ProxySession:
@@ -65,7 +54,7 @@ class ProxySession:
         api_key: str,
         model_name: str,
         base_url: str | None,
-        managed: Managed,
+        managed: ManagedServer | DummyManagedServer,
         settings: SessionSettings,
     ) -> None:
         self.uuid = uuid
@@ -134,6 +123,7 @@ class ProxySession:
         created = int(time.time())
         keywords = {**request.keywords(), "split": request.split}
         with boundary("proxy", self.uuid, "generation"):
+            completion: Any
             if request.prompt is not None:
                 completion = await self.managed.completion(**keywords)
             else:

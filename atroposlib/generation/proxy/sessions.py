@@ -11,6 +11,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,14 +22,12 @@ from pydantic import ValidationError
 from atroposlib.errors import ConfigError, InferenceRefused, Unauthorized, UnknownSession
 from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines.api_server import APIServer
-from atroposlib.generation.engines.openai import TokenServer
-from atroposlib.generation.proxy.session import Managed, ProxySession, SessionSettings
-from atroposlib.generation.routing.calls import StickyRoute, StickySession
+from atroposlib.generation.proxy.session import ProxySession, SessionSettings
+from atroposlib.generation.routing.calls import sticky_session
 from atroposlib.generation.routing.failover import pick_server, token_servers
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sessions.dummy import DummyManagedServer
-from atroposlib.generation.sessions.managed import ManagedServer
+from atroposlib.generation.sessions.managed import ManagedServer, managed_over
 
 logger = logging.getLogger(__name__)
 
@@ -250,7 +249,7 @@ class ServerAssignment:
     """Server of one session; ``release`` is called when the session ends."""
 
     server: Any
-    managed: Managed
+    managed: ManagedServer | DummyManagedServer
     release: Callable[[], None]
 
 
@@ -271,41 +270,25 @@ async def assign_server(
     if not candidates:
         raise InferenceRefused(404, "there is no server yet: POST /setup names some")
     chosen = pick_server(candidates, settings.split)
-    if not all(isinstance(server, APIServer) for server in candidates):
-        managed = await _managed(chosen, chosen, settings, tokenizer)
-        return ServerAssignment(chosen, managed, lambda: None)
-    if isinstance(chosen, TokenServer) and tokenizer is not None:
-        chosen.offer_tokenizer(tokenizer)
-    route = StickyRoute(candidates, chosen)
-    routed = StickySession(route, getattr(manager, "max_n_completions", 8))
-    try:
-        managed = await _managed(routed, chosen, settings, tokenizer)
-    except BaseException:
-        route.end()
-        raise
-    return ServerAssignment(chosen, managed, route.end)
+    largest_n = getattr(manager, "max_n_completions", 8)
+    with ExitStack() as held:
+        calls = held.enter_context(sticky_session(candidates, chosen, largest_n))
+        # A tool parser loads the tokenizer, which takes seconds: not on the event loop.
+        managed = await asyncio.to_thread(
+            managed_over,
+            calls,
+            tokenizer,
+            settings.track_tree,
+            settings.tool_parser,
+            settings.preserve_think_blocks,
+        )
+        return ServerAssignment(chosen, managed, held.pop_all().close)
 
 
 def address_of(server: Any) -> str | None:
     """``base_url`` of the server's config; None where a stand-in of a test has none."""
     found = getattr(server.config, "base_url", None)
     return None if found is None else str(found)
-
-
-async def _managed(
-    calls: Any, server: Any, settings: SessionSettings, tokenizer: Any
-) -> Managed:
-    if getattr(server, "returns_tokens", True) is False:
-        return DummyManagedServer(calls, tokenizer, settings.track_tree)
-    # A tool parser loads the tokenizer, which takes seconds: not on the event loop.
-    return await asyncio.to_thread(
-        ManagedServer,
-        calls,
-        tokenizer,
-        settings.track_tree,
-        settings.tool_parser,
-        settings.preserve_think_blocks,
-    )
 
 
 def _server_at(servers: Sequence[Any], base_url: str) -> Any:

@@ -182,9 +182,9 @@ def sticky_session(
 ) -> Iterator[Any]:
     """The server of a managed session: ``first``, then the others when it fails.
 
-    A stand-in of a test, which is no :class:`APIServer`, is returned unchanged.
+    With a stand-in of a test, which is no :class:`APIServer`, ``first`` is returned unchanged.
     """
-    if not isinstance(first, APIServer):
+    if not all(isinstance(server, APIServer) for server in servers):
         yield first
         return
     route = StickyRoute(servers, first)

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from atroposlib.errors import ConfigError
 from atroposlib.generation.configs import (
@@ -18,7 +18,7 @@ from atroposlib.generation.configs import (
 )
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.engines.harness import ServerHarness
-from atroposlib.generation.engines.openai import OpenAIServer, TokenServer
+from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.trl import TrlVllmServer
 from atroposlib.generation.engines.vllm import VLLMServer
@@ -33,7 +33,7 @@ from atroposlib.generation.routing.failover import (
 )
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.generation.sessions.dummy import DummyManagedServer, require_dummy_allowed
-from atroposlib.generation.sessions.managed import ManagedServer
+from atroposlib.generation.sessions.managed import ManagedServer, managed_over
 
 if TYPE_CHECKING:
     from atroposlib.generation.sessions.remote import ProxyManagedServer
@@ -153,16 +153,10 @@ class ServerManager(RoutedCalls):
         chosen = pick_server(servers, "train")
         if not returns_tokens(chosen):
             require_dummy_allowed(chosen.config.server_type)
-        if tokenizer is not None and isinstance(chosen, TokenServer):
-            chosen.offer_tokenizer(tokenizer)
         with sticky_session(servers, chosen, self.max_n_completions) as server:
-            managed: ManagedServer | DummyManagedServer
-            if returns_tokens(chosen):
-                managed = ManagedServer(
-                    server, tokenizer, track_tree, self.tool_parser, preserve_think_blocks
-                )
-            else:
-                managed = DummyManagedServer(server, tokenizer, track_tree)
+            managed = managed_over(
+                server, tokenizer, track_tree, self.tool_parser, preserve_think_blocks
+            )
             try:
                 yield managed
             finally:
@@ -233,11 +227,7 @@ class ServerManager(RoutedCalls):
 def _server_list(configs: ServerConfigs, slurm: bool) -> list[APIServerConfig]:
     servers = as_server_list(configs)
     if servers is None:
-        if not isinstance(configs, ServerBaseline):
-            raise ConfigError(
-                "server configs: a list of APIServerConfig or one ServerBaseline"
-            )
-        return generated_configs(configs, slurm_urls() or LOCAL_URLS)
+        return generated_configs(cast(ServerBaseline, configs), slurm_urls() or LOCAL_URLS)
     if not slurm:
         return servers
     urls = slurm_urls()

@@ -25,7 +25,6 @@ from atroposlib.generation.chat.template import (
 )
 from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
 from atroposlib.generation.engines.api_server import APIServer
-from atroposlib.generation.engines.openai import TokenServer
 from atroposlib.generation.sampling.generation import Generation, without_doubled_bos
 from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.sample import (
@@ -53,6 +52,19 @@ __all__ = ["DummyManagedServer", "ManagedServer", "ManagedServerAdapter", "Seque
 logger = logging.getLogger(__name__)
 
 DEBUG_VARIABLE = "ATROPOS_DEBUG_REQUESTS"
+
+
+def managed_over(
+    server: Any,
+    tokenizer: Any,
+    track_tree: bool,
+    tool_parser: str | None,
+    preserve_think_blocks: bool,
+) -> ManagedServer | DummyManagedServer:
+    """A session over ``server``, with placeholder tokens if the server returns text only."""
+    if not getattr(server, "returns_tokens", True):
+        return DummyManagedServer(server, tokenizer, track_tree)
+    return ManagedServer(server, tokenizer, track_tree, tool_parser, preserve_think_blocks)
 
 
 class ManagedServer:
@@ -90,8 +102,9 @@ class ManagedServer:
         self.tool_parser = tool_parser
         self.preserve_think_blocks = preserve_think_blocks
         self._tokenizer = tokenizer
-        if tokenizer is not None and isinstance(server, TokenServer):
-            server.offer_tokenizer(tokenizer)
+        offer = getattr(server, "offer_tokenizer", None)
+        if tokenizer is not None and offer is not None:
+            offer(tokenizer)
         self._warned_of_tools = False
         self._translator: ToolCallTranslator | None = None
         if tool_parser:

@@ -117,8 +117,8 @@ def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Json]:
             _add_call(messages, chat_call(call_id, item.get("name"), arguments, error=error))
         elif kind == "function_call_output":
             output = item.get("output")
-            text = output if isinstance(output, (str, list)) else json.dumps(output)
-            messages.append(tool_message(item.get("call_id"), text, f"input[{i}]"))
+            result = output if isinstance(output, (str, list)) else json.dumps(output)
+            messages.append(tool_message(item.get("call_id"), result, f"input[{i}]"))
         elif kind != "reasoning":  # the reasoning is part of the turn's text
             raise InferenceRefused(400, f"input[{i}]: items of type {kind} are not served")
     return messages
