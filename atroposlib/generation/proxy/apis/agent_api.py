@@ -20,14 +20,14 @@ from atroposlib.errors import (
     UnknownSession,
 )
 from atroposlib.generation.proxy.apis.exchange import (
-    Body,
+    ApiBody,
     Json,
     SamplingRequest,
     SamplingResponse,
     parsed,
 )
 
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=ApiBody)
 
 _STATUS_OF: dict[type[AtroposError], int] = {
     UnknownSession: 404,

@@ -11,7 +11,7 @@ from atroposlib.generation.chat.template import content_text
 from atroposlib.generation.proxy.apis.agent_api import AgentApi, anthropic_body, event_frame
 from atroposlib.generation.proxy.apis.chat import pieces
 from atroposlib.generation.proxy.apis.exchange import (
-    Body,
+    ApiBody,
     Json,
     SamplingRequest,
     SamplingResponse,
@@ -28,7 +28,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class MessagesBody(Body, kw_only=True):
+class MessagesBody(ApiBody, kw_only=True):
     """Fields of a Messages request that are read here; all others are passed on."""
 
     messages: list[dict[str, Any]]

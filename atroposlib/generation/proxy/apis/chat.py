@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from atroposlib.errors import InferenceRefused
 from atroposlib.generation.proxy.apis.agent_api import AgentApi, data_frame
 from atroposlib.generation.proxy.apis.exchange import (
-    Body,
+    ApiBody,
     Choice,
     Json,
     SamplingRequest,
@@ -25,7 +25,7 @@ from atroposlib.generation.sampling.generation import stop_strings
 PIECE_CHARS = 64  # of text per streamed chunk
 
 
-class CompletionBody(Body, kw_only=True):
+class CompletionBody(ApiBody, kw_only=True):
     """Fields of chat and text completions that are read here; all others are passed on."""
 
     max_tokens: int | None = None

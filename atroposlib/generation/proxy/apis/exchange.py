@@ -98,7 +98,7 @@ class SamplingResponse:
 # --- requests ---
 
 
-class Body(msgspec.Struct, kw_only=True):
+class ApiBody(msgspec.Struct, kw_only=True):
     """Fields that the bodies of all APIs have; fields that a body lacks are passed on."""
 
     temperature: float | None = None

@@ -11,7 +11,7 @@ from atroposlib.generation.chat.template import content_text
 from atroposlib.generation.proxy.apis.agent_api import AgentApi, event_frame
 from atroposlib.generation.proxy.apis.chat import chat_message, pieces
 from atroposlib.generation.proxy.apis.exchange import (
-    Body,
+    ApiBody,
     Json,
     SamplingRequest,
     SamplingResponse,
@@ -25,7 +25,7 @@ from atroposlib.generation.proxy.apis.exchange import (
 from atroposlib.generation.sampling.generation import stop_strings
 
 
-class ResponsesBody(Body, kw_only=True):
+class ResponsesBody(ApiBody, kw_only=True):
     """Fields of a Responses request that are read here; all others are passed on."""
 
     input: str | list[dict[str, Any]]
