@@ -38,7 +38,7 @@ from wholerun import REPO, Setup, run
 from atroposlib.processes import Interrupted, RunFailed, StopRequest
 from atroposlib.quickstart.recipes import COPY, Recipe
 from atroposlib.testing.tiny import write_tiny_model
-from example_trainer.run.metrics_log import percentile
+from atroposlib.utils.metrics import percentile
 
 LOSSES = {"grpo": "naive", "decoupled": "decoupled"}
 LAST_STEPS = 5
@@ -143,7 +143,7 @@ def measured(
     return Result(
         case,
         staleness_mean=statistics.fmean(every),
-        staleness_p95=percentile(every, 0.95) or 0.0,
+        staleness_p95=percentile(every, 0.95),
         staleness_max=max(every),
         tokens_per_s=sum(step["tokens"] for step in steady) / wall_s,
         steps_per_min=60 * len(steady) / wall_s,

@@ -42,7 +42,7 @@ from example_trainer.model.policy import Policy
 from example_trainer.run import connect, display
 from example_trainer.run.connect import HeartbeatThread, WaitReporter
 from example_trainer.run.evaluator import Evaluator
-from example_trainer.run.metrics_log import Clock, MetricsLog, SilentLog, batch_metrics
+from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.settings.args import parse_args
 from example_trainer.settings.config import TrainingConfig
@@ -74,12 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass
 class Connections:
-    """Connections to the other processes. Ranks other than 0 have no client and no servers."""
+    """Connections to the other processes. Ranks other than 0 have no client, servers and log."""
 
     client: RolloutClient | None
     servers: Sequence[InferenceServer]
     waits: WaitReporter
-    log: MetricsLog | SilentLog
+    log: MetricsLog | None
 
     @property
     def announce(self) -> Announce | None:
@@ -121,7 +121,7 @@ def _connect(
     enter, name = stack.enter_context, f"atropos-grpo {cfg.model_name}"
     if not world.is_rank0:
         waits = WaitReporter(stop, HeartbeatThread(lambda beat: None, name))
-        return Connections(None, [], waits, enter(MetricsLog.silent()))
+        return Connections(None, [], waits, None)
     beats = enter(closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S)))
     screen = enter(
         closing(display.open_display(cfg.live_table, cfg.model_name, cfg.training_steps))
@@ -223,7 +223,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     phase("joining the run")
     tolerance = cfg.logprob_tolerance if cfg.check_rows else None
     state = _resume(models, recovery, publisher, peers, tolerance)
-    log.begin(state.run_id, state.step)
+    if log is not None:
+        log.begin(state.run_id, state.step)
     left = cfg.training_steps - state.step
     prefetcher = stack.enter_context(
         peers.prefetcher(state, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
@@ -278,7 +279,9 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         with clock.measure("evaluate"):
             record |= evaluation | evaluator.maybe(state, epoch_ended, cfg.servers)
         evaluation = {}
-        log.write({"step": state.step, "version": state.version, **record, **clock.take()})
+        record = {"step": state.step, "version": state.version, **record, **clock.take()}
+        if log is not None:
+            log.write(record)
         phase("saving for recovery")
         with clock.measure("recovery"):  # these seconds are part of the next record
             if recovery.due(state, epoch_ended):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from atroposlib.wire import Heartbeat
 
@@ -31,32 +31,6 @@ COLUMNS = (
 )
 
 
-class Display(Protocol):
-    """Display of a run's progress."""
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        """Show a finished step."""
-
-    def beat(self, beat: Heartbeat) -> None:
-        """Show the trainer's phase and wait. Called from any thread."""
-
-    def close(self) -> None:
-        """Leave the screen as it is."""
-
-
-class LineDisplay:
-    """One line per step; the loop itself prints waits."""
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        print(step_line(record), flush=True)
-
-    def beat(self, beat: Heartbeat) -> None:
-        """Print nothing: a line per heartbeat would hide the steps."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class LiveTable:
     """The last steps as a table, redrawn in place; printed lines scroll above it."""
 
@@ -72,13 +46,16 @@ class LiveTable:
         self._live.start()
 
     def step(self, record: Mapping[str, Any]) -> None:
+        """Show a finished step."""
         self._records.append(record)
         self._live.refresh()
 
     def beat(self, beat: Heartbeat) -> None:
+        """Show the trainer's phase and wait. Called from any thread."""
         self._beat = beat  # drawn at the next refresh
 
     def close(self) -> None:
+        """Leave the screen as it is."""
         self._live.stop()
 
     def _draw(self) -> RenderableType:
@@ -149,6 +126,25 @@ def _env_metrics(record: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 def _cell(value: Any, form: str) -> str:
     return format(value, form) if isinstance(value, (int, float)) else "–"
+
+
+class LineDisplay:
+    """One line per step; the loop itself prints waits."""
+
+    def __init__(self, line_of: Callable[[Mapping[str, Any]], str] = step_line) -> None:
+        self._line_of = line_of
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        print(self._line_of(record), flush=True)
+
+    def beat(self, beat: Heartbeat) -> None:
+        """Print nothing: a line per heartbeat would hide the steps."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+Display = LineDisplay | LiveTable
 
 
 def relay(display: Display, send: Callable[[Heartbeat], None]) -> Callable[[Heartbeat], None]:

@@ -35,11 +35,12 @@ from typing import Any
 from atroposlib import trackers
 from atroposlib.errors import ConfigError
 from atroposlib.trackers.jsonl import RESUMED, Jsonl
+from atroposlib.utils.metrics import percentile
 from atroposlib.wire import ClaimedBatch
 from example_trainer.advantage.prepare import Prepared
 from example_trainer.data.rows import Row, TrainingBatch, staleness
-from example_trainer.run.display import Display, open_display
-from example_trainer.settings.config import TrainingConfig
+from example_trainer.run.display import Display
+from example_trainer.settings.run import WatchSettings
 
 TRAINING_PHASES = ("prepare", "learn", "train")
 TRUNCATED = "length"  # the finish reason of every engine that ran into its token limit
@@ -67,34 +68,18 @@ class Clock:
         return taken
 
 
-class SilentLog:
-    """Log without output, for every rank but the first; all ranks have the same numbers."""
-
-    def begin(self, run_id: str, step: int) -> None:
-        """Do nothing."""
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> SilentLog:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Do nothing."""
-
-
 class MetricsLog:
     """Writes the record of every step to all outputs. Only rank 0 has one; close it to flush
     trackers.
 
     Args:
-        display: where steps are shown (default: a table on a terminal, else lines).
+        cfg: all of its settings are shown in the trackers.
 
     Raises:
         ConfigError: the metrics file cannot be written, or a tracker is not installed.
     """
 
-    def __init__(self, cfg: TrainingConfig, display: Display | None = None) -> None:
+    def __init__(self, cfg: WatchSettings, display: Display) -> None:
         for name in cfg.tracker_names:
             trackers.require(name)
         self._cfg = cfg
@@ -102,18 +87,10 @@ class MetricsLog:
             self._file = Jsonl(cfg.metrics_file)
         except OSError as error:
             raise ConfigError(f"metrics_path {cfg.metrics_file}: {error.strerror}") from error
-        self._owns_display = display is None
-        if display is None:
-            display = open_display(cfg.live_table, cfg.model_name, cfg.training_steps)
         self._display = display
         self._run_id: str | None = None
         self._trackers: list[trackers.Guarded] | None = None  # None: not started yet
         self._times = _Times()
-
-    @staticmethod
-    def silent() -> SilentLog:
-        """Return a log without output."""
-        return SilentLog()
 
     def begin(self, run_id: str, step: int) -> None:
         """Start the run's record in every output; ``step`` steps are done already.
@@ -151,8 +128,6 @@ class MetricsLog:
     def __exit__(self, *exception: object) -> None:
         for tracker in self._trackers or []:
             tracker.close()
-        if self._owns_display:
-            self._display.close()
         if self._cfg.benchmark and self._times.steps:
             print(self._times.line(), flush=True)
         self._file.close()
@@ -190,7 +165,7 @@ def batch_metrics(
         "reward_mean": statistics.fmean(rewards) if rewards else None,
         "reward_std": statistics.pstdev(rewards) if rewards else None,
         "staleness_mean": statistics.fmean(ages) if ages else None,
-        "staleness_p95": percentile(ages, 0.95),
+        "staleness_p95": percentile(ages, 0.95) if ages else None,
         "staleness_max": max(ages, default=None),
         "staleness_counts": dict(sorted(Counter(ages).items())),  # versions -> tokens
         "sequences": len(batch.rows),
@@ -204,14 +179,6 @@ def batch_metrics(
         **prepared.counts,
         **batch.env_metrics,
     }
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least ``share`` of the values do not exceed; None if empty."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
 def _filtered_share(batch: TrainingBatch, loss_rows: Sequence[Row]) -> float | None:

@@ -14,17 +14,18 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from atroposlib.errors import AtroposError, ConfigError
-from atroposlib.wire import Heartbeat
 from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.model.loading import resolve_device
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import PackedModel, Policy
+from example_trainer.run.display import LineDisplay
 from example_trainer.run.metrics_log import Clock, MetricsLog
 from example_trainer.settings.args import ONE_WORD, flag, help_text, kinds_of
 from example_trainer.settings.config import TrainingConfig
@@ -37,6 +38,7 @@ from example_trainer.settings.section import RENAMED
 from example_trainer.supervised.corpus import Corpus, Example
 from example_trainer.update.optimizer import build_optimizer, clipped_step
 
+SHOWN = ("loss", "accuracy", "margin", "grad_norm", "lr")
 C = TypeVar("C", bound=BaseModel)
 
 
@@ -120,9 +122,8 @@ def fit(
     clock = Clock()
     if world.is_rank0:
         print(f"{cfg.train_file}: {train}; {steps} steps", flush=True)
-    with (
-        MetricsLog(shared, SupervisedDisplay()) if world.is_rank0 else MetricsLog.silent()
-    ) as log:
+    log = MetricsLog(shared, LineDisplay(step_line)) if world.is_rank0 else None
+    with log or nullcontext():
         for step, lines in enumerate(lines_of_steps(cfg, len(examples), steps), 1):
             chosen = [examples[i] for i in lines]
             with clock.measure("train"):
@@ -133,19 +134,19 @@ def fit(
                     told |= validate(objective, valid, cfg.lines_per_step)
             with clock.measure("save"):
                 save(TrainerState("", step, step, None), step == steps)
-            log.write(
-                {
-                    "step": step,
-                    "epoch": step / steps_of_epoch,
-                    **told,
-                    "lr": optimizer.param_groups[0]["lr"],
-                    "grad_norm": norm,
-                    "updates_skipped": int(not stepped),
-                    "lines": len(chosen),
-                    "tokens": sum(len(row.tokens) for rows in chosen for row in rows),
-                    **clock.take(),
-                }
-            )
+            record = {
+                "step": step,
+                "epoch": step / steps_of_epoch,
+                **told,
+                "lr": optimizer.param_groups[0]["lr"],
+                "grad_norm": norm,
+                "updates_skipped": int(not stepped),
+                "lines": len(chosen),
+                "tokens": sum(len(row.tokens) for rows in chosen for row in rows),
+                **clock.take(),
+            }
+            if log is not None:
+                log.write(record)
 
 
 def lines_of_steps(cfg: FileTraining, count: int, steps: int) -> Iterator[list[int]]:
@@ -191,21 +192,11 @@ def validate(objective: Objective, corpus: Corpus, at_once: int) -> dict[str, fl
     return {f"valid/{name}": value / max(1.0, total) for name, value in sums.items()}
 
 
-class SupervisedDisplay:
-    """One line per step with the learning metrics."""
-
-    SHOWN = ("loss", "accuracy", "margin", "grad_norm", "lr")
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        names = [*self.SHOWN, *(name for name in record if name.startswith("valid/"))]
-        shown = [f"{name} {record[name]:.4g}" for name in names if name in record]
-        print(f"step {record['step']}: {', '.join(shown)}", flush=True)
-
-    def beat(self, beat: Heartbeat) -> None:
-        """Do nothing: this training waits for no other process."""
-
-    def close(self) -> None:
-        """Do nothing."""
+def step_line(record: Mapping[str, Any]) -> str:
+    """Format the learning metrics of a step."""
+    names = [*SHOWN, *(name for name in record if name.startswith("valid/"))]
+    shown = [f"{name} {record[name]:.4g}" for name in names if name in record]
+    return f"step {record['step']}: {', '.join(shown)}"
 
 
 def parse(model: type[C], prog: str, description: str, argv: Sequence[str] | None = None) -> C:

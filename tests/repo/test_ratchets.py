@@ -25,8 +25,8 @@ BOUNDS: dict[str, float] = {
     "packages not under mypy --strict": 0,
     "writes into the runtime": 0,
     "attributes of the runtime": 18,
-    "parameters that take all settings": 11,
-    "files that take all settings": 7,
+    "parameters that take all settings": 10,
+    "files that take all settings": 6,
     "modules without a test, %": 2,
 }
 # Printed without a bound: new capabilities add modules and lines.

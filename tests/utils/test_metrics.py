@@ -20,3 +20,11 @@ def test_named_statistics_equal_values_computed_by_hand():
 )
 def test_a_percentile_is_a_value_of_the_data(share, value):
     assert percentile([4, 2, 1, 3], share) == value
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "value"),
+    [([3], 0.95, 3), (range(100), 0.95, 94), ([4, 0, 0, 0], 0.75, 0)],
+)
+def test_a_percentile_of_repeated_and_of_many_values(values, share, value):
+    assert percentile(values, share) == value

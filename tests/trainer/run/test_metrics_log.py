@@ -10,13 +10,14 @@ from atroposlib.trackers.jsonl import last_run, read_steps
 from atroposlib.wire import ClaimedBatch
 from example_trainer.advantage.prepare import Prepared
 from example_trainer.data.rows import to_rows
-from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics, percentile
+from example_trainer.run.display import LineDisplay
+from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics
 from tests.trainer.rows import scored
 
 
 def test_a_line_is_readable_as_soon_as_it_is_written(config, capsys):
     cfg = config()
-    with MetricsLog(cfg) as log:
+    with MetricsLog(cfg, LineDisplay()) as log:
         log.write({"step": 1, "tokens": 10, "loss": float("nan"), "seconds_train": 2.0})
         (line,) = cfg.metrics_file.read_text().splitlines()
     record = json.loads(line)
@@ -27,14 +28,14 @@ def test_a_line_is_readable_as_soon_as_it_is_written(config, capsys):
 
 def test_tokens_per_second_count_preparing_and_learning(config):
     cfg = config()
-    with MetricsLog(cfg) as log:
+    with MetricsLog(cfg, LineDisplay()) as log:
         seconds = {"seconds_prepare": 1.0, "seconds_learn": 3.0, "seconds_publish": 9.0}
         log.write({"step": 1, "tokens": 8, **seconds})
     assert read_steps(cfg.metrics_file)[0]["tokens_per_s"] == 2.0
 
 
 def test_benchmark_prints_the_mean_of_every_phase(config, capsys):
-    with MetricsLog(config(benchmark=True)) as log:
+    with MetricsLog(config(benchmark=True), LineDisplay()) as log:
         log.write({"step": 1, "tokens": 10, "seconds_train": 1.0, "seconds_publish": 0.5})
         log.write({"step": 2, "tokens": 10, "seconds_train": 3.0})
     assert "publish 0.25 s, train 2.00 s" in capsys.readouterr().out
@@ -73,12 +74,9 @@ def test_truncated_share_uses_finish_reasons_and_filtered_share_all_rows():
     assert told["filtered_share"] == 0.5  # one failed, one was left out later
 
 
-@pytest.mark.parametrize(
-    ("values", "share", "expected"),
-    [([], 0.95, None), ([3], 0.95, 3), (range(100), 0.95, 94), ([4, 0, 0, 0], 0.75, 0)],
-)
-def test_percentile_is_an_element_of_the_values(values, share, expected):
-    assert percentile(list(values), share) == expected
+def test_a_batch_without_rows_has_no_statistics():
+    told = batch_metrics(ClaimedBatch(batch=[]), to_rows([], 64), Prepared([], []), version=0)
+    assert (told["reward_mean"], told["staleness_p95"], told["staleness_max"]) == (None,) * 3
 
 
 def test_clock_sums_phases_and_restarts_at_zero():
@@ -91,13 +89,13 @@ def test_clock_sums_phases_and_restarts_at_zero():
 
 def test_steps_trained_again_after_a_restart_replace_the_earlier_lines(config):
     cfg = config()
-    with MetricsLog(cfg) as log:
+    with MetricsLog(cfg, LineDisplay()) as log:
         log.begin("run-a", 0)
         for step in (1, 2, 3):
             log.write({"step": step, "tokens": 1, "loss": 0.0})
     with cfg.metrics_file.open("ab") as file:
         file.write(b'{"step": 4, "lo')  # killed while it wrote
-    with MetricsLog(cfg) as log:
+    with MetricsLog(cfg, LineDisplay()) as log:
         log.begin("run-a", 1)
         for step in (2, 3):
             log.write({"step": step, "tokens": 1, "loss": 1.0})
@@ -118,4 +116,5 @@ def test_reader_returns_the_last_run_without_rewound_steps():
 def test_unwritable_metrics_file_is_a_config_error(config, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="metrics_path"):
-        MetricsLog(config(metrics_path=str(tmp_path / "file" / "metrics.jsonl")))
+        cfg = config(metrics_path=str(tmp_path / "file" / "metrics.jsonl"))
+        MetricsLog(cfg, LineDisplay())

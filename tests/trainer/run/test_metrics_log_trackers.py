@@ -11,6 +11,7 @@ import pytest
 from atroposlib import trackers
 from atroposlib.errors import ConfigError
 from atroposlib.trackers.jsonl import read_steps
+from example_trainer.run.display import LineDisplay
 from example_trainer.run.metrics_log import MetricsLog, tracked, tracker_name
 
 
@@ -57,7 +58,7 @@ def test_no_two_metrics_share_a_name():
 
 
 def write_steps(cfg, steps, *, begin=0, run_id="run-1", loss=0.5):
-    with MetricsLog(cfg) as log:
+    with MetricsLog(cfg, LineDisplay()) as log:
         log.begin(run_id, begin)
         for step in steps:
             log.write({"step": step, "tokens": 4, "loss": loss, "seconds_train": 1.0})
@@ -126,7 +127,7 @@ def test_a_tracker_that_is_not_installed_is_refused_at_once_with_its_extra(
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"swanlab.*pip install 'atroposlib\[trackers\]'"):
-        MetricsLog(config(trackers=["swanlab"]))
+        MetricsLog(config(trackers=["swanlab"]), LineDisplay())
     with pytest.raises(ConfigError, match="there are: swanlab, tensorboard"):
         trackers.require("mlflow")
 
