@@ -11,10 +11,11 @@ import argparse
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from atroposlib.errors import ConfigError
 from example_trainer.settings.config import TrainingConfig
@@ -82,14 +83,22 @@ def validated(settings: GivenSettings) -> TrainingConfig:
     try:
         return TrainingConfig(**settings.values)
     except ValidationError as error:
-        problems = []
-        for found in error.errors():
-            name = str(found["loc"][0])
-            if found["type"] == "missing":
-                problems.append(f"{flag(name)} (or {name}=...) is required")
-            else:
-                problems.append(f"{settings.places.get(name, flag(name))}: {found['msg']}")
-        raise ConfigError("; ".join(problems)) from error
+        problems = problems_of(error, settings.places, "{} (or {}=...) is required")
+        raise ConfigError(problems) from error
+
+
+def problems_of(
+    error: ValidationError, places: Mapping[str, str], missing: str = "{} is required"
+) -> str:
+    """Each problem under the place of its setting, else under its flag."""
+    problems = []
+    for found in error.errors():
+        name = str(found["loc"][0])
+        told = missing.format(flag(name), name)
+        if found["type"] != "missing":
+            told = f"{places.get(name, flag(name))}: {found['msg']}"
+        problems.append(told)
+    return "; ".join(problems)
 
 
 def flag(name: str) -> str:
@@ -157,29 +166,30 @@ def build_parser(prog: str = "atropos-grpo") -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    parser.register("action", None, _Assign)
+    parser.register("action", argparse.BooleanOptionalAction, _Switch)
     add = parser.add_argument
     add("--config", action="append", metavar="FILE", help="settings as YAML")
     add("--set", action=_Set, metavar="KEY=VALUE", help="the same as a bare key=value")
     for section, model in SECTIONS.items():
         group = parser.add_argument_group(section, model.__doc__)
-        for name in model.model_fields:
-            _add_flag(group, name)
+        for name, field in model.model_fields.items():
+            add_flag(group, name, field)
     for old in RENAMED:
-        add(flag(old), dest=old, action=_Assign, help=argparse.SUPPRESS)
+        add(flag(old), dest=old, help=argparse.SUPPRESS)
     return parser
 
 
-def _add_flag(group: argparse._ArgumentGroup, name: str) -> None:
-    field = FIELDS[name]
-    options: dict[str, Any] = {
-        "dest": name,
-        "action": _Assign,
-        "help": help_text(field.description, field.default),
-    }
+def add_flag(group: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:
+    """Add the flag of a field; its value stays text, which pydantic converts."""
+    text = field.description or ""
+    if field.default is not None and not field.is_required() and "default" not in text:
+        text += f" ({field.default})"
+    options: dict[str, Any] = {"dest": name, "help": text.replace("%", "%%")}
     kinds = kinds_of(field.annotation)
     choices = [choice for kind in kinds for choice in typing.get_args(kind)]
     if bool in kinds:
-        options["action"] = _Switch
+        options["action"] = argparse.BooleanOptionalAction
     elif list in kinds and name not in ONE_WORD:
         options["nargs"] = "+"
     elif choices:
@@ -194,11 +204,6 @@ def _metavar(kinds: Sequence[Any]) -> str:
     return {int: "N", float: "X", list: "WORD"}.get(
         next((kind for kind in kinds if kind is not type(None)), str), "TEXT"
     )
-
-
-def help_text(description: str | None, default: Any) -> str:
-    shown = "" if default is None or "default" in (description or "") else f" ({default})"
-    return ((description or "") + shown).replace("%", "%%").replace("(PydanticUndefined)", "")
 
 
 def kinds_of(annotation: Any) -> list[Any]:

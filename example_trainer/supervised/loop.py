@@ -15,7 +15,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -27,7 +27,7 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import PackedModel, Policy
 from example_trainer.run.display import LineDisplay
 from example_trainer.run.metrics_log import Clock, MetricsLog
-from example_trainer.settings.args import ONE_WORD, flag, help_text, kinds_of
+from example_trainer.settings.args import add_flag, flag, problems_of
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.corpus import CorpusSettings
 from example_trainer.settings.files import load_yaml
@@ -204,12 +204,11 @@ def parse(model: type[C], prog: str, description: str, argv: Sequence[str] | Non
     parser = build_parser(model, prog, description)
     given = vars(parser.parse_args(sys.argv[1:] if argv is None else argv))
     try:
-        values = settings_of(model, given)
-        return model(**values)
+        return model(**settings_of(model, given))
     except ConfigError as error:
         parser.error(str(error))
     except ValidationError as error:
-        _refuse(parser, error)
+        parser.error(problems_of(error, {}))
 
 
 def settings_of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
@@ -244,25 +243,8 @@ def build_parser(
     )
     parser.add_argument("--config", action="append", metavar="FILE", help="settings as YAML")
     for name, field in model.model_fields.items():
-        text = help_text(field.description, field.default)
-        options: dict[str, Any] = {"dest": name, "help": text}
-        kinds = kinds_of(field.annotation)
-        if bool in kinds:
-            options["action"] = argparse.BooleanOptionalAction
-        elif list in kinds and name not in ONE_WORD:
-            options["nargs"] = "+"
-        flags = [flag(name), *(["--model"] if name == "model_name" else [])]
-        parser.add_argument(*flags, **options)
+        add_flag(parser, name, field)
     for old, new in RENAMED.items():
         if new in model.model_fields:
             parser.add_argument(flag(old), help=argparse.SUPPRESS)
     return parser
-
-
-def _refuse(parser: argparse.ArgumentParser, error: ValidationError) -> NoReturn:
-    problems = []
-    for found in error.errors():
-        name = flag(str(found["loc"][0]))
-        missing = found["type"] == "missing"
-        problems.append(f"{name} is required" if missing else f"{name}: {found['msg']}")
-    parser.error("; ".join(problems))
