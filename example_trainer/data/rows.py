@@ -58,6 +58,15 @@ class Row:
         return [j for j, label in enumerate(self.labels) if label != MASKED]
 
 
+def unsampled_row(
+    tokens: list[int], group: str, labels: list[int] | None = None, reward: float = 0.0
+) -> Row:
+    """A row of text without a sampler; without labels every token but the first has one."""
+    n = len(tokens) - 1
+    labels = tokens[1:] if labels is None else labels
+    return Row(tokens, labels, [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, reward, group)
+
+
 @dataclass
 class TrainingBatch:
     """The rows of one batch, and how many were left out or changed, by reason."""

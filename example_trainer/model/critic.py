@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
+from atroposlib.wire import MASKED
 from example_trainer.data.packing import MicroBatch
-from example_trainer.data.rows import Row
+from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.losses.tokens import TokenMask
 from example_trainer.model import fsdp, loading
@@ -33,7 +32,6 @@ from example_trainer.model.scoring import (
     value_head,
 )
 from example_trainer.settings.batch import LoadSettings
-from example_trainer.settings.model import ModelSettings
 
 
 @dataclass
@@ -48,12 +46,9 @@ class ValueModel(PackedModel):
         values = scattered(microbatch, self.module(inputs), self.device)
         return values, scored_mask(microbatch, self.device)
 
-    def _numbers(self, microbatch: MicroBatch) -> Tensor:
-        return self.score(microbatch)[0]
-
     def trained_values(self, rows: Sequence[Row]) -> list[list[float]]:
         """Value at every trained token, without a gradient; every rank calls it."""
-        return self._trained(rows)
+        return self._trained(rows, lambda microbatch: self.score(microbatch)[0])
 
 
 def scored_row(tokens: list[int], group: str, reward: float = 0.0) -> Row:
@@ -61,15 +56,8 @@ def scored_row(tokens: list[int], group: str, reward: float = 0.0) -> Row:
 
     Its value is the one at the last token of ``tokens``. The token behind is never computed.
     """
-    n = len(tokens)
-    return Row(
-        tokens=[*tokens, tokens[-1]],
-        labels=[MASKED] * (n - 1) + [tokens[-1]],
-        behaviour_logprobs=[MASKED_LOGPROB] * n,
-        versions=[MASKED_VERSION] * n,
-        reward=reward,
-        group=group,
-    )
+    labels = [MASKED] * (len(tokens) - 1) + [tokens[-1]]
+    return unsampled_row([*tokens, tokens[-1]], group, labels, reward)
 
 
 def load_value_model(
@@ -86,45 +74,21 @@ def load_value_model(
     Raises:
         ConfigError: it cannot be loaded, or its kind has no token classification form.
     """
+    from transformers import AutoModelForTokenClassification
+
     name = name or settings.model_name
-    model = _token_classifier(settings, name).to(torch.device(settings.device))
-    model = loading.without_dropout(model)
-    loading.checkpoint_activations(model, settings)
-    values = ValueModel(
-        ValueModule(model, loading.compute_dtype(settings)),
-        loading.tokenizer(name),
-        torch.device(settings.device),
-        settings.microbatch_tokens,
-        max_tokens_per_row=min(settings.seq_len, loading.model_positions(model)),
-        attention_crossover=loading.attention_crossover(model),
+    model, unsaved = loading.initial_model(
+        AutoModelForTokenClassification, settings, name, num_labels=1
     )
-    loading.choose_packing(values, settings)
+    if unsaved & set(VALUE_HEADS):
+        for parameter in value_head(model).parameters():
+            torch.nn.init.zeros_(parameter)
+    loading.checkpoint_activations(model, settings)
+    module = ValueModule(model, loading.compute_dtype(settings))
+    values = loading.packed_model(ValueModel, module, settings, name)
     if world is not None:
         fsdp.shard(values, settings, world)
     return values
-
-
-def _token_classifier(settings: ModelSettings, name: str) -> Any:
-    from transformers import AutoConfig, AutoModelForTokenClassification
-
-    if settings.init_from_scratch:
-        config = loading.loaded(name, lambda: AutoConfig.from_pretrained(name, num_labels=1))
-        model = loading.from_scratch(AutoModelForTokenClassification, config, settings.seed)
-        brought = False
-    else:
-        model, report = loading.loaded(
-            name,
-            lambda: AutoModelForTokenClassification.from_pretrained(
-                name, num_labels=1, dtype=torch.float32, output_loading_info=True
-            ),
-        )
-        missing = {key.split(".")[0] for key in report["missing_keys"]}
-        brought = not missing & set(VALUE_HEADS)
-    if not brought:
-        head = value_head(model)
-        for parameter in head.parameters():
-            torch.nn.init.zeros_(parameter)
-    return model
 
 
 def value_loss(

@@ -17,8 +17,8 @@ candidates of a teacher, C positions of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -191,7 +191,7 @@ class _Head:
     def chunks(self) -> list[_Chunk]:
         limit = CUDA_LOGITS if self.hidden.is_cuda else CPU_LOGITS
         size = max(SMALLEST_CHUNK, limit // len(self.weight))
-        ends = _running_sums(self.wanted.counts)
+        ends = list(accumulate(self.wanted.counts, initial=0))
         found = []
         for first in range(0, len(self.hidden), size):
             last = min(first + size, len(self.hidden))
@@ -240,11 +240,3 @@ class _Head:
             total.addmm_(left, right)
         else:
             total += self.product(left, right)
-
-
-def _running_sums(counts: Sequence[int]) -> list[int]:
-    """Sums of the first 0, 1, ... entries."""
-    sums = [0]
-    for count in counts:
-        sums.append(sums[-1] + count)
-    return sums

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from atroposlib.wire import MASKED_LOGPROB, MASKED_VERSION
-from example_trainer.data.rows import Row
+from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import adapter, attention, fsdp
 from example_trainer.model.policy import PackedModel, Policy
 from example_trainer.model.scoring import (
+    Backbone,
     TokenModule,
     decoder_layers,
     ids,
@@ -27,6 +27,7 @@ from example_trainer.settings.batch import LoadSettings
 from example_trainer.settings.model import ModelSettings
 
 V = TypeVar("V")
+P = TypeVar("P", bound=PackedModel)
 
 # Packing must not change a logprob by more than float32 rounding does.
 PROBE_TOLERANCE = 1e-3
@@ -83,17 +84,24 @@ def load_reference(
 
 
 def _policy(settings: LoadSettings, model: Any, name: str) -> Policy:
-    policy = Policy(
-        TokenModule(model, compute_dtype(settings)),
+    module = TokenModule(model, compute_dtype(settings))
+    policy = packed_model(Policy, module, settings, name)
+    check_head(policy)
+    return policy
+
+
+def packed_model(kind: type[P], module: Backbone, settings: LoadSettings, name: str) -> P:
+    """The model with its tokenizer and the packing that it allows."""
+    model = kind(
+        module,
         tokenizer(name),
         torch.device(settings.device),
         settings.microbatch_tokens,
-        max_tokens_per_row=min(settings.seq_len, model_positions(model)),
-        attention_crossover=attention_crossover(model),
+        max_tokens_per_row=min(settings.seq_len, model_positions(module.model)),
+        attention_crossover=attention_crossover(module.model),
     )
-    choose_packing(policy, settings)
-    check_head(policy)
-    return policy
+    choose_packing(model, settings)
+    return model
 
 
 def tokenizer(name: str) -> Any:
@@ -103,30 +111,43 @@ def tokenizer(name: str) -> Any:
 
 
 def causal_model(settings: ModelSettings, name: str) -> Any:
-    """A causal language model on the device, without dropout, with float32 parameters.
+    """A causal language model on the device, see :func:`initial_model`."""
+    from transformers import AutoModelForCausalLM
+
+    return initial_model(AutoModelForCausalLM, settings, name)[0]
+
+
+def initial_model(
+    kind: Any, settings: ModelSettings, name: str, **options: Any
+) -> tuple[Any, set[str]]:
+    """A model on the device, without dropout, with float32 parameters.
+
+    Random weights are the same for the same seed: a reference starts where the policy does.
+
+    Args:
+        kind: auto class of transformers; ``options`` go into the config.
+
+    Returns:
+        The model, and which of its direct modules lack a saved weight.
 
     Raises:
         ConfigError: it cannot be loaded.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     if settings.init_from_scratch:
-        config = loaded(name, lambda: AutoConfig.from_pretrained(name))
-        model = from_scratch(AutoModelForCausalLM, config, settings.seed)
+        config = loaded(name, lambda: AutoConfig.from_pretrained(name, **options))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(settings.seed)
+            model = kind.from_config(config, dtype=torch.float32)
+        unsaved = {module for module, _ in model.named_children()}
     else:
         # float32 parameters for any compute dtype: an update of 1e-6 of a bfloat16 weight
         # rounds to nothing.
-        model = loaded(
-            name, lambda: AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-        )
-    return without_dropout(model.to(torch.device(settings.device)))
-
-
-def from_scratch(kind: Any, config: Any, seed: int) -> Any:
-    """Random weights, the same for the same seed: a reference starts where the policy does."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return kind.from_config(config, dtype=torch.float32)
+        options |= {"dtype": torch.float32, "output_loading_info": True}
+        model, report = loaded(name, lambda: kind.from_pretrained(name, **options))
+        unsaved = {key.split(".")[0] for key in report["missing_keys"]}
+    return without_dropout(model.to(torch.device(settings.device))), unsaved
 
 
 def without_dropout(model: Any) -> Any:
@@ -247,17 +268,7 @@ def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
 
 def probe_rows() -> list[Row]:
     """Two rows that share their beginning, and two that share nothing."""
-    return [
-        Row(
-            tokens=tokens,
-            labels=tokens[1:],
-            behaviour_logprobs=[MASKED_LOGPROB] * (len(tokens) - 1),
-            versions=[MASKED_VERSION] * (len(tokens) - 1),
-            reward=0.0,
-            group=group,
-        )
-        for group, tokens in PROBES
-    ]
+    return [unsampled_row(tokens, group) for group, tokens in PROBES]
 
 
 @torch.no_grad()

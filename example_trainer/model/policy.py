@@ -8,16 +8,16 @@ Letters: B rows of a micro-batch, T trained tokens of its longest row, K candida
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atroposlib.wire import MASKED_LOGPROB, MASKED_VERSION
 from example_trainer.data.packing import MicroBatch, pack_rows, plan_microbatches
-from example_trainer.data.rows import Row
+from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.scoring import (
     Backbone,
@@ -56,10 +56,6 @@ class PackedModel:
     def model(self) -> Any:
         """The transformers model, or a peft wrapper of it; its parameters are float32."""
         return self.module.model
-
-    @model.setter
-    def model(self, model: Any) -> None:
-        self.module.model = model
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -101,22 +97,19 @@ class PackedModel:
         )
 
     @torch.no_grad()
-    def _trained(self, rows: Sequence[Row]) -> list[list[float]]:
+    def _trained(
+        self, rows: Sequence[Row], score: Callable[[MicroBatch], Tensor]
+    ) -> list[list[float]]:
         """One number per trained token, of all ranks together; every rank calls it."""
         world = self.world
-        ends = [0]
-        for row in rows:
-            ends.append(ends[-1] + len(row.trained))
+        ends = list(accumulate((len(row.trained) for row in rows), initial=0))
         found = torch.zeros(ends[-1])
         for microbatch in self.plan(rows, divisor=world.size)[world.rank :: world.size]:
-            scored = self._numbers(microbatch).cpu()
+            scored = score(microbatch).cpu()
             for b, i in enumerate(microbatch.row_ids):
                 found[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
         values = world.sum_(found).tolist()
         return [values[start:end] for start, end in zip(ends, ends[1:])]
-
-    def _numbers(self, microbatch: MicroBatch) -> Tensor:
-        raise NotImplementedError
 
 
 @dataclass
@@ -158,24 +151,15 @@ class Policy(PackedModel):
             ),
         )
 
-    def _numbers(self, microbatch: MicroBatch) -> Tensor:
-        return self.score(microbatch).logprobs
-
     def trained_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
         """Logprob of every trained token at its row's temperature, without a gradient.
 
         Collective: every rank calls it, scores its share, and gets all of them.
         """
-        return self._trained(rows)
+        return self._trained(rows, lambda microbatch: self.score(microbatch).logprobs)
 
     def logprobs_of(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Logprob of every token but the first of each sequence, at temperature 1."""
         return self.trained_logprobs(
-            [fully_trained_row(tokens, f"sequence {i}") for i, tokens in enumerate(sequences)]
+            [unsampled_row(tokens, f"sequence {i}") for i, tokens in enumerate(sequences)]
         )
-
-
-def fully_trained_row(tokens: list[int], group: str) -> Row:
-    """A row of which every token but the first has a label."""
-    n = len(tokens) - 1
-    return Row(tokens, tokens[1:], [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, 0.0, group)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
-from example_trainer.data.rows import Row
+from atroposlib.wire import MASKED
+from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.settings.corpus import CorpusSettings
 
 TRAINED_ROLES = ("assistant", "agent")
@@ -173,9 +173,8 @@ def row_of(tokens: list[int], trained_T: Sequence[bool], group: str) -> Row:
     """Build a row of text that was not sampled; the first token has no prediction and is not
     trained.
     """
-    n = len(tokens) - 1
     labels = [token if on else MASKED for token, on in zip(tokens, trained_T)][1:]
-    return Row(tokens, labels, [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, 0.0, group)
+    return unsampled_row(tokens, group, labels)
 
 
 def flat(examples: Sequence[Example]) -> list[Row]:

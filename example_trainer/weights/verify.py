@@ -15,9 +15,9 @@ from itertools import repeat
 from typing import Any
 
 from atroposlib.errors import StaleWeights
-from example_trainer.data.rows import Row
+from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.distributed.collectives import run_on_rank0
-from example_trainer.model.policy import Policy, fully_trained_row
+from example_trainer.model.policy import Policy
 from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.fleet import Publisher
 from example_trainer.weights.mismatch import LIKELY, explain_mismatch
@@ -212,17 +212,14 @@ def check_temperature(
     """
 
     def sample() -> list[Any]:
-        asked = [e.sample(prompt, PROBE_SAMPLES, PROBE_TEMPERATURE) for e in engines]
-        return [[list(tokens), list(logprobs)] for tokens, logprobs in asked]
+        return [[e.url, *e.sample(prompt, PROBE_SAMPLES, PROBE_TEMPERATURE)] for e in engines]
 
-    sampled = run_on_rank0(policy.world, sample)
-    urls = run_on_rank0(policy.world, lambda: [engine.url for engine in engines])
-    for url, (tokens, theirs) in zip(urls, sampled):
+    for url, tokens, theirs in run_on_rank0(policy.world, sample):
         if not tokens:
             continue  # the sequence ended with its first token
         by_temperature = {}
         for temperature in (PROBE_TEMPERATURE, 1.0):
-            row = replace(fully_trained_row(prompt + tokens, "probe"), temperature=temperature)
+            row = replace(unsampled_row(prompt + tokens, "probe"), temperature=temperature)
             (ours,) = policy.trained_logprobs([row])
             by_temperature[temperature] = compare(ours[-len(tokens) :], theirs, tolerance)
         found = by_temperature[PROBE_TEMPERATURE]

@@ -25,7 +25,7 @@ def test_a_model_in_a_peft_wrapper_is_found_and_only_its_adapter_is_trained(poli
     peft = pytest.importorskip("peft")
     before = flat(policy.trained_logprobs(ROWS))
     wrapped = peft.get_peft_model(policy.model, peft.LoraConfig(target_modules=["q_proj"]))
-    policy.model = wrapped
+    policy.module.model = wrapped
     assert flat(policy.trained_logprobs(ROWS)) == pytest.approx(before, abs=1e-6)
     names = [n for n, p in policy.module.named_parameters() if p.requires_grad]
     assert names and all("lora_" in name for name in names)
@@ -37,6 +37,6 @@ def test_a_model_in_a_peft_wrapper_is_found_and_only_its_adapter_is_trained(poli
 def test_an_adapter_on_the_output_head_is_refused(policy):
     peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(target_modules=["lm_head"])
-    policy.model = peft.get_peft_model(policy.model, settings)
+    policy.module.model = peft.get_peft_model(policy.model, settings)
     with pytest.raises(ConfigError, match="lora_target_modules"):
         policy.trained_logprobs(ROWS)

@@ -10,6 +10,7 @@ from example_trainer.update.pad import pad_to_tensor, sampled_mismatch
 from example_trainer.weights import verify
 from example_trainer.weights.verify import Mismatch
 from tests.trainer.rows import row
+from tests.trainer.weights.support.fleets import change
 from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcessEngine, head_of
 
 
@@ -20,11 +21,9 @@ def test_equal_weights_agree(policy, server):
 
 def test_an_output_head_that_was_not_refreshed_is_found(policy, server):
     stale = head_of(server).weight.detach().clone()
-    with torch.no_grad():
-        for weight in policy.parameters():
-            weight.add_(0.01 * torch.randn_like(weight))
-        server.policy.model.load_state_dict(policy.model.state_dict())
-        head_of(server).weight = torch.nn.Parameter(stale)
+    change(policy)
+    server.policy.model.load_state_dict(policy.model.state_dict())
+    head_of(server).weight = torch.nn.Parameter(stale)
     with pytest.raises(StaleWeights) as stopped:
         verify.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-3)
     for part in ("the-server", "version '3'", "7 of 7 tokens", "tied output head"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from example_trainer.model.policy import fully_trained_row
+from example_trainer.data.rows import unsampled_row
 
 SEQUENCES = [[6, 7, 8, 9, 10, 11], [6, 12, 13]]
 
@@ -27,7 +27,7 @@ class InProcessEngine:
 
     def sample(self, tokens, count, temperature):
         sampled = [9, 10, 11][:count]
-        probe = fully_trained_row(tokens + sampled, "sampled")
+        probe = unsampled_row(tokens + sampled, "sampled")
         probe = replace(probe, temperature=temperature if self.scales else 1.0)
         return sampled, self.policy.trained_logprobs([probe])[0][-len(sampled) :]
 
