@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from atroposlib.errors import ConfigError
 from example_trainer.advantage.rewards import (
@@ -93,7 +93,7 @@ def compute(
     if reasons_R is not None:
         reasons_R = of_length("finish_reasons", to_list(reasons_R), count)
     rewards_R = shape_rewards(rewards_R, settings, lengths_R, reasons_R)
-    advantages_R = ESTIMATORS[settings.advantage](rewards_R, groups)
+    advantages_R = _estimated(settings.advantage, rewards_R, groups)
     if normalise and normalises(settings):
         return _normalised(advantages_R, lengths_R or [1.0] * count)
     return advantages_R
@@ -132,43 +132,33 @@ def varied(rewards: Any, group_ids: Any) -> list[bool]:
     return [vary[group] for group in ids_R]
 
 
-def _raw(rewards_R: list[float], groups: Groups) -> list[float]:
-    return list(rewards_R)
+class _Moments(NamedTuple):
+    """Of the rewards of a row's group, which has more than one row, and of the batch."""
+
+    mean: float
+    std: float
+    size: int
+    batch_std: float
 
 
-def _centred(rewards_R: list[float], groups: Groups) -> list[float]:
-    return _per_group(rewards_R, groups, lambda reward, mean, std, size: reward - mean)
+def _raw(reward: float, of: _Moments) -> float:
+    return reward
 
 
-def _grpo(rewards_R: list[float], groups: Groups) -> list[float]:
-    return _per_group(
-        rewards_R, groups, lambda reward, mean, std, size: (reward - mean) / _divisor(std)
-    )
+def _centred(reward: float, of: _Moments) -> float:
+    return reward - of.mean
 
 
-def _rloo(rewards_R: list[float], groups: Groups) -> list[float]:
+def _rloo(reward: float, of: _Moments) -> float:
     # r - (n mean - r) / (n - 1) = (r - mean) n / (n - 1), which is exactly 0 for equals.
-    return _per_group(
-        rewards_R,
-        groups,
-        lambda reward, mean, std, size: (reward - mean) * size / (size - 1),
-    )
+    return (reward - of.mean) * of.size / (of.size - 1)
 
 
-def _lite_ppo(rewards_R: list[float], groups: Groups) -> list[float]:
-    _, std = _moments(rewards_R, [1.0] * len(rewards_R))
-    alone = {rows[0] for rows in groups.values() if len(rows) == 1}
-    return [
-        value if row in alone else value / _divisor(std)
-        for row, value in enumerate(_centred(rewards_R, groups))
-    ]
-
-
-ESTIMATORS: dict[str, Callable[[list[float], Groups], list[float]]] = {
-    "grpo": _grpo,
+ESTIMATORS: dict[str, Callable[[float, _Moments], float]] = {
+    "grpo": lambda reward, of: (reward - of.mean) / _divisor(of.std),
     "dr_grpo": _centred,
     "rloo": _rloo,
-    "lite_ppo": _lite_ppo,
+    "lite_ppo": lambda reward, of: (reward - of.mean) / _divisor(of.batch_std),
     "reinforce_pp": _raw,
     "reinforce_pp_baseline": _centred,
     "gae": _raw,
@@ -176,19 +166,17 @@ ESTIMATORS: dict[str, Callable[[list[float], Groups], list[float]]] = {
 }
 
 
-def _per_group(
-    rewards_R: list[float],
-    groups: Groups,
-    advantage: Callable[[float, float, float, int], float],  # reward, mean, std, size
-) -> list[float]:
-    """``advantage`` of every row that shares its group; the reward of the others."""
+def _estimated(name: str, rewards_R: list[float], groups: Groups) -> list[float]:
+    """The advantage of every row that shares its group; the reward of the others."""
+    _, batch_std = _moments(rewards_R, [1.0] * len(rewards_R))
     advantages_R = list(rewards_R)
     for rows in groups.values():
         if len(rows) == 1:
             continue
         mean, std = _moments([rewards_R[row] for row in rows], [1.0] * len(rows))
+        of = _Moments(mean, std, len(rows), batch_std)
         for row in rows:
-            advantages_R[row] = advantage(rewards_R[row], mean, std, len(rows))
+            advantages_R[row] = ESTIMATORS[name](rewards_R[row], of)
     return advantages_R
 
 

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field, replace
 
 from atroposlib.errors import ConfigError
 from example_trainer.advantage import estimators
+from example_trainer.advantage.rewards import TRUNCATED
 from example_trainer.data.rows import Row, at_trained, without_stale_tokens
 from example_trainer.model.critic import ValueModel
 from example_trainer.model.policy import Policy
 from example_trainer.settings.advantage import ObjectiveSettings
-
-TRUNCATED = "length"  # finish reason of a row that was cut off
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any
 from atroposlib.errors import ConfigError, InvalidGroup
 from example_trainer.settings.advantage import AdvantageSettings
 
-TRUNCATED = "length"
+TRUNCATED = "length"  # finish reason of a row that was cut off
 # Squares of larger numbers overflow; a reward of this size is a mistake of units anyway.
 LARGEST_REWARD = 1e100
 

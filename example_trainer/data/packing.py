@@ -46,9 +46,8 @@ class Pack:
     positions: list[int] = field(default_factory=list)  # (L,)
     rows: list[int] = field(default_factory=list)
     paths: list[list[int]] = field(default_factory=list)
-    children: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (parent, token) -> node
+    # (parent, token) -> node
+    children: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def branches(self) -> bool:

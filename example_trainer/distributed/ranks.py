@@ -42,7 +42,10 @@ SLACK_S = 600.0
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of one trainer and the place of this process among them."""
+    """The ranks of one trainer and the place of this process among them.
+
+    Collectives raise RankLost if a rank that they wait for ended or did not arrive.
+    """
 
     rank: int
     size: int
@@ -58,11 +61,7 @@ class Ranks:
         return self.rank == 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Replace ``tensor`` by its sum over ranks; the same bits on each of them.
-
-        Raises:
-            RankLost: another rank ended or did not arrive.
-        """
+        """Replace ``tensor`` by its sum over ranks; the same bits on each of them."""
         if self.size > 1:
             with self.waiting("a sum over all ranks"):
                 dist.all_reduce(tensor)
@@ -74,9 +73,6 @@ class Ranks:
         Args:
             value: of JSON's types, or of what msgspec converts to them. None elsewhere.
             kind: type to decode to. Without one, tuples arrive as lists on the other ranks.
-
-        Raises:
-            RankLost: rank 0 ended or did not arrive.
         """
         if self.size == 1:
             return value
@@ -93,25 +89,11 @@ class Ranks:
         return msgspec.msgpack.decode(content.numpy().tobytes(), type=kind)
 
     def broadcast_(self, tensor: Tensor) -> Tensor:
-        """Replace ``tensor`` by that of rank 0.
-
-        Raises:
-            RankLost: rank 0 ended or did not arrive.
-        """
+        """Replace ``tensor`` by that of rank 0."""
         if self.size > 1:
             with self.waiting("a tensor of rank 0"):
                 dist.broadcast(tensor, 0)
         return tensor
-
-    def barrier(self) -> None:
-        """Return when every rank has arrived.
-
-        Raises:
-            RankLost: another rank ended or did not arrive.
-        """
-        if self.size > 1:
-            with self.waiting("all ranks to arrive"):
-                dist.all_reduce(torch.zeros(1))
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:

@@ -56,9 +56,7 @@ class LossInputs:
 
     logprobs: Tensor  # (B, T) of the policy being trained
     proximal_logprobs: Tensor  # (B, T) of the policy before the first step on this batch
-    behaviour_logprobs: (
-        Tensor  # (B, T) of the policy that sampled, as the engine returned them
-    )
+    behaviour_logprobs: Tensor  # (B, T) of the sampler, as the engine returned them
     advantages: Tensor  # (B, T) or (B, 1)
     loss_mask: Tensor  # (B, T) weight of each token, or bool; 0 where not trained
     keep: Tensor | None = None  # (B, T) result of a batch mask; 0 leaves the token out

@@ -10,9 +10,9 @@ Needs a GPU and has not been run.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from example_trainer.weights.export import TensorSpec
+from example_trainer.weights.vllm_worker import HANDLE_FIELDS
 
 ALIGN = 256  # bytes; as of a separate allocation
 
@@ -102,14 +103,5 @@ class CudaBuffer:
 
 def handle_fields(handle: tuple[Any, ...]) -> dict[str, Any]:
     """Return the values of ``UntypedStorage._share_cuda_`` under the original's names."""
-    device, memory, size, offset, counter, counter_offset, event, event_sync = handle
-    return {
-        "device_index": device,
-        "ipc_handle_b64": base64.b64encode(memory).decode(),
-        "storage_size": size,
-        "storage_offset_orig": offset,
-        "ref_counter_handle_b64": base64.b64encode(counter).decode(),
-        "ref_counter_offset": counter_offset,
-        "event_handle_b64": base64.b64encode(event).decode(),
-        "event_sync_required": event_sync,
-    }
+    values = (b64encode(v).decode() if isinstance(v, bytes) else v for v in handle)
+    return dict(zip(HANDLE_FIELDS, values, strict=True))

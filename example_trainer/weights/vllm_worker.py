@@ -25,6 +25,18 @@ from example_trainer.weights.engines.process_group import GroupSpec
 
 NAME = "atropos-weight-worker"
 
+# The original's names for the values of ``UntypedStorage._share_cuda_``, in their order.
+HANDLE_FIELDS = (
+    "device_index",
+    "ipc_handle_b64",
+    "storage_size",
+    "storage_offset_orig",
+    "ref_counter_handle_b64",
+    "ref_counter_offset",
+    "event_handle_b64",
+    "event_sync_required",
+)
+
 Weights = Iterable[tuple[str, Tensor]]
 
 
@@ -151,16 +163,11 @@ def _of_cuda(described: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
 def open_storage(fields: dict[str, Any], device_index: int) -> Any:
     """Open the trainer's allocation in this process."""
     storages: Any = torch.UntypedStorage
-    return storages._new_shared_cuda(
-        device_index,
-        base64.b64decode(fields["ipc_handle_b64"]),
-        fields["storage_size"],
-        fields["storage_offset_orig"],
-        base64.b64decode(fields["ref_counter_handle_b64"]),
-        fields["ref_counter_offset"],
-        base64.b64decode(fields["event_handle_b64"]),
-        fields["event_sync_required"],
-    )
+    values = [
+        base64.b64decode(fields[name]) if name.endswith("_b64") else fields[name]
+        for name in HANDLE_FIELDS[1:]  # the number of the GPU may differ here
+    ]
+    return storages._new_shared_cuda(device_index, *values)
 
 
 def _device_index(uuid: str) -> int:

@@ -66,7 +66,6 @@ def main(rank: int, directory: Path) -> None:
 
 
 def values(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
-    world.barrier()
     shared = world.share({"a": [1, 2.5], "b": None} if world.is_rank0 else None)
     total = world.sum_(torch.tensor([1.0, world.rank]))
     return {"shared": shared, "sum": total.tolist()}

@@ -30,7 +30,6 @@ def test_one_rank_needs_no_process_group(config):
         assert not torch.distributed.is_initialized()
         assert world.share({"a": (1,)}) == {"a": (1,)}
         assert world.sum_(torch.ones(2)).tolist() == [1.0, 1.0]
-        world.barrier()
 
 
 def test_torchrun_variables_take_precedence_over_settings(config, monkeypatch):
