@@ -6,12 +6,14 @@ Letters: B rows of a micro-batch, T trained tokens of its longest row, K teacher
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
 from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row, at_trained
+from example_trainer.distributed.collectives import gather_objects
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.policy import Scores
 from example_trainer.weights.verify import Mismatch
@@ -70,10 +72,5 @@ def reduce_mismatch(found: Mismatch, world: Ranks) -> Mismatch:
     """The mismatch of all ranks together, the same on each, so that all stop or none."""
     if world.size == 1:
         return found
-    largest = [0.0] * world.size
-    largest[world.rank] = found.max
-    mine = torch.tensor(
-        [found.tokens, found.total, found.beyond, *largest], dtype=torch.float64
-    )
-    tokens, total, beyond, *largest = world.sum_(mine).tolist()
-    return Mismatch(int(tokens), total, max(largest), int(beyond))
+    of_ranks = gather_objects(world, asdict(found))
+    return sum((Mismatch(**one) for one in of_ranks), Mismatch())

@@ -126,42 +126,33 @@ def learn(
     }
 
 
+@dataclass
 class _Update:
     """The rows of one optimizer step.
 
     ``proximal_R_T`` None means the policy's own logprobs: in the first update of a batch the
     policy being trained is the proximal one, so its detached logprobs serve exactly and a
     forward is spared. With one minibatch they (``own_R_T``) serve the epochs after it, too.
-
-    Args:
-        version: of the weights that ``policy`` holds.
-        tokens_per_row: length that loss_aggregation ``constant`` divides by.
-        tolerance: nats that fresh tokens may differ from the sampler; None: not compared.
-        keep_own: fill ``own_R_T``, for later epochs.
     """
 
-    def __init__(
-        self,
-        settings: LossSettings,
-        policy: Policy,
-        prepared: Prepared,
-        version: int,
-        stop: StopSignal,
-        *,
-        tokens_per_row: int,
-        tolerance: float | None,
-        keep_own: bool,
-    ) -> None:
-        self.settings, self.policy, self.prepared = settings, policy, prepared
-        self.version, self.stop = version, stop
-        self.tolerance, self.keep_own = tolerance, keep_own
-        self.proximal_R_T: list[list[float]] | None = None
+    settings: LossSettings
+    policy: Policy
+    prepared: Prepared
+    version: int  # of the weights that ``policy`` holds
+    stop: StopSignal
+    tokens_per_row: int  # length that loss_aggregation ``constant`` divides by
+    tolerance: float | None  # nats from the sampler of fresh tokens; None: not compared
+    keep_own: bool  # fill ``own_R_T``, for later epochs
+    proximal_R_T: list[list[float]] | None = None
+
+    def __post_init__(self) -> None:
+        rows, settings = self.prepared.rows, self.settings
         # Of rows that this rank scored, before the step; other ranks' rows stay empty.
-        self.own_R_T: list[list[float]] = [[] for _ in prepared.rows]
+        self.own_R_T: list[list[float]] = [[] for _ in rows]
         self.loss_of = losses.formula(settings.loss)
-        self.behaviour_R_T = [at_trained(r, r.behaviour_logprobs) for r in prepared.rows]
+        self.behaviour_R_T = [at_trained(row, row.behaviour_logprobs) for row in rows]
         self.weights_R, self.divisor = loss_weights(
-            prepared.rows, settings.loss_aggregation, tokens_per_row
+            rows, settings.loss_aggregation, self.tokens_per_row
         )
         self.teacher = settings.distill_coef > 0 or settings.loss == "distillation"
 
