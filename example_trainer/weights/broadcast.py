@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError, InferenceError
-from example_trainer.weights.engines import GroupSpec, InferenceServer, process_group
+from atroposlib.utils import process_group
+from atroposlib.utils.process_group import GroupSpec
+from example_trainer.weights.engines import InferenceServer
 
 # The HTTP error of a server that broke the group arrives at about the same time.
 DISCONNECT_TIMEOUT_S = 10.0

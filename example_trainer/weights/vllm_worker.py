@@ -6,7 +6,7 @@
 The trainer calls the methods through /collective_rpc, while generation is paused. Weights
 go through vLLM's own in-place reload, which cuts them for tensor parallelism and packs
 them again where a kernel wants them packed. Arguments are strings: the route passes no
-others. Imports nothing of the trainer but ``process_group``; this runs in vLLM's environment.
+others. Imports nothing of the trainer, as this runs in vLLM's environment.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from example_trainer.weights.engines import process_group
-from example_trainer.weights.engines.process_group import GroupSpec
+from atroposlib.utils import process_group
+from atroposlib.utils.process_group import GroupSpec
 
 NAME = "atropos-weight-worker"
 

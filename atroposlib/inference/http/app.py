@@ -17,11 +17,11 @@ from atroposlib.errors import (
     WeightsError,
 )
 from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.http.process_group import WeightGroups
 from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.routes_control import control_router, weights_router
 from atroposlib.inference.http.routes_generation import generate_router, openai_router
 from atroposlib.inference.http.service import InferenceService
+from atroposlib.inference.http.weight_group import WeightGroup
 from atroposlib.utils.http_server import SameSiteGuard
 
 STATUS_OF = {WeightsError: 400, InferenceUnavailable: 503}
@@ -33,15 +33,15 @@ def create_app(engine: Engine) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        groups.close()
+        group.close()
         engine.close()
 
     app = FastAPI(title="Atropos local inference", lifespan=lifespan)
-    service, groups = InferenceService(engine), WeightGroups()
+    service, group = InferenceService(engine), WeightGroup()
     app.include_router(openai_router(service))
     app.include_router(generate_router(service))
     app.include_router(control_router(service))
-    app.include_router(weights_router(service, groups))
+    app.include_router(weights_router(service, group))
 
     @app.get("/health")
     async def health() -> Json:

@@ -26,7 +26,6 @@ from fastapi import APIRouter, Query
 
 from atroposlib.errors import InferenceRefused, WeightsError
 from atroposlib.inference.engine.engine import PauseMode
-from atroposlib.inference.http.process_group import WeightGroups
 from atroposlib.inference.http.protocol import (
     CollectiveRpc,
     InitWeightsGroup,
@@ -40,6 +39,7 @@ from atroposlib.inference.http.protocol import (
 )
 from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.service import InferenceService
+from atroposlib.inference.http.weight_group import WeightGroup
 from atroposlib.inference.weights.load import copy_tensors, load_shared, verify_shapes
 
 
@@ -90,7 +90,7 @@ def control_router(service: InferenceService) -> APIRouter:
     return routes
 
 
-def weights_router(service: InferenceService, groups: WeightGroups) -> APIRouter:
+def weights_router(service: InferenceService, group: WeightGroup) -> APIRouter:
     routes = APIRouter()
     engine = service.engine
 
@@ -116,7 +116,7 @@ def weights_router(service: InferenceService, groups: WeightGroups) -> APIRouter
     @routes.post("/init_weights_update_group")
     def init_weights_update_group(body: InitWeightsGroup) -> JsonResponse:
         try:
-            groups.join(body, service.served.device)
+            group.join(body, service.served.device)
         except WeightsError as error:
             return JsonResponse({"success": False, "message": str(error)}, status_code=400)
         return JsonResponse({"success": True, "message": f"in group {body.group_name}"})
@@ -128,7 +128,7 @@ def weights_router(service: InferenceService, groups: WeightGroups) -> APIRouter
         def receive() -> int:
             shapes = {name: tuple(shape) for name, shape in zip(body.names, body.shapes)}
             verify_shapes(service.served.model, shapes, complete=False)
-            tensors = groups.receive(body)
+            tensors = group.receive(body)
             if tensors is None:
                 return 0
             load = partial(copy_tensors, tensors=tensors)
@@ -138,7 +138,7 @@ def weights_router(service: InferenceService, groups: WeightGroups) -> APIRouter
 
     @routes.post("/destroy_weights_update_group")
     def destroy_weights_update_group(body: LeaveWeightsGroup) -> Json:
-        groups.leave(body.group_name)
+        group.leave(body.group_name)
         return {"success": True, "message": f"not in group {body.group_name}"}
 
     @routes.post("/v1/load_lora_adapter")

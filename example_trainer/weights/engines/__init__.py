@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 
 from atroposlib.errors import ConfigError, InferenceError, InferenceUnavailable
+from atroposlib.utils.process_group import GroupSpec
 from example_trainer.weights.engines.http import Bucket, Http, InferenceServer
 from example_trainer.weights.engines.local import LocalEngine
-from example_trainer.weights.engines.process_group import GroupSpec
 from example_trainer.weights.engines.sglang import SglangEngine
 from example_trainer.weights.engines.vllm import VllmEngine
 

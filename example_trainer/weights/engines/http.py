@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
-from example_trainer.weights.engines.process_group import GroupSpec
+from atroposlib.utils.process_group import GroupSpec
 
 CONNECT_TIMEOUT_S = 10.0
 # A server under load may refuse a connection for a moment; each retry waits twice as long.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.process_group import GroupSpec
 from example_trainer.weights.engines.http import InferenceServer, by_token
-from example_trainer.weights.engines.process_group import GroupSpec
 
 LONGEST_PAUSE_S = 3600.0  # the server accepts no longer timeout
 

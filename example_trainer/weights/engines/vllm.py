@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from atroposlib.errors import ConfigError, InferenceError
+from atroposlib.utils.process_group import GroupSpec
 from example_trainer.weights.engines.http import Bucket, InferenceServer, by_token
-from example_trainer.weights.engines.process_group import GroupSpec
 
 EXTENSION = "--worker-extension-cls example_trainer.weights.vllm_worker.WeightWorker"
 # The extension's reply to ``weight_worker``; see vllm_worker.

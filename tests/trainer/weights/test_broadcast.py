@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.process_group import GroupSpec
 from example_trainer.weights.broadcast import NativeGroup
-from example_trainer.weights.engines.process_group import GroupSpec
 
 
 def test_native_vllm_group_without_vllm_is_rejected_with_a_remedy():

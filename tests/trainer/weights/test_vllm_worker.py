@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from example_trainer.weights.engines import process_group
-from example_trainer.weights.engines.process_group import GroupSpec
+from atroposlib.utils import process_group
+from atroposlib.utils.process_group import GroupSpec
 from example_trainer.weights.export import TensorSpec
 from example_trainer.weights.shared_memory import SharedWeightsFile
 from example_trainer.weights.vllm_worker import WeightWorker

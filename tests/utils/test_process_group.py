@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from example_trainer.weights.engines import process_group
+from atroposlib.utils import process_group
 
 
 def test_process_group_is_compatible_with_one_made_by_torch():

@@ -1,5 +1,4 @@
-"""Process groups between trainer and servers, in addition to a process's existing
-groups.
+"""Process groups between trainer and servers, besides a process's existing groups.
 
 The store and its prefixes are those of ``torch.distributed``, laid out as SGLang does, so
 that one of its ranks can be the other end. Imports nothing but torch: a worker of vLLM
@@ -23,9 +22,7 @@ dist: Any = torch.distributed  # its stubs leave out half of what is used here
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Rendezvous of trainer and servers for a broadcast of weights. The trainer is rank
-    0.
-    """
+    """Rendezvous of trainer (rank 0) and servers for a broadcast of weights."""
 
     address: str
     port: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import timedelta
 
 import httpx
 import pytest
@@ -14,8 +13,9 @@ from torch.distributed import TCPStore
 
 from atroposlib.errors import WeightsError
 from atroposlib.inference.http.app import create_app
-from atroposlib.inference.http.process_group import WeightGroups, join
 from atroposlib.inference.http.protocol import InitWeightsGroup, UpdateFromGroup
+from atroposlib.inference.http.weight_group import WeightGroup
+from atroposlib.utils.process_group import GroupSpec, broadcast, join
 from tests.inference.helpers import WAIT_S, fresh_logprobs, generate, request
 
 EXACT = 1e-4
@@ -34,14 +34,12 @@ class Trainer:
         return {**meeting, **ranks, "group_name": "g", **more}
 
     def join(self):
-        body = InitWeightsGroup(**self.body()).model_copy(update={"rank_offset": 0})
-        self.members = join(self.store, body, timedelta(seconds=20))
+        group = GroupSpec("127.0.0.1", self.store.port, 2, "gloo", "g", 20.0)
+        self.members = join(self.store, group, 0)
 
     def send(self, *tensors):
         for tensor in tensors:
-            options = torch.distributed.BroadcastOptions()
-            options.rootRank = options.rootTensor = 0
-            self.members.broadcast([tensor], options).wait()
+            broadcast(self.members, tensor).wait()
 
 
 @pytest.fixture
@@ -108,9 +106,9 @@ async def test_mismatched_weights_are_rejected_before_any_tensor_is_received(eng
 
 
 def test_a_trainer_that_dies_in_a_broadcast_leaves_the_old_weights(engine, trainer):
-    groups = WeightGroups()
+    group = WeightGroup()
     joining = in_thread(trainer.join)
-    groups.join(InitWeightsGroup(**trainer.body()), torch.device("cpu"))
+    group.join(InitWeightsGroup(**trainer.body()), torch.device("cpu"))
     joining.join(WAIT_S)
     failures = []
 
@@ -119,7 +117,7 @@ def test_a_trainer_that_dies_in_a_broadcast_leaves_the_old_weights(engine, train
             names=["a", "b"], dtypes=["float32"] * 2, shapes=[[2], [2]], group_name="g"
         )
         try:
-            groups.receive(body)
+            group.receive(body)
         except WeightsError as error:
             failures.append(str(error))
 
@@ -129,12 +127,12 @@ def test_a_trainer_that_dies_in_a_broadcast_leaves_the_old_weights(engine, train
     trainer.members = None
     receiving.join(WAIT_S)
     assert failures and "did not arrive" in failures[0]
-    groups.close()
+    group.close()
 
 
 def test_a_group_without_a_trainer_ends_at_its_timeout(trainer):
     started = time.monotonic()
     body = InitWeightsGroup(**trainer.body(timeout_s=0.5))
     with pytest.raises(WeightsError, match="no group at 127.0.0.1"):
-        WeightGroups().join(body, torch.device("cpu"))
+        WeightGroup().join(body, torch.device("cpu"))
     assert time.monotonic() - started < WAIT_S
