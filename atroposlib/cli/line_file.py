@@ -80,10 +80,7 @@ class LineFile:
     def append(self, lines: Sequence[dict[str, Any]], batch_no: int) -> None:
         """Write the lines of one batch; lines and progress are on disk on return."""
         data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
-        with self.path.open("ab") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_synced(self.path, "ab", data)
         self._save(
             replace(
                 self.progress,
@@ -105,10 +102,7 @@ class LineFile:
 
     def _save(self, progress: Progress) -> None:
         draft = self._progress_path.with_name(self._progress_path.name + ".draft")
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(asdict(progress), file)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_synced(draft, "wb", json.dumps(asdict(progress)).encode())
         draft.replace(self._progress_path)
         directory = os.open(self.path.parent, os.O_RDONLY)
         try:
@@ -116,6 +110,13 @@ class LineFile:
         finally:
             os.close(directory)
         self.progress = progress
+
+
+def _write_synced(path: Path, mode: str, data: bytes) -> None:
+    with path.open(mode) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _ends_a_line(path: Path) -> bool:

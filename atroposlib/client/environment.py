@@ -186,8 +186,7 @@ class AsyncRolloutClient:
             RolloutApiRefused: with status code 404 by an API without admission control.
         """
         request = AdmissionRequest(
-            env_id=who.env_id,
-            run_id=who.run_id,
+            **who.model_dump(),
             sequences=sequences,
             ttl_s=ttl_s,
             admission_id=admission_id or uuid.uuid4().hex,  # repeated requests count once

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -112,7 +112,6 @@ class StopRequest:
 
     signal_number: int | None = None
     count: int = 0
-    _previous: dict[int, object] = field(default_factory=dict)
 
     def listen(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

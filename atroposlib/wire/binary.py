@@ -22,7 +22,8 @@ Frames are concatenated ``u64 little-endian length | file``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -70,6 +71,7 @@ _ALLOWED = {
 }
 _REQUIRED = ("tokens", "seq_lens", "mask", "scores")
 _CHOICES = ("distill_token_ids", "distill_logprobs")
+_NAMED = ("env_id", "group_id", "idempotency_key")  # in the metadata
 _REST = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -168,14 +170,9 @@ def _distilled_tensors(distilled: Distilled) -> dict[str, Array]:
 
 
 def _metadata(columns: Columns) -> dict[str, str]:
-    metadata = {"format": FORMAT}
-    if columns.env_id is not None:
-        metadata["env_id"] = str(columns.env_id)
-    if columns.group_id is not None:
-        metadata["group_id"] = columns.group_id
-    if columns.idempotency_key is not None:
-        metadata["idempotency_key"] = columns.idempotency_key
-    return metadata
+    named = {name: getattr(columns, name) for name in _NAMED}
+    given = {name: str(value) for name, value in named.items() if value is not None}
+    return {"format": FORMAT} | given
 
 
 def _columns(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
@@ -273,10 +270,8 @@ def inflated_size(data: bytes | memoryview, max_bytes: int = MAX_GROUP_BYTES) ->
     Raises:
         MalformedBinary: damaged, without a content size, or larger than ``max_bytes``.
     """
-    try:
+    with _undamaged():
         frame = zstandard.get_frame_parameters(data)
-    except zstandard.ZstdError as error:
-        raise MalformedBinary("damaged zstd frame") from error
     if frame.content_size > max_bytes or frame.dict_id:  # an unknown size is 2^64 - 1
         raise MalformedBinary(f"a zstd frame tells its size, at most {max_bytes} bytes")
     return int(frame.content_size)
@@ -284,20 +279,24 @@ def inflated_size(data: bytes | memoryview, max_bytes: int = MAX_GROUP_BYTES) ->
 
 def _beginning(data: bytes | memoryview) -> bytes:
     reader = zstandard.ZstdDecompressor(max_window_size=2**23).stream_reader(data)
-    try:
+    with _undamaged():
         return bytes(reader.read(8 + safetensors.MAX_HEADER_BYTES))
-    except zstandard.ZstdError as error:
-        raise MalformedBinary("damaged zstd frame") from error
 
 
 def _inflated(data: bytes | memoryview, size: int) -> bytes:
-    try:
+    with _undamaged():
         inflated = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+        if len(inflated) != size:
+            raise zstandard.ZstdError("another size than declared")
+    return bytes(inflated)
+
+
+@contextmanager
+def _undamaged() -> Iterator[None]:
+    try:
+        yield
     except zstandard.ZstdError as error:
         raise MalformedBinary("damaged zstd frame") from error
-    if len(inflated) != size:
-        raise MalformedBinary("damaged zstd frame")
-    return bytes(inflated)
 
 
 # --- many groups ------------------------------------------------------------------------

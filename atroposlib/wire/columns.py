@@ -273,7 +273,7 @@ def from_group(group: ScoredData) -> Columns:
     rest = {name: getattr(group, name) for name in REST}
     for name in FLOATS:
         rows = getattr(group, name)
-        if rows is not None and (name != "advantages" or _fits(rows, seq_lens)):
+        if rows is not None and (name != "advantages" or fits(map(len, rows), seq_lens)):
             floats[name] = _flat(name, rows, seq_lens, np.float64)
             rest[name] = None
     versions = group.versions
@@ -298,8 +298,8 @@ def to_group(columns: Columns) -> ScoredData:
     """The record of checked columns."""
     distilled = columns.distilled or Distilled(np.empty(0))
     group = ScoredData(
-        tokens=_rows(columns.tokens, columns.seq_lens),
-        masks=_rows(columns.masks, columns.seq_lens),
+        tokens=_rows(columns.tokens.tolist(), columns.seq_lens),
+        masks=_rows(columns.masks.tolist(), columns.seq_lens),
         scores=columns.scores.tolist(),
         env_id=columns.env_id,
         group_id=columns.group_id,
@@ -308,16 +308,12 @@ def to_group(columns: Columns) -> ScoredData:
         distill_logprobs=_choices(distilled.logprobs, distilled.counts, columns.seq_lens),
     )
     for name, values in columns.floats.items():
-        setattr(group, name, _rows(values, columns.seq_lens))
+        setattr(group, name, _rows(values.tolist(), columns.seq_lens))
     if columns.versions is not None:
-        group.versions = _rows(columns.versions, columns.seq_lens)
+        group.versions = _rows(columns.versions.tolist(), columns.seq_lens)
     for name in columns.rest:
         setattr(group, name, columns.rest_value(name))
     return group
-
-
-def _fits(rows: list[Any], seq_lens: Array) -> bool:
-    return fits((len(row) for row in rows), seq_lens)
 
 
 def _require_rows(name: str, rows: list[Any], seq_lens: Array) -> None:
@@ -374,18 +370,13 @@ def _distilled(group: ScoredData, seq_lens: Array) -> Distilled | None:
     return joined_choices(ids, logprobs)
 
 
-def _rows(values: Array, lengths: Array) -> list[Any]:
-    flat = values.tolist()
+def _rows(flat: list[Any], lengths: Array) -> list[Any]:
     ends = np.cumsum(lengths).tolist()
     return [flat[end - length : end] for end, length in zip(ends, lengths.tolist())]
 
 
 def _choices(values: Array | None, counts: Array, seq_lens: Array) -> list[Any] | None:
-    if values is None:
-        return None
-    flat = _rows(values, counts)
-    ends = np.cumsum(seq_lens).tolist()
-    return [flat[end - length : end] for end, length in zip(ends, seq_lens.tolist())]
+    return None if values is None else _rows(_rows(values.tolist(), counts), seq_lens)
 
 
 def _encoded(name: str, value: Any) -> bytes:

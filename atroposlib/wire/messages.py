@@ -257,15 +257,13 @@ class Rewound(BaseModel):
 _ADMISSION_ID = AliasChoices("admission_id", "lease_id")
 
 
-class AdmissionRequest(BaseModel):
+class AdmissionRequest(EnvIdentifier):
     """POST /admission: permission to begin rollouts, so that none is too stale when trained.
 
     A repeated ``admission_id`` (after a lost reply) gets the same answer with a later end.
     ``lease_id`` is its former name.
     """
 
-    env_id: int
-    run_id: str | None = None
     sequences: int = Field(ge=1, le=2**20)
     ttl_s: float = Field(600.0, gt=0, le=86_400)
     admission_id: str | None = Field(

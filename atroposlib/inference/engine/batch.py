@@ -9,12 +9,28 @@ R rows (capacity), B active rows, C columns (positions).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from atroposlib.inference.engine.kv_cache import resized
 from atroposlib.inference.engine.request import SequenceState
 from atroposlib.inference.engine.sampling import RowParams
+
+# One value per row. Column "length" grows; the others stay.
+COLUMNS: dict[str, tuple[torch.dtype, Callable[[SequenceState], float]]] = {
+    "length": (torch.int64, lambda s: s.prompt_len),
+    "prompt_len": (torch.int64, lambda s: s.prompt_len),
+    "max_len": (torch.int64, lambda s: s.reserved_len),
+    # no end of sequence before this length
+    "min_len": (torch.int64, lambda s: s.prompt_len + s.request.params.min_tokens),
+    "ignore_eos": (torch.bool, lambda s: s.request.params.ignore_eos),
+    "temperature": (torch.float32, lambda s: s.request.params.temperature),
+    "top_p": (torch.float32, lambda s: s.request.params.top_p),
+    "top_k": (torch.int64, lambda s: s.request.params.top_k),
+    "seed": (torch.int64, lambda s: s.seed),
+}
 
 
 class RunningBatch:
@@ -24,19 +40,9 @@ class RunningBatch:
         self.device = device
         self.sequences: list[SequenceState] = []
         self._summarise()
-        self._columns: dict[str, Tensor] = {
+        self._columns = {
             name: torch.zeros(0, dtype=dtype, device=device)
-            for name, dtype in (
-                ("length", torch.int64),
-                ("prompt_len", torch.int64),
-                ("max_len", torch.int64),  # prompt_len + max_tokens
-                ("min_len", torch.int64),  # no end of sequence before this length
-                ("ignore_eos", torch.bool),
-                ("temperature", torch.float32),
-                ("top_p", torch.float32),
-                ("top_k", torch.int64),
-                ("seed", torch.int64),
-            )
+            for name, (dtype, _) in COLUMNS.items()
         }
         self.tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)  # (R, C)
         self.logprobs = torch.zeros(0, 0, dtype=torch.float32, device=device)  # (R, C)
@@ -65,23 +71,11 @@ class RunningBatch:
         first = len(self.sequences)
         self.sequences.extend(sequences)
         rows = slice(first, len(self.sequences))
-        params = [s.request.params for s in sequences]
-        lengths = [s.prompt_len for s in sequences]
-        values: dict[str, list[int] | list[float] | list[bool]] = {
-            "length": lengths,
-            "prompt_len": lengths,
-            "max_len": [s.reserved_len for s in sequences],
-            "min_len": [length + p.min_tokens for length, p in zip(lengths, params)],
-            "ignore_eos": [p.ignore_eos for p in params],
-            "temperature": [p.temperature for p in params],
-            "top_p": [p.top_p for p in params],
-            "top_k": [p.top_k for p in params],
-            "seed": [s.seed for s in sequences],
-        }
-        for name, column in values.items():
-            self._columns[name][rows] = torch.tensor(
-                column, dtype=self._columns[name].dtype, device=self.device
+        for name, (dtype, value) in COLUMNS.items():
+            column = torch.tensor(
+                [value(s) for s in sequences], dtype=dtype, device=self.device
             )
+            self._columns[name][rows] = column
         self._summarise()
         return rows
 

@@ -169,10 +169,7 @@ class TextStream:
         self._stop = [s for s in stop if s]
         self._held_back = max((len(s) for s in self._stop), default=1) - 1
         self._tokens: list[int] = []
-        self._context = (
-            0  # tokens[_context:_done] were decoded before and give the left context
-        )
-        self._done = 0
+        self._context = self._done = 0  # tokens[_context:_done] are the decoded left context
         self.text = ""
         self._emitted = 0
         self.stopped = False
@@ -187,26 +184,16 @@ class TextStream:
             self.text += now[len(known) :]
             self._context, self._done = self._done, len(self._tokens)
             self._cut_at_stop(searched_from)
-        return self._emit(len(self.text) - (0 if self.stopped else self._held_back))
-
-    def flush(self) -> str:
-        """Return the text held back for a possible stop string; call at the end."""
-        if not self.stopped:
-            tail = self._decode(self._tokens[self._context :])
-            self.text += tail[len(self._decode(self._tokens[self._context : self._done])) :]
-            self._done = len(self._tokens)
-        return self._emit(len(self.text))
+        up_to = len(self.text) - (0 if self.stopped else self._held_back)
+        piece = self.text[self._emitted : max(up_to, self._emitted)]
+        self._emitted += len(piece)
+        return piece
 
     def _cut_at_stop(self, searched_from: int) -> None:
         places = [p for s in self._stop if (p := self.text.find(s, searched_from)) >= 0]
         if places:
             self.text = self.text[: min(places)]
             self.stopped = True
-
-    def _emit(self, up_to: int) -> str:
-        piece = self.text[self._emitted : max(up_to, self._emitted)]
-        self._emitted += len(piece)
-        return piece
 
     def _decode(self, tokens: list[int]) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
