@@ -13,6 +13,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.generation.chat.template import load_tokenizer
@@ -28,6 +29,7 @@ from atroposlib.generation.engines.legacy_attributes import LegacyServerAttribut
 from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, SplitStats
 from atroposlib.generation.sampling.generation import (
     DEFAULT_MAX_TOKENS,
+    FourTuple,
     Generation,
     from_four_tuple,
     with_max_tokens,
@@ -78,14 +80,9 @@ class APIServer(LegacyServerAttributes, ABC):
     def __init__(
         self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None
     ) -> None:
+        super().__init__(config)
         self.config = config
         self.reasoning_config = reasoning_config or ReasoningConfig()
-        self.train_stats = SplitStats(
-            config.num_max_requests_at_once, config.rolling_buffer_length
-        )
-        self.eval_stats = SplitStats(
-            config.num_requests_for_eval, config.rolling_buffer_length
-        )
         self.sessions = 0  # open managed and dedicated sessions, counted as used slots
         self.base_url = (config.base_url or "").rstrip("/") or OFFICIAL_OPENAI_URL
         self.is_official_openai = is_official_openai(self.base_url)
@@ -122,29 +119,21 @@ class APIServer(LegacyServerAttributes, ABC):
                 ``config.timeout`` seconds.
             InferenceRefused: the server returned 4xx, after one request.
         """
-        skip_reasoning = kwargs.pop("skip_reasoning", False)
-        split = self._prepare(kwargs)
-        if not skip_reasoning:
+        if not kwargs.pop("skip_reasoning", False):
             kwargs = self._inject_reasoning_kwargs(kwargs)
-        return await self._call(split, lambda: self._chat_completion_wrapper(**kwargs))
+        return await self._call(self._chat_completion_wrapper, kwargs)
 
     async def completion(self, **kwargs: Any) -> Completion:
         """OpenAI completion parameters, plus ``split``. Raises as chat_completion does."""
-        split = self._prepare(kwargs)
-        return await self._call(split, lambda: self._completion_wrapper(**kwargs))
+        return await self._call(self._completion_wrapper, kwargs)
 
-    async def tokens_and_logprobs_completion(
-        self, **kwargs: Any
-    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
         """``(prompt_ids, [tokens], [logprobs], [finish_reason])`` of ``prompt``/``input_ids``.
 
         Raises:
             TokensMissing: the backend returned text only.
         """
-        split = self._prepare(kwargs)
-        return await self._call(
-            split, lambda: self._tokens_and_logprobs_completion_wrapper(**kwargs)
-        )
+        return await self._call(self._tokens_and_logprobs_completion_wrapper, kwargs)
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
         """Logprobs of a given sequence of T tokens.
@@ -153,8 +142,7 @@ class APIServer(LegacyServerAttributes, ABC):
             ``prompt_tokens`` (T,), ``prompt_topk_token_ids`` (T, K_t) and
             ``prompt_topk_logprobs`` (T, K_t); K_t is 0 at position 0.
         """
-        split = self._prepare(kwargs)
-        return await self._call(split, lambda: self._get_logprobs_wrapper(**kwargs))
+        return await self._call(self._get_logprobs_wrapper, kwargs)
 
     async def generate(
         self,
@@ -184,17 +172,15 @@ class APIServer(LegacyServerAttributes, ABC):
         self, input_ids: list[int], split: str = "train", **params: Any
     ) -> list[Generation]:
         """One request of :meth:`generate`. Outputs may have the finish reason "abort"."""
-        kwargs = {**params, "input_ids": list(input_ids)}
+        kwargs = {**params, "input_ids": list(input_ids), "split": split}
 
-        async def attempt() -> list[Generation]:
+        async def attempt(**kwargs: Any) -> list[Generation]:
             version = self.announced_version
             return [with_version(one, version) for one in await self._request_tokens(kwargs)]
 
         if self._overrides_token_call():
-            kwargs["split"] = split
-            return await attempt()
-        self._prepare(kwargs)
-        return await self._call(split, attempt)
+            return await attempt(**kwargs)
+        return await self._call(attempt, kwargs)
 
     async def decoder(self) -> Decode:
         """Decoder of tokens, to find stop strings that span a resumption."""
@@ -242,9 +228,7 @@ class APIServer(LegacyServerAttributes, ABC):
     async def _completion_wrapper(self, **kwargs: Any) -> Completion: ...
 
     @abstractmethod
-    async def _tokens_and_logprobs_completion_wrapper(
-        self, **kwargs: Any
-    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]: ...
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> FourTuple: ...
 
     async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
         """One attempt with unknown versions; backends that report versions override it."""
@@ -314,13 +298,10 @@ class APIServer(LegacyServerAttributes, ABC):
     def _stats_of(self, split: str) -> SplitStats:
         return self.train_stats if split == "train" else self.eval_stats
 
-    def _prepare(self, kwargs: dict[str, Any]) -> str:
-        """Remove ``split`` from ``kwargs``, return it, and set the model of the server."""
-        kwargs["model"] = self.config.model_name
-        return str(kwargs.pop("split", None) or "train")
-
-    async def _call(self, split: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        stats = self._stats_of(split)
+    async def _call(self, hook: Callable[..., Awaitable[T]], kwargs: dict[str, Any]) -> T:
+        """Result of ``hook`` for ``kwargs`` without ``split``, and with the server's model."""
+        stats = self._stats_of(kwargs.pop("split", None) or "train")
+        attempt = partial(hook, **{**kwargs, "model": self.config.model_name})
         with stats.track():
             await self.health.wait_until_healthy()
             async with stats.slots:

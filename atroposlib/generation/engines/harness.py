@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from atroposlib.errors import ConfigError, InferenceRefused
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.sampling.generation import FourTuple
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -50,9 +51,7 @@ class ServerHarness(APIServer):
         super().__init__(config or APIServerConfig(health_check=False))
         self.chats: dict[str, ChatCompletion] = {}
         self.completions: dict[str, Completion] = {}
-        self.token_outputs: dict[
-            str, tuple[list[int], list[list[int]], list[list[float]], list[Any]]
-        ] = {}
+        self.token_outputs: dict[str, FourTuple] = {}
         self.calls: list[dict[str, Any]] = []  # keyword arguments of every attempt
 
     def set_desired_response(
@@ -86,9 +85,7 @@ class ServerHarness(APIServer):
         self.calls.append(kwargs)
         return _prepared(self.completions, kwargs["prompt"], "set_desired_completion")
 
-    async def _tokens_and_logprobs_completion_wrapper(
-        self, **kwargs: Any
-    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> FourTuple:
         self.calls.append(kwargs)
         prompt = kwargs.get("prompt")
         if prompt is None:

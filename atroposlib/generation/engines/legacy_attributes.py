@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
+from atroposlib.generation.configs import ServerBaseline
 from atroposlib.generation.engines.health import CustomHealthCheck, HealthMonitor, HealthState
-from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, SplitStats
+from atroposlib.generation.engines.slots import SplitStats
 
 
 class LegacyServerAttributes:
-    """Views of slots, timings and health under the names of the original."""
+    """Slots, timings and health, also under the names of the original."""
 
-    train_stats: SplitStats
-    eval_stats: SplitStats
     health: HealthMonitor
     _custom_check: CustomHealthCheck
 
-    @property
-    def sem(self) -> AsyncSemWithAdaptiveWeight:
-        return self.train_stats.slots
-
-    @property
-    def eval_sem(self) -> AsyncSemWithAdaptiveWeight:
-        return self.eval_stats.slots
+    def __init__(self, config: ServerBaseline) -> None:
+        remembered = config.rolling_buffer_length
+        train = self.train_stats = SplitStats(config.num_max_requests_at_once, remembered)
+        evaluation = self.eval_stats = SplitStats(config.num_requests_for_eval, remembered)
+        self.sem, self.eval_sem = train.slots, evaluation.slots
+        self.attempts_list, self.request_timings = train.attempts, train.timings_s
+        self.eval_attempts_list = evaluation.attempts
+        self.eval_request_timings = evaluation.timings_s
 
     @property
     def server_healthy(self) -> bool:
@@ -41,19 +40,3 @@ class LegacyServerAttributes:
     @property
     def check_task(self) -> asyncio.Future[bool | None] | None:
         return self._custom_check.task
-
-    @property
-    def attempts_list(self) -> deque[int]:
-        return self.train_stats.attempts
-
-    @property
-    def request_timings(self) -> deque[float]:
-        return self.train_stats.timings_s
-
-    @property
-    def eval_attempts_list(self) -> deque[int]:
-        return self.eval_stats.attempts
-
-    @property
-    def eval_request_timings(self) -> deque[float]:
-        return self.eval_stats.timings_s

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
 from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.sampling.generation import (
+    FourTuple,
     Generation,
     four_tuple,
     prompt_ids,
     request_options,
+    token_usage,
     with_choice_seed,
 )
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 logger = logging.getLogger(__name__)
+C = TypeVar("C", "ChatCompletion", "Completion")
 Payload = dict[str, Any]
 
 
@@ -45,18 +50,23 @@ def request_body(kwargs: Mapping[str, Any]) -> Payload:
     return {**body, **(kwargs.get("extra_body") or {})}
 
 
-def merge_choices(payloads: list[Payload]) -> Payload:
-    """One completion out of several of the same prompt: choices renumbered, usage summed."""
-    merged = dict(payloads[0])
-    choices = [choice for payload in payloads for choice in payload["choices"]]
-    merged["choices"] = [{**choice, "index": i} for i, choice in enumerate(choices)]
-    usages = [payload["usage"] for payload in payloads if payload.get("usage")]
+def join_choices(parts: Iterable[C]) -> C:
+    """One completion with the choices of all, numbered in order, and their usage summed."""
+    rest: list[Any]
+    first, *rest = parts
+    if not rest:
+        return first
+    joined: Any = first.model_copy(deep=True)  # the backend may hold a reference to it
+    for part in rest:
+        joined.choices.extend(part.choices)
+    for i, choice in enumerate(joined.choices):
+        choice.index = i
+    usages = [part.usage for part in (joined, *rest) if part.usage is not None]
     if usages:
-        merged["usage"] = {
-            name: sum(int(usage.get(name) or 0) for usage in usages)
-            for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-        }
-    return merged
+        joined.usage = usages[0]
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            setattr(joined.usage, name, sum(getattr(usage, name, 0) or 0 for usage in usages))
+    return cast(C, joined)
 
 
 class OpenAICompatibleServer(APIServer):
@@ -73,15 +83,15 @@ class OpenAICompatibleServer(APIServer):
         self.n_is_ignored = config.n_kwarg_is_ignored
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
-        payload = await self._complete("chat/completions", kwargs)
-        return chat_completion_of(payload)
+        payloads = await self._complete("chat/completions", kwargs)
+        return join_choices(map(chat_completion_of, payloads))
 
     async def _completion_wrapper(self, **kwargs: Any) -> Completion:
-        payload = await self._complete("completions", kwargs)
-        return completion_of(payload)
+        payloads = await self._complete("completions", kwargs)
+        return join_choices(map(completion_of, payloads))
 
-    async def _complete(self, path: str, kwargs: Mapping[str, Any]) -> Payload:
-        """A payload with ``n`` choices, also from servers that ignore ``n``."""
+    async def _complete(self, path: str, kwargs: Mapping[str, Any]) -> list[Payload]:
+        """Payloads with ``n`` choices together: several from servers that ignore ``n``."""
         body = request_body(kwargs)
         n = int(body.get("n") or 1)
 
@@ -90,11 +100,11 @@ class OpenAICompatibleServer(APIServer):
             return await self._request_choices(path, sent, kwargs)
 
         if n > 1 and self.n_is_ignored:
-            return merge_choices(await gather_or_cancel(ask(1, i) for i in range(n)))
+            return await gather_or_cancel(ask(1, i) for i in range(n))
         first = await ask(n)
         returned = len(first["choices"])
         if returned == n:
-            return first
+            return [first]
         if returned != 1:
             raise ConfigError(
                 f"{self.root_url} returned {returned} choices for n={n}; "
@@ -102,8 +112,7 @@ class OpenAICompatibleServer(APIServer):
             )
         logger.warning("%s ignores n: sending one request per choice from now", self.root_url)
         self.n_is_ignored = True
-        rest = await gather_or_cancel(ask(1, i) for i in range(1, n))
-        return merge_choices([first, *rest])
+        return [first, *await gather_or_cancel(ask(1, i) for i in range(1, n))]
 
     async def _request_choices(
         self, path: str, body: Payload, kwargs: Mapping[str, Any]
@@ -121,6 +130,23 @@ class OpenAICompatibleServer(APIServer):
             # Text cannot be resumed token by token, and an incomplete reply must not be used.
             raise InferenceUnavailable(f"{url}: aborted, as when the server gets new weights")
         return reply.payload
+
+
+ID_PREFIXES = {"chat.completion": "chatcmpl", "text_completion": "cmpl"}
+
+
+def completion_payload(
+    kind: str, model: str, choices: list[Payload], prompt_tokens: int, completion_tokens: int
+) -> Payload:
+    """A completion of ``kind``, the value of its field ``object``, made here."""
+    return {
+        "id": f"{ID_PREFIXES[kind]}-{uuid.uuid4()}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "choices": choices,
+        "usage": token_usage(prompt_tokens, completion_tokens),
+    }
 
 
 def chat_completion_of(payload: Payload) -> ChatCompletion:
@@ -145,9 +171,7 @@ class OpenAIServer(OpenAICompatibleServer):
 
     returns_tokens = False
 
-    async def _tokens_and_logprobs_completion_wrapper(
-        self, **kwargs: Any
-    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> FourTuple:
         raise NotImplementedError(
             "OpenAIServer returns no token ids or logprobs; "
             "use server_type vllm, sglang or trl for rows that are trained on"
@@ -186,9 +210,7 @@ class TokenServer(OpenAICompatibleServer):
         if self._tokenizer is None:
             self._tokenizer = tokenizer
 
-    async def tokens_and_logprobs_completion(
-        self, **kwargs: Any
-    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
         """As the base class. A continuation that a weight update aborts is resumed."""
         ids = await self._prompt_ids(kwargs)
         return four_tuple(await self.generate(**{**kwargs, "input_ids": ids}))
@@ -208,9 +230,7 @@ class TokenServer(OpenAICompatibleServer):
             await self._load_tokenizer()
         return prompt_ids(kwargs, self._tokenizer)
 
-    async def _tokens_and_logprobs_completion_wrapper(
-        self, **kwargs: Any
-    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> FourTuple:
         ids = await self._prompt_ids(kwargs)
         return four_tuple(await self._generate_wrapper(**{**kwargs, "input_ids": ids}))
 

@@ -6,8 +6,6 @@ trained on: token requests to them raise TokensMissing.
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from atroposlib.generation.engines.openai import (
     TokenServer,
     chat_completion_of,
     completion_of,
+    completion_payload,
     expect_outputs,
     require,
 )
@@ -58,19 +57,15 @@ class TrlVllmServer(TokenServer):
         if kwargs.get("tools"):
             template["tools"] = kwargs["tools"]
         prompt = render(self.tokenizer, kwargs["messages"], template_kwargs=template)
-        payload = await self._complete_text(prompt, kwargs)
+        payload = await self._complete_text("chat.completion", prompt, kwargs)
         for choice in payload["choices"]:
             choice["message"] = {"role": "assistant", "content": choice.pop("text")}
-        return chat_completion_of(
-            {**payload, "id": f"chatcmpl-{uuid.uuid4()}", "object": "chat.completion"}
-        )
+        return chat_completion_of(payload)
 
     async def _completion_wrapper(self, **kwargs: Any) -> Completion:
         await self._load_tokenizer()
-        payload = await self._complete_text(kwargs["prompt"], kwargs)
-        return completion_of(
-            {**payload, "id": f"cmpl-{uuid.uuid4()}", "object": "text_completion"}
-        )
+        payload = await self._complete_text("text_completion", kwargs["prompt"], kwargs)
+        return completion_of(payload)
 
     async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
         ids = list(kwargs["input_ids"])
@@ -88,7 +83,9 @@ class TrlVllmServer(TokenServer):
         outputs = read_generations(answer, ids, self.tokenizer.eos_token_id)
         return expect_outputs(outputs, body["n"], f"{self.root_url}{GENERATE_PATH}")
 
-    async def _complete_text(self, prompt: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    async def _complete_text(
+        self, kind: str, prompt: str, kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
         if kwargs.get("stream"):
             raise ConfigError("stream: completions are returned whole; leave it out")
         rendered = {k: v for k, v in kwargs.items() if k not in _NOT_OURS}
@@ -104,19 +101,10 @@ class TrlVllmServer(TokenServer):
             }
             for i, row in enumerate(rows)
         ]
-        sampled = sum(map(len, rows))
         prompts = answer.get("prompt_ids")
         asked = len(prompts[0]) if prompts else len(self.tokenizer.encode(prompt))
-        return {
-            "created": int(time.time()),
-            "model": self.config.model_name,
-            "choices": choices,
-            "usage": {
-                "prompt_tokens": asked,
-                "completion_tokens": sampled,
-                "total_tokens": asked + sampled,
-            },
-        }
+        sampled = sum(map(len, rows))
+        return completion_payload(kind, self.config.model_name, choices, asked, sampled)
 
     async def _post(self, body: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
         url = f"{self.root_url}{GENERATE_PATH}"

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from atroposlib.errors import InferenceRefused, InferenceUnavailable, TokensMissing
 from atroposlib.generation.configs import APIServerConfig
@@ -60,7 +61,7 @@ class VLLMServer(TokenServer):
         ids = list(kwargs["input_ids"])
         params = sampling_params(kwargs)
         route = await self._token_route()
-        body = route.generate_body(self.config.model_name, ids, params)
+        body = route.body(self.config.model_name, ids, {**params, **route.token_params})
         # Read before sampling: if weights change in between, the label is too old and not too
         # new, so staleness is never understated. Spans and the header take precedence.
         label = await self._weight_label()
@@ -72,11 +73,11 @@ class VLLMServer(TokenServer):
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
         ids = await self._prompt_ids(kwargs)
-        wanted = take_top_k(kwargs)
+        wanted = {"prompt_logprobs": take_top_k(kwargs)}
         kwargs.setdefault("max_tokens", 1)
         params = {**sampling_params(kwargs), "n": 1, "temperature": 0.0, "top_p": 1.0}
         route = await self._token_route()
-        body = route.logprobs_body(self.config.model_name, ids, wanted, params)
+        body = route.body(self.config.model_name, ids, {**params, **wanted})
         reply = await self.http.post(f"{self.root_url}{route.path}", body)
         topk_ids, topk_logprobs = topk_lists(route.read_prompt_logprobs(reply.payload))
         return {
@@ -129,37 +130,38 @@ class VLLMServer(TokenServer):
 Body = dict[str, Any]
 
 
-class TokenRoute(Protocol):
-    """One format of token requests. ``label`` is the weight version of a whole response."""
+class TokenRoute(ABC):
+    """One format of token requests."""
 
-    path: str
+    path: ClassVar[str]
+    #: Parameters that request the tokens and the logprob of each.
+    token_params: ClassVar[Mapping[str, Any]]
 
-    def generate_body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
-        """Request for continuations of ``ids`` (P,) with the logprob of each token."""
-        ...
+    @abstractmethod
+    def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
+        """Request for ``ids`` (P,): sampling parameters, and those of what to return."""
 
+    @abstractmethod
     def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        """Outputs of a payload. Raises TokensMissing if ids or logprobs are absent."""
-        ...
+        """Outputs of a payload. ``label`` is the weight version of the whole response.
 
-    def logprobs_body(
-        self, model: str, ids: list[int], top_k: int, params: Mapping[str, Any]
-    ) -> Body:
-        """Request for ``top_k`` logprobs per position of ``ids``; 0: only the given token."""
-        ...
+        Raises:
+            TokensMissing: ids or logprobs are absent.
+        """
 
     def read_prompt_logprobs(self, payload: Any) -> Any:
         """The raw per-position list, or None."""
-        ...
+        return payload.get("prompt_logprobs")
 
 
-class DemoRoute:
+class DemoRoute(TokenRoute):
     """``{"prompt": {"prompt_token_ids": [...]}, "logprobs": 0, ...sampling}``."""
 
     path = "/generate"
+    token_params = {"logprobs": 0}
 
-    def generate_body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
-        return {**params, "prompt": {"prompt_token_ids": ids}, "logprobs": 0}
+    def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
+        return {**params, "prompt": {"prompt_token_ids": ids}}
 
     def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
         rows = require(payload.get("logprobs"), "logprobs", self.path)
@@ -182,82 +184,62 @@ class DemoRoute:
             )
         return generations
 
-    def logprobs_body(
-        self, model: str, ids: list[int], top_k: int, params: Mapping[str, Any]
-    ) -> Body:
-        return {**params, "prompt": {"prompt_token_ids": ids}, "prompt_logprobs": top_k}
 
-    def read_prompt_logprobs(self, payload: Any) -> Any:
-        return payload.get("prompt_logprobs")
+class ChoicesRoute(TokenRoute):
+    """Base of the routes whose outputs are choices in OpenAI's format."""
+
+    @abstractmethod
+    def logprobs_of(self, logprobs: Mapping[str, Any]) -> list[Any] | None:
+        """The logprob of each token, from the field ``logprobs`` of a choice."""
+
+    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
+        choices = require(payload.get("choices"), "choices", self.path)
+        by_index = sorted(choices, key=lambda choice: int(choice.get("index") or 0))
+        return [self._generation(choice, payload, ids, label) for choice in by_index]
+
+    def _generation(self, choice: Any, payload: Any, ids: list[int], label: Any) -> Generation:
+        tokens = list(require(choice.get("token_ids"), "token_ids", self.path))
+        values = self.logprobs_of(choice.get("logprobs") or {})
+        if values is None and not tokens:
+            values = []
+        spans = choice.get("weight_versions") or payload.get("weight_versions")
+        return Generation(
+            prompt_ids=list(choice.get("prompt_token_ids") or ids),
+            tokens=tokens,
+            logprobs=[
+                float(require(value, "logprob of a token", self.path))
+                for value in require(values, "logprobs", self.path)
+            ],
+            versions=token_versions(len(tokens), spans, label),
+            finish_reason=finish_reason_text(choice.get("finish_reason")),
+        )
 
 
-class ScaleOutRoute:
+class ScaleOutRoute(ChoicesRoute):
     """``{"model", "token_ids": [...], "sampling_params": {...}}``."""
 
     path = "/inference/v1/generate"
+    token_params = {"logprobs": 1}
 
-    def generate_body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
-        return {
-            "model": model,
-            "token_ids": ids,
-            "sampling_params": {**params, "logprobs": 1},
-            "stream": False,
-        }
+    def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
+        return {"model": model, "token_ids": ids, "sampling_params": params, "stream": False}
 
-    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        choices = require(payload.get("choices"), "choices", self.path)
-        generations = []
-        for choice in in_order(choices):
-            tokens = require(choice.get("token_ids"), "token_ids", self.path)
-            content = (choice.get("logprobs") or {}).get("content")
-            logprobs = [
-                float(entry["logprob"])
-                for entry in require_unless_empty(content, tokens, self.path)
-            ]
-            generations.append(_of_choice(choice, payload, ids, logprobs, label))
-        return generations
-
-    def logprobs_body(
-        self, model: str, ids: list[int], top_k: int, params: Mapping[str, Any]
-    ) -> Body:
-        return {
-            "model": model,
-            "token_ids": ids,
-            "sampling_params": {**params, "prompt_logprobs": top_k},
-            "stream": False,
-        }
-
-    def read_prompt_logprobs(self, payload: Any) -> Any:
-        return payload.get("prompt_logprobs")
+    def logprobs_of(self, logprobs: Mapping[str, Any]) -> list[Any] | None:
+        content = logprobs.get("content")
+        return None if content is None else [entry["logprob"] for entry in content]
 
 
-class CompletionsRoute:
+class CompletionsRoute(ChoicesRoute):
     """OpenAI's completions with a token-id prompt and vLLM's ``return_token_ids``."""
 
     path = "/v1/completions"
+    token_params = {"logprobs": 1, "return_token_ids": True, "stream": False}
 
-    def generate_body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
-        extra = {"prompt": ids, "logprobs": 1, "return_token_ids": True, "stream": False}
-        return {"model": model, **params, **extra}
+    def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
+        return {"model": model, **params, "prompt": ids}
 
-    def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        choices = require(payload.get("choices"), "choices", self.path)
-        generations = []
-        for choice in in_order(choices):
-            tokens = require(choice.get("token_ids"), "token_ids", self.path)
-            values = (choice.get("logprobs") or {}).get("token_logprobs")
-            logprobs = [
-                float(require(value, "token_logprobs", self.path))
-                for value in require_unless_empty(values, tokens, self.path)
-            ]
-            prompt_ids = list(choice.get("prompt_token_ids") or ids)
-            generations.append(_of_choice(choice, payload, prompt_ids, logprobs, label))
-        return generations
-
-    def logprobs_body(
-        self, model: str, ids: list[int], top_k: int, params: Mapping[str, Any]
-    ) -> Body:
-        return {"model": model, **params, "prompt": ids, "prompt_logprobs": top_k}
+    def logprobs_of(self, logprobs: Mapping[str, Any]) -> list[Any] | None:
+        return logprobs.get("token_logprobs")
 
     def read_prompt_logprobs(self, payload: Any) -> Any:
         choices = require(payload.get("choices"), "choices", self.path)
@@ -287,30 +269,6 @@ def topk_lists(raw: Any) -> tuple[list[list[int]], list[list[float]]]:
         ids.append([int(token) for token, _ in pairs])
         logprobs.append([_number(value) for _, value in pairs])
     return ids, logprobs
-
-
-def require_unless_empty(values: Any, tokens: Sequence[int], path: str) -> Any:
-    """``values``, which may be missing only without sampled tokens."""
-    return [] if values is None and not tokens else require(values, "logprobs", path)
-
-
-def _of_choice(
-    choice: Mapping[str, Any], payload: Any, ids: list[int], logprobs: list[float], label: Any
-) -> Generation:
-    """Generation of a choice in OpenAI's format and of its logprobs."""
-    tokens = list(choice["token_ids"])
-    spans = choice.get("weight_versions") or payload.get("weight_versions")
-    return Generation(
-        prompt_ids=ids,
-        tokens=tokens,
-        logprobs=logprobs,
-        versions=token_versions(len(tokens), spans, label),
-        finish_reason=finish_reason_text(choice.get("finish_reason")),
-    )
-
-
-def in_order(choices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return sorted(choices, key=lambda choice: int(choice.get("index") or 0))
 
 
 def _is_nested(row: list[Any]) -> bool:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.openai import join_choices
 from atroposlib.generation.routing.failover import FailoverRoute
 from atroposlib.generation.sampling.generation import (
     DEFAULT_MAX_TOKENS,
+    FourTuple,
     Generation,
     with_choice_seed,
     with_max_tokens,
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 T = TypeVar("T")
-C = TypeVar("C", "ChatCompletion", "Completion")
 Kwargs = dict[str, Any]
 
 
@@ -50,9 +51,7 @@ class RoutedCalls(ABC):
         parts = await self._in_chunks(kwargs, lambda server, kw: server.completion(**kw))
         return join_choices(parts)
 
-    async def tokens_and_logprobs_completion(
-        self, **kwargs: Any
-    ) -> tuple[list[int], list[list[int]], list[list[float]], list[Any]]:
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
         """As :meth:`APIServer.tokens_and_logprobs_completion`, with any n."""
         parts = await self._in_chunks(
             kwargs,
@@ -202,21 +201,3 @@ def chunk_sizes(n: int, largest: int) -> list[int]:
 
 def split_of(kwargs: Mapping[str, Any]) -> str:
     return str(kwargs.get("split") or "train")
-
-
-def join_choices(parts: Iterable[C]) -> C:
-    """One completion with the choices of all, numbered in order, and their usage summed."""
-    rest: list[Any]
-    first, *rest = parts
-    if not rest:
-        return first
-    joined: Any = first.model_copy(deep=True)  # the backend may hold a reference to it
-    for part in rest:
-        joined.choices.extend(part.choices)
-        if joined.usage is not None and part.usage is not None:
-            joined.usage.prompt_tokens += part.usage.prompt_tokens
-            joined.usage.completion_tokens += part.usage.completion_tokens
-            joined.usage.total_tokens += part.usage.total_tokens
-    for i, choice in enumerate(joined.choices):
-        choice.index = i
-    return cast(C, joined)

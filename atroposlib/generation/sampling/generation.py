@@ -17,6 +17,10 @@ UNKNOWN_VERSION = -1
 DEFAULT_MAX_TOKENS = 1024
 
 
+# (prompt ids, [tokens], [logprobs], [finish reason]) of n outputs: the original's shape.
+FourTuple = tuple[list[int], list[list[int]], list[list[float]], list[Any]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """One sampled continuation of ``prompt_ids`` (P tokens) by ``tokens`` (T tokens).
@@ -40,10 +44,7 @@ class Generation:
             )
 
 
-def four_tuple(
-    outputs: Sequence[Generation],
-) -> tuple[list[int], list[list[int]], list[list[float]], list[str]]:
-    """``(prompt ids, tokens, logprobs, finish reasons)``, the original's shape."""
+def four_tuple(outputs: Sequence[Generation]) -> FourTuple:
     return (
         list(outputs[0].prompt_ids) if outputs else [],
         [list(output.tokens) for output in outputs],
@@ -85,6 +86,15 @@ def finish_reason_text(reason: Any) -> str:
     if isinstance(reason, Mapping):
         reason = reason.get("type")
     return str(reason) if reason else "stop"
+
+
+def token_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """``usage`` of OpenAI's completions."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 def version_number(label: Any) -> int:

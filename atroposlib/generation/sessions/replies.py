@@ -5,8 +5,6 @@ Imported at the first reply, not before: the import of the openai package takes 
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -14,7 +12,11 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from openai.types.chat.chat_completion import Choice
 
-from atroposlib.generation.engines.openai import chat_completion_of, completion_of
+from atroposlib.generation.engines.openai import (
+    chat_completion_of,
+    completion_of,
+    completion_payload,
+)
 from atroposlib.generation.sampling.generation import Generation
 
 # Fields of type dict serialise dicts without a warning, unlike those of the openai package.
@@ -38,16 +40,14 @@ def chat_reply(
     model: str, choices: list[dict[str, Any]], outputs: Sequence[Generation]
 ) -> ChatCompletion:
     """The chat completion of ``outputs``; ``choices`` hold their messages."""
-    kinds = {"id": f"chatcmpl-{uuid.uuid4()}", "object": "chat.completion"}
-    return read_chat_completion({**kinds, **_common_fields(model, choices, outputs)})
+    return read_chat_completion(_payload("chat.completion", model, choices, outputs))
 
 
 def text_reply(
     model: str, choices: list[dict[str, Any]], outputs: Sequence[Generation]
 ) -> Completion:
     """The text completion of ``outputs``; ``choices`` hold their texts."""
-    kinds = {"id": f"cmpl-{uuid.uuid4()}", "object": "text_completion"}
-    return completion_of({**kinds, **_common_fields(model, choices, outputs)})
+    return completion_of(_payload("text_completion", model, choices, outputs))
 
 
 def read_chat_completion(payload: dict[str, Any]) -> ChatCompletion:
@@ -60,18 +60,8 @@ def read_chat_completion(payload: dict[str, Any]) -> ChatCompletion:
     return completion
 
 
-def _common_fields(
-    model: str, choices: list[dict[str, Any]], outputs: Sequence[Generation]
+def _payload(
+    kind: str, model: str, choices: list[dict[str, Any]], outputs: Sequence[Generation]
 ) -> dict[str, Any]:
-    prompt = len(outputs[0].prompt_ids)
     sampled = sum(len(output.tokens) for output in outputs)
-    return {
-        "created": int(time.time()),
-        "model": model,
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": sampled,
-            "total_tokens": prompt + sampled,
-        },
-    }
+    return completion_payload(kind, model, choices, len(outputs[0].prompt_ids), sampled)

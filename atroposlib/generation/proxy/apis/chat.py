@@ -20,7 +20,7 @@ from atroposlib.generation.proxy.apis.exchange import (
     reject_formats,
     sampling_of,
 )
-from atroposlib.generation.sampling.generation import stop_strings
+from atroposlib.generation.sampling.generation import stop_strings, token_usage
 
 PIECE_CHARS = 64  # of text per streamed chunk
 
@@ -81,7 +81,7 @@ class CompletionsApi(AgentApi[B]):
             if self.body.return_token_ids:
                 shown["token_ids"] = choice.tokens
             choices.append(shown)
-        return {**self._envelope(self.kind, response, choices), "usage": usage_of(response)}
+        return self._envelope(self.kind, response, choices, with_usage=True)
 
     def frames(self, response: SamplingResponse) -> Iterator[bytes]:
         for i, choice in enumerate(response.choices):
@@ -89,8 +89,7 @@ class CompletionsApi(AgentApi[B]):
                 shown = {"index": i, **chunk}
                 yield data_frame(self._envelope(self.chunk_kind, response, [shown]))
         if (self.body.stream_options or {}).get("include_usage"):
-            empty = self._envelope(self.chunk_kind, response, [])
-            yield data_frame({**empty, "usage": usage_of(response)})
+            yield data_frame(self._envelope(self.chunk_kind, response, [], with_usage=True))
         yield b"data: [DONE]\n\n"
 
     def spelled(self, choice: Choice) -> list[tuple[str, float]]:
@@ -98,13 +97,22 @@ class CompletionsApi(AgentApi[B]):
         decode = self.session.managed.tokenizer.decode
         return [(str(decode([t])), lp) for t, lp in zip(choice.tokens, choice.logprobs)]
 
-    def _envelope(self, kind: str, response: SamplingResponse, choices: list[Json]) -> Json:
+    def _envelope(
+        self,
+        kind: str,
+        response: SamplingResponse,
+        choices: list[Json],
+        *,
+        with_usage: bool = False,
+    ) -> Json:
+        usage = token_usage(response.prompt_tokens, response.completion_tokens)
         return {
             "id": f"{self.id_prefix}-{response.id}",
             "object": kind,
             "created": response.created,
             "model": response.model,
             "choices": choices,
+            **({"usage": usage} if with_usage else {}),
         }
 
 
@@ -227,14 +235,6 @@ def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
 def pieces(text: str) -> Iterator[str]:
     """Split a text into the chunks of a stream."""
     return (text[i : i + PIECE_CHARS] for i in range(0, len(text), PIECE_CHARS))
-
-
-def usage_of(response: SamplingResponse) -> Json:
-    return {
-        "prompt_tokens": response.prompt_tokens,
-        "completion_tokens": response.completion_tokens,
-        "total_tokens": response.prompt_tokens + response.completion_tokens,
-    }
 
 
 def chat_message(choice: Choice) -> Json:
