@@ -367,8 +367,8 @@ def as_batch(model: Model, batch: ModelBatch | str) -> LeasedBatch | str:
     held = [(gid, model.groups[gid].new) for gid in batch.gids]
     members = tuple(
         BatchMember(
-            *(gid, new.n_seq, new.n_tokens, len(new.payload), new.media),
-            *(new.env, new.version, new.arrived_version),
+            *(gid, new.env, new.n_seq, new.n_tokens, new.version, new.arrived_version),
+            *(len(new.payload), new.media),
         )
         for gid, new in held
     )
