@@ -122,11 +122,11 @@ def _refuse_page(status: int, detail: str) -> Response:
 def _add_error_handlers(app: FastAPI, service: RolloutService) -> ErrorHandler:
     async def refuse(request: Request, error: Exception) -> Response:
         kind = next(kind for kind in type(error).__mro__ if kind in STATUS_OF)
-        service.metrics.refused(STATUS_OF[kind][1])
+        service.metrics.refused.labels(STATUS_OF[kind][1]).inc()
         return await on_error(request, error)
 
     async def refuse_message(request: Request, error: Exception) -> Response:
-        service.metrics.refused("invalid")
+        service.metrics.refused.labels("invalid").inc()
         return await on_invalid_request(request, error)
 
     async def other_method(request: Request, _: Exception) -> Response:

@@ -6,13 +6,13 @@ A group is kept as it was received, so a batch is served without decoding one.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import msgspec
 
 from atroposlib.api.codec.json_columns import parse_columns
-from atroposlib.api.common.records import BatchMember, Media, Payload, digest_of
+from atroposlib.api.common.records import BatchMember, Media, NewGroup, Payload
 from atroposlib.errors import CorruptPayload, InvalidGroup
 from atroposlib.wire import ScoredData
 from atroposlib.wire.binary import (
@@ -36,22 +36,11 @@ class MalformedBody(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedGroup:
-    """A checked group: its facts for the queue, and the bytes to store."""
+class ParsedGroup(NewGroup):
+    """A checked group. It is made, and its digest computed, off the event loop."""
 
-    payload: bytes
-    media: Media
-    n_seq: int
-    n_tokens: int  # trained positions
-    env_id: int | None = None
-    key: str | None = None  # idempotency key
-    version: int | None = None  # oldest policy version that sampled one of its tokens
     declared_size: int | None = None  # group_overrides["group_size"], if it is an int
     marks: tuple[str, ...] = ()
-    digest: bytes = field(init=False)  # of the payload; computed here, off the event loop
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", digest_of(self.payload))
 
 
 def parsed_group(
@@ -64,7 +53,7 @@ def parsed_group(
         media=media,
         n_seq=len(columns.seq_lens),
         n_tokens=columns.n_tokens,
-        env_id=columns.env_id,
+        env=columns.env_id,
         key=key if own is None else own,
         version=columns.version,
         declared_size=columns.declared_size,

@@ -111,7 +111,11 @@ class NewGroup:
     arrived: float = 0.0  # s, clock of the API
     # Not None: the group is buffered until groups of its env add up to so many sequences.
     expected: int | None = None
-    digest: bytes | None = None  # of the payload, where already computed
+    digest: bytes = b""  # of the payload; computed here unless given
+
+    def __post_init__(self) -> None:
+        if not self.digest:
+            object.__setattr__(self, "digest", digest_of(self.payload))
 
 
 @dataclass(frozen=True, slots=True)

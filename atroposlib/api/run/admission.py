@@ -9,7 +9,7 @@ from atroposlib.api.common.records import AdmissionGrant, EnvEntry
 from atroposlib.api.decisions.allocation import budget
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.errors import ConfigError
-from atroposlib.wire import AdmissionRequest
+from atroposlib.wire import AdmissionReply, AdmissionRequest
 
 
 class AdmissionControl:
@@ -18,10 +18,8 @@ class AdmissionControl:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
 
-    async def admit(
-        self, asked: AdmissionRequest, entry: EnvEntry
-    ) -> tuple[str, int, str | None]:
-        """(admission id, sequences granted, refusal or None) for the environment ``entry``.
+    async def admit(self, asked: AdmissionRequest, entry: EnvEntry) -> AdmissionReply:
+        """How many rollouts of the environment ``entry`` may begin.
 
         Raises:
             NotRegistered: no trainer has registered.
@@ -44,8 +42,12 @@ class AdmissionControl:
             granted = await self._admit(wanted, relief, now)
         if granted:
             context.events.publish("admission", env=entry.env_id, sequences=granted)
-            return admission_id, granted, None
-        return admission_id, 0, self._refusal()
+        return AdmissionReply(
+            admission_id=admission_id,
+            granted=granted,
+            blocked_reason=None if granted else _refusal(trainer.max_staleness),
+            credit_bytes=await context.queue_stats.credit_bytes(),
+        )
 
     async def _admit(self, wanted: AdmissionGrant, allowed: int, now: float) -> int:
         admit = partial(self._context.store.admit, wanted, allowed, now)
@@ -69,19 +71,19 @@ class AdmissionControl:
             return None
         return stats.sequences_accepted + size
 
-    def _refusal(self) -> str:
-        trainer = self._context.run.registration
-        return (
-            f"rollouts that begin now would be trained on more than {trainer.max_staleness} "
-            "policy versions later: waiting for the trainer"
-        )
-
     async def release(self, admission_id: str) -> bool:
         """End an admission. False if it is unknown or has expired."""
         _require_id(admission_id)
         return await self._context.threads.reads.run(
             lambda: self._context.store.release(admission_id)
         )
+
+
+def _refusal(max_staleness: int | None) -> str:
+    return (
+        f"rollouts that begin now would be trained on more than {max_staleness} "
+        "policy versions later: waiting for the trainer"
+    )
 
 
 def _require_id(admission_id: str) -> None:

@@ -173,7 +173,7 @@ class Claims:
         )
         if first:
             context.on_groups_removed()
-            context.metrics.acked(no)
+            context.metrics.acked.inc()
             context.events.publish("acked", no=no)
         return first
 
@@ -197,7 +197,7 @@ class Claims:
         context = self._context
         freed = await self._blocking(context.store.commit, no, generation)
         context.on_groups_removed()
-        context.metrics.committed(freed)
+        context.metrics.committed.inc(freed)
         context.events.publish("committed", no=no, batches=freed)
         return freed
 

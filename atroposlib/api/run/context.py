@@ -100,6 +100,10 @@ class QueueStats:
                 return estimate
         return (await self.read()).retained_bytes
 
+    async def credit_bytes(self) -> int:
+        """Payload bytes that would still be accepted, approximately."""
+        return max(0, self._store.max_bytes - await self.retained_bytes(0))
+
     def supply(self, stats: StoreStats, live: Sequence[EnvEntry], batch_size: int) -> Supply:
         """``stats`` summed for /status-env. ``live`` is the same object until it changes."""
         known = self._supply

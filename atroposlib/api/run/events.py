@@ -6,13 +6,14 @@ the ring has moved past it, its next event is the number of missed ones.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
+
+from atroposlib.api.common.threads import BroadcastEvent, wait_at_most
 
 RING_EVENTS = 1000
 MAX_SUBSCRIBERS = 64
@@ -57,7 +58,7 @@ class Events:
         self._ring: deque[Event] = deque(maxlen=RING_EVENTS)
         self._next_no = 1
         self._subscribers = 0
-        self._news: asyncio.Event | None = None  # made where a loop runs, set once, replaced
+        self._news = BroadcastEvent()
         self._closed = False
 
     @property
@@ -70,7 +71,7 @@ class Events:
         event = Event(f"{self._instance}-{self._next_no}", kind, self._clock(), fields)
         self._next_no += 1
         self._ring.append(event)
-        self._wake()
+        self._news.notify()
 
     def subscribe(self, after: str | None = None) -> Subscription:
         """Events from now on, or those of the ring after the id ``after``.
@@ -83,7 +84,7 @@ class Events:
     def close(self) -> None:
         """End every subscription, present and future, because the process stops."""
         self._closed = True
-        self._wake()
+        self._news.notify()
 
     def _position_after(self, after: str | None) -> int:
         if after is None:
@@ -95,16 +96,6 @@ class Events:
 
     def _oldest_no(self) -> int:
         return self._next_no - len(self._ring)
-
-    def _wake(self) -> None:
-        if self._news is not None:
-            self._news.set()
-            self._news = None
-
-    def _armed(self) -> asyncio.Event:
-        if self._news is None:
-            self._news = asyncio.Event()
-        return self._news
 
 
 class Subscription(AsyncIterator[Event]):
@@ -123,14 +114,10 @@ class Subscription(AsyncIterator[Event]):
 
     async def next_within(self, timeout_s: float) -> Event | None:
         """The next event; None if none came in time, or if this ``ended``."""
-        news = self._events._armed()
+        news = self._events._news.subscribe()
         if (event := self._take()) is not None or self.ended:
             return event
-        try:
-            await asyncio.wait_for(news.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return None
-        return self._take()
+        return self._take() if await wait_at_most(news, timeout_s) else None
 
     async def __anext__(self) -> Event:
         while not self.ended:

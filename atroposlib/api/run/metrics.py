@@ -69,13 +69,13 @@ class Metrics:
         self._sequences = counter("sequences_in", "sequences accepted", "env")
         self._tokens = counter("tokens_in", "trained tokens accepted", "env")
         self._duplicates = counter("groups_duplicate", "repeated groups absorbed", "env")
-        self._marks = counter("groups_marked", "groups let pass with an oddity", "mark")
-        self._refusals = counter("requests_refused", "refusals, by their word", "reason")
+        self.marked = counter("groups_marked", "groups let pass with an oddity", "mark")
+        self.refused = counter("requests_refused", "refusals, by their word", "reason")
         self._delivered = counter("batches_delivered", "batches handed over first")
         self._redelivered = counter("batches_redelivered", "batches handed over again")
         self._stale = counter("groups_stale", "groups freed as too old by a claim")
-        self._acked = counter("batches_acked", "batches that were trained on")
-        self._committed = counter("batches_committed", "batches freed by a checkpoint")
+        self.acked = counter("batches_acked", "batches that were trained on")
+        self.committed = counter("batches_committed", "batches freed by a checkpoint")
         self._requests = counter("http_requests", "answers", "method", "route", "status")
 
     def _make_histograms(self) -> None:
@@ -114,14 +114,6 @@ class Metrics:
             self._sequences.labels(env).inc(group.n_seq)
             self._tokens.labels(env).inc(group.n_tokens)
 
-    def marked(self, mark: str) -> None:
-        """Count an accepted group with an oddity; ``mark`` is one of a fixed few."""
-        self._marks.labels(mark).inc()
-
-    def refused(self, word: str) -> None:
-        """Count a refused request; ``word`` is one of ``bodies.STATUS_OF``."""
-        self._refusals.labels(word).inc()
-
     def delivered(self, batch: LeasedBatch, policy_version: int) -> None:
         """Count a delivered batch. Its staleness is measured at the first delivery only."""
         if batch.epoch > 1:
@@ -138,14 +130,6 @@ class Metrics:
             self._in_flight.observe(in_flight)
             self._in_queue.observe(in_queue)
             self._lags.append((in_flight, in_queue))
-
-    def acked(self, batch_no: int) -> None:
-        """Count the first ack of a batch."""
-        self._acked.inc()
-
-    def committed(self, batches: int) -> None:
-        """Count batches that a checkpoint freed."""
-        self._committed.inc(batches)
 
     def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count one response; ``route`` is a template such as ``/batches/{no}/ack``."""
@@ -195,6 +179,17 @@ class Metrics:
         return name
 
 
+_PLAIN = (  # field of /status, name and help text of the gauge
+    ("queue_size", "queue_groups", "groups queued, leased or buffered"),
+    ("dropped_groups", "groups_dropped", "groups of this run freed as stale"),
+    ("dead_groups", "groups_dead", "groups kept for inspection"),
+    ("retained_bytes", "retained_bytes", "payload bytes on hand"),
+    ("max_bytes", "max_bytes", "bound on the payload bytes on hand"),
+    ("policy_version", "policy_version", "latest announced version"),
+    ("current_step", "step", "batches delivered, from the starting step on"),
+)
+
+
 class _Gauges:
     """The fields of ``/status`` as gauges."""
 
@@ -213,24 +208,18 @@ class _Gauges:
         self._waiting = gauge("participants_waiting", "processes that wait", "role")
         self._participants = gauge("participants", "processes with a heartbeat", "role")
         self._blocked = gauge("blocked", "1 while no batch can be formed")
-        self._plain = {
-            "queue_groups": gauge("queue_groups", "groups queued, leased or buffered"),
-            "groups_dropped": gauge("groups_dropped", "groups of this run freed as stale"),
-            "groups_dead": gauge("groups_dead", "groups kept for inspection"),
-            "retained_bytes": gauge("retained_bytes", "payload bytes on hand"),
-            "max_bytes": gauge("max_bytes", "bound on the payload bytes on hand"),
-            "policy_version": gauge("policy_version", "latest announced version"),
-            "step": gauge("step", "batches delivered, from the starting step on"),
-        }
+        self._plain = {field: gauge(name, text) for field, name, text in _PLAIN}
 
     def show(self, status: RunStatus, label: Callable[[str], str]) -> None:
         """Set all gauges from ``status``; shares of environments with the same label are summed."""
-        for name, value in _plain_values(status).items():
-            self._plain[name].set(value)
+        for field, plain in self._plain.items():
+            plain.set(getattr(status, field))
         self._blocked.set(status.blocked_reason is not None)
         _refill(self._state, {(status.state,): 1.0})
-        _refill(self._sequences, _sequences_by_state(status))
-        _refill(self._batches, _batches_by_state(status))
+        held = ("queued", "leased", "buffered")
+        _refill(self._sequences, {(s,): getattr(status, f"{s}_sequences") for s in held})
+        batches = ("open", "acked", "dead")
+        _refill(self._batches, {(s,): getattr(status, f"batches_{s}") for s in batches})
         _refill(self._lag, _lags(status.staleness))
         shares = [(NO_ENV if s.env_id is None else label(s.name), s) for s in status.shares]
         _refill(self._asked, _summed(((env,), share.asked) for env, share in shares))
@@ -244,34 +233,6 @@ def _refill(gauge: Gauge, values: dict[tuple[str, ...], float]) -> None:
     gauge.clear()  # an environment that left does not stay at its last value
     for labels, value in values.items():
         gauge.labels(*labels).set(value)
-
-
-def _plain_values(status: RunStatus) -> dict[str, int]:
-    return {
-        "queue_groups": status.queue_size,
-        "groups_dropped": status.dropped_groups,
-        "groups_dead": status.dead_groups,
-        "retained_bytes": status.retained_bytes,
-        "max_bytes": status.max_bytes,
-        "policy_version": status.policy_version,
-        "step": status.current_step,
-    }
-
-
-def _sequences_by_state(status: RunStatus) -> dict[tuple[str, ...], float]:
-    return {
-        ("queued",): status.queued_sequences,
-        ("leased",): status.leased_sequences,
-        ("buffered",): status.buffered_sequences,
-    }
-
-
-def _batches_by_state(status: RunStatus) -> dict[tuple[str, ...], float]:
-    return {
-        ("open",): status.batches_open,
-        ("acked",): status.batches_acked,
-        ("dead",): status.batches_dead,
-    }
 
 
 def _lags(report: StalenessReport | None) -> dict[tuple[str, ...], float]:

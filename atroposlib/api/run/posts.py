@@ -11,8 +11,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import (
@@ -92,7 +93,7 @@ class Posts:
                     self._dedupe.remember(taken)
             if known and await post.is_disconnected():
                 self._dedupe.remember(known)
-        await context.touch(*{group.env_id for group in post.groups})
+        await context.touch(*{group.env for group in post.groups})
         answers = iter(accepted)
         return [_ABSORBED if again else next(answers) for again in absorbed]
 
@@ -115,7 +116,9 @@ class Posts:
         for _ in range(MAX_ATTEMPTS):
             view = context.view
             try:
-                new = _checked(post, groups, view.run, context.clock())
+                require_run(view.run, post.run_id)
+                arrived = context.clock()
+                new = [_checked(group, post.caller, view.run, arrived) for group in groups]
             except UnknownEnv:  # it may have registered at another replica
                 if not context.store.shared or not await context.run_cache.refresh():
                     raise
@@ -134,7 +137,7 @@ class Posts:
             except RunChanged:
                 await context.run_cache.refresh()
                 continue
-            self._note(groups, new, stored)
+            self._note(new, stored)
             return [_accepted(group, answer) for group, answer in zip(new, stored)]
         raise RunChanged("the run kept changing: post again")
 
@@ -165,29 +168,21 @@ class Posts:
             if env is not None and held[env] and held[env] + n_bytes > bound // 2:
                 raise StoreFull(f"env {env} holds half of the room: wait for the trainer")
 
-    def _note(
-        self, groups: Sequence[ParsedGroup], new: Sequence[NewGroup], stored: Sequence[Stored]
-    ) -> None:
+    def _note(self, new: Sequence[ParsedGroup], stored: Sequence[Stored]) -> None:
         """Update counters, the latest example and waiting claims after a durable put."""
         context = self._context
         context.metrics.accepted(new, stored)
-        fresh = [(g, n, s) for g, n, s in zip(groups, new, stored) if not s.duplicate]
+        fresh = [(group, one) for group, one in zip(new, stored) if not one.duplicate]
         if not fresh:
             return
-        for incoming, _, _ in fresh:
-            for mark in incoming.marks:
-                context.metrics.marked(mark)
-        _, last, answer = fresh[-1]
+        for mark in chain.from_iterable(group.marks for group, _ in fresh):
+            context.metrics.marked.labels(mark).inc()
+        last, answer = fresh[-1]
         small = len(last.payload) <= LATEST_BYTES
         self._latest = answer.gid, Payload(last.payload, last.media) if small else None
-        context.queue_stats.added(sum(len(n.payload) for _, n, _ in fresh))
+        context.queue_stats.added(sum(len(group.payload) for group, _ in fresh))
         context.on_groups_added()
         context.events.publish("groups", groups=len(fresh), gid=answer.gid)
-
-    async def credit_bytes(self) -> int:
-        """Payload bytes that would still be accepted, approximately."""
-        bound = self._context.store.max_bytes
-        return max(0, bound - await self._context.queue_stats.retained_bytes(0))
 
     async def latest(self) -> Payload | None:
         """The newest group, or None if there is none or it was freed."""
@@ -214,33 +209,20 @@ _ABSORBED = Accepted(duplicate=True, buffered=False, buffer_size=0)
 
 
 def _fingerprints(groups: Iterable[ParsedGroup]) -> list[Fingerprint | None]:
-    return [None if g.key is not None else (g.env_id, g.digest) for g in groups]
+    return [None if g.key is not None else (g.env, g.digest) for g in groups]
 
 
 def _checked(
-    post: Post, groups: Iterable[ParsedGroup], run: RunRecord, arrived: float
-) -> list[NewGroup]:
-    """The groups as rows of the store, checked against ``run``."""
-    require_run(run, post.run_id)
-    return [_new_group(post, group, run, arrived) for group in groups]
-
-
-def _new_group(post: Post, incoming: ParsedGroup, run: RunRecord, arrived: float) -> NewGroup:
-    env_id = incoming.env_id
-    require_env(post.caller, None if env_id is None else find_env(run, env_id).desired_name)
-    require_key(incoming.key)
-    return NewGroup(
-        payload=incoming.payload,
-        n_seq=incoming.n_seq,
-        n_tokens=incoming.n_tokens,
-        media=incoming.media,
-        digest=incoming.digest,
-        env=env_id,
-        key=incoming.key,
-        version=incoming.version,
+    group: ParsedGroup, caller: Caller | None, run: RunRecord, arrived: float
+) -> ParsedGroup:
+    """The group for the store, checked against ``run``."""
+    require_env(caller, None if group.env is None else find_env(run, group.env).desired_name)
+    require_key(group.key)
+    return replace(
+        group,
         arrived_version=run.policy_version if run.trainer else None,
         arrived=arrived,
-        expected=expected_size(run, env_id, incoming.n_seq, incoming.declared_size),
+        expected=expected_size(run, group.env, group.n_seq, group.declared_size),
     )
 
 

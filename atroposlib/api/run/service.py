@@ -35,7 +35,6 @@ from atroposlib.wire import (
     EnvIdentifier,
     EnvShare,
     EnvStatus,
-    Heartbeat,
     RegisterEnv,
     Registration,
     RunStatus,
@@ -206,13 +205,7 @@ class RolloutService:
             Forbidden: the token is bound to another environment.
         """
         entry = await self._calling_env(asked, caller)
-        admission_id, granted, reason = await self.admission.admit(asked, entry)
-        return AdmissionReply(
-            admission_id=admission_id,
-            granted=granted,
-            blocked_reason=reason,
-            credit_bytes=await self.posts.credit_bytes(),
-        )
+        return await self.admission.admit(asked, entry)
 
     async def _calling_env(
         self, who: EnvIdentifier | AdmissionRequest, caller: Caller | None
@@ -225,14 +218,6 @@ class RolloutService:
         return entry
 
     # --- status ------------------------------------------------------------------------
-
-    def heartbeat(self, beat: Heartbeat) -> None:
-        """Record the heartbeat of a process.
-
-        Raises:
-            ConfigError: its details exceed the bounds.
-        """
-        self.context.liveness.record_heartbeat(beat)
 
     async def current_step(self) -> int:
         """Starting step plus the batches delivered to this trainer generation."""

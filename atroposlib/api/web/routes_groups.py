@@ -175,7 +175,7 @@ def group_routes(service: RolloutService) -> APIRouter:
                 accepted=len(accepted),
                 duplicates=sum(one.duplicate for one in accepted),
                 buffered=sum(one.buffered for one in accepted),
-                credit_bytes=await service.posts.credit_bytes(),
+                credit_bytes=await service.context.queue_stats.credit_bytes(),
                 policy_version=service.run.policy_version,
             )
         )
@@ -206,8 +206,8 @@ def admission_routes(service: RolloutService) -> APIRouter:
 
 
 async def _full(service: RolloutService, error: StoreFull) -> Response:
-    service.metrics.refused("store_full")
-    credit = await service.posts.credit_bytes()
+    service.metrics.refused.labels("store_full").inc()
+    credit = await service.context.queue_stats.credit_bytes()
     response = of_json(Full(detail=str(error), status="store_full", credit_bytes=credit), 429)
     response.headers["retry-after"] = str(RETRY_AFTER_S)
     return response

@@ -175,5 +175,5 @@ def _status_routes(router: APIRouter, service: RolloutService) -> None:
 
     @router.post("/heartbeat", responses=refusals())
     async def heartbeat(body: Heartbeat) -> Response:
-        service.heartbeat(body)
+        service.context.liveness.record_heartbeat(body)
         return of_json({"status": "ok"})

@@ -33,7 +33,7 @@ def test_a_group_is_kept_as_received(compress):
     got = read_group(body, ONE, "header")
     assert got.payload is body
     assert got.media is (Media.SAFETENSORS_ZSTD if compress else Media.SAFETENSORS)
-    assert (got.n_seq, got.n_tokens, got.env_id, got.key) == (2, 3, 4, "k")
+    assert (got.n_seq, got.n_tokens, got.env, got.key) == (2, 3, 4, "k")
     assert (got.version, got.declared_size, got.marks) == (7, 6, ())
     assert read_group(pack_group(GROUP), ONE + "; v=1", "header").key == "header"
 
@@ -43,7 +43,7 @@ def test_a_group_is_kept_as_received(compress):
 def test_the_binary_and_the_json_form_decode_to_the_same_group(group):
     binary = read_group(pack_group(group), ONE)
     text = read_group(json.dumps(group).encode(), "application/json")
-    for name in ("n_seq", "n_tokens", "env_id", "key", "version", "declared_size", "marks"):
+    for name in ("n_seq", "n_tokens", "env", "key", "version", "declared_size", "marks"):
         assert getattr(binary, name) == getattr(text, name), name
 
 

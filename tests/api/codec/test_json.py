@@ -45,13 +45,13 @@ def test_the_fields_of_the_queue_are_extracted():
         "group_overrides": {"group_size": 6},
     }
     got = read(GROUP | more)
-    assert (got.n_seq, got.n_tokens, got.env_id, got.key) == (2, 3, 4, "k")
+    assert (got.n_seq, got.n_tokens, got.env, got.key) == (2, 3, 4, "k")
     assert (got.version, got.declared_size, got.marks) == (7, 6, ())
     assert got.media is Media.JSON
     bare = read(
         GROUP | {"versions": [[-1] * 3, [-1] * 2], "group_overrides": {"group_size": 2.0}}
     )
-    assert (bare.env_id, bare.key, bare.version, bare.declared_size) == (
+    assert (bare.env, bare.key, bare.version, bare.declared_size) == (
         None,
         None,
         None,

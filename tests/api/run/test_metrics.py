@@ -143,10 +143,10 @@ def test_gauges_equal_the_status_and_omit_environments_that_left():
 
 def test_two_apps_in_one_process_have_separate_metrics():
     one, other = Metrics(), Metrics()
-    one.marked("advantages_length")
-    one.refused("unknown_env")
-    one.acked(1)
-    one.committed(3)
+    one.marked.labels("advantages_length").inc()
+    one.refused.labels("unknown_env").inc()
+    one.acked.inc()
+    one.committed.inc(3)
     shown = scrape(one)
     assert shown["atropos_groups_marked_total", "advantages_length"] == 1
     assert shown["atropos_requests_refused_total", "unknown_env"] == 1

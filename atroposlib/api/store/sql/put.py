@@ -30,10 +30,9 @@ CapacityCheck = Callable[[QueueMeta, int], None]
 
 @dataclass(frozen=True)
 class NewRow:
-    """A group, its digest, and its payload as stored in the table."""
+    """A group, and its payload as stored in the table."""
 
     group: NewGroup
-    digest: bytes
     body: bytes
 
 
@@ -91,10 +90,10 @@ def _fresh(new_rows: Iterable[NewRow], known: dict[str, _Known]) -> Iterable[New
     """The rows with unknown keys; of a key that occurs twice, the first."""
     digests = {key: old.digest for key, old in known.items()}
     for new_row in new_rows:
-        key = new_row.group.key
+        key, digest = new_row.group.key, new_row.group.digest
         if key is None or key not in digests:
             yield new_row
-        if key is not None and digests.setdefault(key, new_row.digest) != new_row.digest:
+        if key is not None and digests.setdefault(key, digest) != digest:
             raise KeyConflict(f"idempotency key {key!r} came with other content")
 
 
@@ -113,12 +112,12 @@ def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
         (
             *(gid, group.key, env, group.n_seq, group.n_tokens, n_bytes, group.media.value),
             *(group.version, group.arrived_version, group.arrived),
-            *(new_row.digest, state.value),
+            *(group.digest, state.value),
         ),
     )
     counters.connection.execute("INSERT INTO payload VALUES (?, ?)", (gid, new_row.body))
     counters.count(state, env, group.n_seq, n_bytes, +1)
-    return _Known(gid, new_row.digest, state)
+    return _Known(gid, group.digest, state)
 
 
 def unconfirmed_posts(connection: Connection, since: float) -> list[UnconfirmedPost]:

@@ -106,10 +106,7 @@ class Store(ABC):
             StoreFull: the put would exceed the bound on retained bytes or use the reserve
                 of free space; duplicates are still absorbed.
         """
-        new_rows = [
-            NewRow(group, group.digest or digest_of(group.payload), self._body(group))
-            for group in groups
-        ]
+        new_rows = [NewRow(group, self._body(group)) for group in groups]
         return self._write(
             lambda c: put_queries.put(c, new_rows, revision, complete, self._require_capacity),
             sum(len(new_row.body) for new_row in new_rows),
