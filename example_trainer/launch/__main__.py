@@ -9,37 +9,32 @@ key=value sets a key of the file; a key unknown to the launcher is passed to the
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
-from atroposlib.errors import AtroposError, ConfigError
-from atroposlib.processes import Interrupted, RunFailed, StopRequest
+from atroposlib.processes import StopRequest
+from example_trainer.launch.local import exit_status, run_local
 from example_trainer.launch.plan import Plan, read_plan, trainer_settings
 from example_trainer.launch.servers import choose_engine
 from example_trainer.settings.files import parse_override
 
-FAILED, NOT_STARTED = 1, 2
 ROLES = ("api", "inference", "environment", "trainer")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0: the trainer is done (or jobs are submitted); 1: it failed; 2: not started."""
     args = parse(argv)
-    try:
-        if args.what == "node":
-            from example_trainer.launch.node import exec_role, load_plan
+    return exit_status("atropos-launch", lambda: _run(args))
 
-            exec_role(load_plan(args.plan), args.role, args.index, args.meet)
-        plan = plan_of(args)
-        if args.what == "local":
-            return _local(plan)
-        return _slurm(plan, args.dry_run)
-    except ConfigError as error:
-        print(f"atropos-launch: {error}", file=sys.stderr)
-        return NOT_STARTED
-    except AtroposError as error:
-        print(f"atropos-launch: {error}", file=sys.stderr)
-        return FAILED
+
+def _run(args: argparse.Namespace) -> int:
+    if args.what == "node":
+        from example_trainer.launch.node import exec_role, load_plan
+
+        exec_role(load_plan(args.plan), args.role, args.index, args.meet)
+    plan = plan_of(args)
+    return _local(plan) if args.what == "local" else _slurm(plan, args.dry_run)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -75,20 +70,9 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
 
 def _local(plan: Plan) -> int:
-    from example_trainer.launch.local import run_local
-
     stop = StopRequest()
     stop.listen()
-    try:
-        run_local(plan, stop, lambda line: print(line, flush=True))
-    except Interrupted as interrupted:
-        print(f"atropos-launch: {interrupted}, everything it started has ended")
-        return 128 + interrupted.signal_number
-    except RunFailed as failure:
-        if failure.tail:
-            print(failure.tail, file=sys.stderr)
-        print(f"atropos-launch: {failure.line}", file=sys.stderr)
-        return FAILED
+    run_local(plan, stop, lambda line: print(line, flush=True))
     return 0
 
 
@@ -102,7 +86,8 @@ def _slurm(plan: Plan, dry: bool) -> int:
         print(f"note: {note}", file=sys.stderr)
     found = slurm.write(plan, cfg.trainer_retries)
     if dry:
-        slurm.dry_run(plan, found, print)
+        for job in found:
+            print(shlex.join(slurm.command(plan, job, {})))
     else:
         slurm.submit(plan, found)
     return 0

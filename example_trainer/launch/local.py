@@ -22,10 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.processes import (
     Child,
     Children,
     Exit,
+    Interrupted,
     ProcessSpec,
     RunFailed,
     StopRequest,
@@ -42,6 +44,7 @@ API_READY_TIMEOUT_S = 120.0
 RESTART_GRACE_S = 5.0
 GRACE_S = 30.0  # a trainer finishes publish and ack before it handles SIGTERM
 TRAINER = "trainer"
+FAILED, NOT_STARTED = 1, 2
 PrintLine = Callable[[str], None]
 
 
@@ -99,6 +102,20 @@ class RestartPolicy:
 def with_attempt(spec: ProcessSpec, attempt: int) -> ProcessSpec:
     """The trainer's process under ``ATROPOS_RUN_ID=attempt``."""
     return replace(spec, env={**spec.env, "ATROPOS_RUN_ID": str(attempt)})
+
+
+def exit_status(prog: str, action: Callable[[], int]) -> int:
+    """Return the status of ``action``; 1: a process failed; 2: not started; 128 + n: signal n."""
+    try:
+        return action()
+    except Interrupted as interrupted:
+        print(f"{prog}: {interrupted}, everything it started has ended")
+        return 128 + interrupted.signal_number
+    except AtroposError as error:
+        if isinstance(error, RunFailed) and error.tail:
+            print(error.tail, file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
+        return NOT_STARTED if isinstance(error, ConfigError) else FAILED
 
 
 def run_local(plan: Plan, stop: StopRequest, print_line: PrintLine = print) -> None:
@@ -164,8 +181,7 @@ def processes(plan: Plan, served: ServingSettings) -> list[ProcessSpec]:
             name = f"env-{number}-{name}" + (f"-{copy}" if wanted.count > 1 else "")
             command = roles.environment(plan, served, python, number, at)
             found.append(replace(spec(name, command, None, 0.0), restartable=True))
-    ranks = roles.TrainerRanks(nproc=plan.trainer.nproc)
-    trainer = spec(TRAINER, roles.trainer(plan, python, at, ranks), None, 0.0)
+    trainer = spec(TRAINER, roles.trainer(plan, python, at), None, 0.0)
     found.append(with_attempt(trainer, 0))
     return found
 

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.processes import free_port
 from example_trainer.launch import roles
@@ -35,7 +33,7 @@ def load_plan(path: str | Path) -> Plan:
     """Raise ConfigError if the file is not a plan written by ``atropos-launch``."""
     try:
         return Plan(**json.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a launch plan: {error}") from error
 
 
@@ -44,7 +42,7 @@ def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
 
     Raises:
         ConfigError: the plan cannot be used.
-        NobodyThere: see the class.
+        EndpointTimeout: see the class.
     """
     command = command_of(plan, role, index, meet, os.environ)
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **command.env}
@@ -77,10 +75,7 @@ def command_of(
     at = endpoints(plan, sleep)
     if role == "environment":
         return roles.environment(plan, served, python, index, at)
-    ranks = roles.TrainerRanks(
-        plan.trainer.nproc, plan.trainer.nodes, meet, env.get("SLURM_JOB_ID", plan.name)
-    )
-    return roles.trainer(plan, python, at, ranks)
+    return roles.trainer(plan, python, at, meet, env.get("SLURM_JOB_ID", plan.name))
 
 
 def announce(plan: Plan, name: str, host: str, port: int) -> None:

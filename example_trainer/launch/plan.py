@@ -42,134 +42,114 @@ class _Section(BaseModel):
 class ApiSection(_Section):
     """The rollout API."""
 
-    port: int = Field(default=0, ge=0, le=65535, description="0: any free one")
-    args: list[str] = Field(default=[], description="more arguments of run-api")
-    env: dict[str, str] = Field(default={}, description="environment variables")
+    port: int = Field(0, ge=0, le=65535, description="0: any free one")
+    args: list[str] = Field([], description="more arguments of run-api")
+    env: dict[str, str] = Field({}, description="environment variables")
 
 
 class InferenceSection(_Section):
     """Inference servers, all alike."""
 
     engine: Literal["auto", "local", "vllm", "sglang"] = Field(
-        default="auto", description="auto: vllm where it is installed, else the local server"
+        "auto", description="auto: vllm where it is installed, else the local server"
     )
-    count: int = Field(default=1, ge=1, description="servers")
+    count: int = Field(1, ge=1, description="servers")
     model: str | None = Field(
-        default=None, description="what they start with (default: the trainer's)"
+        None, description="what they start with (default: the trainer's)"
     )
     port: int = Field(
-        default=0,
-        ge=0,
-        le=65535,
-        description="of the first server, the others follow; 0: any free",
+        0, ge=0, le=65535, description="of the first server, the others follow; 0: any free"
     )
-    tensor_parallel: int = Field(default=1, ge=1, description="GPUs of each server")
+    tensor_parallel: int = Field(1, ge=1, description="GPUs of each server")
     first_gpu: int | None = Field(
-        default=None,
-        ge=0,
-        description="servers take the GPUs from this one on (default: all see all)",
+        None, ge=0, description="servers take the GPUs from this one on (default: all see all)"
     )
     memory_share: float | None = Field(
-        default=None, gt=0, le=1, description="of each GPU (default: the engine's)"
+        None, gt=0, le=1, description="of each GPU (default: the engine's)"
     )
-    max_model_len: int | None = Field(
-        default=None, ge=2, description="tokens of prompt and answer"
-    )
-    ready_within_s: float = Field(default=900.0, gt=0, description="bound of the start")
-    args: list[str] = Field(default=[], description="more arguments of each server")
-    env: dict[str, str] = Field(default={}, description="environment variables")
+    max_model_len: int | None = Field(None, ge=2, description="tokens of prompt and answer")
+    ready_within_s: float = Field(900.0, gt=0, description="bound of the start")
+    args: list[str] = Field([], description="more arguments of each server")
+    env: dict[str, str] = Field({}, description="environment variables")
 
 
 class EnvironmentSection(_Section):
     """One of the environments."""
 
-    name: str | None = Field(default=None, description="of its log (default: the script's)")
+    name: str | None = Field(None, description="of its log (default: the script's)")
     script: str | None = Field(
-        default=None, description="a script with a serve command; addresses are passed to it"
+        None, description="a script with a serve command; addresses are passed to it"
     )
     command: list[str] | None = Field(
-        default=None,
+        None,
         description="any other program and its arguments; {api_url}, {inference_url},"
         " {inference_urls} (commas), {model}, {python} and {out} are filled in",
     )
-    args: list[str] = Field(default=[], description="more arguments of the script")
+    args: list[str] = Field([], description="more arguments of the script")
     config: dict[str, Any] = Field(
-        default={}, description="what the script's own YAML file would hold"
+        {}, description="what the script's own YAML file would hold"
     )
-    count: int = Field(default=1, ge=1, description="processes of this environment")
-    env: dict[str, str] = Field(default={}, description="environment variables")
+    count: int = Field(1, ge=1, description="processes of this environment")
+    env: dict[str, str] = Field({}, description="environment variables")
 
 
 class TrainerSection(_Section):
     """The trainer and its ranks."""
 
-    config: list[str] = Field(default=[], description="YAML files of settings, first")
-    settings: dict[str, Any] = Field(default={}, description="settings, after the files")
-    nproc: int = Field(
-        default=1, ge=1, description="ranks on each node, through torchrun if not 1"
-    )
-    nodes: int = Field(default=1, ge=1, description="nodes, on SLURM")
-    gpus: str | None = Field(
-        default=None, description="CUDA_VISIBLE_DEVICES of a local trainer"
-    )
-    env: dict[str, str] = Field(default={}, description="environment variables")
+    config: list[str] = Field([], description="YAML files of settings, first")
+    settings: dict[str, Any] = Field({}, description="settings, after the files")
+    nproc: int = Field(1, ge=1, description="ranks on each node, through torchrun if not 1")
+    nodes: int = Field(1, ge=1, description="nodes, on SLURM")
+    gpus: str | None = Field(None, description="CUDA_VISIBLE_DEVICES of a local trainer")
+    env: dict[str, str] = Field({}, description="environment variables")
 
 
 class SlurmSection(_Section):
     """Settings of SLURM: sbatch options as on its command line, without the dashes."""
 
     options: dict[str, str | int] = Field(
-        default={}, description="of every job: partition, account ..."
+        {}, description="of every job: partition, account ..."
     )
     api: dict[str, str | int] = Field(
-        default={"cpus-per-task": 4, "mem": "16G"}, description="of the API's job"
+        {"cpus-per-task": 4, "mem": "16G"}, description="of the API's job"
     )
-    inference: dict[str, str | int] = Field(default={}, description="of each server's job")
+    inference: dict[str, str | int] = Field({}, description="of each server's job")
     environments: dict[str, str | int] = Field(
-        default={"cpus-per-task": 8}, description="of each environment's job"
+        {"cpus-per-task": 8}, description="of each environment's job"
     )
     trainer: dict[str, str | int] = Field(
-        default={"exclusive": ""},
-        description="of the trainer's job; an empty value is a bare option",
+        {"exclusive": ""}, description="of the trainer's job; an empty value is a bare option"
     )
-    setup: list[str] = Field(default=[], description="shell lines that each job runs first")
-    srun: list[str] = Field(
-        default=[], description="arguments of srun, such as --container-image=..."
-    )
-    python: str = Field(default="python", description="interpreter on the nodes, after setup")
-    wait_s: float = Field(
-        default=3600.0, gt=0, description="bound of waiting for the other jobs"
-    )
+    setup: list[str] = Field([], description="shell lines that each job runs first")
+    srun: list[str] = Field([], description="arguments of srun, such as --container-image=...")
+    python: str = Field("python", description="interpreter on the nodes, after setup")
+    wait_s: float = Field(3600.0, gt=0, description="bound of waiting for the other jobs")
 
 
 class Plan(_Section):
     """The whole plan of a run."""
 
-    name: str = Field(
-        default="atropos", pattern=r"^[\w.-]+$", description="of the run and its jobs"
+    name: str = Field("atropos", pattern=r"^[\w.-]+$", description="of the run and its jobs")
+    out: str = Field("runs/launch", description="logs, queue, checkpoints")
+    api: ApiSection = Field(
+        ApiSection.model_validate({}), description="section of the rollout API"
     )
-    out: str = Field(default="runs/launch", description="logs, queue, checkpoints")
-    api: ApiSection = Field(default=ApiSection(), description="section of the rollout API")
     inference: InferenceSection = Field(
-        default=InferenceSection(), description="section of the servers"
+        InferenceSection.model_validate({}), description="section of the servers"
     )
     environments: list[EnvironmentSection] = Field(
         min_length=1, description="a list of environments"
     )
     trainer: TrainerSection = Field(
-        default=TrainerSection(), description="section of the trainer"
+        TrainerSection.model_validate({}), description="section of the trainer"
     )
     slurm: SlurmSection = Field(
-        default=SlurmSection(), description="section of the cluster's jobs"
+        SlurmSection.model_validate({}), description="section of the cluster's jobs"
     )
     restarts: int = Field(
-        default=3,
-        ge=0,
-        description="times an API or an environment that died is started again",
+        3, ge=0, description="times an API or an environment that died is started again"
     )
-    restart_delay_s: float = Field(
-        default=2.0, ge=0, description="before anything is started again"
-    )
+    restart_delay_s: float = Field(2.0, ge=0, description="before anything is started again")
 
     @property
     def directory(self) -> Path:
@@ -245,12 +225,13 @@ def _sentence(found: Mapping[str, Any]) -> str:
 
 
 def _known() -> list[str]:
-    names = []
-    for head, field in Plan.model_fields.items():
-        names.append(head)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += [f"{head}.{name}" for name in field.annotation.model_fields]
-    return names
+    below = [
+        f"{head}.{name}"
+        for head, model in SECTIONS.items()
+        if head in HEADS
+        for name in model.model_fields
+    ]
+    return [*HEADS, *below]
 
 
 def trainer_settings(

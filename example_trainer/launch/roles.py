@@ -146,30 +146,26 @@ def filled(
     return found
 
 
-@dataclass(frozen=True)
-class TrainerRanks:
-    """Number of ranks of a trainer, and the rendezvous address of several nodes."""
+def trainer(
+    plan: Plan, python: str, at: Endpoints, meet: str | None = None, run_id: str = ""
+) -> Command:
+    """Return the command: ``atropos-grpo`` itself, or as many ranks of it through torchrun.
 
-    nproc: int = 1  # on each node
-    nodes: int = 1
-    meet: str | None = None  # host:port on the first node
-    run_id: str = "atropos"
-
-
-def trainer(plan: Plan, python: str, at: Endpoints, ranks: TrainerRanks) -> Command:
-    """Return the command: ``atropos-grpo`` itself, or as many ranks of it through torchrun."""
+    Args:
+        meet: host:port on the first of the plan's nodes; None: all ranks are on this one.
+        run_id: the same on all nodes, and in no other run that meets there.
+    """
     wiring = {"atropos_url": at.api, "inference_urls": list(at.inference)}
     first, last = plan.launched / "wiring.yaml", plan.launched / "trainer.yaml"
     write_yaml(first, {**default_settings(plan), **wiring})
     write_yaml(last, plan.trainer.settings)
+    nodes, nproc = plan.trainer.nodes, str(plan.trainer.nproc)
     argv: tuple[str, ...] = (python, "-m")
-    if ranks.nodes > 1:
-        argv += ("torch.distributed.run", "--nnodes", str(ranks.nodes))
-        argv += ("--nproc-per-node", str(ranks.nproc), "--rdzv-backend", "c10d")
-        argv += ("--rdzv-endpoint", str(ranks.meet), "--rdzv-id", ranks.run_id, "-m")
-    elif ranks.nproc > 1:
-        argv += ("torch.distributed.run", "--standalone")
-        argv += ("--nproc-per-node", str(ranks.nproc), "-m")
+    if meet is not None and nodes > 1:
+        argv += ("torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", nproc)
+        argv += ("--rdzv-backend", "c10d", "--rdzv-endpoint", meet, "--rdzv-id", run_id, "-m")
+    elif plan.trainer.nproc > 1:
+        argv += ("torch.distributed.run", "--standalone", "--nproc-per-node", nproc, "-m")
     argv += ("example_trainer.grpo",)
     for path in (first, *plan.trainer.config, last):
         argv += ("--config", str(path))

@@ -12,11 +12,13 @@ from atroposlib.utils.http_server import is_loopback
 Engine = Literal["local", "vllm", "sglang"]
 WORKER_EXTENSION = "example_trainer.weights.vllm_worker.WeightWorker"
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # minimum for vLLM's kernels
-CHAT_TYPES = {
-    "local": "vllm",
-    "vllm": "vllm",
-    "sglang": "sglang",
-}  # server_type for environments
+CHAT_TYPES = {"local": "vllm", "vllm": "vllm", "sglang": "sglang"}  # for environments
+# Module to run, and the names of its options for model, tokens of a sequence, and seed.
+PROGRAMS = {
+    "local": ("atroposlib.inference", "--model", "--max-model-len", "--seed"),
+    "vllm": ("vllm.entrypoints.openai.api_server", "--model", "--max-model-len", "--seed"),
+    "sglang": ("sglang.launch_server", "--model-path", "--context-length", "--random-seed"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,13 @@ class ServerCommand:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        words = {"local": _local, "vllm": _vllm, "sglang": _sglang}[self.engine](self)
-        return (self.python, "-m", *words, *self.args)
+        module, model, max_tokens, seed = PROGRAMS[self.engine]
+        words: tuple[str, ...] = (self.python, "-m", module, model, self.model)
+        words += ("--host", self.host, "--port", str(self.port))
+        words += option("--dtype", self.dtype) + option(max_tokens, self.max_model_len)
+        words += option(seed, self.seed)
+        own = {"local": _local, "vllm": _vllm, "sglang": _sglang}[self.engine](self)
+        return (*words, *own, *self.args)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -57,11 +64,11 @@ class ServerCommand:
         return env
 
 
-def choose_engine(wanted: str) -> Engine:
+def choose_engine(wanted: Engine | Literal["auto"]) -> Engine:
     """Resolve ``auto``: vLLM if it is installed, else the server of this repository."""
     if wanted == "auto":
         return "vllm" if importlib.util.find_spec("vllm") is not None else "local"
-    return {"local": "local", "vllm": "vllm", "sglang": "sglang"}[wanted]  # type: ignore[return-value]
+    return wanted
 
 
 def option(name: str, value: object) -> tuple[str, ...]:
@@ -69,23 +76,15 @@ def option(name: str, value: object) -> tuple[str, ...]:
 
 
 def _local(s: ServerCommand) -> tuple[str, ...]:
-    words: tuple[str, ...] = ("atroposlib.inference", "--model", s.model)
-    words += ("--host", s.host, "--port", str(s.port))
-    words += option("--dtype", s.dtype) + option("--max-model-len", s.max_model_len)
-    words += option("--seed", s.seed)
-    return words if is_loopback(s.host) else (*words, "--allow-remote")
+    return () if is_loopback(s.host) else ("--allow-remote",)
 
 
 def _vllm(s: ServerCommand) -> tuple[str, ...]:
-    words: tuple[str, ...] = ("vllm.entrypoints.openai.api_server", "--model", s.model)
-    words += ("--host", s.host, "--port", str(s.port))
-    words += ("--tensor-parallel-size", str(s.tensor_parallel))
+    words: tuple[str, ...] = ("--tensor-parallel-size", str(s.tensor_parallel))
     # Logprobs of the sampling distribution, after temperature, as the trainer computes them.
     words += ("--logprobs-mode", "processed_logprobs")
     words += ("--worker-extension-cls", WORKER_EXTENSION)
     words += option("--gpu-memory-utilization", s.memory_share)
-    words += option("--max-model-len", s.max_model_len) + option("--dtype", s.dtype)
-    words += option("--seed", s.seed)
     if s.lora_rank is not None:
         fitting = next((rank for rank in LORA_RANKS if rank >= s.lora_rank), s.lora_rank)
         words += ("--enable-lora", "--max-lora-rank", str(fitting))
@@ -93,11 +92,7 @@ def _vllm(s: ServerCommand) -> tuple[str, ...]:
 
 
 def _sglang(s: ServerCommand) -> tuple[str, ...]:
-    words: tuple[str, ...] = ("sglang.launch_server", "--model-path", s.model)
-    words += ("--host", s.host, "--port", str(s.port), "--tp", str(s.tensor_parallel))
-    words += option("--mem-fraction-static", s.memory_share)
-    words += option("--context-length", s.max_model_len) + option("--dtype", s.dtype)
-    words += option("--random-seed", s.seed)
+    words = ("--tp", str(s.tensor_parallel), *option("--mem-fraction-static", s.memory_share))
     if s.lora_rank is not None:
         words += ("--enable-lora", "--max-lora-rank", str(s.lora_rank))
     return words

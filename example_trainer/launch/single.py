@@ -17,13 +17,12 @@ from pathlib import Path
 from atroposlib.errors import ConfigError
 from atroposlib.processes import (
     Children,
-    Interrupted,
     ProcessSpec,
-    RunFailed,
     StopRequest,
     Supervisor,
     answers,
 )
+from example_trainer.launch.local import exit_status
 from example_trainer.launch.servers import ServerCommand, choose_engine
 from example_trainer.settings.args import parse_args
 from example_trainer.settings.weights import ServingSettings
@@ -35,25 +34,19 @@ READY_TIMEOUT_S = 900.0  # a large model, read from a slow disk
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the trainer's status; 1 if the server did not start, 2 on invalid settings."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return exit_status("atropos-grpo-run", lambda: _run(words))
+
+
+def _run(words: Sequence[str]) -> int:
     cfg = parse_args(words)
     stop = StopRequest()
     stop.listen()
-    try:
-        spec = server_process(cfg)
-        with Children(Path(cfg.log_dir), stop) as children:
-            start(spec, children, stop)
-            from example_trainer import grpo  # loads torch
+    spec = server_process(cfg)
+    with Children(Path(cfg.log_dir), stop) as children:
+        start(spec, children, stop)
+        from example_trainer import grpo  # loads torch
 
-            return grpo.main([*words, "--inference-urls", cfg.servers[0]])
-    except ConfigError as error:
-        print(f"atropos-grpo-run: {error}", file=sys.stderr)
-        return 2
-    except Interrupted as interrupted:
-        print(f"atropos-grpo-run: {interrupted}, the server has ended")
-        return 128 + interrupted.signal_number
-    except RunFailed as failure:
-        print(f"{failure.tail}\natropos-grpo-run: {failure.line}", file=sys.stderr)
-        return 1
+        return grpo.main([*words, "--inference-urls", cfg.servers[0]])
 
 
 def server_process(cfg: ServingSettings) -> ProcessSpec:

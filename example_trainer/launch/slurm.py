@@ -9,7 +9,6 @@ trainer after a failure and cancels the other jobs at the end.
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 import shlex
 import subprocess
@@ -153,9 +152,7 @@ def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     (plan.directory / "logs").mkdir(exist_ok=True)
     for old in (folder / ENDPOINTS).iterdir():
         old.unlink()
-    plan_path(plan).write_text(
-        json.dumps(plan.model_dump(), indent=2) + "\n", encoding="utf-8"
-    )
+    roles.write_yaml(plan_path(plan), plan.model_dump())
     token = secrets.token_urlsafe(32)
     digest = hashlib.sha256(token.encode()).hexdigest()
     for name, text in ((TOKENS, f"admin {digest}\n"), (TOKEN, f"{token}\n")):
@@ -172,21 +169,13 @@ def script_path(plan: Plan, job: SlurmJob) -> Path:
     return plan.launched / f"{job.name}.sbatch"
 
 
-def commands(plan: Plan, found: Sequence[SlurmJob], ids: dict[str, str]) -> list[list[str]]:
-    """Return one sbatch command per job; an unknown job id is shown as the job's name."""
-    lines = []
-    for job in found:
-        words = ["sbatch", "--parsable"]
-        if job.after:
-            known = ":".join(ids.get(name, f"<{name}>") for name in job.after)
-            words += [f"--dependency=after:{known}"]
-        lines.append([*words, str(script_path(plan, job))])
-    return lines
-
-
-def dry_run(plan: Plan, found: Sequence[SlurmJob], print_line: Callable[[str], None]) -> None:
-    for words in commands(plan, found, {}):
-        print_line(shlex.join(words))
+def command(plan: Plan, job: SlurmJob, ids: Mapping[str, str]) -> list[str]:
+    """Return the sbatch command; an unknown job id is shown as the job's name."""
+    words = ["sbatch", "--parsable"]
+    if job.after:
+        known = ":".join(ids.get(name, f"<{name}>") for name in job.after)
+        words += [f"--dependency=after:{known}"]
+    return [*words, str(script_path(plan, job))]
 
 
 def submit(
@@ -198,14 +187,13 @@ def submit(
         SubmitFailed: one was refused; those before it were cancelled.
     """
     ids: dict[str, str] = {}
-    for i, job in enumerate(found):
+    for job in found:
         # The trainer is submitted last, so that the ids of all other jobs exist at its start.
         if job.name == "trainer":
             text = "".join(f"{one}\n" for one in ids.values())
             (plan.launched / JOBS_FILE).write_text(text, encoding="utf-8")
-        words = commands(plan, found, ids)[i]
         try:
-            ids[job.name] = _sbatch(words)
+            ids[job.name] = _sbatch(command(plan, job, ids))
         except SubmitFailed:
             if ids:
                 subprocess.run(["scancel", *ids.values()], check=False)

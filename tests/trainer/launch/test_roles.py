@@ -6,7 +6,7 @@ import pytest
 
 from example_trainer.launch import roles
 from example_trainer.launch.plan import trainer_settings
-from example_trainer.launch.roles import Endpoints, TrainerRanks
+from example_trainer.launch.roles import Endpoints
 from tests.trainer.launch.launch_plans import plan
 
 AT = Endpoints("http://api:8000", ("http://a:9000", "http://b:9001"))
@@ -54,23 +54,25 @@ def test_environments_request_the_adapter_by_name_if_the_engine_requires_it(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"),
+    ("ranks", "meeting", "words"),
     [
-        (TrainerRanks(), "py -m example_trainer.grpo"),
+        ((), (), "py -m example_trainer.grpo"),
         (
-            TrainerRanks(nproc=2),
+            ("trainer.nproc=2",),
+            (),
             "py -m torch.distributed.run --standalone --nproc-per-node 2"
             " -m example_trainer.grpo",
         ),
         (
-            TrainerRanks(8, 2, "n1:29500", "77"),
+            ("trainer.nproc=8", "trainer.nodes=2"),
+            ("n1:29500", "77"),
             "py -m torch.distributed.run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d"
             " --rdzv-endpoint n1:29500 --rdzv-id 77 -m example_trainer.grpo",
         ),
     ],
 )
-def test_trainer_with_several_ranks_is_started_by_torchrun(ranks, words, tmp_path):
-    command = roles.trainer(plan(out=tmp_path), "py", AT, ranks)
+def test_trainer_with_several_ranks_is_started_by_torchrun(ranks, meeting, words, tmp_path):
+    command = roles.trainer(plan(*ranks, out=tmp_path), "py", AT, *meeting)
     folder = tmp_path / "launch"
     files = f"--config {folder / 'wiring.yaml'} --config {folder / 'trainer.yaml'}"
     assert " ".join(command.argv) == f"{words} {files}"
