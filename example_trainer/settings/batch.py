@@ -10,32 +10,17 @@ from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.section import Section
 
 
-class BatchSettings(Section):
-    """How many sequences make a step, and how they are cut into minibatches and micro-batches."""
+class StepSettings(Section):
+    """How many sequences make a step, and how they are cut into micro-batches."""
 
     batch_size: int = Field(
         2,
         ge=1,
-        description="with gradient_accumulation_steps: sequences per step; with seq_len:"
-        " tokens of a forward pass where max_tokens_per_microbatch is not set",
+        description="with gradient_accumulation_steps: sequences (of a file: lines) per step;"
+        " with seq_len: tokens of a forward pass where max_tokens_per_microbatch is not set",
     )
     gradient_accumulation_steps: int = Field(
-        32, ge=1, description="sequences per step in units of batch_size"
-    )
-    training_steps: int = Field(10, ge=1, description="batches until the trainer ends")
-    steps_per_epoch: int | None = Field(
-        None, ge=1, description="batches that count as an epoch, for the epochs settings"
-    )
-    minibatches: int = Field(
-        1,
-        ge=1,
-        description="optimizer steps per batch, each on another part of it"
-        " (ppo_n_minibatches); advantages and proximal logprobs are made once before",
-    )
-    ppo_epochs: int = Field(
-        1,
-        ge=1,
-        description="times each batch is gone through; the clip bounds how far it goes",
+        32, ge=1, description="sequences (of a file: lines) per step in units of batch_size"
     )
     max_tokens_per_microbatch: int | None = Field(
         None,
@@ -51,13 +36,33 @@ class BatchSettings(Section):
     share_prefixes: bool = Field(
         True, description="compute a prompt that rows of a group share once, where it pays"
     )
-    prefetch: bool = Field(
-        True, description="fetch the next batch while the step runs; false: one at a time"
-    )
 
     @property
     def sequences_per_step(self) -> int:
         return self.batch_size * self.gradient_accumulation_steps
+
+
+class BatchSettings(StepSettings):
+    """How many sequences make a step, and how they are cut into minibatches and micro-batches."""
+
+    training_steps: int = Field(10, ge=1, description="batches until the trainer ends")
+    steps_per_epoch: int | None = Field(
+        None, ge=1, description="batches that count as an epoch, for the epochs settings"
+    )
+    minibatches: int = Field(
+        1,
+        ge=1,
+        description="optimizer steps per batch, each on another part of it"
+        " (ppo_n_minibatches); advantages and proximal logprobs are made once before",
+    )
+    ppo_epochs: int = Field(
+        1,
+        ge=1,
+        description="times each batch is gone through; the clip bounds how far it goes",
+    )
+    prefetch: bool = Field(
+        True, description="fetch the next batch while the step runs; false: one at a time"
+    )
 
 
 class LoadSettings(BatchSettings, ModelSettings):

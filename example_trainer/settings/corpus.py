@@ -1,7 +1,4 @@
-"""Training on files of text: which, how often, in steps of how many lines.
-
-Settings of the same name as in the other files of settings/ mean the same.
-"""
+"""Settings of training on files; those of the names of other sections mean the same."""
 
 from __future__ import annotations
 
@@ -9,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from example_trainer.settings.batch import StepSettings
 from example_trainer.settings.section import Section
 
 
-class CorpusSettings(Section):
+class CorpusSettings(StepSettings):
     """Training on files of text: which, how often, in steps of how many lines."""
 
     train_file: str = Field(description="JSON lines to train on")
@@ -28,26 +26,8 @@ class CorpusSettings(Section):
         True, description="another order of lines in each epoch, by the seed"
     )
 
-    batch_size: int = Field(
-        2,
-        ge=1,
-        description="with gradient_accumulation_steps: lines per step; with seq_len: tokens of"
-        " a forward pass where max_tokens_per_microbatch is not set",
-    )
     gradient_accumulation_steps: int = Field(
         8, ge=1, description="lines per step in units of batch_size"
-    )
-    max_tokens_per_microbatch: int | None = Field(
-        None,
-        ge=2,
-        description="token budget of one forward pass on each rank"
-        " (default: batch_size x seq_len); bounds memory, never changes the step",
-    )
-    packing: Literal["packed", "padded"] = Field(
-        "packed", description="packed: rows end to end, no padding; padded: one row per line"
-    )
-    share_prefixes: bool = Field(
-        True, description="compute a prompt that rows share once, where it pays"
     )
 
     save_path: str = Field("trained_model", description="final_model goes here")
@@ -60,7 +40,7 @@ class CorpusSettings(Section):
 
     @property
     def lines_per_step(self) -> int:
-        return self.batch_size * self.gradient_accumulation_steps
+        return self.sequences_per_step
 
 
 class SftSettings(Section):
