@@ -20,7 +20,6 @@ from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives, ranks
 from example_trainer.distributed.ranks import RankLost, Ranks
 from example_trainer.model import adapter, fsdp, loading, state_dict
-from example_trainer.model.model_dir import TrainerState, save_adapter
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.update.optimizer import (
@@ -241,8 +240,9 @@ def adapter_run(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     policy = _adapted(own, world)
     _descend(policy, own, world)
     merged = state_dict.full_weights(policy)
-    adapter_dir = Path(own.model_name).parent / "adapter"
-    save_adapter(policy, adapter_dir, TrainerState("run", 1, 1, 0), durable=False)
+    of_adapter = adapter.weights(policy)
+    if of_adapter:  # on the first rank
+        adapter.write(policy, of_adapter, Path(own.model_name).parent / "adapter")
     apart = state_dict.trained_weights(policy)
     again = _adapted(own, world)
     state_dict.load_full_weights(again, apart)
