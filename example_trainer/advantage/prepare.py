@@ -14,10 +14,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from atroposlib.errors import ConfigError
 from example_trainer.advantage import estimators
 from example_trainer.advantage.rewards import TRUNCATED
+from example_trainer.data.packing import pack_ffd
 from example_trainer.data.rows import Row, at_trained, without_stale_tokens
+from example_trainer.losses import kl
 from example_trainer.model.critic import ValueModel
 from example_trainer.model.policy import Policy
 from example_trainer.settings.advantage import ObjectiveSettings
@@ -78,7 +82,7 @@ def prepare(
         prepared.reference_R_T = reference_logprobs(prepared.rows, reference)
         kl_R_T = _kl_to_reference(prepared, settings)
         if settings.kl_in == "reward":
-            token_rewards_R_T = [[-settings.kl_coef * kl for kl in kl_T] for kl_T in kl_R_T]
+            token_rewards_R_T = [[-settings.kl_coef * x for x in kl_T] for kl_T in kl_R_T]
     if critic is not None:
         prepared.values_R_T = critic.trained_values(prepared.rows)
     prepared.advantages_R_T, returns_R_T = estimators.token_advantages(
@@ -146,10 +150,6 @@ def reference_logprobs(rows: Sequence[Row], reference: Policy | None) -> list[li
 
 def _kl_to_reference(prepared: Prepared, settings: ObjectiveSettings) -> list[list[float]]:
     """KL(behaviour || reference) of each sampled token, (R, T); its sum goes to the metrics."""
-    import torch
-
-    from example_trainer.losses import kl
-
     kl_R_T = []
     for row, reference_T in zip(prepared.rows, prepared.reference_R_T or []):
         sampled = torch.tensor(at_trained(row, row.behaviour_logprobs))
@@ -171,8 +171,6 @@ def minibatches(rows: Sequence[Row], count: int) -> list[list[int]]:
 
     Deterministic, so a restarted trainer cuts the same batch alike.
     """
-    from example_trainer.data.packing import pack_ffd
-
     count = min(count, len(rows))
     if count <= 1:
         return [list(range(len(rows)))]

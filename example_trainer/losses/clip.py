@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from example_trainer.losses.tokens import TokenMask
+from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
 from example_trainer.settings.loss import LossSettings
 
 
@@ -29,12 +29,6 @@ class Clipped:
     loss: Tensor  # (B, T)
     by_clip: Tensor  # (B, T) bool: the clip removed the gradient
     by_dual: Tensor  # (B, T) bool: the dual clip did
-
-    def metrics(self, tokens: TokenMask) -> dict[str, Tensor]:
-        return {
-            "clip_ratio": tokens.total(self.by_clip),
-            "dual_clip_ratio": tokens.total(self.by_dual),
-        }
 
 
 def clip(
@@ -51,3 +45,18 @@ def clip(
         by_dual = (advantages < 0) & (objective < lowest)
         objective = torch.where(by_dual, lowest, objective)
     return Clipped(-objective, clipped < unclipped, by_dual)
+
+
+def clipped_loss(
+    batch: LossInputs, centre_logprobs: Tensor, settings: LossSettings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(B, T) clipped loss of the ratio to ``centre_logprobs``, and token sums of its metrics."""
+    tokens = batch.tokens
+    log_ratio = bounded(batch.log_ratio(centre_logprobs))
+    advantages = tokens.only(batch.advantages)
+    clipped = clip(log_ratio.exp(), advantages, settings, settings.dual_clip)
+    return clipped.loss, {
+        "clip_ratio": tokens.total(clipped.by_clip),
+        "dual_clip_ratio": tokens.total(clipped.by_dual),
+        **ratio_metrics(tokens, log_ratio),
+    }

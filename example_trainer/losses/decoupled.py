@@ -15,18 +15,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from example_trainer.losses.clip import clip
+from example_trainer.losses.clip import clipped_loss
 from example_trainer.losses.importance import importance
-from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
+from example_trainer.losses.tokens import LossInputs
 from example_trainer.settings.loss import LossSettings
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over tokens of the weighted clipped objective, negated, and its metrics."""
-    tokens = batch.tokens
-    log_ratio = bounded(batch.log_ratio(batch.proximal_logprobs))
-    advantages = tokens.only(batch.advantages)
+    losses, metrics = clipped_loss(batch, batch.proximal_logprobs, settings)
     weight, weighed = importance(batch, settings)
-    clipped = clip(log_ratio.exp(), advantages, settings, settings.dual_clip)
-    metrics = {**clipped.metrics(tokens), **ratio_metrics(tokens, log_ratio), **weighed}
-    return tokens.loss_sum(weight * clipped.loss), metrics
+    return batch.tokens.loss_sum(weight * losses), {**metrics, **weighed}

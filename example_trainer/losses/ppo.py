@@ -12,16 +12,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from example_trainer.losses.clip import clip
-from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
+from example_trainer.losses.clip import clipped_loss
+from example_trainer.losses.tokens import LossInputs
 from example_trainer.settings.loss import LossSettings
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over tokens of the clipped objective, negated, and token sums of its metrics."""
-    tokens = batch.tokens
-    log_ratio = bounded(batch.log_ratio(batch.proximal_logprobs))
-    advantages = tokens.only(batch.advantages)
-    clipped = clip(log_ratio.exp(), advantages, settings, settings.dual_clip)
-    metrics = {**clipped.metrics(tokens), **ratio_metrics(tokens, log_ratio)}
-    return tokens.loss_sum(clipped.loss), metrics
+    losses, metrics = clipped_loss(batch, batch.proximal_logprobs, settings)
+    return batch.tokens.loss_sum(losses), metrics

@@ -82,6 +82,7 @@ def learn(
     if len(parts) > 1 and losses.needs_proximal(cfg.loss):
         proximal_R_T = policy.trained_logprobs(prepared.rows)
     sums, norms, skipped = StepMetrics(), [], 0
+    progress = state.step, cfg.training_steps
     for epoch in range(cfg.ppo_epochs):
         for number, indices in enumerate(parts):
             first = epoch == 0 and number == 0
@@ -100,20 +101,12 @@ def learn(
             update.accumulate(sums)
             if len(parts) == 1 and first:
                 proximal_R_T = update.own_R_T
-            norm, stepped = clipped_step(
-                optimizer, policy, cfg, state.step, cfg.training_steps
-            )
+            norm, stepped = clipped_step(optimizer, policy, cfg, *progress)
             norms.append(norm)
             skipped += not stepped
             if critic is not None:
                 _critic_backward(critic.model, update.prepared, cfg.critic_clip_eps, sums)
-                clipped_step(
-                    critic.optimizer,
-                    critic.model,
-                    critic.settings,
-                    state.step,
-                    cfg.training_steps,
-                )
+                clipped_step(critic.optimizer, critic.model, critic.settings, *progress)
     sums.share(policy.world)
     return {
         **with_deviations(sums.means()),

@@ -27,9 +27,7 @@ ALIGN = 256  # bytes; as of a separate allocation
 
 
 class CudaBuffer:
-    """The buffer. It lives as long as the trainer, because workers keep the handle
-    open.
-    """
+    """The buffer. It lives as long as the trainer, because workers keep the handle open."""
 
     def __init__(
         self, tensors: Sequence[TensorSpec], device: torch.device, path: Path, model: str

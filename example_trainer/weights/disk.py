@@ -43,9 +43,7 @@ class DiskPublisher(Publisher):
 
 
 class LoraPublisher(DiskPublisher):
-    """Publishes the adapter; needs a shared directory and servers started on
-    ``model_name``.
-    """
+    """Publishes the adapter; needs a shared directory and servers of ``model_name``."""
 
     prefix = "policy-v"
 

@@ -38,9 +38,7 @@ class DistributedPublisher(Publisher):
     _layout: Sequence[TensorSpec] = ()
 
     def stage(self, policy: Policy, state: TrainerState) -> None:
-        """Join a group with the servers, at the first publish and after a failure; they
-        keep generating.
-        """
+        """Join a group, first and after a failure, while the servers keep generating."""
         self._layout = self._layout or layout(policy, untie_head=self.needs_untying(policy))
         run_on_rank0(policy.world, lambda: self._meet(policy.device))
 

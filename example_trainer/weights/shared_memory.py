@@ -17,6 +17,7 @@ import secrets
 import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -47,29 +48,25 @@ PREFIX = "atropos-weights-"
 
 
 class SharedWeightsFile:
-    """Safetensors file in memory with one writer; readers map it between writes.
-    Deleted on close.
-    """
+    """Safetensors file in memory; readers map it between writes. Deleted on close."""
 
     def __init__(self, tensors: Sequence[TensorSpec]) -> None:
         """Raise CheckpointError if there is not enough memory."""
         sweep()
-        header, self._version_at = _header(tensors)
-        self._slots: dict[str, slice] = {}
-        at = len(header)
-        for tensor in tensors:
-            self._slots[tensor.name] = slice(at, at + tensor.bytes)
-            at += tensor.bytes
+        ends = list(accumulate((tensor.bytes for tensor in tensors), initial=0))
+        header, self._version_at = _header(tensors, ends)
+        slots = (slice(len(header) + a, len(header) + b) for a, b in zip(ends, ends[1:]))
+        self._slots = {tensor.name: slot for tensor, slot in zip(tensors, slots)}
         name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}.safetensors"
         self.path = memory_directory() / name
-        self._bytes = torch.frombuffer(_mapped(self.path, at), dtype=torch.uint8)
+        self._bytes = torch.frombuffer(
+            _mapped(self.path, len(header) + ends[-1]), dtype=torch.uint8
+        )
         self._bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         self.remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
 
     def write(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all contents. The file has no version from the first byte written to
-        the last.
-        """
+        """Replace all contents. The file has no version until the last byte is written."""
         self._name(UNFINISHED)
         for name, tensor in tensors:
             plain = tensor.detach().contiguous().flatten()
@@ -84,9 +81,7 @@ class SharedWeightsFile:
 
 
 def memory_directory() -> Path:
-    """Return the directory of files in memory, or a temporary directory if there is
-    none.
-    """
+    """Return the directory of files in memory, or a temporary one if there is none."""
     shm = Path("/dev/shm")
     return shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
@@ -104,21 +99,17 @@ def sweep() -> None:
             continue
 
 
-def _header(tensors: Sequence[TensorSpec]) -> tuple[bytes, int]:
-    """Return the safetensors header with its length prefix, and the offset of the
-    version.
-    """
+def _header(tensors: Sequence[TensorSpec], ends: Sequence[int]) -> tuple[bytes, int]:
+    """Return the safetensors header with its length prefix, and the offset of the version."""
     entries: dict[str, object] = {
         "__metadata__": {"format": "pt", "version": UNFINISHED.rjust(VERSION_CHARS)}
     }
-    at = 0
-    for tensor in tensors:
+    for tensor, start, end in zip(tensors, ends, ends[1:]):
         entries[tensor.name] = {
             "dtype": DTYPE_CODES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [at, at + tensor.bytes],
+            "data_offsets": [start, end],
         }
-        at += tensor.bytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text

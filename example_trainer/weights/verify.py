@@ -128,9 +128,7 @@ def _ask_all(
     ours: Sequence[Sequence[float]],
     tolerance: float,
 ) -> dict[str, Any]:
-    """Return the worst mismatch of all servers, and the details of the first wrong
-    server.
-    """
+    """Return the worst mismatch of all servers, and the details of the first wrong server."""
     worst = Mismatch()
     for engine in engines:
         with ThreadPoolExecutor(len(sequences) or 1) as pool:  # one batch for the server

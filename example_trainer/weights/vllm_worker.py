@@ -41,9 +41,7 @@ Weights = Iterable[tuple[str, Tensor]]
 
 
 class WeightWorker:
-    """Methods mixed into vLLM's worker; ``model_runner``, ``device``, ``rank`` are
-    vLLM's.
-    """
+    """Methods mixed into vLLM's worker; ``model_runner``, ``device``, ``rank`` are vLLM's."""
 
     model_runner: Any
     device: torch.device
@@ -124,9 +122,7 @@ class WeightWorker:
         return f"{len(seen)} tensors"
 
     def _refresh_tied_head(self) -> None:
-        """Refresh an output head tied to the embedding: it has no tensor, so no reload
-        packs it.
-        """
+        """Refresh a head tied to the embedding: it has no tensor, so no reload packs it."""
         head = getattr(self.model_runner.get_model(), "lm_head", None)
         method = getattr(head, "quant_method", None)
         if method is not None and hasattr(method, "process_weights_after_loading"):
@@ -145,9 +141,7 @@ def _of_file(path: Path, version: str | None = None) -> Iterator[tuple[str, Tens
 
 
 def _of_cuda(described: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Return tensors in the trainer's GPU memory. All lie in one allocation, opened
-    once.
-    """
+    """Return tensors in the trainer's GPU memory. All lie in one allocation, opened once."""
     index = _device_index(described["device_uuid"])
     storage: Any = None
     for name in described["param_names"]:

@@ -119,24 +119,25 @@ class VllmEngine(InferenceServer):
 
     def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
         # One request for all buckets: the workers receive tensors as they arrive.
-        names = [name for bucket in buckets for name in bucket.names]
-        dtypes = [dtype for bucket in buckets for dtype in bucket.dtypes]
-        shapes = [shape for bucket in buckets for shape in bucket.shapes]
+        whole = Bucket(
+            [name for bucket in buckets for name in bucket.names],
+            [dtype for bucket in buckets for dtype in bucket.dtypes],
+            [shape for bucket in buckets for shape in bucket.shapes],
+        )
         if self.has_extension:
-            body = {"name": group.name, "names": names, "dtypes": dtypes, "shapes": shapes}
-            self._rpc("receive_weights", spec=json.dumps(body))
+            self._rpc(
+                "receive_weights", spec=json.dumps({"name": group.name, **asdict(whole)})
+            )
         else:
-            self._receive_natively(names, dtypes, shapes)
+            self._receive_natively(whole)
         self._loaded(version)
 
-    def _receive_natively(
-        self, names: list[str], dtypes: list[str], shapes: list[list[int]]
-    ) -> None:
+    def _receive_natively(self, whole: Bucket) -> None:
         # From 0.17 on an update is bracketed; 0.16 has the one call.
         bracketed = self.http.has_route("/start_weight_update")
         if bracketed:
             self.http.post("/start_weight_update", {})
-        info = {"names": names, "dtype_names": dtypes, "shapes": shapes}
+        info = {"names": whole.names, "dtype_names": whole.dtypes, "shapes": whole.shapes}
         self.http.post("/update_weights", {"update_info": info})
         if bracketed:
             self.http.post("/finish_weight_update", {})
