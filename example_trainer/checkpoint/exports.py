@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from example_trainer.distributed.collectives import run_on_rank0
@@ -20,9 +21,11 @@ from example_trainer.model.model_dir import (
     save_model,
     whole_directory,
 )
-from example_trainer.model.policy import Policy
+from example_trainer.model.policy import PackedModel
 from example_trainer.settings.run import RunSettings
 from example_trainer.state import Frequency
+
+Save = Callable[[PackedModel, Path, TrainerState], Path]
 
 
 class ModelExporter:
@@ -34,6 +37,7 @@ class ModelExporter:
         self._keep = settings.keep_saved
         self._adapter = adapter
         self._prefix = "adapter_step" if adapter else "step"
+        self._save: Save = save_adapter if adapter else save_model
         self.frequency = Frequency(
             settings.save_every_epochs,
             settings.checkpoint_interval or None,
@@ -41,7 +45,7 @@ class ModelExporter:
             time.time(),
         )
 
-    def maybe(self, policy: Policy, state: TrainerState, epoch_ended: bool) -> Path | None:
+    def maybe(self, model: PackedModel, state: TrainerState, epoch_ended: bool) -> Path | None:
         """Save after this step if it is due; call once per step.
 
         Raises:
@@ -50,32 +54,26 @@ class ModelExporter:
         if not run_on_rank0(self._world, lambda: self.frequency.due(epoch_ended, time.time())):
             return None
         directory = self._directory / f"{self._prefix}_{state.step}"
-        self._save(policy, directory, state)
+        self._save(model, directory, state)
         if self._world.is_rank0 and self._keep is not None:
             self._let_go(state, self._keep)
         return directory
 
-    def final(self, policy: Policy, state: TrainerState) -> Path:
+    def final(self, model: PackedModel, state: TrainerState) -> Path:
         """Save the final model.
 
         Raises:
             CheckpointError: the disk did not take it; earlier ones are whole.
         """
         directory = self._directory / ("final_adapter" if self._adapter else "final_model")
-        self._save(policy, directory, state)
+        self._save(model, directory, state)
         if self._adapter:
-            run_on_rank0(self._world, lambda: self._save_tokenizer(policy))
+            run_on_rank0(self._world, lambda: self._save_tokenizer(model))
         return directory
 
-    def _save(self, policy: Policy, directory: Path, state: TrainerState) -> None:
-        if self._adapter:
-            save_adapter(policy, directory, state)
-        else:
-            save_model(policy, directory, state)
-
-    def _save_tokenizer(self, policy: Policy) -> None:
+    def _save_tokenizer(self, model: PackedModel) -> None:
         with whole_directory(self._directory / "tokenizer", durable=True) as draft:
-            policy.tokenizer.save_pretrained(draft)
+            model.tokenizer.save_pretrained(draft)
 
     def _let_go(self, state: TrainerState, keep: int) -> None:
         """Delete the oldest exports of this run; those of other runs are kept."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives
-from example_trainer.model.policy import Policy
+from example_trainer.model.policy import PackedModel
 from example_trainer.settings.model import ModelSettings
 
 ADAPTER = "default"  # peft's own name for the only adapter of a model
@@ -105,7 +105,7 @@ def delta(layer: Any) -> Tensor:
 
 
 @torch.no_grad()
-def weights(policy: Policy) -> dict[str, Tensor]:
+def weights(policy: PackedModel) -> dict[str, Tensor]:
     """Matrices of the adapter under peft's names, whole and in float32, on rank 0. Collective.
 
     Raises:
@@ -124,7 +124,7 @@ def weights(policy: Policy) -> dict[str, Tensor]:
     return tensors
 
 
-def write(policy: Policy, tensors: dict[str, Tensor], directory: Path) -> None:
+def write(policy: PackedModel, tensors: dict[str, Tensor], directory: Path) -> None:
     """Write the result of :func:`weights` as peft does, for peft, vLLM and SGLang to load.
 
     That is ``adapter_config.json`` and ``adapter_model.safetensors`` in ``directory``.

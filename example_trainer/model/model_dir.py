@@ -23,7 +23,7 @@ from torch import Tensor
 from atroposlib.errors import CheckpointError, ConfigError
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model import adapter, state_dict
-from example_trainer.model.policy import Policy
+from example_trainer.model.policy import PackedModel
 from example_trainer.model.scoring import inner_model
 
 STATE_FILE = "trainer_state.json"
@@ -67,7 +67,7 @@ def write_state(directory: Path, state: TrainerState) -> None:
 
 
 def save_model(
-    policy: Policy,
+    model: PackedModel,
     directory: Path,
     state: TrainerState,
     *,
@@ -87,16 +87,16 @@ def save_model(
     Raises:
         CheckpointError: the write failed; the former directory stays.
     """
-    weights = state_dict.full_weights(policy)
+    weights = state_dict.full_weights(model)
     run_on_rank0(
-        policy.world,
+        model.world,
         lambda: write_model(
             directory,
-            inner_model(policy.model),
-            policy.tokenizer,
+            inner_model(model.model),
+            model.tokenizer,
             weights,
             state,
-            dtype=policy.compute_dtype,
+            dtype=model.compute_dtype,
             untie_head=untie_head,
             durable=durable,
         ),
@@ -133,21 +133,21 @@ def write_model(
 
 
 def save_adapter(
-    policy: Policy, directory: Path, state: TrainerState, *, durable: bool = True
+    model: PackedModel, directory: Path, state: TrainerState, *, durable: bool = True
 ) -> Path:
     """Write only the adapter into ``directory``, in the format of peft. Collective.
 
     Raises:
         CheckpointError: the write failed; the former directory stays.
     """
-    tensors = adapter.weights(policy)
+    tensors = adapter.weights(model)
 
     def write() -> None:
         with whole_directory(directory, durable=durable) as draft:
-            adapter.write(policy, tensors, draft)
+            adapter.write(model, tensors, draft)
             write_state(draft, state)
 
-    run_on_rank0(policy.world, write)
+    run_on_rank0(model.world, write)
     return directory
 
 
@@ -168,7 +168,7 @@ def untied_copy(model_name: str, directory: Path) -> Path:
     return directory
 
 
-def is_tied(policy: Policy) -> bool:
+def is_tied(policy: PackedModel) -> bool:
     """Whether output head and embedding are one tensor."""
     return bool(tied_heads(inner_model(policy.model))[1])
 

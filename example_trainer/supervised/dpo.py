@@ -51,9 +51,7 @@ def train(cfg: DpoConfig) -> None:
         rows_of = partial(corpus.pair_rows, policy.tokenizer)
         train_on, valid = corpus.read_both(cfg, rows_of, policy.max_tokens_per_row)
         known = reference_sums(cfg, world, policy, [c for c in (train_on, valid) if c])
-        objective = Preference(cfg, sums_of(policy), known)
-        save = loop.saving(cfg, policy)
-        loop.fit(cfg, policy, objective, train_on, valid, save)
+        loop.fit(cfg, policy, Preference(cfg, sums_of(policy), known), train_on, valid)
 
 
 def sums_of(policy: Policy) -> RowSums[Policy]:

@@ -24,7 +24,7 @@ from atroposlib.errors import AtroposError, ConfigError
 from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.model.loading import resolve_device
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.model.policy import PackedModel, Policy
+from example_trainer.model.policy import PackedModel
 from example_trainer.run.display import LineDisplay
 from example_trainer.run.metrics_log import Clock, MetricsLog
 from example_trainer.settings.args import add_flag, flag, problems_of
@@ -76,10 +76,6 @@ class Objective(Protocol):
         """Return sums without a gradient, and their divisors."""
 
 
-# Called on every rank after every step; the argument is true for the last step.
-Save = Callable[[TrainerState, bool], None]
-
-
 def run(
     train: Callable[[C], None],
     model: type[C],
@@ -106,18 +102,19 @@ def fit(
     objective: Objective,
     train: Corpus,
     valid: Corpus | None,
-    save: Save,
 ) -> None:
     """Train for the configured number of epochs. Every rank calls it.
 
     Training metrics are of the model before the step, validation metrics of the model after
-    it.
+    it. Models are saved as by atropos-grpo: ``save_path/step_<n>`` at intervals, then
+    ``final_model``.
     """
     world, examples = model.world, train.examples
     steps_of_epoch = math.ceil(len(examples) / cfg.lines_per_step)
     steps = min(cfg.epochs * steps_of_epoch, cfg.training_steps or sys.maxsize)
     shared = cfg.shared(steps)
     optimizer = build_optimizer(model, shared)
+    exporter = ModelExporter(shared, world, adapter=shared.trains_adapter)
     valid_every = cfg.valid_every_steps or steps_of_epoch
     clock = Clock()
     if world.is_rank0:
@@ -133,7 +130,10 @@ def fit(
                 with clock.measure("valid"):
                     told |= validate(objective, valid, cfg.lines_per_step)
             with clock.measure("save"):
-                save(TrainerState("", step, step, None), step == steps)
+                state = TrainerState("", step, step, None)
+                exporter.maybe(model, state, epoch_ended=False)
+                if step == steps:
+                    exporter.final(model, state)
             record = {
                 "step": step,
                 "epoch": step / steps_of_epoch,
@@ -164,19 +164,6 @@ def lines_of_steps(cfg: FileTraining, count: int, steps: int) -> Iterator[list[i
                 return
             done += 1
             yield order[start : start + cfg.lines_per_step]
-
-
-def saving(cfg: FileTraining, policy: Policy) -> Save:
-    """Save as atropos-grpo does: ``save_path/step_<n>`` at intervals, then ``final_model``."""
-    shared = cfg.shared()
-    exporter = ModelExporter(shared, policy.world, adapter=shared.trains_adapter)
-
-    def save(state: TrainerState, last: bool) -> None:
-        exporter.maybe(policy, state, epoch_ended=False)
-        if last:
-            exporter.final(policy, state)
-
-    return save
 
 
 @torch.no_grad()

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +19,8 @@ from torch import Tensor
 from atroposlib.errors import ConfigError
 from example_trainer.data.rows import Row
 from example_trainer.distributed import ranks
-from example_trainer.distributed.collectives import run_on_rank0
-from example_trainer.model import critic, state_dict
+from example_trainer.model import critic
 from example_trainer.model.critic import ValueModel, scored_row
-from example_trainer.model.model_dir import TrainerState, whole_directory, write_state
 from example_trainer.supervised import corpus, loop, preference
 from example_trainer.supervised.corpus import Example
 from example_trainer.supervised.loop import FileTraining
@@ -56,13 +52,7 @@ def train(cfg: RewardConfig) -> None:
         rows_of = partial(corpus.pair_rows, model.tokenizer)
         train_on, valid = corpus.read_both(cfg, rows_of, model.max_tokens_per_row)
 
-        def save(state: TrainerState, last: bool) -> None:
-            if cfg.checkpoint_interval and state.step % cfg.checkpoint_interval == 0:
-                save_reward_model(model, Path(cfg.save_path) / f"step_{state.step}", state)
-            if last:
-                save_reward_model(model, Path(cfg.save_path) / "final_model", state)
-
-        loop.fit(cfg, model, BradleyTerry(rewards_of(model)), train_on, valid, save)
+        loop.fit(cfg, model, BradleyTerry(rewards_of(model)), train_on, valid)
 
 
 def rewards_of(model: ValueModel) -> RowSums[ValueModel]:
@@ -104,24 +94,6 @@ def _told(rewards_R: Tensor) -> dict[str, float]:
         "pos_reward": float(better.sum()),
         "neg_reward": float(worse.sum()),
     }
-
-
-def save_reward_model(model: ValueModel, directory: Path, state: TrainerState) -> None:
-    """Write a token classification model, its tokenizer and the state. Collective.
-
-    Raises:
-        CheckpointError: the disk did not take it; what was there before stays.
-    """
-    weights = state_dict.full_weights(model)
-
-    def write() -> None:
-        whole: Any = {name: w.to(model.compute_dtype) for name, w in weights.items()}
-        with whole_directory(directory, durable=True) as draft:
-            model.model.save_pretrained(draft, state_dict=whole)
-            model.tokenizer.save_pretrained(draft)
-            write_state(draft, state)
-
-    run_on_rank0(model.world, write)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,7 @@ def train(cfg: SftConfig) -> None:
             corpus.sft_rows, policy.tokenizer, end_completions=cfg.end_completions
         )
         train_on, valid = corpus.read_both(cfg, rows_of, policy.max_tokens_per_row)
-        save = loop.saving(cfg, policy)
-        loop.fit(cfg, policy, CrossEntropy(policy), train_on, valid, save)
+        loop.fit(cfg, policy, CrossEntropy(policy), train_on, valid)
 
 
 @dataclass
