@@ -169,7 +169,7 @@ class ManagedServer:
             {
                 "index": i,
                 "finish_reason": output.finish_reason,
-                "text": self._visible_text(output),
+                "text": self._text_of(output, skip_special=True),
                 "logprobs": None,
             }
             for i, output in enumerate(outputs)
@@ -293,13 +293,13 @@ class ManagedServer:
     ) -> tuple[list[Generation], list[SequenceNode]]:
         if kwargs.get("stream"):
             raise ConfigError("stream: completions are returned whole; leave it out")
-        sequences = (
-            self._sequences
-        )  # nodes of this call must not appear after a reset() during it
+        # Nodes of this call must not appear after a reset() during it.
+        sequences = self._sequences
         parent, input_ids = self._extended(prompt_text, encode, ids)
         outputs = await sample_tokens(self.server, prompt_text, input_ids, kwargs)
         samples = [
-            SequenceSample(output, self._full_text(prompt_text, output)) for output in outputs
+            SequenceSample(output, prompt_text + self._text_of(output, skip_special=False))
+            for output in outputs
         ]
         nodes = sequences.add(parent, samples)
         if os.environ.get(DEBUG_VARIABLE) == "1":
@@ -307,32 +307,24 @@ class ManagedServer:
                 logger.warning("%s: %r", sample.generation.finish_reason, sample.full_text)
         return outputs, nodes
 
-    def _full_text(self, prompt_text: str, output: Generation) -> str:
-        return prompt_text + continuation(
-            self.tokenizer, output.prompt_ids, output.tokens, skip_special=False
-        )
-
-    def _visible_text(self, output: Generation) -> str:
-        return continuation(
-            self.tokenizer, output.prompt_ids, output.tokens, skip_special=True
-        )
+    def _text_of(self, output: Generation, *, skip_special: bool) -> str:
+        ids = (output.prompt_ids, output.tokens)
+        return continuation(self.tokenizer, *ids, skip_special=skip_special)
 
     def _chat_choice(
         self, output: Generation, tools: list[Any] | None, tool_choice: Any
     ) -> dict[str, Any]:
         """Finish reason and message of a choice. The node keeps the raw tokens."""
-        reason = output.finish_reason
+        calls = None
+        text: str | None
         if self._translator is None or not tools or tool_choice == "none":
-            content = self._visible_text(output)
-            return {
-                "finish_reason": reason,
-                "message": {"role": "assistant", "content": content},
-            }
-        raw = self._translator.decode_with_tool_awareness(
-            output.tokens, has_tools=True, before=output.prompt_ids
-        )
-        text, calls, found = self._translator.parse_model_output(raw, tool_choice, tools)
+            text = self._text_of(output, skip_special=True)
+        else:
+            raw = self._translator.decode_with_tool_awareness(
+                output.tokens, has_tools=True, before=output.prompt_ids
+            )
+            text, calls, found = self._translator.parse_model_output(raw, tool_choice, tools)
         message = {"role": "assistant", "content": text}
         if calls is None:
-            return {"finish_reason": reason, "message": message}
+            return {"finish_reason": output.finish_reason, "message": message}
         return {"finish_reason": found, "message": {**message, "tool_calls": calls}}

@@ -23,7 +23,7 @@ from atroposlib.errors import (
 )
 from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.health import MAX_ATTEMPTS, backoff_s
-from atroposlib.generation.engines.http import HttpClient, JsonReply, read_json
+from atroposlib.generation.engines.http import HttpClient, read_json
 from atroposlib.generation.sessions.sequences import SequenceNode
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ProxyManagedServer:
         self.model_name = model_name
         self.base_url = base_url
         self.api_key = api_key
-        self._http = _http_client(timeout_s, api_key)
+        self._http = _ProxyClient(timeout_s, api_key)
         self._nodes: list[SequenceNode] = []
         self._nodes_of: dict[str, list[SequenceNode]] = {}
         self._last_fetch = 0  # number of the newest fetch of the state that was sent
@@ -89,14 +89,14 @@ class ProxyManagedServer:
         from atroposlib.generation.sessions.replies import read_chat_completion
 
         if self._reset_due:
-            await self._post(f"{self.proxy_url}/sessions/{self.session_uuid}/reset", {})
+            url = f"{self.proxy_url}/sessions/{self.session_uuid}/reset"
+            await self._http.ask("POST", url, {})
             self._reset_due = False
         body = {k: v for k, v in kwargs.items() if k not in _NOT_SENT and v is not None}
         body.update(kwargs.get("extra_body") or {})
         body["messages"] = [plain_message(message) for message in kwargs["messages"]]
-        url = f"{self.get_url()}/chat/completions"
-        reply = await self._post(url, {"model": self.model_name, **body, "return_nodes": True})
-        payload = dict(reply.payload)
+        body = {"model": self.model_name, **body, "return_nodes": True}
+        payload = await self._http.ask("POST", f"{self.get_url()}/chat/completions", body)
         nodes = payload.pop("nodes", None)
         completion = read_chat_completion(payload)
         if nodes is not None:
@@ -133,10 +133,10 @@ class ProxyManagedServer:
         """Fetch the nodes from the proxy. Every call does so itself."""
         self._last_fetch += 1
         number = self._last_fetch
-        reply = await self._send("GET", f"{self.proxy_url}/{self.session_uuid}/nodes")
+        found = await self._http.ask("GET", f"{self.proxy_url}/{self.session_uuid}/nodes")
         if number > self._applied_fetch:  # a newer fetch may have returned before this one
             self._applied_fetch = number
-            self._nodes = [SequenceNode(**node) for node in reply.payload["nodes"]]
+            self._nodes = [SequenceNode(**node) for node in found["nodes"]]
         return self.get_state()
 
     def reset(self) -> None:
@@ -148,7 +148,7 @@ class ProxyManagedServer:
     async def cleanup(self) -> None:
         """Delete the session, if it still exists, and close the connections."""
         try:
-            await self._send("DELETE", f"{self.proxy_url}/{self.session_uuid}")
+            await self._http.ask("DELETE", f"{self.proxy_url}/{self.session_uuid}")
         except UnknownSession:
             pass
         finally:
@@ -157,20 +157,6 @@ class ProxyManagedServer:
     def get_url(self) -> str:
         """The ``base_url`` for an OpenAI client."""
         return f"{self.proxy_url}/{self.session_uuid}/v1"
-
-    # --- parts ------------------------------------------------------------------------
-
-    async def _post(self, url: str, body: Mapping[str, Any]) -> JsonReply:
-        return await self._send("POST", url, body, {"Idempotency-Key": uuid.uuid4().hex})
-
-    async def _send(
-        self,
-        method: str,
-        url: str,
-        body: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> JsonReply:
-        return await _send_with_retries(self._http, method, url, body, headers)
 
 
 async def create_proxy_session(
@@ -193,20 +179,16 @@ async def create_proxy_session(
         InferenceRefused: rejected, such as 401 for a missing token.
     """
     root = proxy_url.rstrip("/")
-    http = _http_client(timeout_s, os.environ.get(TOKEN_VARIABLE))
-    body: dict[str, Any] = {
+    http = _ProxyClient(timeout_s, os.environ.get(TOKEN_VARIABLE))
+    body = {
         "tool_parser": tool_parser,
         "track_tree": track_tree,
         "base_url": base_url,
+        "preserve_think_blocks": preserve_think_blocks,
+        "split": split,
     }
-    if preserve_think_blocks:
-        body["preserve_think_blocks"] = True
-    if split != "train":
-        body["split"] = split
     try:
-        opened = (
-            await _send_with_retries(http, "POST", f"{root}/sessions/create", body)
-        ).payload
+        opened = await http.ask("POST", f"{root}/sessions/create", body)
     finally:
         await http.aclose()
     return ProxyManagedServer(
@@ -219,35 +201,30 @@ async def create_proxy_session(
     )
 
 
-def _http_client(timeout_s: float, api_key: str | None) -> HttpClient:
-    return HttpClient(timeout_s=timeout_s, max_connections=MAX_CONNECTIONS, api_key=api_key)
-
-
-async def _send_with_retries(
-    http: HttpClient,
-    method: str,
-    url: str,
-    body: Mapping[str, Any] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> JsonReply:
+class _ProxyClient(HttpClient):
     """Retries only requests without a response: the proxy itself retries its servers."""
-    failed = 0
-    while True:
+
+    def __init__(self, timeout_s: float, api_key: str | None) -> None:
+        super().__init__(timeout_s=timeout_s, max_connections=MAX_CONNECTIONS, api_key=api_key)
+
+    async def ask(
+        self, method: str, url: str, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The payload of the response. All attempts of a POST have the same idempotency key."""
+        headers = {"Idempotency-Key": uuid.uuid4().hex} if method == "POST" else None
+        failed = 0
+        while True:
+            try:
+                response = await self.send(method, url, json=body, headers=headers)
+                break
+            except InferenceUnavailable:
+                failed += 1
+                if failed == MAX_ATTEMPTS:
+                    raise
+                await asyncio.sleep(backoff_s(failed, random.random()))
         try:
-            response = await http.send(method, url, json=body, headers=headers)
-        except InferenceUnavailable:
-            failed += 1
-            if failed == MAX_ATTEMPTS:
-                raise
-            await asyncio.sleep(backoff_s(failed, random.random()))
-        else:
-            return _read(response)
-
-
-def _read(response: Any) -> JsonReply:
-    try:
-        return read_json(response)
-    except InferenceRefused as refusal:
-        if refusal.status_code == 404 and "no session" in refusal.detail:
-            raise UnknownSession(refusal.detail) from refusal
-        raise
+            return dict(read_json(response).payload)
+        except InferenceRefused as refusal:
+            if refusal.status_code == 404 and "no session" in refusal.detail:
+                raise UnknownSession(refusal.detail) from refusal
+            raise

@@ -7,7 +7,8 @@ returns the policy version of each token.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
 
 from atroposlib.errors import TokensMissing
@@ -118,19 +119,6 @@ class ManagedCalls(Protocol):
     async def completion(self, **kwargs: Any) -> Any: ...
 
 
-class _Create:
-    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
-        self._call = call
-
-    async def create(self, **kwargs: Any) -> Any:
-        return await self._call(**kwargs)
-
-
-class _Chat:
-    def __init__(self, completions: _Create) -> None:
-        self.completions = completions
-
-
 class ManagedServerAdapter:
     """Interface of ``openai.AsyncOpenAI`` over a managed session.
 
@@ -141,8 +129,10 @@ class ManagedServerAdapter:
     def __init__(self, managed: ManagedCalls, base_url: str) -> None:
         self.managed = managed
         self.base_url = base_url
-        self.chat = _Chat(_Create(managed.chat_completion))
-        self.completions = _Create(managed.completion)
+        self.completions = SimpleNamespace(create=managed.completion)
+        self.chat = SimpleNamespace(
+            completions=SimpleNamespace(create=managed.chat_completion)
+        )
 
     def post(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError("post() would bypass the managed session")
