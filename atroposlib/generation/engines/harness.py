@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from atroposlib.errors import ConfigError, InferenceRefused
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.openai import chat_completion_of, completion_of
 from atroposlib.generation.sampling.generation import FourTuple
 
 if TYPE_CHECKING:
@@ -15,33 +16,31 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 T = TypeVar("T")
-_CREATED = 0  # constant, so that responses are the same on every run
+# Constant, so that responses are the same on every run.
+_ENVELOPE = {"id": "harness", "created": 0, "model": "harness"}
 
 
 def create_chat_completion(
     resp: str | Sequence[str], n: int = 1, finish_reason: str = "stop"
 ) -> ChatCompletion:
     """A chat completion of one text, repeated n times, or of several texts."""
-    from atroposlib.generation.engines.openai import chat_completion_of
-
+    messages = [{"role": "assistant", "content": text} for text in _texts(resp, n)]
     choices = [
-        {"index": i, "finish_reason": finish_reason, "message": _assistant(text)}
-        for i, text in enumerate(_texts(resp, n))
+        {"index": i, "finish_reason": finish_reason, "message": message}
+        for i, message in enumerate(messages)
     ]
-    return chat_completion_of({**_envelope("chat.completion"), "choices": choices})
+    return chat_completion_of({**_ENVELOPE, "object": "chat.completion", "choices": choices})
 
 
 def create_completion(
     resp: str | Sequence[str], n: int = 1, finish_reason: str = "stop"
 ) -> Completion:
     """A text completion of one text, repeated n times, or of several texts."""
-    from atroposlib.generation.engines.openai import completion_of
-
     choices = [
         {"index": i, "finish_reason": finish_reason, "text": text, "logprobs": None}
         for i, text in enumerate(_texts(resp, n))
     ]
-    return completion_of({**_envelope("text_completion"), "choices": choices})
+    return completion_of({**_ENVELOPE, "object": "text_completion", "choices": choices})
 
 
 class ServerHarness(APIServer):
@@ -70,12 +69,8 @@ class ServerHarness(APIServer):
         output_logprobs_list: list[list[float]],
         finish_reasons: list[Any],
     ) -> None:
-        self.token_outputs[prompt] = (
-            prompt_tokens,
-            output_tokens_list,
-            output_logprobs_list,
-            finish_reasons,
-        )
+        rows = (output_tokens_list, output_logprobs_list, finish_reasons)
+        self.token_outputs[prompt] = (prompt_tokens, *rows)
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         self.calls.append(kwargs)
@@ -108,11 +103,3 @@ def _prepared(answers: Mapping[str, T], key: str, setter: str) -> T:
 
 def _texts(resp: str | Sequence[str], n: int) -> list[str]:
     return [resp] * n if isinstance(resp, str) else list(resp)
-
-
-def _assistant(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
-
-
-def _envelope(kind: str) -> dict[str, Any]:
-    return {"id": "harness", "object": kind, "created": _CREATED, "model": "harness"}

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
@@ -192,23 +193,15 @@ class TokenServer(OpenAICompatibleServer):
                 "such as http://localhost:9001/v1"
             )
         super().__init__(config, reasoning_config)
-        self._tokenizer: Any = None
 
-    @property
+    @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of ``tokenizer_name``, else of ``model_name``; loaded when first read."""
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self.config)
-        return self._tokenizer
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        return load_tokenizer(self.config)
 
     def offer_tokenizer(self, tokenizer: Any) -> None:
         """Set the tokenizer if there is none, so that none has to be loaded."""
-        if self._tokenizer is None:
-            self._tokenizer = tokenizer
+        vars(self).setdefault("tokenizer", tokenizer)
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
         """As the base class. A continuation that a weight update aborts is resumed."""
@@ -220,7 +213,7 @@ class TokenServer(OpenAICompatibleServer):
         return lambda ids: str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     async def _load_tokenizer(self) -> None:
-        if self._tokenizer is None:
+        if "tokenizer" not in vars(self):
             await asyncio.to_thread(lambda: self.tokenizer)  # seconds: not on the event loop
 
     async def _prompt_ids(self, kwargs: dict[str, Any]) -> list[int]:
@@ -228,7 +221,7 @@ class TokenServer(OpenAICompatibleServer):
         given = kwargs.get("input_ids")
         if given is None or (len(given) > 1 and given[0] == given[1]):
             await self._load_tokenizer()
-        return prompt_ids(kwargs, self._tokenizer)
+        return prompt_ids(kwargs, vars(self).get("tokenizer"))
 
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> FourTuple:
         ids = await self._prompt_ids(kwargs)

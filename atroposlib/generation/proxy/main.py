@@ -90,20 +90,15 @@ def create_app(
     app.add_middleware(HostGuard, allowed=tuple(allowed_hosts), refuse=refuse_page)
     app.add_middleware(SameSiteGuard, refuse=refuse_page)
     app.add_exception_handler(AtroposError, _on_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(HTTPException, _on_error)
     return app
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return _error_response(request, status_of(error), message_of(error))
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _error_response(request, error.status_code, str(error.detail))
-
-
-def _error_response(request: Request, status: int, message: str) -> Response:
+    if isinstance(error, HTTPException):
+        status, message = error.status_code, str(error.detail)
+    else:
+        status, message = status_of(error), message_of(error)
     is_anthropic = "/v1/messages" in request.url.path
     body = anthropic_body if is_anthropic else openai_body
     reply = json_reply(body(status, message), status)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
@@ -101,10 +102,10 @@ class ManagedServer:
         self.track_tree = track_tree
         self.tool_parser = tool_parser
         self.preserve_think_blocks = preserve_think_blocks
-        self._tokenizer = tokenizer
-        offer = getattr(server, "offer_tokenizer", None)
-        if tokenizer is not None and offer is not None:
-            offer(tokenizer)
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
+            if hasattr(server, "offer_tokenizer"):
+                server.offer_tokenizer(tokenizer)
         self._warned_of_tools = False
         self._translator: ToolCallTranslator | None = None
         if tool_parser:
@@ -113,13 +114,10 @@ class ManagedServer:
         self._nodes_of: dict[str, list[SequenceNode]] = {}
         self.reset()
 
-    @property
+    @cached_property
     def tokenizer(self) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = getattr(self.server, "tokenizer", None)
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self.server.config)
-        return self._tokenizer
+        of_server = getattr(self.server, "tokenizer", None)
+        return load_tokenizer(self.server.config) if of_server is None else of_server
 
     # --- calls ----------------------------------------------------------------------
 
@@ -232,7 +230,7 @@ class ManagedServer:
     # --- parts ------------------------------------------------------------------------
 
     async def _load_tokenizer(self) -> None:
-        if self._tokenizer is None:
+        if "tokenizer" not in vars(self):
             await asyncio.to_thread(lambda: self.tokenizer)  # seconds: not on the event loop
 
     def _bos(self) -> int | None:

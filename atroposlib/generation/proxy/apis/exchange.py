@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.generation.chat.template import content_text
+from atroposlib.generation.chat.template import content_text, plain_message
 from atroposlib.generation.sampling.generation import (
     DEFAULT_MAX_TOKENS,
     UNKNOWN_VERSION,
@@ -267,7 +267,8 @@ def _choice(
         content, calls = choice.text, []
     else:
         content = choice.message.content
-        calls = [_plain(call) for call in getattr(choice.message, "tool_calls", None) or []]
+        found = getattr(choice.message, "tool_calls", None) or []
+        calls = [plain_message(call) for call in found]
     if request.one_tool_call:
         calls = calls[:1]
     return Choice(
@@ -282,10 +283,3 @@ def _choice(
 def finish_reason_of(reason: Any) -> str:
     """OpenAI's finish reason. A generation aborted by new weights is reported as "length"."""
     return "length" if reason == "abort" else str(reason or "stop")
-
-
-def _plain(call: Any) -> Json:
-    if isinstance(call, Mapping):
-        return dict(call)
-    found: Json = call.model_dump(exclude_none=True)
-    return found
