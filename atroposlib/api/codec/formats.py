@@ -6,8 +6,10 @@ A group is kept as it was received, so a batch is served without decoding one.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +26,8 @@ from atroposlib.wire.binary import (
 )
 from atroposlib.wire.columns import Columns, from_group, stale_masked, to_group
 from atroposlib.wire.safetensors import MalformedBinary
+
+T = TypeVar("T")
 
 GROUP_MEDIA = "application/x-safetensors"  # one group, as safetensors or a zstd frame of it
 GROUPS_MEDIA = "application/x-atropos-groups"  # frames of them
@@ -66,9 +70,19 @@ def find_marks(columns: Columns) -> tuple[str, ...]:
     return (ADVANTAGES_LENGTH,) if "advantages" in columns.rest else ()
 
 
-def with_place(error: InvalidGroup, place: str) -> InvalidGroup:
-    """The same error with ``place``, such as ``[3].``, in front of its field."""
-    return InvalidGroup(place + error.field, error.index, error.problem)
+def parse_each(parse: Callable[[T], ParsedGroup], parts: Iterable[T]) -> list[ParsedGroup]:
+    """The groups of a list.
+
+    Raises:
+        InvalidGroup: the first invalid group; the field begins with its place, as ``[3].``.
+    """
+    groups = []
+    for i, part in enumerate(parts):
+        try:
+            groups.append(parse(part))
+        except InvalidGroup as error:
+            raise InvalidGroup(f"[{i}].{error.field}", error.index, error.problem) from error
+    return groups
 
 
 def media_type(content_type: str) -> str:
@@ -113,13 +127,7 @@ def read_frames(body: bytes) -> list[ParsedGroup]:
         files = split_frames(body)
     except MalformedBinary as error:
         raise MalformedBody(str(error)) from error
-    groups = []
-    for i, file in enumerate(files):
-        try:
-            groups.append(read_binary_group(bytes(file)))
-        except InvalidGroup as error:
-            raise with_place(error, f"[{i}].") from error
-    return groups
+    return parse_each(lambda file: read_binary_group(bytes(file)), files)
 
 
 def _read(body: bytes, key: str | None) -> ParsedGroup:

@@ -19,8 +19,8 @@ from atroposlib.api.codec.formats import (
     MalformedBody,
     ParsedGroup,
     find_marks,
+    parse_each,
     parsed_group,
-    with_place,
 )
 from atroposlib.api.codec.json_columns import KEYS, count_byte, parse_columns
 from atroposlib.api.common.records import Media
@@ -63,14 +63,8 @@ def read_json_groups(body: bytes) -> list[ParsedGroup]:
     _require_few_objects(body)
     places = split_list(body)
     if places is None:
-        return [_checked(group, f"[{i}].") for i, group in enumerate(_decode(body, _MANY))]
-    groups = []
-    for i, place in enumerate(places):
-        try:
-            groups.append(read_json_group(body[place]))
-        except InvalidGroup as error:
-            raise with_place(error, f"[{i}].") from error
-    return groups
+        return parse_each(_checked, _decode(body, _MANY))
+    return parse_each(lambda place: read_json_group(body[place]), places)
 
 
 # --- fast path: no Python object per number --------------------------------------------------
@@ -110,17 +104,14 @@ def _decoded_group(body: bytes, key: str | None) -> ParsedGroup:
     group = _decode(body, _ONE)
     if key is not None and group.idempotency_key is None:
         group.idempotency_key = key
-    return _checked(group, "")
+    return _checked(group)
 
 
-def _checked(group: ScoredData, place: str) -> ParsedGroup:
+def _checked(group: ScoredData) -> ParsedGroup:
     for name in _OPTIONAL_LISTS:  # the original's collectors write [] for a missing list
         if getattr(group, name) == []:
             setattr(group, name, None)
-    try:
-        columns = from_group(group)
-    except InvalidGroup as error:
-        raise with_place(error, place) from error
+    columns = from_group(group)
     marks = find_marks(columns)
     group.marks = list(marks) or None
     return parsed_group(columns, msgspec.json.encode(group), Media.JSON, None, marks)

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atroposlib.api.codec import GROUP_MEDIA, media_type
 from atroposlib.api.common.threads import Pool
+from atroposlib.api.guards.auth import RETRY_AFTER_S
 from atroposlib.api.guards.inflate import (
     BodyTooLarge,
     DamagedBody,
@@ -41,13 +42,11 @@ class BodyMemoryBudget:
         self._wait_s = wait_s
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def reserve(self) -> Reservation:
-        """An empty reservation; its bytes are freed when its block ends."""
-        return Reservation(self)
-
     async def take(self, size: int) -> None:
-        """Raises:
-        NoRoom: after ``wait_s`` seconds.
+        """Take ``size`` bytes.
+
+        Raises:
+            BudgetExceeded: other requests did not free theirs within ``wait_s``.
         """
         if not self._waiting and size <= self._left:
             self._left -= size
@@ -82,39 +81,34 @@ class BodyMemoryBudget:
 
 
 class Reservation:
-    """The bytes that one request holds of a :class:`BodyMemoryBudget`; a context manager."""
+    """The bytes that one request holds of ``budget``; a context manager that frees them."""
 
     def __init__(self, budget: BodyMemoryBudget) -> None:
         self._budget = budget
-        self._held = 0
-
-    @property
-    def held(self) -> int:
-        return self._held
+        self.held = 0
 
     async def grow_to(self, size: int) -> None:
         """Hold at least ``size`` bytes.
 
         Raises:
-            NoRoom: other requests did not free theirs in time.
+            BudgetExceeded: other requests did not free theirs in time.
         """
-        if size > self._held:
-            await self._budget.take(size - self._held)
-            self._held = size
+        if size > self.held:
+            await self._budget.take(size - self.held)
+            self.held = size
 
     def __enter__(self) -> Reservation:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._budget.give(self._held)
-        self._held = 0
+        self._budget.give(self.held)
+        self.held = 0
 
 
 DEFAULT_MAX_BODY_BYTES = 128 * 2**20  # a list of 64 groups of 16 x 4096 tokens as JSON
 IN_FLIGHT_BYTES = 256 * 2**20  # of all bodies that are being read, parsed or stored
 SMALL_BYTES = 64 * 2**10  # control messages never queue behind groups
 BUDGET_TIMEOUT_S = 30.0
-RETRY_AFTER_S = 5
 # Time for a body, plus one second for each SLOWEST_BYTES_PER_S bytes received.
 GRACE_S = 30.0
 SLOWEST_BYTES_PER_S = 64 * 2**10
@@ -147,7 +141,7 @@ class RequestBody:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        with self._budget.reserve() as reservation:
+        with Reservation(self._budget) as reservation:
             try:
                 body = await self._read(headers, receive, reservation)
             except DamagedBody as error:

@@ -105,25 +105,25 @@ class RequestLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        count = _Count(receive, send)
+        seen = Exchange(receive, send)
         began = time.perf_counter()
         try:
-            await self.app(scope, count.receive, count.send)
+            await self.app(scope, seen.receive, seen.send)
         finally:
-            self._note(scope, count, time.perf_counter() - began)
+            self._note(scope, seen, time.perf_counter() - began)
 
-    def _note(self, scope: Scope, count: _Count, seconds: float) -> None:
-        level = _level(count.status)
+    def _note(self, scope: Scope, seen: Exchange, seconds: float) -> None:
+        level = _level(seen.status)
         if not _requests.isEnabledFor(level):
             return
         fields = {
             "method": scope["method"],
             # Known routes only: any other path is arbitrary text.
             "route": route_of(scope["method"], scope["path"]) or "unknown",
-            "status": count.status,
+            "status": seen.status,
             "ms": round(seconds * 1000, 1),
-            "bytes_in": count.bytes_in,
-            "bytes_out": count.bytes_out,
+            "bytes_in": seen.bytes_in,
+            "bytes_out": seen.bytes_out,
         }
         _requests.log(level, "request", extra={_FIELDS: fields})
 
@@ -137,8 +137,8 @@ def _level(status: int) -> int:
     return logging.ERROR if status >= 500 and status != 503 else logging.INFO
 
 
-class _Count:
-    """Pass messages on and count their bytes."""
+class Exchange:
+    """Pass the messages of one request on; keep its status and count its bytes."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -146,6 +146,7 @@ class _Count:
         self.status = NO_REPLY
         self.bytes_in = 0
         self.bytes_out = 0
+        self.endless_since: float | None = None  # an event stream begins once, then never ends
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -155,5 +156,8 @@ class _Count:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            content_type = dict(message.get("headers", ())).get(b"content-type", b"")
+            if content_type.startswith(b"text/event-stream"):
+                self.endless_since = time.monotonic()
         self.bytes_out += len(message.get("body", b""))
         await self._send(message)

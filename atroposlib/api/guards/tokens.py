@@ -65,13 +65,9 @@ class Caller:
 class Entry:
     """One line of the file."""
 
-    scope: Scope
-    env_name: str | None
+    caller: Caller
     digest: bytes
     ends: float | None  # seconds since 1970
-
-    def caller(self) -> Caller:
-        return Caller(_COVERS[self.scope], self.env_name)
 
 
 class TokenFile:
@@ -109,16 +105,15 @@ class TokenFile:
             raise Unauthorized("this is not a token")
         digest = sha256(token.encode()).digest()
         found: Entry | None = None
-        for (
-            entry
-        ) in self._current():  # to the end, so that the duration does not depend on the match
+        # To the end, so that the duration does not depend on the match.
+        for entry in self._current():
             if hmac.compare_digest(entry.digest, digest):
                 found = entry
         if found is None:
             raise Unauthorized("this token is unknown")
         if found.ends is not None and self._clock() >= found.ends:
             raise Unauthorized("this token has ended")
-        return found.caller()
+        return found.caller
 
     def _current(self) -> list[Entry]:
         try:
@@ -170,7 +165,7 @@ def _entry(words: list[str]) -> Entry:
     if len(words) == 3 and not words[2].isdecimal():
         raise ValueError("the end is a whole number of seconds since 1970")
     ends = float(words[2]) if len(words) == 3 else None
-    return Entry(scope, env_name, bytes.fromhex(words[1]), ends)
+    return Entry(Caller(_COVERS[scope], env_name), bytes.fromhex(words[1]), ends)
 
 
 def parse_grant(text: str) -> tuple[Scope, str | None]:

@@ -262,9 +262,8 @@ class LegacyBatchEndpoint:
         self._claims = claims
         self._turn = asyncio.Lock()
         self._settled: asyncio.Event | None = None  # of the last reply
-        self._acked: SentBatch | None = (
-            None  # so that an empty poll makes no call of the store
-        )
+        # So that an empty poll makes no call of the store.
+        self._acked: SentBatch | None = None
 
     async def next_batch(
         self, is_disconnected: IsDisconnected

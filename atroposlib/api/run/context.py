@@ -31,9 +31,8 @@ from atroposlib.errors import ConfigError, UnknownEnv
 from atroposlib.wire import Heartbeat, Participant
 
 FORGET_AFTER_S = 3600.0
-MAX_PARTICIPANTS = (
-    1024  # the oldest are dropped first; names come from callers and cost memory
-)
+# The oldest are dropped first; names come from callers and cost memory.
+MAX_PARTICIPANTS = 1024
 MAX_DETAILS = 64
 MAX_DETAIL_CHARACTERS = 200
 _NOBODY: Mapping[int, float] = {}

@@ -39,9 +39,8 @@ from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS
 from atroposlib.errors import CorruptPayload, InvalidGroup, RunChanged, StoreFull, UnknownEnv
 
-SPACE_RECHECK_S = (
-    1.0  # a held post retries at least so often: other processes may free disk space
-)
+# A held post retries at least so often: other processes may free disk space.
+SPACE_RECHECK_S = 1.0
 LATEST_BYTES = 256 * 1024  # larger examples are read from the store, until they are freed
 
 

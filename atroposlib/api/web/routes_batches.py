@@ -27,13 +27,7 @@ from atroposlib.wire import (
 def batch_routes(service: RolloutService) -> APIRouter:
     """Routes of trainers that claim and ack."""
     router = APIRouter(prefix="/batches", tags=["batches"], route_class=JsonRoute)
-    _claim_routes(router, service)
-    _lease_routes(router, service)
-    _checkpoint_routes(router, service)
-    return router
 
-
-def _claim_routes(router: APIRouter, service: RolloutService) -> None:
     @router.post("/claim", responses=refusals(409) | delivered("ClaimedBatch"))
     async def claim(body: ClaimRequest, request: Request) -> Response:
         got = await service.claims.claim(body, client_gone(request))
@@ -49,8 +43,6 @@ def _claim_routes(router: APIRouter, service: RolloutService) -> None:
         got = await service.claims.shard_of(no, generation, epoch, rank)
         return _ClaimReply(service, got, request, named=True)
 
-
-def _lease_routes(router: APIRouter, service: RolloutService) -> None:
     @router.post("/{no}/ack", responses=refusals(409))
     async def ack(no: int, body: AckRequest) -> Response:
         first = await service.claims.ack(no, body.generation, body.epoch, body.rank)
@@ -61,8 +53,6 @@ def _lease_routes(router: APIRouter, service: RolloutService) -> None:
         await service.claims.extend(no, body.generation, body.epoch, body.lease_s)
         return of_json({"status": "extended"})
 
-
-def _checkpoint_routes(router: APIRouter, service: RolloutService) -> None:
     @router.post("/{no}/commit", response_model=Committed, responses=refusals(409))
     async def commit(no: int, body: CheckpointRequest) -> Response:
         freed = await service.claims.commit(no, body.generation)
@@ -72,6 +62,8 @@ def _checkpoint_routes(router: APIRouter, service: RolloutService) -> None:
     async def rewind(no: int, body: CheckpointRequest) -> Response:
         rewound = await service.claims.rewind(no, body.generation)
         return of_json(Rewound(replayed=rewound.replayed, gone=rewound.gone))
+
+    return router
 
 
 class _ClaimReply(DeliveryReply):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -18,13 +18,12 @@ from atroposlib.api.codec import (
     read_groups,
 )
 from atroposlib.api.codec.formats import ParsedGroup, read_columns, to_json
-from atroposlib.api.common.records import Media, Payload
-from atroposlib.api.guards.auth import caller_of
+from atroposlib.api.common.records import Accepted, Media, Payload
+from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
 from atroposlib.api.run.posts import Post
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import MANY_GROUPS, ONE_GROUP, Full, delivered, refusals
 from atroposlib.api.web.routing import (
-    RETRY_AFTER_S,
     BytesRoute,
     JsonRoute,
     body_of,
@@ -35,8 +34,6 @@ from atroposlib.api.web.routing import (
 from atroposlib.api.web.streaming import DeliveryReply
 from atroposlib.errors import NotRegistered, StoreFull
 from atroposlib.wire import AdmissionRelease, AdmissionReply, AdmissionRequest, GroupsReceived
-
-T = TypeVar("T")
 
 RUN_ID_HEADER = "x-atropos-run-id"
 KEY_HEADER = "idempotency-key"
@@ -65,38 +62,40 @@ def data_routes(service: RolloutService, hold_s: float) -> APIRouter:
     return router
 
 
-def post_of(request: Request, groups: list[ParsedGroup], hold_s: float) -> Post:
-    """``groups`` with their sender."""
-    return Post(
-        groups,
-        run_id=request.headers.get(RUN_ID_HEADER),
-        caller=caller_of(request),
-        is_disconnected=client_gone(request),
-        hold_s=hold_s,
-    )
+async def accept_posted(
+    service: RolloutService,
+    request: Request,
+    read: Callable[[bytes, str], list[ParsedGroup]],
+    hold_s: float,
+) -> list[Accepted]:
+    """Parse the body by ``read`` and accept its groups.
 
-
-async def read_where(
-    service: RolloutService, body: bytes, content_type: str, read: Callable[[], T]
-) -> T:
-    """Run ``read`` in a thread, or directly where a thread would cost more.
-
-    A small binary group may inflate to any size, so it always gets a thread.
+    A thread would cost more than a small body, but a small binary group may inflate to any
+    size, so it always gets a thread.
     """
-    binary = media_type(content_type) in (GROUP_MEDIA, GROUPS_MEDIA)
-    if binary or len(body) > QUICK_BYTES:
-        return await service.context.threads.parsing.run(read)
-    return read()
+    body, kind = await body_of(request), request.headers.get("content-type", "")
+    if len(body) > QUICK_BYTES or media_type(kind) in (GROUP_MEDIA, GROUPS_MEDIA):
+        groups = await service.context.threads.parsing.run(lambda: read(body, kind))
+    else:
+        groups = read(body, kind)
+    return await service.posts.accept(
+        Post(
+            groups,
+            run_id=request.headers.get(RUN_ID_HEADER),
+            caller=caller_of(request),
+            is_disconnected=client_gone(request),
+            hold_s=hold_s,
+        )
+    )
 
 
 def _routes_in(router: APIRouter, service: RolloutService, hold_s: float) -> None:
     @router.post("/scored_data", openapi_extra=ONE_GROUP, responses=refusals(404, 409))
     async def scored_data(request: Request) -> Response:
-        key = request.headers.get(KEY_HEADER)
-        body, kind = await body_of(request), request.headers.get("content-type", "")
-        read = partial(read_group, body, kind, key)
-        incoming = await read_where(service, body, kind, read)
-        [accepted] = await service.posts.accept(post_of(request, [incoming], hold_s))
+        def read_one(body: bytes, kind: str) -> list[ParsedGroup]:
+            return [read_group(body, kind, request.headers.get(KEY_HEADER))]
+
+        [accepted] = await accept_posted(service, request, read_one, hold_s)
         reply: dict[str, Any] = {"status": "received"}
         if accepted.buffered:
             reply = {"status": "buffered", "buffer_size": accepted.buffer_size}
@@ -106,9 +105,7 @@ def _routes_in(router: APIRouter, service: RolloutService, hold_s: float) -> Non
 
     @router.post("/scored_data_list", openapi_extra=MANY_GROUPS, responses=refusals(404, 409))
     async def scored_data_list(request: Request) -> Response:
-        body, kind = await body_of(request), request.headers.get("content-type", "")
-        incoming = await read_where(service, body, kind, partial(read_groups, body, kind))
-        accepted = await service.posts.accept(post_of(request, incoming, hold_s))
+        accepted = await accept_posted(service, request, read_groups, hold_s)
         reply: dict[str, Any] = {"status": "received", "groups_processed": len(accepted)}
         if buffered := [one for one in accepted if one.buffered]:
             reply["buffered"] = len(buffered)
@@ -164,10 +161,8 @@ def group_routes(service: RolloutService) -> APIRouter:
         responses=refusals(404, 409) | {429: {"model": Full}},
     )
     async def groups(request: Request) -> Response:
-        body, kind = await body_of(request), request.headers.get("content-type", "")
-        incoming = await read_where(service, body, kind, partial(read_groups, body, kind))
         try:
-            accepted = await service.posts.accept(post_of(request, incoming, hold_s=0.0))
+            accepted = await accept_posted(service, request, read_groups, hold_s=0.0)
         except StoreFull as error:
             return await _full(service, error)
         return of_json(

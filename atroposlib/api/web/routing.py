@@ -22,12 +22,12 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atroposlib.api.codec.formats import MalformedBody
 from atroposlib.api.common.threads import IsDisconnected
-from atroposlib.api.guards.auth import route_of
-from atroposlib.api.guards.logs import NO_REPLY
+from atroposlib.api.guards.auth import RETRY_AFTER_S, route_of
+from atroposlib.api.guards.logs import Exchange
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.errors import (
     ConfigError,
@@ -60,11 +60,9 @@ STATUS_OF: dict[type[Exception], tuple[int, str]] = {
     StoreFull: (503, "store_full"),
     StoreError: (503, "store_failed"),
 }
-RETRY_AFTER_S = 5
 _MAX_DETAIL_BYTES = 900  # an error response stays below 1 kB
-_GZIP_SIZES = range(
-    1000, 2**20
-)  # below, it costs more than it saves; above, it takes too long
+# Below, it costs more than it saves; above, it takes too long.
+_GZIP_SIZES = range(1000, 2**20)
 GONE_EXTENSION = "atropos.gone"  # set by SlowClientProtocol
 MAX_CONTROL_BYTES = 256 * 1024  # control messages are parsed on the event loop
 
@@ -155,11 +153,11 @@ class RequestTimes:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        seen = _Answer(send)
+        seen = Exchange(receive, send)
         begun = monotonic()
         with self._metrics.requests_in_flight.track_inprogress():
             try:
-                await self.app(scope, receive, seen)
+                await self.app(scope, receive, seen.send)
             finally:
                 self._metrics.observe_request(
                     route_of(scope["method"], scope["path"]) or UNKNOWN,
@@ -167,23 +165,6 @@ class RequestTimes:
                     seen.status,
                     (seen.endless_since or monotonic()) - begun,
                 )
-
-
-class _Answer:
-    """Pass a response on and keep its status."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.status = NO_REPLY
-        self.endless_since: float | None = None  # an event stream begins once, then never ends
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            content_type = dict(message.get("headers", ())).get(b"content-type", b"")
-            if content_type.startswith(b"text/event-stream"):
-                self.endless_since = monotonic()
-        await self._send(message)
 
 
 # --- requests -------------------------------------------------------------------------
@@ -213,9 +194,7 @@ def client_gone(request: Request) -> IsDisconnected:
     told = request.scope.get("extensions", {}).get(GONE_EXTENSION)
 
     async def gone() -> bool:
-        await asyncio.sleep(
-            0
-        )  # let the loop process an end of the connection that has arrived
+        await asyncio.sleep(0)  # the loop processes an end of the connection that has arrived
         return bool(told["now"]()) if told else await request.is_disconnected()
 
     return gone

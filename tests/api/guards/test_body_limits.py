@@ -15,6 +15,7 @@ from atroposlib.api.guards.body_limits import (
     BodyMemoryBudget,
     BudgetExceeded,
     RequestBody,
+    Reservation,
 )
 from atroposlib.utils.http_server import SameSiteGuard
 from atroposlib.wire.binary import ZSTD_MAGIC
@@ -205,7 +206,7 @@ async def test_memory_is_granted_in_arrival_order_also_after_a_cancellation():
     order = []
 
     async def hold(name, size, until):
-        with room.reserve() as claim:
+        with Reservation(room) as claim:
             await claim.grow_to(size)
             order.append(name)
             await until.wait()
@@ -226,7 +227,7 @@ async def test_memory_is_granted_in_arrival_order_also_after_a_cancellation():
     rest.set()
     await asyncio.gather(holder, *waiting, return_exceptions=True)
     assert order == ["a", "c", "d"]
-    with room.reserve() as claim:
+    with Reservation(room) as claim:
         await claim.grow_to(10)
         with pytest.raises(BudgetExceeded):
             await BodyMemoryBudget(0, wait_s=0.01).take(1)

@@ -7,8 +7,8 @@ PostgresReaders   read-only connections, one snapshot each
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -61,20 +61,14 @@ class PostgresReaders:
         Raises:
             StoreError: the server is unreachable for too long, or failed.
         """
-
-        def attempt() -> T:
-            with self.one() as connection:
-                return work(connection)
-
         try:
-            return self._server.retry_while_away(attempt)
+            return self._server.retry_while_away(lambda: self._attempt(work))
         except FAULTS as cause:
             raise fault(cause) from cause
         except ConfigError as cause:  # after a failover; at the start it is a ConfigError
             raise StoreError(str(cause)) from cause
 
-    @contextmanager
-    def one(self) -> Iterator[PostgresConnection]:
+    def _attempt(self, work: Callable[[PostgresConnection], T]) -> T:
         if not self._open:
             raise StoreError("the store is closed")
         try:
@@ -87,7 +81,7 @@ class PostgresReaders:
             reader = _Reader(raw)
             reader.begin()
             try:
-                yield reader
+                return work(reader)
             finally:
                 with suppress(psycopg.Error):
                     reader.end()
@@ -114,6 +108,7 @@ class PostgresDatabase:
 
     faults: tuple[type[Exception], ...] = (*FAULTS, StoreError)
     commit_is_certain = False
+    fault = staticmethod(fault)
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -189,9 +184,6 @@ class PostgresDatabase:
                 raw.execute("ROLLBACK")
         if raw.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
             self._hang_up()
-
-    def fault(self, cause: Exception) -> StoreError:
-        return fault(cause)
 
     def close(self) -> None:
         self._hang_up()

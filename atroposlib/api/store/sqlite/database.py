@@ -44,6 +44,8 @@ class SqliteConnection:
 
 
 def fault(cause: Exception) -> StoreError:
+    if isinstance(cause, StoreError):
+        return cause
     kind = StoreFull if isinstance(cause, apsw.FullError) else StoreError
     error = kind(f"SQLite: {cause}")
     error.__cause__ = cause
@@ -107,9 +109,8 @@ class SqliteReaders:
         self._open = True
         self._closing = threading.Lock()
 
-    @contextmanager
-    def one(self) -> Iterator[SqliteConnection]:
-        """A connection in a read transaction, which reads one snapshot.
+    def run(self, work: Work[T]) -> T:
+        """Run ``work`` in a read transaction, which reads one snapshot.
 
         Raises:
             StoreError: no connection is free for ``BUSY_MS``, the store is closed, or SQLite failed.
@@ -119,7 +120,7 @@ class SqliteReaders:
             if connection is None:
                 connection = self._open_one()
             connection.execute("BEGIN")
-            yield SqliteConnection(connection)
+            return work(SqliteConnection(connection))
         except FAULTS as cause:
             raise fault(cause) from cause
         finally:
@@ -127,11 +128,6 @@ class SqliteReaders:
                 with suppress(apsw.Error):  # after a damaged row the rollback reports it again
                     connection.execute("ROLLBACK")
             self._idle.put(connection)
-
-    def run(self, work: Work[T]) -> T:
-        """Run an operation on one connection; see :meth:`one`."""
-        with self.one() as connection:
-            return work(connection)
 
     def _take(self) -> apsw.Connection | None:
         if not self._open:
@@ -172,6 +168,7 @@ class SqliteDatabase(SqliteConnection):
 
     faults: tuple[type[Exception], ...] = (*FAULTS, DamagedRow)
     commit_is_certain = True
+    fault = staticmethod(fault)
 
     def __init__(self, raw: apsw.Connection, readers: SqliteReaders) -> None:
         super().__init__(raw)
@@ -203,9 +200,6 @@ class SqliteDatabase(SqliteConnection):
         if self.raw.in_transaction:
             with suppress(apsw.Error):
                 self.raw.execute("ROLLBACK")
-
-    def fault(self, cause: Exception) -> StoreError:
-        return cause if isinstance(cause, StoreError) else fault(cause)
 
     def free_page_bytes(self) -> int:
         """Bytes of free pages inside the file, left by deleted payloads."""
