@@ -20,7 +20,7 @@ import random
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,7 +51,7 @@ from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
 from example_trainer.weights import make_publisher, verify
 from example_trainer.weights.engines import InferenceServer
-from example_trainer.weights.fleet import Announce, Publisher
+from example_trainer.weights.fleet import Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
 
@@ -80,21 +80,6 @@ class Connections:
     servers: Sequence[InferenceServer]
     waits: WaitReporter
     log: MetricsLog | None
-
-    @property
-    def announce(self) -> Announce | None:
-        """Send the published version to the rollout API."""
-        return None if self.client is None else self.client.announce_version
-
-    def prefetcher(
-        self, state: TrainerState, *, batches: int, ahead: bool, lease_s: float
-    ) -> AbstractContextManager[BatchPrefetcher | None]:
-        """The source of batches on rank 0; None on the others."""
-        if self.client is None:
-            return nullcontext()
-        return BatchPrefetcher(
-            self.client, state, batches=batches, ahead=ahead, lease_s=lease_s
-        )
 
 
 def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
@@ -208,7 +193,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     phase("loading the model")
     models = _load(cfg, world)
     policy, optimizer, critic = models.policy, models.optimizer, models.critic
-    publisher = make_publisher(cfg, peers.servers, peers.announce)
+    announce = None if client is None else client.announce_version
+    publisher = make_publisher(cfg, peers.servers, announce)
     stack.enter_context(closing(publisher))
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
@@ -226,9 +212,12 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     if log is not None:
         log.begin(state.run_id, state.step)
     left = cfg.training_steps - state.step
-    prefetcher = stack.enter_context(
-        peers.prefetcher(state, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
-    )
+    prefetcher = None
+    if client is not None:
+        claims = BatchPrefetcher(
+            client, state, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s
+        )
+        prefetcher = stack.enter_context(claims)
     evaluation = evaluator.at_start(state, cfg.servers)
 
     while state.step < cfg.training_steps:

@@ -62,15 +62,13 @@ class HeartbeatThread:
         self.phase(self._beat.phase, what)
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        stopped = False
+        while not stopped:
             self._wake.clear()
-            with self._lock:
-                beat = self._beat
-            self._send(beat)
-            self._wake.wait(INTERVAL_S)
-        with self._lock:
-            beat = self._beat
-        self._send(beat)  # so that the last phase, such as "done", is sent
+            stopped = self._stop.is_set()  # before the beat: the last phase is sent
+            self._send(self._beat)
+            if not stopped:
+                self._wake.wait(INTERVAL_S)
 
 
 SERVER_START_TIMEOUT_S = 600.0
@@ -104,21 +102,18 @@ def connect_servers(
         ConfigError: one cannot take new weights.
     """
     waits.phase("waiting for inference servers")
-    return [
-        stack.enter_context(
-            closing(
-                connect(
-                    url,
-                    settings.inference_engine,
-                    timeout_s=settings.publish_timeout_s,
-                    wait_s=SERVER_START_TIMEOUT_S,
-                    on_wait=waits,
-                    token=settings.server_token,
-                )
-            )
+    servers = []
+    for url in settings.servers:
+        server = connect(
+            url,
+            settings.inference_engine,
+            timeout_s=settings.publish_timeout_s,
+            wait_s=SERVER_START_TIMEOUT_S,
+            on_wait=waits,
+            token=settings.server_token,
         )
-        for url in settings.servers
-    ]
+        servers.append(stack.enter_context(closing(server)))
+    return servers
 
 
 def label_servers(

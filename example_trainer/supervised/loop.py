@@ -53,13 +53,9 @@ class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
         Raises:
             ConfigError: settings contradict each other.
         """
-        given = {
-            name: value
-            for name in type(self).model_fields
-            # An omitted setting has the default of atropos-grpo, such as loss.
-            if name in TrainingConfig.model_fields
-            and (value := getattr(self, name)) is not None
-        }
+        # An omitted setting has the default of atropos-grpo, such as loss.
+        known = set(TrainingConfig.model_fields)
+        given = self.model_dump(include=known, exclude_none=True)
         device = {"device": resolve_device(self.device)}
         return TrainingConfig(**{**given, "training_steps": steps, **device, **more})
 
