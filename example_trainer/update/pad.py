@@ -16,7 +16,7 @@ from example_trainer.data.rows import Row, at_trained
 from example_trainer.distributed.collectives import gather_objects
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.policy import Scores
-from example_trainer.weights.verify import Mismatch
+from example_trainer.weights.mismatch import Mismatch
 
 
 def pad_to_tensor(

@@ -48,7 +48,7 @@ from example_trainer.update.step_metrics import (
     with_deviations,
 )
 from example_trainer.weights import verify
-from example_trainer.weights.verify import Mismatch
+from example_trainer.weights.mismatch import Mismatch
 
 Optimizer = torch.optim.Optimizer
 

@@ -1,4 +1,4 @@
-"""Diagnosis of a logprob mismatch between a server and the trainer.
+"""Logprob mismatch between a server and the trainer, and its diagnosis.
 
 The model is scored without its adapter; the version and precision that the server
 reports are compared. For other causes the message lists the likely ones.
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from example_trainer.model import adapter
 from example_trainer.model.model_dir import is_tied
 from example_trainer.model.policy import Policy
 
+# A rare token may differ by more than the tolerance where low precision rounds badly, or
+# where a router of experts flips; wrong weights move nearly all tokens.
+MAX_SHARE_BEYOND = 0.01
 # Below this mean it may be precision; other weights, even one step apart, moved by more
 # than a bfloat16 rounds, or the check would not have found them.
 ROUNDING_NATS = 0.1
@@ -27,6 +32,51 @@ LIKELY = (
 )
 
 
+@dataclass(frozen=True)
+class Mismatch:
+    """Differences in nats between two sets of logprobs of the same tokens."""
+
+    tokens: int = 0
+    total: float = 0.0
+    max: float = 0.0
+    beyond: int = 0  # tokens farther apart than the tolerance
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.tokens if self.tokens else 0.0
+
+    @property
+    def is_rounding(self) -> bool:
+        return self.beyond <= MAX_SHARE_BEYOND * self.tokens
+
+    def __add__(self, other: Mismatch) -> Mismatch:
+        return Mismatch(
+            self.tokens + other.tokens,
+            self.total + other.total,
+            max(self.max, other.max),
+            self.beyond + other.beyond,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.beyond} of {self.tokens} tokens beyond tolerance,"
+            f" mean {self.mean:.3g}, max {self.max:.3g} nats"
+        )
+
+
+def compare(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> Mismatch:
+    """Compare two rows token by token. A NaN or a missing token exceeds any tolerance."""
+    distances = [abs(a - b) for a, b in zip(ours, theirs)]
+    distances = [d if d == d else float("inf") for d in distances]
+    distances += [float("inf")] * abs(len(ours) - len(theirs))
+    return Mismatch(
+        tokens=len(distances),
+        total=sum(distances),
+        max=max(distances, default=0.0),
+        beyond=sum(d > tolerance for d in distances),
+    )
+
+
 def explain_mismatch(
     policy: Policy,
     sequences: Sequence[list[int]],
@@ -37,14 +87,15 @@ def explain_mismatch(
 
     Args:
         server: what it answered: ``theirs`` (logprobs of the sequences), ``found`` (the
-            mismatch), ``version``, ``dtype``, ``stale_head`` (keeps a tied head), ``name``.
+            mismatch), ``version``, ``dtype``, ``stale_head`` (keeps a tied head), ``tolerance``.
         version: that the trainer holds; None for initial weights.
     """
     causes = []
     if adapter.adapted_layers(policy.model):
         with without_adapter(policy):
             plain = policy.logprobs_of(sequences)
-        if _agree(plain, server["theirs"], server["tolerance"]):
+        apart = map(compare, plain, server["theirs"], repeat(server["tolerance"]))
+        if not any(row.beyond for row in apart):
             causes.append(
                 "The adapter is missing: it has exactly the logprobs of the model without it."
                 " Requests must name the adapter (--publish-adapter-name), or use a server"
@@ -78,15 +129,6 @@ def _about_precision(policy: Policy, server: dict[str, Any]) -> list[str]:
             f" trainer's, which is {here}."
         ]
     return []
-
-
-def _agree(
-    ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], tolerance: float
-) -> bool:
-    return all(
-        len(a) == len(b) and all(abs(x - y) <= tolerance for x, y in zip(a, b))
-        for a, b in zip(ours, theirs)
-    )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import repeat
 from typing import Any
 
@@ -20,11 +20,8 @@ from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.policy import Policy
 from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.fleet import Publisher
-from example_trainer.weights.mismatch import LIKELY, explain_mismatch
+from example_trainer.weights.mismatch import LIKELY, Mismatch, compare, explain_mismatch
 
-# A rare token may differ by more than the tolerance where low precision rounds badly, or
-# where a router of experts flips; wrong weights move nearly all tokens.
-MAX_SHARE_BEYOND = 0.01
 # Only characters that every tokenizer has, a character-level one included.
 PROBE_TEXT = "what is 12 + 7? the answer is 19. and 3 - 2 = 1, as anyone can see."
 PROBE_TEMPERATURE = 0.5
@@ -33,51 +30,6 @@ UNSCALED = (
     "They are the logprobs before the temperature: start vLLM with --logprobs-mode"
     " processed_logprobs, SGLang without RETURN_ORIGINAL_LOGPROB."
 )
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """Differences in nats between two sets of logprobs of the same tokens."""
-
-    tokens: int = 0
-    total: float = 0.0
-    max: float = 0.0
-    beyond: int = 0  # tokens farther apart than the tolerance
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.tokens if self.tokens else 0.0
-
-    @property
-    def is_rounding(self) -> bool:
-        return self.beyond <= MAX_SHARE_BEYOND * self.tokens
-
-    def __add__(self, other: Mismatch) -> Mismatch:
-        return Mismatch(
-            self.tokens + other.tokens,
-            self.total + other.total,
-            max(self.max, other.max),
-            self.beyond + other.beyond,
-        )
-
-    def __str__(self) -> str:
-        return (
-            f"{self.beyond} of {self.tokens} tokens beyond tolerance,"
-            f" mean {self.mean:.3g}, max {self.max:.3g} nats"
-        )
-
-
-def compare(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> Mismatch:
-    """Compare two rows token by token. A NaN or a missing token exceeds any tolerance."""
-    distances = [abs(a - b) for a, b in zip(ours, theirs)]
-    distances = [d if d == d else float("inf") for d in distances]
-    distances += [float("inf")] * abs(len(ours) - len(theirs))
-    return Mismatch(
-        tokens=len(distances),
-        total=sum(distances),
-        max=max(distances, default=0.0),
-        beyond=sum(d > tolerance for d in distances),
-    )
 
 
 def choose_rows(rows: Sequence[Row], count: int) -> list[list[int]]:
@@ -137,7 +89,6 @@ def _ask_all(
         if not found.is_rounding:
             wrong = {
                 "url": engine.url,
-                "name": engine.name,
                 "version": engine.version(),
                 "dtype": engine.dtype(),
                 "stale_head": engine.wants_untied_head,

@@ -16,7 +16,7 @@ from example_trainer.update.pad import (
     reduce_mismatch,
     sampled_mismatch,
 )
-from example_trainer.weights.verify import Mismatch
+from example_trainer.weights.mismatch import Mismatch
 from tests.trainer.rows import row
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from atroposlib.errors import StaleWeights
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.weights import verify
-from example_trainer.weights.mismatch import without_adapter
+from example_trainer.weights.mismatch import Mismatch, compare, without_adapter
 from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcessEngine, head_of
 
 
@@ -36,3 +36,15 @@ def test_different_precision_and_version_are_diagnosed(policy, server):
         verify.check_servers(policy, [server], SEQUENCES, 4, tolerance=1e-4)
     assert "Found: It computes in bfloat16, the trainer in float32" in str(stopped.value)
     assert "Found: It names version 3, not 4" in str(stopped.value)
+
+
+def test_a_nan_or_a_missing_token_is_beyond_every_tolerance():
+    assert compare([-1.0, -2.0], [-1.0, float("nan")], 1e9).beyond == 1
+    assert compare([-1.0, -2.0], [-1.0], 1e9).beyond == 1
+
+
+def test_single_outliers_pass_and_more_fail_the_check():
+    assert Mismatch(tokens=1000, beyond=10).is_rounding
+    assert not Mismatch(tokens=1000, beyond=11).is_rounding
+    assert not Mismatch(tokens=5, beyond=1).is_rounding
+    assert Mismatch().is_rounding
