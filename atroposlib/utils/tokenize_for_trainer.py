@@ -40,14 +40,14 @@ def tokenize_for_trainer(
         TemplateNotPrefixStable: the template does not render earlier turns as a prefix.
     """
     messages = [dict(message) for message in chat]
-    tokens = _render(tokenizer, messages)
+    tokens = render_chat(tokenizer, messages)
     masks = [MASKED] * len(tokens)
     for i, message in enumerate(messages):
         last = i == len(messages) - 1
         trained = message["role"] in UNMASKED_ROLES if train_on_all_assistant_turns else last
         if not trained:
             continue
-        start = _start_of_turn(tokenizer, messages[:i], tokens)
+        start = start_of_turn(tokenizer, messages[:i], tokens)
         end = (
             len(tokens) if last else _end_of_turn(tokenizer, messages[: i + 1], tokens, start)
         )
@@ -61,9 +61,10 @@ def tokenize_for_trainer(
     return result
 
 
-def _render(
+def render_chat(
     tokenizer: Any, messages: list[dict[str, Any]], add_generation_prompt: bool = False
 ) -> list[int]:
+    """Token ids of a chat."""
     options = {"tokenize": True, "add_generation_prompt": add_generation_prompt}
     try:
         # By default transformers 5 returns a mapping of two entries.
@@ -76,14 +77,18 @@ def _render(
     return [int(token) for token in ids]
 
 
-def _start_of_turn(tokenizer: Any, before: list[dict[str, Any]], tokens: list[int]) -> int:
-    """Number of tokens before the model's turn."""
+def start_of_turn(tokenizer: Any, before: list[dict[str, Any]], tokens: list[int]) -> int:
+    """Number of tokens before the model's turn.
+
+    Raises:
+        TemplateNotPrefixStable: the template rewrites the turns before it.
+    """
     given = _render_prompt(tokenizer, before)
     shared = shared_length(given, tokens)
     if shared == len(given):
         return shared
     # The prompt may end with text that the turn lacks, but earlier turns must be unchanged.
-    earlier = _render(tokenizer, before) if before else []
+    earlier = render_chat(tokenizer, before) if before else []
     if shared_length(earlier, tokens) < len(earlier):
         raise _rewritten(len(before), shared)
     return max(shared, len(earlier))
@@ -91,11 +96,11 @@ def _start_of_turn(tokenizer: Any, before: list[dict[str, Any]], tokens: list[in
 
 def _render_prompt(tokenizer: Any, before: list[dict[str, Any]]) -> list[int]:
     if before:
-        return _render(tokenizer, before, add_generation_prompt=True)
+        return render_chat(tokenizer, before, add_generation_prompt=True)
     from jinja2 import TemplateError
 
     try:
-        return _render(tokenizer, [], add_generation_prompt=True)
+        return render_chat(tokenizer, [], add_generation_prompt=True)
     except (IndexError, ValueError, TemplateError):  # most templates reject an empty chat
         return []
 
@@ -104,7 +109,7 @@ def _end_of_turn(
     tokenizer: Any, messages: list[dict[str, Any]], tokens: list[int], start: int
 ) -> int:
     """End of the last of ``messages`` within ``tokens``, which contain later messages."""
-    alone = _render(tokenizer, messages)
+    alone = render_chat(tokenizer, messages)
     shared = shared_length(alone, tokens)
     if shared == len(alone):
         return shared
@@ -119,7 +124,7 @@ def _end_of_turn(
     raise _rewritten(len(messages), shared)
 
 
-def shared_length(given: Sequence[int], tokens: Sequence[int]) -> int:
+def shared_length(given: Sequence[Any], tokens: Sequence[Any]) -> int:
     """Length of the common prefix."""
     pairs = enumerate(zip(given, tokens))
     return next((i for i, (a, b) in pairs if a != b), min(len(given), len(tokens)))

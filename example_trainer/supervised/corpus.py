@@ -18,11 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.tokenize_for_trainer import (
+    UNMASKED_ROLES,
+    TemplateNotPrefixStable,
+    render_chat,
+    shared_length,
+    start_of_turn,
+)
 from atroposlib.wire import MASKED
 from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.settings.corpus import CorpusSettings
-
-TRAINED_ROLES = ("assistant", "agent")
 
 Example = list[Row]
 
@@ -121,7 +126,7 @@ def pair_rows(tokenizer: Any, line: dict[str, Any], group: str) -> Example:
     if isinstance(line.get("pos"), str):
         return [completion_row(tokenizer, "", _text(line, side)) for side in ("pos", "neg")]
     sides = [_messages(line, side) for side in ("pos", "neg")]
-    shared = _shared(*sides)
+    shared = shared_length(*sides)
     rows = [chat_rows(tokenizer, side, group, trained_from=shared) for side in sides]
     if any(len(row) > 1 for row in rows):
         raise ConfigError(
@@ -147,7 +152,7 @@ def completion_row(tokenizer: Any, prefix: str, completion: str) -> Row:
 
 
 def chat_rows(
-    tokenizer: Any, messages: Sequence[dict[str, Any]], group: str, *, trained_from: int = 0
+    tokenizer: Any, messages: list[dict[str, Any]], group: str, *, trained_from: int = 0
 ) -> Example:
     """Build rows that train the assistant's text in turn ``trained_from`` and later turns.
 
@@ -157,16 +162,34 @@ def chat_rows(
     """
     found: list[tuple[list[int], list[bool]]] = []
     for i, message in enumerate(messages):
-        if message["role"] not in TRAINED_ROLES or i < trained_from:
+        if message["role"] not in UNMASKED_ROLES or i < trained_from:
             continue
-        tokens = _render(tokenizer, messages[: i + 1])
-        start = _start_of_turn(tokenizer, messages[:i], tokens)
+        tokens, start = _turn(tokenizer, messages[:i], message)
         trained = [t >= start for t in range(len(tokens))]
         if found and tokens[: len(found[-1][0])] == found[-1][0]:
             before = found.pop()[1]
             trained[: len(before)] = before
         found.append((tokens, trained))
     return [row_of(tokens, trained, group) for tokens, trained in found]
+
+
+def _turn(
+    tokenizer: Any, before: list[dict[str, Any]], message: dict[str, Any]
+) -> tuple[list[int], int]:
+    """Tokens up to the end of a turn, and how many of them are not the model's."""
+    from jinja2 import TemplateError
+
+    try:
+        tokens = render_chat(tokenizer, [*before, message])
+        return tokens, start_of_turn(tokenizer, before, tokens)
+    except TemplateNotPrefixStable as error:
+        raise ConfigError(
+            "the chat template renders earlier turns differently when one follows"
+        ) from error
+    except (TemplateError, ValueError) as error:  # ValueError: there is no template
+        raise ConfigError(
+            f"the chat template does not take these messages: {error}"
+        ) from error
 
 
 def row_of(tokens: list[int], trained_T: Sequence[bool], group: str) -> Row:
@@ -195,52 +218,6 @@ def _bos(tokenizer: Any, text: str) -> list[int]:
     if bos is None or text.startswith(tokenizer.bos_token):
         return []
     return [bos] if tokenizer(text)["input_ids"][:1] == [bos] else []
-
-
-def _render(
-    tokenizer: Any, messages: Sequence[dict[str, Any]], *, ask: bool = False
-) -> list[int]:
-    from jinja2 import TemplateError
-
-    try:
-        ids = tokenizer.apply_chat_template(
-            list(messages), tokenize=True, add_generation_prompt=ask, return_dict=False
-        )
-    except (TemplateError, ValueError) as error:  # ValueError: there is no template
-        raise ConfigError(
-            f"the chat template does not take these messages: {error}"
-        ) from error
-    return [int(token) for token in ids]
-
-
-def _start_of_turn(
-    tokenizer: Any, before: Sequence[dict[str, Any]], tokens: Sequence[int]
-) -> int:
-    """Count the tokens at the start of a turn that come from the template, not the model."""
-    if not before:  # most templates reject an empty chat: then the role marker is trained too
-        try:
-            given = _render(tokenizer, before, ask=True)
-        except (ConfigError, IndexError):
-            return 0
-        return _shared(given, tokens)
-    given = _render(tokenizer, before, ask=True)
-    shared = _shared(given, tokens)
-    if shared == len(given):
-        return shared
-    # The generation prompt may end in more tokens than the finished turn begins with, such as
-    # an open <think>; the turns before it must match.
-    earlier = _render(tokenizer, before)
-    if _shared(earlier, tokens) < len(earlier):
-        raise ConfigError(
-            "the chat template renders earlier turns differently when one follows"
-        )
-    return max(shared, len(earlier))
-
-
-def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return the length of the common prefix."""
-    pairs = enumerate(zip(first, second))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _text(line: dict[str, Any], key: str) -> str:
