@@ -54,9 +54,8 @@ def serve(options: argparse.Namespace) -> None:
         config = uvicorn.Config(logs.RequestLog(app), **_settings(options))
         server = ApiServer(config, app)
         with server.signals():
-            listener.listen(
-                config.backlog
-            )  # from the next line on a client may call; it waits, unrefused
+            # from the next line on a client may call; it waits, unrefused
+            listener.listen(config.backlog)
             print(_first_line(options, host, port), flush=True)
             if (resumed := app.state.service.resumed()) is not None:
                 print(f"resumed {resumed} (--fresh forgets it)", flush=True)

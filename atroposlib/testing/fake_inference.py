@@ -78,9 +78,8 @@ class FakeInference:
         self.ignores_n = False
         self.healthy = True
         self.fail_next: deque[int] = deque()  # statuses of the next generations
-        self.abort_next: deque[int] = (
-            deque()
-        )  # token counts after which the next generations abort
+        # token counts after which the next generations abort
+        self.abort_next: deque[int] = deque()
         self.health_next: deque[bool] = deque()  # results of the next /health calls
         self.on_request: Callable[[str, Json], None] = lambda path, body: None
         self.hold: threading.Event | None = None  # generations wait until it is set

@@ -20,10 +20,8 @@ logger = logging.getLogger(__name__)
 TOP_LOGPROBS = 20  # default maximum of inference servers
 # The first token is forced; the continuation stays among likely tokens.
 CONTINUATION_TOP_P = 0.3
-CONTINUATION_ONLY_LOCAL = {
-    "min_p": 0.5,
-    "repetition_penalty": 1.05,
-}  # not OpenAI's: extra_body
+# Not OpenAI's: sent as extra_body.
+CONTINUATION_ONLY_LOCAL = {"min_p": 0.5, "repetition_penalty": 1.05}
 
 
 async def generate_with_diverse_first_tokens(

@@ -32,9 +32,8 @@ _INT32_MAX = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 Natural = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 Whole = Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)]
-Label = Annotated[
-    str, Field(max_length=4096)
-]  # bounded, since the API saves them with every change of the run
+# Bounded, since the API saves them with every change of the run.
+Label = Annotated[str, Field(max_length=4096)]
 
 Outcome = Literal[
     "ok", "truncated", "env_error", "judge_error", "infra_error", "timeout", "cancelled"
@@ -157,9 +156,8 @@ class ScoredData(msgspec.Struct, kw_only=True):
     group_id: str | None = None  # prompt identity; normalisation never uses row order
     idempotency_key: str | None = None  # env instance + counter; repeats are absorbed
     metadata: dict[str, Any] | None = None  # item id, env, sampling, timings, metrics
-    marks: list[str] | None = (
-        None  # set by the API: accepted irregularities, "advantages_length"
-    )
+    # set by the API: accepted irregularities, "advantages_length"
+    marks: list[str] | None = None
 
 
 PER_SEQUENCE = ("scores", "messages", "overrides", "finish_reasons", "outcomes")
@@ -191,9 +189,7 @@ class ClaimRequest(BaseModel):
     generation: int
     lease_s: float = Field(600.0, gt=0, le=86_400)
     wait_s: float = Field(0.0, ge=0, le=30)
-    claim_id: str | None = Field(
-        None, min_length=1, max_length=256
-    )  # repeated: the same batch
+    claim_id: str | None = Field(None, min_length=1, max_length=256)  # repeated: same batch
     world_size: int = Field(1, ge=1, le=4096)  # ranks that will ack
     rank: int | None = Field(None, ge=0)  # deliver only this rank's shard; None: all groups
 

@@ -54,8 +54,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = self._zeros(key_states, self.shared.num_rows, self.shared.num_columns)
-        self.values = self._zeros(value_states, self.shared.num_rows, self.shared.num_columns)
+        capacity = (self.shared.num_rows, self.shared.num_columns)
+        self.keys, self.values = (
+            states.new_zeros(*capacity, states.shape[1], states.shape[3])
+            for states in (key_states, value_states)
+        )
         self.is_initialized = True
 
     def update(
@@ -91,10 +94,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     get_max_cache_shape = get_max_length  # its name in earlier transformers 5
 
-    @staticmethod
-    def _zeros(like: Tensor, rows: int, columns: int) -> Tensor:
-        return like.new_zeros(rows, columns, like.shape[1], like.shape[3])
-
 
 class SlotCache(Cache):
     """All layers, and the one write plan that the next forward pass follows."""
@@ -125,10 +124,6 @@ class SlotCache(Cache):
         """Plan one token per row for the next forward, written at its position (B,)."""
         rows = torch.arange(len(positions), device=positions.device)
         self.write = DecodeWrite(rows * self.num_columns + positions, len(positions), width)
-
-    def plan_prefill(self, rows: Tensor, source: Tensor) -> None:
-        """Plan whole prompts for the next forward; row ``rows[i]`` gets prompt ``source[i]``."""
-        self.write = PrefillWrite(rows, source)
 
 
 def plan_capacity(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from atroposlib.inference.engine.kv_cache import SlotCache
+from atroposlib.inference.engine.kv_cache import PrefillWrite, SlotCache
 from atroposlib.inference.engine.sampling import scale
 
 WIDTH_STEP = 16  # decode views grow in steps, which keeps the mask aligned for kernels
@@ -60,7 +60,7 @@ class ServedModel:
         Cache row ``rows[i]`` receives prompt ``source[i]``. Padding is on the right:
         with causal attention no real token ever sees it.
         """
-        cache.plan_prefill(rows, source)
+        cache.write = PrefillWrite(rows, source)
         hidden = self._hidden(ids, None, self._positions(ids.shape[1]), cache)
         return self._logits(hidden[torch.arange(len(ids), device=self.device), lengths - 1])
 

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from atroposlib.inference.engine.request import (
     Output,
     TokenEvent,
 )
-from atroposlib.inference.http.protocol import ChatRequest, CompletionRequest, SamplingFields
+from atroposlib.inference.http.protocol import ChatRequest, CompletionRequest
 from atroposlib.inference.http.service import Detokenizer, InferenceService
 
 Json = dict[str, Any]
@@ -40,10 +41,6 @@ def usage(num_prompt_tokens: int, outputs: list[Output]) -> Json:
         "completion_tokens": completion,
         "total_tokens": num_prompt_tokens + completion,
     }
-
-
-def version_spans(output: Output) -> list[Json]:
-    return [{"version": s.version, "start": s.start, "end": s.end} for s in output.versions]
 
 
 def chat_logprobs(
@@ -74,20 +71,16 @@ def completion_logprobs(
     logprobs: list[float],
     top: list[dict[int, float]],
     detokenizer: Detokenizer,
-    offset: int = 0,
 ) -> Json:
     """The ``logprobs`` of a completion choice: parallel lists."""
     texts = [detokenizer.token(token) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    ends = accumulate(map(len, texts), initial=0)
     alternatives = [{detokenizer.token(t): v for t, v in entry.items()} for entry in top]
     return {
         "tokens": texts,
         "token_logprobs": logprobs,
         "top_logprobs": alternatives or None,
-        "text_offset": offsets,
+        "text_offset": list(ends)[:-1],
     }
 
 
@@ -115,14 +108,6 @@ class ReplyFormat:
     rest: Callable[[str], Json]  # the text that a stream held back
     logprobs: Callable[[list[int], list[float], list[dict[int, float]], Detokenizer], Json]
 
-    def head(self, service: InferenceService, kind: str) -> Json:
-        return {
-            "id": f"{self.prefix}-{uuid.uuid4().hex}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": service.served.name,
-        }
-
 
 def _text(text: str) -> Json:
     return {"text": text}
@@ -142,98 +127,96 @@ COMPLETION = ReplyFormat(
 )
 
 
-def choices(
-    reply: ReplyFormat, service: InferenceService, body: SamplingFields, outputs: list[Output]
-) -> list[Json]:
-    """One whole choice per output."""
-    made: list[Json] = []
-    for index, (text, output) in enumerate(zip(service.detokenizer.texts(outputs), outputs)):
-        choice = {"index": index, **reply.message(text), **_ending(output)}
-        if body.top is not None:
-            choice["logprobs"] = reply.logprobs(
-                output.tokens, output.logprobs, output.top, service.detokenizer
-            )
-        if body.return_token_ids:
-            choice["token_ids"] = output.tokens
-        made.append(choice)
-    return made
+@dataclass(frozen=True)
+class OpenAIReply:
+    """OpenAIReply to one request, whole or streamed."""
+
+    form: ReplyFormat
+    service: InferenceService
+    body: ChatRequest | CompletionRequest
+
+    def head(self, kind: str) -> Json:
+        return {
+            "id": f"{self.form.prefix}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.service.served.name,
+        }
+
+    def choices(self, outputs: list[Output]) -> list[Json]:
+        """One whole choice per output."""
+        texts = self.service.detokenizer.texts(outputs)
+        return [
+            {
+                "index": index,
+                **self.form.message(text),
+                **_ending(output),
+                **self._details(output.tokens, output.logprobs, output.top),
+            }
+            for index, (text, output) in enumerate(zip(texts, outputs))
+        ]
+
+    def stream(self, prompt_ids: list[int]) -> StreamingResponse:
+        """Server-sent events, one chunk per sampled token."""
+        # built before the first byte, so that a refusal is still a 4xx
+        request = self.service.request(prompt_ids, self.body)
+        return StreamingResponse(self._lines(request), media_type="text/event-stream")
+
+    async def _lines(self, request: GenerationRequest) -> AsyncIterator[bytes]:
+        head = self.head(self.form.chunk_kind)
+        with_ids = self.body.return_token_ids
+        prompt: Json = {"prompt_token_ids": request.prompt_ids} if with_ids else {}
+        try:
+            async for chunk in self._chunks(request):
+                yield _event({**head, **prompt, **chunk})
+                prompt = {}  # the first chunk has it, no other
+        except AtroposError as error:
+            # the status line is sent: only the stream can carry the error
+            body = {"message": str(error), "type": "server_error", "code": 500}
+            yield _event({"error": body})
+        yield b"data: [DONE]\n\n"
+
+    async def _chunks(self, request: GenerationRequest) -> AsyncIterator[Json]:
+        sent: Counter[int] = Counter()  # characters already sent, per sequence
+        async for event in self.service.stream(request):
+            if isinstance(event, TokenEvent):
+                sent[event.index] += len(event.text)
+                yield {"choices": [self._token_choice(event)]}
+                continue
+            texts = self.service.detokenizer.texts(event.outputs)
+            for index, (text, output) in enumerate(zip(texts, event.outputs)):
+                rest = self.form.rest(text[sent[index] :])  # held back for a stop string
+                yield {"choices": [{"index": index, **rest, **_ending(output)}]}
+            if self.body.stream_options and self.body.stream_options.include_usage:
+                yield {"choices": [], "usage": usage(len(request.prompt_ids), event.outputs)}
+
+    def _token_choice(self, event: TokenEvent) -> Json:
+        top = [event.top] if event.top else []
+        return {
+            "index": event.index,
+            **self.form.delta(event.text),
+            "logprobs": None,
+            "finish_reason": None,
+            **self._details([event.token], [event.logprob], top),
+        }
+
+    def _details(
+        self, tokens: list[int], logprobs: list[float], top: list[dict[int, float]]
+    ) -> Json:
+        """The fields that the request asks for: logprobs, token ids."""
+        fields: Json = {"token_ids": tokens} if self.body.return_token_ids else {}
+        if self.body.top is not None:
+            detokenizer = self.service.detokenizer
+            fields["logprobs"] = self.form.logprobs(tokens, logprobs, top, detokenizer)
+        return fields
 
 
 def _ending(output: Output) -> Json:
     return {
         "logprobs": None,
         "finish_reason": output.finish_reason.value,
-        "weight_versions": version_spans(output),
+        "weight_versions": output.versions,
     }
-
-
-# --- streams: one chunk per sampled token
-
-
-def stream(
-    reply: ReplyFormat,
-    service: InferenceService,
-    prompt_ids: list[int],
-    body: ChatRequest | CompletionRequest,
-) -> StreamingResponse:
-    """Server-sent events of one prompt."""
-    # built before the first byte, so that a refusal is still a 4xx
-    request = service.request(prompt_ids, body)
-    lines = _lines(reply, service, body, request)
-    return StreamingResponse(lines, media_type="text/event-stream")
-
-
-async def _lines(
-    reply: ReplyFormat,
-    service: InferenceService,
-    body: ChatRequest | CompletionRequest,
-    request: GenerationRequest,
-) -> AsyncIterator[bytes]:
-    head = reply.head(service, reply.chunk_kind)
-    prompt: Json = {"prompt_token_ids": request.prompt_ids} if body.return_token_ids else {}
-    try:
-        async for chunk in _chunks(reply, service, body, request):
-            yield _event({**head, **prompt, **chunk})
-            prompt = {}  # the first chunk has it, no other
-    except AtroposError as error:
-        # the status line is sent: only the stream can carry the error
-        yield _event({"error": {"message": str(error), "type": "server_error", "code": 500}})
-    yield b"data: [DONE]\n\n"
-
-
-async def _chunks(
-    reply: ReplyFormat,
-    service: InferenceService,
-    body: ChatRequest | CompletionRequest,
-    request: GenerationRequest,
-) -> AsyncIterator[Json]:
-    sent: Counter[int] = Counter()  # characters already sent, per sequence
-    async for event in service.stream(request):
-        if isinstance(event, TokenEvent):
-            sent[event.index] += len(event.text)
-            yield {"choices": [_token_choice(reply, service, body, event)]}
-            continue
-        texts = service.detokenizer.texts(event.outputs)
-        for index, (text, output) in enumerate(zip(texts, event.outputs)):
-            rest = reply.rest(text[sent[index] :])  # held back for a stop string
-            yield {"choices": [{"index": index, **rest, **_ending(output)}]}
-        if body.stream_options and body.stream_options.include_usage:
-            yield {"choices": [], "usage": usage(len(request.prompt_ids), event.outputs)}
-
-
-def _token_choice(
-    reply: ReplyFormat, service: InferenceService, body: SamplingFields, event: TokenEvent
-) -> Json:
-    choice = {"index": event.index, **reply.delta(event.text), "finish_reason": None}
-    choice["logprobs"] = None
-    if body.top is not None:
-        top = [event.top] if event.top else []
-        choice["logprobs"] = reply.logprobs(
-            [event.token], [event.logprob], top, service.detokenizer
-        )
-    if body.return_token_ids:
-        choice["token_ids"] = [event.token]
-    return choice
 
 
 def _event(body: Json) -> bytes:

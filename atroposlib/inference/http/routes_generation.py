@@ -19,11 +19,9 @@ from atroposlib.inference.http.responses import (
     COMPLETION,
     Json,
     JsonResponse,
-    choices,
+    OpenAIReply,
     generate_logprobs,
-    stream,
     usage,
-    version_spans,
 )
 from atroposlib.inference.http.service import InferenceService
 
@@ -53,14 +51,15 @@ def openai_router(service: InferenceService) -> APIRouter:
             tools=body.tools,
             **body.chat_template_kwargs,
         )
+        reply = OpenAIReply(CHAT, service, body)
         if body.stream:
-            return stream(CHAT, service, prompt_ids, body)
+            return reply.stream(prompt_ids)
         (result,) = await service.run([service.request(prompt_ids, body)], http)
         extra: Json = {"prompt_token_ids": prompt_ids} if body.return_token_ids else {}
         return JsonResponse(
             {
-                **CHAT.head(service, CHAT.kind),
-                "choices": choices(CHAT, service, body, result.outputs),
+                **reply.head(CHAT.kind),
+                "choices": reply.choices(result.outputs),
                 "usage": usage(len(prompt_ids), result.outputs),
                 **extra,
             }
@@ -69,20 +68,21 @@ def openai_router(service: InferenceService) -> APIRouter:
     @routes.post("/v1/completions", response_class=JsonResponse)
     async def completions(body: CompletionRequest, http: Request) -> Response:
         prompts = _prompts(service, body)
+        reply = OpenAIReply(COMPLETION, service, body)
         if body.stream:
             if len(prompts) > 1:
                 raise InferenceRefused(400, "a stream serves one prompt, not several")
-            return stream(COMPLETION, service, prompts[0], body)
+            return reply.stream(prompts[0])
         results = await service.run([service.request(p, body) for p in prompts], http)
         made: list[Json] = []
         for prompt, result in zip(prompts, results):
             extra: Json = {"prompt_token_ids": prompt} if body.return_token_ids else {}
-            for choice in choices(COMPLETION, service, body, result.outputs):
+            for choice in reply.choices(result.outputs):
                 made.append({**choice, "index": len(made), **extra})
         outputs = [output for result in results for output in result.outputs]
         return JsonResponse(
             {
-                **COMPLETION.head(service, COMPLETION.kind),
+                **reply.head(COMPLETION.kind),
                 "choices": made,
                 "usage": usage(sum(map(len, prompts)), outputs),
             }
@@ -112,7 +112,7 @@ def generate_router(service: InferenceService) -> APIRouter:
             "finish_reasons": [output.finish_reason.value for output in outputs],
             "prompt_token_ids": prompt_ids,
             "token_ids": [output.tokens for output in outputs],
-            "weight_versions": [version_spans(output) for output in outputs],
+            "weight_versions": [output.versions for output in outputs],
         }
         if body.logprobs is not None:
             reply["logprobs"] = [generate_logprobs(o, body.logprobs) for o in outputs]

@@ -56,13 +56,13 @@ class Letters:
 
 def test_logprobs_of_a_completion_are_parallel_lists():
     found = completion_logprobs(
-        [0, 1], [-1.0, -2.0], [{0: -1.0}, {2: -0.5}], Detokenizer(Letters()), offset=3
+        [0, 1], [-1.0, -2.0], [{0: -1.0}, {2: -0.5}], Detokenizer(Letters())
     )
     assert found == {
         "tokens": ["a", "b"],
         "token_logprobs": [-1.0, -2.0],
         "top_logprobs": [{"a": -1.0}, {"c": -0.5}],
-        "text_offset": [3, 4],
+        "text_offset": [0, 1],
     }
 
 
