@@ -246,7 +246,7 @@ class StoreStats:
         """Sequences held, by state."""
         held: Counter[GroupState] = Counter()
         for group_count in self.group_counts:
-            held[group_count.state] += group_count.n_seq * group_count.groups
+            held[group_count.state] += group_count.sequences
         return held
 
     def ended(self, state: GroupState) -> StateTotals:

@@ -6,8 +6,10 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # Whether the client of a request has disconnected.
@@ -37,9 +39,10 @@ class Pool:
     def __init__(self, max_calls: int) -> None:
         self._threads = ThreadPoolExecutor(max_calls, thread_name_prefix="api")
 
-    async def run(self, call: Callable[[], T]) -> T:
+    async def run(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         """The result of ``call``. A cancelled caller waits until ``call`` has ended."""
-        future = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        task = partial(call, *args, **more)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, task)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:

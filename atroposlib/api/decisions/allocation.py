@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
@@ -37,10 +38,10 @@ def supply_of(live: Sequence[EnvEntry], held: Sequence[GroupCount], batch_size: 
     """
     minima = minima_of(live)
     largest = max((group_count.n_seq for group_count in held), default=1)
-    own: dict[int | None, int] = {}
+    own: Counter[int | None] = Counter()
     own_largest: dict[int | None, int] = {}
     for group_count in held:
-        own[group_count.env] = own.get(group_count.env, 0) + group_count.sequences
+        own[group_count.env] += group_count.sequences
         own_largest[group_count.env] = max(
             own_largest.get(group_count.env, 1), group_count.n_seq
         )

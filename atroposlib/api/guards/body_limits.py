@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from functools import partial
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
@@ -180,7 +179,7 @@ class RequestBody:
             return body
         if size > SMALL_BYTES:  # before it is inflated, not after
             await reservation.grow_to(min(size, self.max_bytes))
-        return await self._inflating.run(partial(inflate, body, self.max_bytes))
+        return await self._inflating.run(inflate, body, self.max_bytes)
 
     async def _pieces(self, receive: Receive, reservation: Reservation) -> list[bytes]:
         pieces: list[bytes] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from functools import partial
 
 from atroposlib.api.common.records import AdmissionGrant, EnvEntry
 from atroposlib.api.decisions.allocation import budget
@@ -50,8 +49,8 @@ class AdmissionControl:
         )
 
     async def _admit(self, wanted: AdmissionGrant, allowed: int, now: float) -> int:
-        admit = partial(self._context.store.admit, wanted, allowed, now)
-        return await self._context.threads.reads.run(admit)
+        context = self._context
+        return await context.threads.reads.run(context.store.admit, wanted, allowed, now)
 
     async def _relief(self) -> int | None:
         """Extra budget of one batch that breaks a deadlock, or None if there is no deadlock.
@@ -67,16 +66,15 @@ class AdmissionControl:
             or await context.queue_stats.blocked_reason(size, context.live()) is None
         ):
             return None
-        if await context.threads.reads.run(lambda: context.store.admitted(context.clock())):
+        if await context.threads.reads.run(context.store.admitted, context.clock()):
             return None
         return stats.sequences_accepted + size
 
     async def release(self, admission_id: str) -> bool:
         """End an admission. False if it is unknown or has expired."""
         _require_id(admission_id)
-        return await self._context.threads.reads.run(
-            lambda: self._context.store.release(admission_id)
-        )
+        context = self._context
+        return await context.threads.reads.run(context.store.release, admission_id)
 
 
 def _refusal(max_staleness: int | None) -> str:

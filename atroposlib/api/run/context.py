@@ -75,7 +75,7 @@ class QueueStats:
             if (stats := self._known(wanted)) is not None:
                 return stats
             seen, looked_at, added = self._changes, monotonic(), self._bytes_since
-            stats = await self._pool.run(lambda: self._metrics.timed(self._store.stats))
+            stats = await self._pool.run(self._metrics.timed, self._store.stats)
             self._stats, self._seen_changes, self._read_at = stats, seen, looked_at
             self._bytes_since -= added
             return stats
@@ -122,7 +122,7 @@ class QueueStats:
         needs = minimum_sequences(minima_of(live), batch_size)
         names = {env.env_id: env.wandb_name for env in live}
         reason = await self._pool.run(
-            lambda: blocked_reason(stats.group_counts, batch_size, needs, names)
+            blocked_reason, stats.group_counts, batch_size, needs, names
         )
         self._reason = (stats, about, reason)
         return reason

@@ -98,7 +98,7 @@ class Events:
         return self._next_no - len(self._ring)
 
 
-class Subscription(AsyncIterator[Event]):
+class Subscription:
     """One subscriber. It counts against the maximum until it is closed."""
 
     def __init__(self, events: Events, position: int) -> None:
@@ -118,13 +118,6 @@ class Subscription(AsyncIterator[Event]):
         if (event := self._take()) is not None or self.ended:
             return event
         return self._take() if await wait_at_most(news, timeout_s) else None
-
-    async def __anext__(self) -> Event:
-        while not self.ended:
-            event = await self.next_within(3600.0)
-            if event is not None:
-                return event
-        raise StopAsyncIteration
 
     def close(self) -> None:
         """Stop counting against the maximum. Idempotent."""

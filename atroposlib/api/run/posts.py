@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 
 from atroposlib.api.codec.formats import ParsedGroup
@@ -125,13 +124,11 @@ class Posts:
             await self._require_room(new)
             try:
                 stored = await context.threads.puts.run(
-                    partial(
-                        context.metrics.timed,
-                        context.store.put,
-                        new,
-                        view.revision,
-                        complete_buffer,
-                    )
+                    context.metrics.timed,
+                    context.store.put,
+                    new,
+                    view.revision,
+                    complete_buffer,
                 )
             except RunChanged:
                 await context.run_cache.refresh()
@@ -191,9 +188,7 @@ class Posts:
         if payload is not None:
             return payload
         try:
-            [stored] = await self._context.threads.reads.run(
-                lambda: self._context.store.read([gid])
-            )
+            [stored] = await self._context.threads.reads.run(self._context.store.read, [gid])
         except CorruptPayload:  # trained on and freed since
             return None
         return stored

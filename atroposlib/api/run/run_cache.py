@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from time import monotonic
 
@@ -86,7 +85,9 @@ class RunCache:
     async def _settle(self) -> None:
         """Save the changes at the head of the line, even if this call is cancelled."""
         alone = self._waiting[0].fence
-        group = [self._waiting[0]] if alone else _without_fence(self._waiting)
+        group = [self._waiting[0]]
+        if not alone:
+            group = list(takewhile(lambda change: not change.fence, self._waiting))
         del self._waiting[: len(group)]
         saving = asyncio.ensure_future(self._save(group, fence=alone))
         try:
@@ -105,9 +106,10 @@ class RunCache:
             agreed = [change for change in group if change.error is None]
             if agreed and (run != view.run or fence):
                 body = msgspec.json.encode(run)
-                save = partial(self._store.save, body, view.revision, fence=fence)
                 try:
-                    document = await self._pool.run(save)
+                    document = await self._pool.run(
+                        self._store.save, body, view.revision, fence=fence
+                    )
                 except RunChanged:
                     await self.refresh()
                     continue
@@ -144,10 +146,6 @@ class RunCache:
             old, self.view = self.view, view
             self._on_change(old, view)
         return view
-
-
-def _without_fence(waiting: Sequence[_Change]) -> list[_Change]:
-    return list(takewhile(lambda change: not change.fence, waiting))
 
 
 def _after(run: RunRecord, group: Sequence[_Change]) -> RunRecord:

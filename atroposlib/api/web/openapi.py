@@ -39,8 +39,8 @@ def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": Problem} for code in sorted({*usual, *codes} - {500})}
 
 
-def _raw(content: dict[str, Any], description: str) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "description": description, "content": content}}
+def _raw(content: dict[str, Any], text: str, required: bool = True) -> dict[str, Any]:
+    return {"requestBody": {"required": required, "description": text, "content": content}}
 
 
 ONE_GROUP = _raw(
@@ -54,15 +54,11 @@ MANY_GROUPS = _raw(
     },
     "Scored groups, as a JSON list or as frames: u64 little-endian length, then a group.",
 )
-ENV_IDENTIFIER_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": False,
-        "description": "The calling environment; alternatively in the query.",
-        "content": {
-            "application/json": {"schema": {"$ref": _REF.format(name="EnvIdentifier")}}
-        },
-    },
-}
+ENV_IDENTIFIER_BODY = _raw(
+    {"application/json": {"schema": {"$ref": _REF.format(name="EnvIdentifier")}}},
+    "The calling environment; alternatively in the query.",
+    required=False,
+)
 
 
 def delivered(name: str | None = None) -> dict[int | str, dict[str, Any]]:

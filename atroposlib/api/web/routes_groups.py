@@ -75,7 +75,7 @@ async def accept_posted(
     """
     body, kind = await body_of(request), request.headers.get("content-type", "")
     if len(body) > QUICK_BYTES or media_type(kind) in (GROUP_MEDIA, GROUPS_MEDIA):
-        groups = await service.context.threads.parsing.run(lambda: read(body, kind))
+        groups = await service.context.threads.parsing.run(read, body, kind)
     else:
         groups = read(body, kind)
     return await service.posts.accept(

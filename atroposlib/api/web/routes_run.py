@@ -54,7 +54,6 @@ def run_routes(service: RolloutService) -> APIRouter:
     _trainer_routes(router, service)
     _env_routes(router, service)
     _info_routes(router, service)
-    _status_routes(router, service)
     return router
 
 
@@ -167,8 +166,6 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
             )
         )
 
-
-def _status_routes(router: APIRouter, service: RolloutService) -> None:
     @router.get("/status", response_model=RunStatus, responses=refusals())
     async def status() -> Response:
         return of_json(await service.status())

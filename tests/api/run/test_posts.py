@@ -154,9 +154,9 @@ async def test_a_retry_waits_for_the_post_of_the_disconnected_client(tmp_path):
     release = asyncio.Event()
     put = api.service.context.threads.puts.run
 
-    async def slow(call):
+    async def slow(call, *args):
         await release.wait()
-        return await put(call)
+        return await put(call, *args)
 
     api.service.context.threads.puts.run = slow
     first = asyncio.create_task(api.hang_up_after("POST", "/scored_data", group()))
