@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= quickstart,dev
 
-# Processes that share the fast tests; the slow ones want the machine to themselves.
+# Processes that share all tests but those marked `alone`.
 WORKERS ?= 2
 
 # The quickstart's knobs: MODEL=smollm2|tiny, ENGINE=local|vllm.
@@ -18,7 +18,8 @@ LINTED := atroposlib environments example_trainer helpers scripts tests benchmar
 # Prints how long a part took the last time before it runs it.
 TIMED = $(PY) scripts/timed.py $(VENV)/.times.json
 FAST := "fast tests" "about 4 min on 2 cores"
-SLOW := "slow tests" "about 15 min on 2 cores"
+SHARED := "tests in $(WORKERS) processes" "about 9 min on 2 cores"
+ALONE := "tests that run alone" "about 7 min on 2 cores"
 
 # Compiled modules are kept even where the shell forbids it: 2 x 7 s less for the tests to be
 # collected, and a faster start of every process that they make.
@@ -52,11 +53,11 @@ check: $(STAMP)  ## lint and the fast tests: before every commit
 	$(TIMED) $(FAST) $(PY) -m pytest -q -n $(WORKERS) -m "not slow"
 
 test: $(STAMP)  ## lint and every test that runs on CPU, real processes included
-	@$(TIMED) $(FAST)
-	@$(TIMED) $(SLOW)
+	@$(TIMED) $(SHARED)
+	@$(TIMED) $(ALONE)
 	@$(MAKE) --no-print-directory lint
-	$(TIMED) $(FAST) $(PY) -m pytest -n $(WORKERS) -m "not slow"
-	$(TIMED) $(SLOW) $(PY) -m pytest -m slow
+	$(TIMED) $(SHARED) $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not alone"
+	$(TIMED) $(ALONE) $(PY) -m pytest -m alone
 
 format: $(STAMP)  ## Let black and isort rewrite the sources
 	$(PY) -m isort --quiet $(LINTED)

@@ -1,6 +1,7 @@
 """Options and markers for the whole suite.
 
 slow       starts real processes or takes many seconds; `make check` leaves it out
+alone      slow, and wants every core: several ranks, kills, outages, timeouts of slow clients
 gpu        needs a CUDA device; skipped without --run-gpu
 providers  calls a real inference provider; skipped without --runproviders
 """
@@ -24,6 +25,7 @@ for _name in ("NO_PROXY", "no_proxy"):
 
 MARKERS = {
     "slow": "starts real processes or takes many seconds",
+    "alone": "slow, and runs while no other test does",
     "gpu": "needs a CUDA device; skipped without --run-gpu",
     "providers": "calls a real inference provider; skipped without --runproviders",
 }
@@ -54,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if "alone" in item.keywords:
+            item.add_marker(pytest.mark.slow)
         for marker, option in NEEDED_OPTION.items():
             if marker in item.keywords and not config.getoption(option):
                 item.add_marker(pytest.mark.skip(reason=f"needs {option}"))

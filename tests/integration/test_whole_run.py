@@ -26,7 +26,7 @@ LAST_LINE = re.compile(
 WITHIN_S = 300.0
 SENDS_AT_ONCE = 32  # rollouts at once of the tiny recipe, and so sends at most
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 
 class Quickstart:

@@ -103,7 +103,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 LAST = b"connection: close\r\n\r\n"
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "start, drop",
     [
@@ -129,7 +129,7 @@ async def test_forty_slow_connections_are_all_closed(start, drop):
     assert drop or len(told) == 40
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_slow_connections_are_closed_under_the_other_event_loop():
     loop = pytest.importorskip("uvloop").new_event_loop()
     try:
@@ -138,14 +138,14 @@ def test_slow_connections_are_closed_under_the_other_event_loop():
         loop.close()
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_an_idle_connection_is_closed_also_while_newlines_arrive():
     async with serving(App(), SHORT) as (_, port):
         reply = await trickle(port, GET + b"\r\n", b"\r\n")
         assert reply.endswith(b"0 bytes") and reply.count(b"HTTP/1.1") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_a_rejected_upload_is_answered_and_its_rest_is_read_within_a_time_limit():
     app = App()
     app.reads = False
@@ -168,7 +168,7 @@ async def test_the_connection_stays_open_after_a_rejected_upload_that_ends_soon(
         writer.close()
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_a_slow_application_is_not_counted_as_a_slow_client():
     app = App()
     app.answer_at.clear()
@@ -181,7 +181,7 @@ async def test_a_slow_application_is_not_counted_as_a_slow_client():
         assert (await asked).endswith(b"0 bytes")
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_time_in_which_the_application_does_not_read_is_not_charged_to_the_client():
     app = App()
     app.reads = False

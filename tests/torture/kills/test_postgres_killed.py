@@ -103,7 +103,7 @@ def wait_for_progress(load: Load, groups: int) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_killed_server_loses_no_acknowledged_group_and_none_is_trained_twice():
     with running_server() as server:
         stores = [PostgresStore(server.url()) for _ in range(2)]

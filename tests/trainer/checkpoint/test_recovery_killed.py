@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.checkpoint import killed_trainer as killed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 STEPS = 6
 
 

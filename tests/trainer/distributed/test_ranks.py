@@ -9,7 +9,7 @@ from atroposlib.errors import ConfigError
 from example_trainer.distributed.ranks import RankLost, Ranks, start
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_rank_that_fails_ends_the_wait_of_the_others(ranks):
     assert ranks[1]["end"] == "ValueError: rank 1 gives up"
     told = ranks[0]["end"]

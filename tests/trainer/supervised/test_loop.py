@@ -134,7 +134,7 @@ def test_flags_take_precedence_over_files(tmp_path, capsys):
     assert "cannot be loaded" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("command", ["sft", "reward_model"])  # dpo shares its sums
 def test_two_ranks_train_as_one(collected, settings, tmp_path, command):
     module = {"sft": sft, "reward_model": reward_model}[command]

@@ -7,7 +7,7 @@ import pytest
 from tests.trainer import two_ranks
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("optimizer", two_ranks.OPTIMIZERS)
 def test_optimizer_state_goes_from_two_ranks_to_one_and_back(ranks, optimizer):
     found = ranks[0]["optimizers"][optimizer]
@@ -23,13 +23,13 @@ def test_optimizer_state_goes_from_two_ranks_to_one_and_back(ranks, optimizer):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_state_of_another_optimizer_is_refused_on_every_rank(ranks):
     for found in ranks:
         assert "the saved state is of SGD" in found["optimizers"]["refused"]
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_nonfinite_gradient_on_one_rank_is_skipped_on_all(ranks):
     for found in ranks:
         assert found["not_finite"] == {"stepped": False, "nan": True, "unchanged": True}

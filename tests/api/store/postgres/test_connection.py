@@ -37,7 +37,7 @@ def test_a_read_only_role_is_rejected(postgres, url, replicas):
         PostgresStore(url.replace("atropos@", "reader@"))
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_standby_and_a_server_without_fsync_are_refused():
     with running_server() as server:
         server.stop()
@@ -78,7 +78,7 @@ def test_keys_may_contain_characters_that_text_columns_reject(replicas):
     assert [(one.gid, one.duplicate) for one in again] == [(one.gid, True) for one in stored]
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_calls_fail_while_the_server_is_down_and_succeed_after_its_return():
     with running_server() as server:
         store = PostgresStore(server.url(), reconnect_timeout_s=0.5)
