@@ -49,7 +49,7 @@ class ModelExporter:
         """Save after this step if it is due; call once per step.
 
         Raises:
-            CheckpointError: the disk did not take it; earlier ones are whole.
+            CheckpointError: the disk refused the write; earlier ones are unchanged.
         """
         if not run_on_rank0(self._world, lambda: self.frequency.due(epoch_ended, time.time())):
             return None
@@ -63,7 +63,7 @@ class ModelExporter:
         """Save the final model.
 
         Raises:
-            CheckpointError: the disk did not take it; earlier ones are whole.
+            CheckpointError: the disk refused the write; earlier ones are unchanged.
         """
         directory = self._directory / ("final_adapter" if self._adapter else "final_model")
         self._save(model, directory, state)

@@ -121,7 +121,7 @@ class Recovery:
         """Write a checkpoint, then let the API free the batches of the oldest one kept.
 
         Raises:
-            CheckpointError: the disk did not take it; the earlier ones are whole.
+            CheckpointError: the disk refused the write; earlier ones are unchanged.
             errors.StaleGeneration: another trainer took the run over.
         """
         tensors: dict[str, dict[str, torch.Tensor]] = {}

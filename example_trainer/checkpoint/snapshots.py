@@ -96,7 +96,7 @@ class Snapshots:
         """Write a checkpoint, make it the latest, and delete the oldest.
 
         Raises:
-            CheckpointError: the disk did not take it; the others are as they were.
+            CheckpointError: the disk refused the write; the others are unchanged.
         """
         final = self.directory / f"step_{step}"
         with whole_directory(final, durable=True) as draft:

@@ -118,7 +118,4 @@ def test_invalid_adapters_and_unloaded_adapters_are_named(engine, tmp_path):
         engine.unload_adapter("b", 1)
 
 
-# --- pauses with a bound -------------------------------------------------------------
-
-
 # --- broadcast -----------------------------------------------------------------------

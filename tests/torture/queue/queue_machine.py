@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -248,12 +248,14 @@ def run_machine(
 ) -> Counter[str]:
     """Run so many examples; the counts of what they came to.
 
-    ``repeatable``: the same examples every time, and no search for a smaller one.
+    ``repeatable``: the same examples every time, and no search for a smaller one. They come
+    from a fixed seed: Hypothesis's own depends on the source of the class, comments included.
     """
     machine.counted = Counter()
     chosen: dict[str, Any] = {"max_examples": examples, "stateful_step_count": steps}
     if repeatable:
-        chosen |= {"derandomize": True, "phases": [Phase.generate]}
+        chosen |= {"phases": [Phase.generate]}
+        seed(3)(machine)
     run_state_machine_as_test(
         machine,
         settings=settings(
