@@ -85,7 +85,7 @@ class HealthMonitor:
         while True:
             if await self._probe_once():
                 return
-            if current_call().others_available():
+            if current_call.get().others_available():
                 raise FailoverRequired(
                     f"inference server {self.name} is down and another one is available"
                 )

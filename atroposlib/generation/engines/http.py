@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
@@ -50,25 +51,22 @@ class HttpClient:
         self.timeout_s = timeout_s
         self.max_connections = max_connections
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client: httpx.AsyncClient | None = None
 
-    @property
+    @cached_property
     def client(self) -> httpx.AsyncClient:
-        if self._client is None:
-            import httpx  # local: its import takes as long as all other imports of an environment
+        import httpx  # local: its import takes as long as all other imports of an environment
 
-            self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S),
-                limits=httpx.Limits(
-                    max_connections=self.max_connections,
-                    max_keepalive_connections=self.max_connections,
-                ),
-                headers=self.headers,
-            )
-        return self._client
+        return httpx.AsyncClient(
+            timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(
+                max_connections=self.max_connections,
+                max_keepalive_connections=self.max_connections,
+            ),
+            headers=self.headers,
+        )
 
     async def aclose(self) -> None:
-        client, self._client = self._client, None
+        client = vars(self).pop("client", None)
         if client is not None:
             await client.aclose()
 
@@ -121,7 +119,7 @@ class HttpClient:
 
 
 def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:
-    key = current_call().routing_key
+    key = current_call.get().routing_key
     return {**({ROUTING_HEADER: key} if key else {}), **(headers or {})}
 
 
@@ -157,18 +155,14 @@ class CallContext:
     routing_key: str | None = None  # gateways send equal keys to the same engine
 
 
-_current: ContextVar[CallContext] = ContextVar("call_context", default=CallContext())
-
-
-def current_call() -> CallContext:
-    return _current.get()
+current_call: ContextVar[CallContext] = ContextVar("current_call", default=CallContext())
 
 
 @contextmanager
 def call_context(context: CallContext) -> Iterator[None]:
     """Set ``context`` for what the block awaits, and for the tasks that it starts."""
-    token = _current.set(context)
+    token = current_call.set(context)
     try:
         yield
     finally:
-        _current.reset(token)
+        current_call.reset(token)

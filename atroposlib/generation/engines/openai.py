@@ -77,11 +77,8 @@ class OpenAICompatibleServer(APIServer):
     response types. It is imported at the first response, which takes about a second.
     """
 
-    def __init__(
-        self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None
-    ) -> None:
-        super().__init__(config, reasoning_config)
-        self.n_is_ignored = config.n_kwarg_is_ignored
+    #: Whether a response showed it; ``config.n_kwarg_is_ignored`` states it beforehand.
+    n_is_ignored = False
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         payloads = await self._complete("chat/completions", kwargs)
@@ -100,7 +97,7 @@ class OpenAICompatibleServer(APIServer):
             sent = {**with_choice_seed(body, first), "n": count} if "n" in body else body
             return await self._request_choices(path, sent, kwargs)
 
-        if n > 1 and self.n_is_ignored:
+        if n > 1 and (self.n_is_ignored or self.config.n_kwarg_is_ignored):
             return await gather_or_cancel(ask(1, i) for i in range(n))
         first = await ask(n)
         returned = len(first["choices"])

@@ -12,21 +12,17 @@ The server runs on the event loop on which it is opened. An agent that blocks (o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import socket
 from collections.abc import AsyncIterator, Generator, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.generation.proxy.sample_tree import SessionRow
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
-from atroposlib.generation.proxy.sessions import ProxyLimits, Sessions
+from atroposlib.generation.proxy.sessions import ProxyLimits, Servers, Sessions
 from atroposlib.generation.sessions.sequences import SequenceNode
-
-if TYPE_CHECKING:
-    from atroposlib.generation.proxy.sessions import Servers
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 2048
@@ -154,7 +150,7 @@ async def _serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
     class Server(uvicorn.Server):
         """Leaves signals to the environment and sets ``ready`` when it listens."""
 
-        @contextlib.contextmanager
+        @contextmanager
         def capture_signals(self) -> Generator[None, None, None]:
             yield
 

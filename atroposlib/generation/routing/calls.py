@@ -165,10 +165,6 @@ class StickySession(RoutedCalls):
     def _route(self, tokens: bool = False) -> FailoverRoute:
         return self.route
 
-    @property
-    def config(self) -> Any:
-        return self.route.on.config
-
     def __getattr__(self, name: str) -> Any:
         if name == "route":  # unset while the object is copied or unpickled
             raise AttributeError(name)

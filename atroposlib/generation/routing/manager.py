@@ -87,19 +87,11 @@ class ServerManager(RoutedCalls):
         self.use_proxy = use_proxy or self.proxy_url is not None
         self.tool_parser = tool_parser
         self.reasoning_config = reasoning_config or ReasoningConfig()
-        self.servers: list[APIServer]
-        if testing:
-            self.servers = [ServerHarness()]
-        else:
-            self.servers = [
-                self._build(server_class, config) for config in _server_list(configs, slurm)
-            ]
-
-    def _build(self, server_class: type[APIServer], config: APIServerConfig) -> APIServer:
-        factory: ServerFactory = server_class
-        if server_class is APIServer:
-            factory = backend_for(config.server_type)
-        return factory(config, self.reasoning_config)
+        self.servers: list[APIServer] = [ServerHarness()] if testing else []
+        for config in [] if testing else _server_list(configs, slurm):
+            by_type = server_class is APIServer
+            backend = backend_for(config.server_type) if by_type else server_class
+            self.servers.append(backend(config, self.reasoning_config))
 
     def announce_version(self, version: int | None) -> None:
         """Set the policy version that the rollout API reports as published.

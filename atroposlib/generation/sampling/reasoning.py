@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from atroposlib.errors import ConfigError
 
-VALID_REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 EFFORT_TOKENS = {
     "none": 1024,
     "minimal": 3200,
@@ -19,6 +18,7 @@ EFFORT_TOKENS = {
     "xhigh": 30400,
 }
 UNKNOWN_EFFORT_TOKENS = 8192
+VALID_REASONING_EFFORTS = tuple(EFFORT_TOKENS)
 OFFICIAL_OPENAI_HOST = "api.openai.com"
 OFFICIAL_OPENAI_URL = f"https://{OFFICIAL_OPENAI_HOST}/v1"
 

@@ -53,15 +53,10 @@ class DummyManagedServer:
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         completion = await self.server.chat_completion(**kwargs)
-        plain = [plain_message(message) for message in kwargs["messages"]]
-        before = [f"{m['role']}:{m.get('content')}" for m in plain]
-        self._keep(
-            completion,
-            [
-                "\n\n".join([*before, f"assistant:{choice.message.content}"])
-                for choice in completion.choices
-            ],
-        )
+        plain = map(plain_message, kwargs["messages"])
+        before = "".join(f"{m['role']}:{m.get('content')}\n\n" for m in plain)
+        replies = [choice.message.content for choice in completion.choices]
+        self._keep(completion, [f"{before}assistant:{reply}" for reply in replies])
         return completion
 
     async def completion(self, **kwargs: Any) -> Completion:

@@ -77,10 +77,16 @@ class MessagesApi(AgentApi[MessagesBody]):
         )
 
     def reply(self, response: SamplingResponse) -> Json:
-        return messages_reply(response)
+        reason = response.choices[0].finish_reason
+        return {
+            **_opening(response),
+            "content": content_blocks(response),
+            "stop_reason": _STOP_REASONS.get(reason, "end_turn"),
+            "usage": _usage(response, response.completion_tokens),
+        }
 
     def frames(self, response: SamplingResponse) -> Iterator[bytes]:
-        return map(event_frame, messages_events(response))
+        return map(event_frame, messages_events(_opening(response), self.reply(response)))
 
     @staticmethod
     def error_body(status: int, message: str) -> Json:
@@ -88,18 +94,6 @@ class MessagesApi(AgentApi[MessagesBody]):
 
     def error_frame(self, status: int, message: str) -> bytes:
         return event_frame(self.error_body(status, message))
-
-
-def messages_reply(response: SamplingResponse) -> Json:
-    """The complete message."""
-    choice = response.choices[0]
-    return {
-        **_opening(response),
-        "content": content_blocks(response),
-        "stop_reason": _STOP_REASONS.get(choice.finish_reason, "end_turn"),
-        "stop_sequence": None,
-        "usage": _usage(response, response.completion_tokens),
-    }
 
 
 def content_blocks(response: SamplingResponse) -> list[Json]:
@@ -116,10 +110,9 @@ def content_blocks(response: SamplingResponse) -> list[Json]:
     return blocks
 
 
-def messages_events(response: SamplingResponse) -> Iterator[Json]:
-    """Events of a stream of the message."""
-    whole = messages_reply(response)
-    yield {"type": "message_start", "message": _opening(response)}
+def messages_events(opening: Json, whole: Json) -> Iterator[Json]:
+    """Events of a stream of the ``whole`` message; ``opening`` is the message without content."""
+    yield {"type": "message_start", "message": opening}
     for i, block in enumerate(whole["content"]):
         if block["type"] == "text":
             empty, kind, text = {**block, "text": ""}, "text", block["text"]
