@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from example_trainer.launch.plan import EnvironmentSection, Plan, default_settings
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
+from example_trainer.settings.section import filled
 from example_trainer.settings.weights import ServingSettings
 
 
@@ -89,7 +90,15 @@ def environment(
     """
     wanted = plan.environments[number]
     if wanted.command is not None:
-        words = filled(wanted.command, plan, served, python, at)
+        words = filled(
+            wanted.command,
+            api_url=at.api,
+            inference_url=at.inference[0],
+            inference_urls=",".join(at.inference),
+            model=served.model_name,
+            python=python,
+            out=plan.directory,
+        )
         return Command(tuple(words), dict(wanted.env))
     path = plan.launched / f"environment-{number}.yaml"
     write_yaml(path, environment_settings(plan, wanted, served, at))
@@ -124,26 +133,6 @@ def served_name(plan: Plan, served: ServingSettings) -> str:
     if served.published_lora_rank is None or engine == "local" or name is None:
         return model
     return name if engine == "vllm" else f"{model}:{name}"
-
-
-def filled(
-    words: Sequence[str], plan: Plan, served: ServingSettings, python: str, at: Endpoints
-) -> list[str]:
-    """Fill in the launcher's placeholders; other braces stay unchanged."""
-    values = {
-        "{api_url}": at.api,
-        "{inference_url}": at.inference[0],
-        "{inference_urls}": ",".join(at.inference),
-        "{model}": served.model_name,
-        "{python}": python,
-        "{out}": str(plan.directory),
-    }
-    found = []
-    for word in words:
-        for name, value in values.items():
-            word = word.replace(name, value)
-        found.append(word)
-    return found
 
 
 def trainer(

@@ -22,6 +22,7 @@ from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
 from example_trainer.settings.run import RunSettings
+from example_trainer.settings.section import filled
 from example_trainer.state import Frequency
 
 RESULTS, OUTPUT = "metrics.json", "output.txt"
@@ -76,7 +77,14 @@ class Evaluator:
         try:
             out.mkdir(parents=True, exist_ok=True)
             (out / RESULTS).unlink(missing_ok=True)  # left by an evaluation that is repeated
-            problem = self._run(self._filled(state, urls, out), out / OUTPUT)
+            command = filled(
+                self._cfg.eval_command or [],
+                version=state.version,
+                step=state.step,
+                url=urls[0] if urls else "",
+                out=out,
+            )
+            problem = self._run(command, out / OUTPUT)
             if problem is None:
                 metrics = read_metrics(out / RESULTS)
         except (OSError, ValueError) as error:
@@ -88,24 +96,6 @@ class Evaluator:
             print(f"EVALUATION FAILED at step {state.step}: {problem}{_tail(out)}", flush=True)
             metrics = {}
         return {**metrics, "eval_failures": float(self.failures)}
-
-    def _filled(self, state: TrainerState, urls: Sequence[str], out: Path) -> list[str]:
-        """Return the command with {version}, {step}, {url} and {out} filled in.
-
-        Plain replacement, because an argument may be JSON, whose braces must stay.
-        """
-        values = {
-            "{version}": str(state.version),
-            "{step}": str(state.step),
-            "{url}": urls[0] if urls else "",
-            "{out}": str(out),
-        }
-        filled = []
-        for argument in self._cfg.eval_command or []:
-            for name, value in values.items():
-                argument = argument.replace(name, value)
-            filled.append(argument)
-        return filled
 
     def _run(self, command: Sequence[str], output: Path) -> str | None:
         """Run the command to its end or its timeout; return the error, if any."""

@@ -8,6 +8,6 @@ advantage   rewards -> advantages
 weights     how new weights reach the inference servers
 run         rollout API, saving, recovery, evaluation, metrics, ranks
 corpus      training on files
-section     base class; option names of earlier releases
+section     base class; option names of earlier releases; commands with placeholders
 files       YAML files and key=value; args: flags; areal/: AReaL's names
 """

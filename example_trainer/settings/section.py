@@ -1,8 +1,9 @@
-"""Base class of the settings sections; option names of earlier releases."""
+"""Base class of the settings sections, old option names, settings that are commands."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, model_validator
@@ -50,3 +51,14 @@ class Section(BaseModel):
 
 def renamed_note(old: str) -> str:
     return f"{old} is now named {RENAMED[old]}"
+
+
+def filled(command: Sequence[str], **values: object) -> list[str]:
+    """The command with every ``{name}`` of the values filled in.
+
+    Plain replacement, because an argument may be JSON, whose braces must stay.
+    """
+    words = list(command)
+    for name, value in values.items():
+        words = [word.replace(f"{{{name}}}", str(value)) for word in words]
+    return words

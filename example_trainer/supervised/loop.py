@@ -47,7 +47,7 @@ class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    def shared(self, steps: int = 1, **more: Any) -> TrainingConfig:
+    def shared(self, steps: int = 1) -> TrainingConfig:
         """Return the settings for the parts shared with atropos-grpo.
 
         Raises:
@@ -56,8 +56,8 @@ class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
         # An omitted setting has the default of atropos-grpo, such as loss.
         known = set(TrainingConfig.model_fields)
         given = self.model_dump(include=known, exclude_none=True)
-        device = {"device": resolve_device(self.device)}
-        return TrainingConfig(**{**given, "training_steps": steps, **device, **more})
+        own = {"training_steps": steps, "device": resolve_device(self.device)}
+        return TrainingConfig(**{**given, **own})
 
 
 class Objective(Protocol):

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from example_trainer import TrainingConfig, parse_args
+from example_trainer.settings.section import filled
 from example_trainer.supervised.loop import parse
 from example_trainer.supervised.sft import SftConfig
 
@@ -53,3 +54,13 @@ def test_training_on_files_accepts_old_option_names(file):
     words = ["--model", "m", "--train-file", "t", "--config", file("warmup_share: 0.1")]
     cfg = parse(SftConfig, "atropos-sft", "", [*words, "--max-tokens-per-pass", "64"])
     assert (cfg.warmup_ratio, cfg.max_tokens_per_microbatch) == (0.1, 64)
+
+
+def test_a_command_gets_values_in_its_placeholders_and_keeps_other_braces():
+    words = ["eval", "{url}/v1", '{"step": {step}}', "{other}"]
+    assert filled(words, url="http://a", step=3) == [
+        "eval",
+        "http://a/v1",
+        '{"step": 3}',
+        "{other}",
+    ]
