@@ -152,11 +152,8 @@ class Metrics:
         lags = list(self._lags)
         if not lags:
             return None
-        return StalenessReport(
-            groups=len(lags),
-            in_flight=lag_of([in_flight for in_flight, _ in lags]),
-            in_queue=lag_of([in_queue for _, in_queue in lags]),
-        )
+        in_flight, in_queue = (lag_of(values) for values in zip(*lags))
+        return StalenessReport(groups=len(lags), in_flight=in_flight, in_queue=in_queue)
 
     def exposition(self, status: RunStatus) -> bytes:
         """All metrics in the text format of Prometheus. Takes milliseconds; thread-safe."""

@@ -10,7 +10,7 @@ of the two databases is in :class:`Dialect` or behind :class:`Connection`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields, replace
@@ -161,10 +161,9 @@ class QueueCounters:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._read = self.meta = read_meta(connection)
-        self._groups: Counter[tuple[str, int, int]] = Counter()
-        self._bytes: Counter[tuple[str, int, int]] = Counter()
-        self._totals: Counter[str] = Counter()
-        self._total_sequences: Counter[str] = Counter()
+        # Groups and bytes by (state, env, n_seq); groups and sequences by final state.
+        self._held: defaultdict[tuple[str, int, int], list[int]] = defaultdict(lambda: [0, 0])
+        self._ended: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def set(self, **changed: int) -> None:
         """Change values of ``meta``."""
@@ -177,11 +176,11 @@ class QueueCounters:
     def count(self, state: GroupState, env: int, n_seq: int, n_bytes: int, sign: int) -> None:
         """Count a group that enters (+1) or leaves (-1) a state; ``env`` as in its column."""
         if state in HELD:
-            self._groups[state.value, env, n_seq] += sign
-            self._bytes[state.value, env, n_seq] += sign * n_bytes
+            counted, size = self._held[state.value, env, n_seq], n_bytes
         else:
-            self._totals[state.value] += sign
-            self._total_sequences[state.value] += sign * n_seq
+            counted, size = self._ended[state.value], n_seq
+        counted[0] += sign
+        counted[1] += sign * size
         if keeps_payload(state):
             self.add(retained_bytes=sign * n_bytes)
 
@@ -203,28 +202,21 @@ class QueueCounters:
 
     def write(self) -> None:
         """Write the changes to the tables; required before the tables are read again."""
-        kinds = [
-            (*kind, groups, self._bytes[kind])
-            for kind, groups in self._groups.items()
-            if groups or self._bytes[kind]
-        ]
-        if kinds:
-            self.connection.execute_many(_ADD_TO_COUNTS, kinds)
-        emptied = [kind[:3] for kind in kinds if kind[3] < 0]
+        # Equal numbers may enter and leave with other sizes.
+        held = [(*kind, *counted) for kind, counted in self._held.items() if any(counted)]
+        if held:
+            self.connection.execute_many(_ADD_TO_COUNTS, held)
+        emptied = [kind for kind, (groups, _) in self._held.items() if groups < 0]
         if emptied:
             self.connection.execute_many(_DROP_EMPTY_COUNTS, emptied)
-        ends = [  # equal numbers may enter and leave with other sizes
-            (end, groups, self._total_sequences[end])
-            for end, groups in self._totals.items()
-            if groups or self._total_sequences[end]
-        ]
-        if ends:
-            self.connection.execute_many(_ADD_TO_TOTALS, ends)
+        ended = [(end, *counted) for end, counted in self._ended.items() if any(counted)]
+        if ended:
+            self.connection.execute_many(_ADD_TO_TOTALS, ended)
         if self.meta != self._read:
             self.connection.execute(_WRITE_META, astuple(self.meta))
             self._read = self.meta
-        for counted in (self._groups, self._bytes, self._totals, self._total_sequences):
-            counted.clear()
+        self._held.clear()
+        self._ended.clear()
 
 
 _ADD_TO_COUNTS = (
