@@ -1,8 +1,8 @@
 """Clients of the rollout API: :class:`RolloutClient` for trainers and tools, which blocks,
 and :class:`AsyncRolloutClient` for environments.
 
-    api_calls (calls, answers: pure) -> trainer | environment (send, wait, retry) -> httpx
-      '- groups (bodies both ways)        '- retry (policy, connection)
+    api_calls (calls, answers, retry policy) -> trainer | environment (send, wait) -> httpx
+      '- groups (bodies both ways)
 
 Both survive an API that is absent, full or restarting. A call without a usable answer is
 retried with growing pauses until ``give_up_after_s``, and each pause is reported to

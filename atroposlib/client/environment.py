@@ -13,6 +13,7 @@ from atroposlib.client.api_calls import (
     BEST_EFFORT_TIMEOUT_S,
     JSON_BODY,
     ApiCall,
+    ConnectionSettings,
     RetryLater,
     heartbeat,
     interpret,
@@ -20,6 +21,7 @@ from atroposlib.client.api_calls import (
     model,
     nothing,
     post,
+    problem_of,
 )
 from atroposlib.client.groups import (
     RUN_ID_HEADER,
@@ -30,7 +32,6 @@ from atroposlib.client.groups import (
     read_processed,
     read_received,
 )
-from atroposlib.client.retry import ConnectionSettings, problem_of
 from atroposlib.errors import RolloutApiRefused
 from atroposlib.wire import (
     AdmissionRelease,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from atroposlib.client.api_calls import (
     BEST_EFFORT_TIMEOUT_S,
     ApiCall,
+    ConnectionSettings,
     RetryLater,
     heartbeat,
     interpret,
@@ -19,9 +20,9 @@ from atroposlib.client.api_calls import (
     model,
     nothing,
     post,
+    problem_of,
 )
 from atroposlib.client.groups import ACCEPT_FRAMES, read_claimed
-from atroposlib.client.retry import ConnectionSettings, problem_of
 from atroposlib.errors import AtroposError, NotRegistered, RolloutApiUnavailable
 from atroposlib.wire import (
     AckRequest,

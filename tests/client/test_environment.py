@@ -11,7 +11,7 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.client import AsyncRolloutClient, retry
+from atroposlib.client import AsyncRolloutClient, api_calls
 from atroposlib.errors import KeyConflict, RolloutApiRefused, RolloutApiUnavailable, UnknownEnv
 from atroposlib.wire import EnvIdentifier, Heartbeat, RegisterEnv
 from tests.client.harness import URL, Lossy, Older, group, registration
@@ -126,7 +126,7 @@ async def test_a_post_whose_reply_was_lost_is_kept_once(app, binary):
 async def test_a_post_to_a_full_queue_is_logged_and_retried_until_the_trainer_makes_room(
     monkeypatch,
 ):
-    monkeypatch.setattr(retry, "MAX_RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr(api_calls, "MAX_RETRY_AFTER_S", 0.01)
     app = create_app(open_store("memory", max_bytes=ROOM))
     generation, waits = await start(app), []
 
