@@ -11,20 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from atroposlib.envs.settings.config import EvalHandlingEnum
-
-
-@dataclass(frozen=True)
-class PacingSettings:
-    """The settings that pace an environment; ``batch_size`` counts sequences."""
-
-    group_size: int
-    batch_size: int  # -1: no trainer has registered
-    max_workers: int
-    max_batches_offpolicy: int = 3  # <= 0: no bound
-    min_batch_allocation: float | None = None
-    eval_handling: EvalHandlingEnum = EvalHandlingEnum.STOP_TRAIN
-    eval_limit_ratio: float = 0.5
+from atroposlib.envs.settings.config import BaseEnvConfig, EvalHandlingEnum
 
 
 @dataclass(frozen=True)
@@ -41,19 +28,19 @@ class Queue:
     max_group_size: int = 1
 
 
-def derived_batch_size(limits: PacingSettings, unallocated_fraction: float) -> float:
+def derived_batch_size(config: BaseEnvConfig, unallocated_fraction: float) -> float:
     """Sequences of each batch that this environment may fill."""
-    own = limits.min_batch_allocation or 0.0
-    return limits.batch_size * min(1.0, unallocated_fraction + own)
+    own = config.min_batch_allocation or 0.0
+    return config.batch_size * min(1.0, unallocated_fraction + own)
 
 
-def worker_cap(limits: PacingSettings, evaluating: bool) -> int:
+def worker_cap(config: BaseEnvConfig, max_workers: int, *, evaluating: bool) -> int:
     """Maximum number of concurrent rollouts, with or without a running evaluation."""
-    if not evaluating or limits.eval_handling is EvalHandlingEnum.NONE:
-        return limits.max_workers
-    if limits.eval_handling is EvalHandlingEnum.STOP_TRAIN:
+    if not evaluating or config.eval_handling is EvalHandlingEnum.NONE:
+        return max_workers
+    if config.eval_handling is EvalHandlingEnum.STOP_TRAIN:
         return 0
-    return int(limits.max_workers * limits.eval_limit_ratio)
+    return int(max_workers * config.eval_limit_ratio)
 
 
 def ceil(value: float) -> int:
@@ -61,43 +48,37 @@ def ceil(value: float) -> int:
     return math.ceil(value - 1e-9)
 
 
-def groups_short_of_minimum(limits: PacingSettings, queue: Queue) -> int:
+def groups_short_of_minimum(config: BaseEnvConfig, queue: Queue) -> int:
     """Groups missing from the minimum share.
 
     Batches are packed in units of the largest group size."""
-    if not limits.min_batch_allocation or limits.batch_size < 0:
+    if not config.min_batch_allocation or config.batch_size < 0:
         return 0
-    unit = max(queue.max_group_size, limits.group_size)
-    ahead = max(1, limits.max_batches_offpolicy)
-    owed = ceil(limits.min_batch_allocation * limits.batch_size * ahead / unit) * unit
-    have = queue.self_queue_size * limits.group_size
-    return max(0, ceil((owed - have) / limits.group_size))
+    unit = max(queue.max_group_size, config.group_size)
+    ahead = max(1, config.max_batches_offpolicy)
+    owed = ceil(config.min_batch_allocation * config.batch_size * ahead / unit) * unit
+    have = queue.self_queue_size * config.group_size
+    return max(0, ceil((owed - have) / config.group_size))
 
 
-def rollouts_wanted(limits: PacingSettings, queue: Queue, *, evaluating: bool = False) -> int:
-    """Number of rollouts that should be running now; 0 means pause.
+def rollouts_wanted(config: BaseEnvConfig, queue: Queue, cap: int) -> int:
+    """Number of rollouts, at most ``cap``, that should be running now; 0 means pause.
 
     The bound is rounded up. Rounded down, a batch that is no multiple of the group size would
     never be filled: one group would always be missing.
     """
-    cap = worker_cap(limits, evaluating)
-    if limits.batch_size < 0:
+    if config.batch_size < 0:
         return 0
-    if limits.max_batches_offpolicy <= 0:
+    if config.max_batches_offpolicy <= 0:
         return cap
-    share = derived_batch_size(limits, queue.unallocated_fraction)
-    room = ceil(limits.max_batches_offpolicy * share / limits.group_size)
+    share = derived_batch_size(config, queue.unallocated_fraction)
+    room = ceil(config.max_batches_offpolicy * share / config.group_size)
     room -= queue.queue_size
-    return max(0, min(cap, max(room, groups_short_of_minimum(limits, queue))))
+    return max(0, min(cap, max(room, groups_short_of_minimum(config, queue))))
 
 
 def should_stop(
-    current_step: int,
-    queue_size: int,
-    group_size: int,
-    batch_size: int,
-    total_steps: int,
-    batches_open: int = 1,
+    config: BaseEnvConfig, current_step: int, queue_size: int, batches_open: int = 1
 ) -> bool:
     """Whether the delivered batches and the batches in the queue complete the run.
 
@@ -107,12 +88,13 @@ def should_stop(
             open, one batch more than needed is made: queued groups may become too old.)
         batches_open: batches delivered and not acked; 2 for a trainer that fetches ahead.
     """
-    if current_step >= total_steps:
+    if current_step >= config.total_steps:
         return True
-    if batch_size <= 0:
+    if config.batch_size <= 0:
         return False
     counted_once = current_step - max(0, batches_open - 1)
-    return counted_once + queue_size * group_size // batch_size > total_steps
+    queued_batches = queue_size * config.group_size // config.batch_size
+    return counted_once + queued_batches > config.total_steps
 
 
 def is_due(old_step: int, new_step: int, interval: int) -> bool:

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,12 +77,18 @@ class RolloutHooks(Protocol):
     async def cleanup(self) -> None: ...
 
 
-async def run_rollout(env: RolloutHooks, item: Any, timeout_s: float) -> Outcome:
-    """Collect and postprocess one item; ``timeout_s`` <= 0: no time limit.
+async def run_rollout(env: RolloutHooks, item: Any) -> Outcome:
+    """Collect and postprocess one item, within ``worker_timeout``.
 
     Every failure is returned as an outcome whose error names env, item and stage.
     """
     begun = time.monotonic()
+    outcome = await _outcome(env, item)
+    return replace(outcome, seconds=time.monotonic() - begun)
+
+
+async def _outcome(env: RolloutHooks, item: Any) -> Outcome:
+    timeout_s = env.config.worker_timeout
     backlog: list[Any] = []
 
     async def stages() -> Any:
@@ -94,32 +100,23 @@ async def run_rollout(env: RolloutHooks, item: Any, timeout_s: float) -> Outcome
         with boundary(env.label(), item, "postprocess_histories"):
             return await env.postprocess_histories(collected)
 
-    def took() -> float:
-        return time.monotonic() - begun
-
     try:
         scored = await asyncio.wait_for(stages(), timeout_s if timeout_s > 0 else None)
         groups, short = whole_groups(scored, env.config.group_size)
     except asyncio.TimeoutError:
         late = TimeoutError(f"no group in {timeout_s:g} s")
         error = RolloutError(env.label(), item_label(item), "collect_trajectories", late)
-        return Outcome(
-            RolloutStatus.TIMED_OUT, samples_failed="timeout", error=error, seconds=took()
-        )
+        return Outcome(RolloutStatus.TIMED_OUT, samples_failed="timeout", error=error)
     except IncompleteGroup as error:
-        return Outcome(RolloutStatus.SHORT, short=[str(error)], error=error, seconds=took())
+        return Outcome(RolloutStatus.SHORT, short=[str(error)], error=error)
     except AtroposError as error:
-        ended_in = outcome_of(error)
-        return Outcome(
-            RolloutStatus.FAILED, samples_failed=ended_in, error=error, seconds=took()
-        )
-    end = (
-        RolloutStatus.SCORED
-        if groups
-        else RolloutStatus.SHORT if short else RolloutStatus.EMPTY
-    )
-    lack = IncompleteGroup(short[0]) if end is RolloutStatus.SHORT else None
-    return Outcome(end, groups, backlog, short, error=lack, seconds=took())
+        return Outcome(RolloutStatus.FAILED, samples_failed=outcome_of(error), error=error)
+    if groups:
+        return Outcome(RolloutStatus.SCORED, groups, backlog, short)
+    if short:
+        lack = IncompleteGroup(short[0])
+        return Outcome(RolloutStatus.SHORT, [], backlog, short, error=lack)
+    return Outcome(RolloutStatus.EMPTY, [], backlog)
 
 
 def whole_groups(scored: Any, group_size: int) -> tuple[list[ScoredDataGroup], list[str]]:
@@ -163,28 +160,22 @@ class WorkerPool:
         env: RolloutHooks,
         deliver: Callable[[list[ScoredDataGroup], Any], Awaitable[int]],
         *,
-        timeout_s: float,
-        max_item_retries: int,
         on_end: Callable[[Outcome, Any], None] | None = None,
     ) -> None:
         self._env = env
         self._deliver = deliver
         self._on_end = on_end
-        self._timeout_s = timeout_s
-        self._max_item_retries = max_item_retries
         self.tasks: set[asyncio.Task[None]] = set()
         self.jobs: dict[str, asyncio.Task[None]] = {}  # uuid -> generating or sending
         self.running: dict[str, dict[str, Any]] = {}  # uuid -> item, worker, start_time
         self.backlog: deque[Any] = deque()  # oldest first
         self.retries: deque[RolloutTask] = deque()
-        self.counts: Counter[str] = (
-            Counter()
-        )  # per RolloutStatus; retried, gave_up, kept, cleanup_failed
+        # Per RolloutStatus; retried, gave_up, kept, cleanup_failed.
+        self.counts: Counter[str] = Counter()
         self.consecutive_errors = 0  # failed or timed out since the last success
         self.consecutive_mistakes = 0  # the same without those of an absent server
-        self.servers_gone_since: float | None = (
-            None  # monotonic; None: the last call was answered
-        )
+        # Monotonic; None: the last call was answered.
+        self.servers_gone_since: float | None = None
         self.consecutive_empty_items = 0  # items without a kept group, since the last kept one
         self.last_error: AtroposError | None = None
         self.fatal: BaseException | None = None  # an error of delivery that ends the run
@@ -218,7 +209,7 @@ class WorkerPool:
     async def _run(self, job: RolloutTask) -> None:
         try:
             try:
-                outcome = await run_rollout(self._env, job.item, self._timeout_s)
+                outcome = await run_rollout(self._env, job.item)
             except asyncio.CancelledError:
                 self._note(Outcome(RolloutStatus.CANCELLED, samples_failed="cancelled"), job)
                 raise
@@ -279,7 +270,7 @@ class WorkerPool:
 
     def _try_again(self, job: RolloutTask, error: AtroposError) -> None:
         job.attempts += 1
-        again = job.attempts <= self._max_item_retries
+        again = job.attempts <= self._env.config.max_item_retries
         self.counts["retried" if again else "gave_up"] += 1
         logger.warning("%s (%s)", error, "tried again" if again else "given up")
         if again:

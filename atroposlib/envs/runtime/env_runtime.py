@@ -19,7 +19,7 @@ from atroposlib.envs.rollout.groups import (
     item_label,
     with_metadata,
 )
-from atroposlib.envs.rollout.pacing import PacingSettings, derived_batch_size
+from atroposlib.envs.rollout.pacing import derived_batch_size
 from atroposlib.envs.rollout.pool import Outcome, RolloutHooks, RolloutStatus, WorkerPool
 from atroposlib.envs.runtime.evaluation import PeriodicEvaluation
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger, local_sinks
@@ -171,13 +171,7 @@ class EnvRuntime(EnvHooks):
         self.group_stats = GroupStats()
         self.metrics_logger = MetricsLogger(local_sinks(self.label(), config.metrics_path))
         self.group_file = self._open_group_file()
-        self.pool = WorkerPool(
-            self,
-            self._deliver,
-            timeout_s=config.worker_timeout,
-            max_item_retries=config.max_item_retries,
-            on_end=self._record_outcome,
-        )
+        self.pool = WorkerPool(self, self._deliver, on_end=self._record_outcome)
         self.workers = self.pool.tasks
         self.running_items = self.pool.running
         self.backlog = self.pool.backlog
@@ -247,26 +241,13 @@ class EnvRuntime(EnvHooks):
 
     # --- pace --------------------------------------------------------------------------
 
-    def limits(self) -> PacingSettings:
-        """The settings that pace this environment."""
-        config = self.config
-        return PacingSettings(
-            group_size=config.group_size,
-            batch_size=config.batch_size,
-            max_workers=self.max_num_workers,
-            max_batches_offpolicy=config.max_batches_offpolicy,
-            min_batch_allocation=config.min_batch_allocation,
-            eval_handling=config.eval_handling,
-            eval_limit_ratio=config.eval_limit_ratio,
-        )
-
     @property
     def derived_batch_size(self) -> int:
         """Sequences of each batch that this environment may fill."""
         status = self.joined_run.status
         if status is None or self.config.batch_size == -1:
             return self.config.batch_size
-        return int(derived_batch_size(self.limits(), status.unallocated_fraction))
+        return int(derived_batch_size(self.config, status.unallocated_fraction))
 
     async def update_weight(self, weight: float) -> None:
         """Limit the servers' slots to this environment's share of them, 0..1."""

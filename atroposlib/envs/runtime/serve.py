@@ -230,8 +230,9 @@ class Serve:
 
     def rollouts_wanted(self) -> int:
         """How many rollouts should run now."""
-        evaluating = self.evaluation.task is not None
-        return pacing.rollouts_wanted(self.env.limits(), self._queue, evaluating=evaluating)
+        env, evaluating = self.env, self.evaluation.task is not None
+        cap = pacing.worker_cap(env.config, env.max_num_workers, evaluating=evaluating)
+        return pacing.rollouts_wanted(env.config, self._queue, cap)
 
     async def add_workers(self) -> None:
         """Start rollouts up to the number wanted and admitted, oldest waiting items first."""
@@ -266,14 +267,9 @@ class Serve:
         )
 
     def _run_is_complete(self) -> bool:
-        env = self.env
+        batches_open = (self.status.batches_open if self.status else None) or 1
         return pacing.should_stop(
-            self._run.step,
-            self._queue.queue_size,
-            env.config.group_size,
-            env.config.batch_size,
-            env.config.total_steps,
-            (self.status.batches_open if self.status else None) or 1,
+            self.env.config, self._run.step, self._queue.queue_size, batches_open
         )
 
     def _update_phase(self) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.envs.rollout.pacing import (
-    PacingSettings,
     Queue,
     ceil,
     groups_short_of_minimum,
@@ -20,7 +19,13 @@ from atroposlib.envs.rollout.pacing import (
     weights_have_settled,
     worker_cap,
 )
-from atroposlib.envs.settings.config import EvalHandlingEnum
+from atroposlib.envs.settings.config import BaseEnvConfig, EvalHandlingEnum
+
+
+def settings(group, batch, ahead=3, **more):
+    return BaseEnvConfig(
+        group_size=group, batch_size=batch, max_batches_offpolicy=ahead, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,8 +44,7 @@ from atroposlib.envs.settings.config import EvalHandlingEnum
     ],
 )
 def test_rollouts_fill_the_room_that_is_left(group, batch, ahead, queued, workers, wanted):
-    limits = PacingSettings(group, batch, workers, max_batches_offpolicy=ahead)
-    assert rollouts_wanted(limits, Queue(queued)) == wanted
+    assert rollouts_wanted(settings(group, batch, ahead), Queue(queued), workers) == wanted
 
 
 @given(
@@ -53,7 +57,7 @@ def test_rollouts_fill_the_room_that_is_left(group, batch, ahead, queued, worker
 def test_wanted_rollouts_exceed_the_bound_by_less_than_a_group(
     group, batch, ahead, queued, workers
 ):
-    wanted = rollouts_wanted(PacingSettings(group, batch, workers, ahead), Queue(queued))
+    wanted = rollouts_wanted(settings(group, batch, ahead), Queue(queued), workers)
     assert 0 <= wanted <= workers
     if wanted:
         assert (queued + wanted - 1) * group < ahead * batch
@@ -70,11 +74,11 @@ def test_no_order_of_events_begins_work_over_capacity(
     group, groups_per_batch, ahead, workers, events
 ):
     batch = group * groups_per_batch
-    limits = PacingSettings(group, batch, workers, max_batches_offpolicy=ahead)
+    config = settings(group, batch, ahead)
     queued = busy = 0
     for event in events:
         if event == "turn":
-            wanted = rollouts_wanted(limits, Queue(queued))
+            wanted = rollouts_wanted(config, Queue(queued), workers)
             busy += max(0, wanted - busy)
         elif event == "finish" and busy:
             busy, queued = busy - 1, queued + 1
@@ -98,9 +102,9 @@ def test_a_minimum_is_met_exactly_as_the_contract_defines(
     group, packs, batch, ahead, own, percent
 ):
     largest, share = group * packs, Fraction(percent, 100)
-    limits = PacingSettings(group, batch, 64, ahead, min_batch_allocation=percent / 100)
+    config = settings(group, batch, ahead, min_batch_allocation=percent / 100)
     short = groups_short_of_minimum(
-        limits, Queue(0, self_queue_size=own, max_group_size=largest)
+        config, Queue(0, self_queue_size=own, max_group_size=largest)
     )
     owed = math.ceil(share * batch * ahead / largest) * (largest // group)
     assert short == max(0, owed - own)
@@ -129,24 +133,23 @@ def test_rounding_up_is_not_fooled_by_binary_fractions(numerator, denominator):
 
 
 def test_environments_share_a_batch_by_what_others_reserved():
-    limits = PacingSettings(8, 64, 100, max_batches_offpolicy=1)
-    assert rollouts_wanted(limits, Queue(0, unallocated_fraction=0.5)) == 4
+    half = Queue(0, unallocated_fraction=0.5)
+    assert rollouts_wanted(settings(8, 64, ahead=1), half, 100) == 4
 
 
 def test_a_minimum_share_is_owed_even_when_others_filled_the_queue():
-    limits = PacingSettings(8, 64, 100, max_batches_offpolicy=1, min_batch_allocation=0.5)
+    config = settings(8, 64, ahead=1, min_batch_allocation=0.5)
     full = Queue(queue_size=8, self_queue_size=1, unallocated_fraction=0.5, max_group_size=8)
-    assert groups_short_of_minimum(limits, full) == 3  # 32 of 64 sequences are 4 groups
-    assert rollouts_wanted(limits, full) == 3
+    assert groups_short_of_minimum(config, full) == 3  # 32 of 64 sequences are 4 groups
+    assert rollouts_wanted(config, full, 100) == 3
     paid = Queue(queue_size=8, self_queue_size=4, unallocated_fraction=0.5, max_group_size=8)
-    assert rollouts_wanted(limits, paid) == 0
+    assert rollouts_wanted(config, paid, 100) == 0
 
 
 def test_a_minimum_is_owed_in_units_of_the_largest_group():
-    limits = PacingSettings(4, 32, 100, max_batches_offpolicy=1, min_batch_allocation=0.25)
-    assert (
-        groups_short_of_minimum(limits, Queue(0, max_group_size=16)) == 4
-    )  # 8 -> one pack of 16
+    config = settings(4, 32, ahead=1, min_batch_allocation=0.25)
+    # 8 -> one pack of 16
+    assert groups_short_of_minimum(config, Queue(0, max_group_size=16)) == 4
 
 
 @pytest.mark.parametrize(
@@ -158,9 +161,9 @@ def test_a_minimum_is_owed_in_units_of_the_largest_group():
     ],
 )
 def test_an_evaluation_takes_workers_as_configured(handling, cap):
-    limits = PacingSettings(8, 64, 10, eval_handling=handling, eval_limit_ratio=0.5)
-    assert worker_cap(limits, evaluating=True) == cap
-    assert worker_cap(limits, evaluating=False) == 10
+    config = settings(8, 64, eval_handling=handling, eval_limit_ratio=0.5)
+    assert worker_cap(config, 10, evaluating=True) == cap
+    assert worker_cap(config, 10, evaluating=False) == 10
 
 
 @pytest.mark.parametrize(
@@ -196,17 +199,18 @@ def test_what_is_due_follows_the_floor_rule(old, new, interval, due):
     ],
 )
 def test_the_run_ends_when_the_last_batch_can_be_filled(step, queued, total, stop):
-    assert should_stop(step, queued, 8, 64, total) is stop
+    assert should_stop(settings(8, 64, total_steps=total), step, queued) is stop
 
 
 def test_batches_fetched_ahead_are_not_counted_as_steps_and_as_queue():
     """Two of three are delivered and leased; nothing is queued for the third."""
-    assert not should_stop(2, 16, 8, 64, 3, batches_open=2)
-    assert should_stop(2, 24, 8, 64, 3, batches_open=2)
+    config = settings(8, 64, total_steps=3)
+    assert not should_stop(config, 2, 16, batches_open=2)
+    assert should_stop(config, 2, 24, batches_open=2)
 
 
 def test_the_run_does_not_end_before_the_batch_size_is_known():
-    assert not should_stop(0, 100, 8, -1, 3)
+    assert not should_stop(settings(8, -1, total_steps=3), 0, 100)
 
 
 @pytest.mark.parametrize(

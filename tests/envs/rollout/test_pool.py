@@ -43,16 +43,16 @@ class Script:
     cleanup_fails = False
 
 
-def pool_of(env, deliver=None, **settings):
+def pool_of(env, deliver=None, on_end=None, **settings):
     delivered = []
 
     async def keep(groups, item):
         delivered.append((item, groups))
         return len(groups)
 
-    settings = {"timeout_s": 0, "max_item_retries": 2, **settings}
-    pool = WorkerPool(env, deliver or keep, **settings)
-    return pool, delivered
+    changes = {"worker_timeout": 0, **settings}
+    env.config = env.config.model_copy(update=changes)
+    return WorkerPool(env, deliver or keep, on_end=on_end), delivered
 
 
 async def fails(item):
@@ -67,7 +67,7 @@ async def fails(item):
     ],
 )
 async def test_a_failure_names_environment_item_and_stage(stage, env):
-    outcome = await run_rollout(env, {"id": 3}, timeout_s=0)
+    outcome = await run_rollout(env, {"id": 3})
     assert outcome.status is RolloutStatus.FAILED
     assert isinstance(outcome.error, RolloutError)
     assert (outcome.error.env, outcome.error.stage) == ("script", stage)
@@ -78,7 +78,7 @@ async def test_errors_of_the_library_pass_unchanged():
     async def no_server(item):
         raise InferenceUnavailable("no server")
 
-    outcome = await run_rollout(Script(collect=no_server), 1, timeout_s=0)
+    outcome = await run_rollout(Script(collect=no_server), 1)
     assert isinstance(outcome.error, InferenceUnavailable)
 
 
@@ -86,7 +86,7 @@ async def test_none_entries_of_a_list_of_groups_are_skipped():
     async def several(item):
         return [GROUP, None, GROUP], ["later"]
 
-    outcome = await run_rollout(Script(collect=several), 1, timeout_s=0)
+    outcome = await run_rollout(Script(collect=several), 1)
     assert (outcome.status, outcome.groups, outcome.backlog) == (
         RolloutStatus.SCORED,
         [GROUP, GROUP],
@@ -98,7 +98,7 @@ async def test_nothing_returned_is_empty_and_not_a_failure():
     async def nothing(item):
         return None, []
 
-    outcome = await run_rollout(Script(collect=nothing), 1, timeout_s=0)
+    outcome = await run_rollout(Script(collect=nothing), 1)
     assert outcome.status is RolloutStatus.EMPTY
 
 
@@ -107,7 +107,7 @@ async def test_a_rollout_that_takes_too_long_is_a_counted_outcome():
         await asyncio.Event().wait()
 
     env = Script(collect=forever)
-    pool, delivered = pool_of(env, timeout_s=0.01)
+    pool, delivered = pool_of(env, worker_timeout=0.01)
     pool.start(RolloutTask("slow"))
     await pool.drain(10)
     assert pool.counts["timed_out"] == 1
@@ -118,7 +118,7 @@ async def test_a_timeout_inside_user_code_is_a_failure_of_that_code():
     async def times_out(item):
         raise asyncio.TimeoutError
 
-    outcome = await run_rollout(Script(collect=times_out), 1, timeout_s=60)
+    outcome = await run_rollout(Script(collect=times_out), 1)
     assert outcome.status is RolloutStatus.FAILED
 
 
@@ -264,7 +264,7 @@ async def test_rows_without_a_score_that_are_not_needed_are_left_out():
     async def one_more(item):
         return {"tokens": [[1], [2]], "masks": [[1], [2]], "scores": [None, 1.0]}, []
 
-    outcome = await run_rollout(Script(collect=one_more), 1, timeout_s=0)
+    outcome = await run_rollout(Script(collect=one_more), 1)
     assert [group["tokens"] for group in outcome.groups] == [[[2]]]
 
 
@@ -272,6 +272,6 @@ async def test_of_a_short_and_a_whole_group_the_whole_one_is_kept():
     async def both(item):
         return [GROUP, {**GROUP, "scores": [None]}], []
 
-    outcome = await run_rollout(Script(collect=both), 1, timeout_s=0)
+    outcome = await run_rollout(Script(collect=both), 1)
     assert (outcome.status, outcome.groups) == (RolloutStatus.SCORED, [GROUP])
     assert outcome.short == ["0 of 1 sequences have a score"]
