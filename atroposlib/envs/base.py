@@ -13,7 +13,6 @@ or ``collect_trajectories`` (a group), ``evaluate``, and seldom anything else.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -188,32 +187,30 @@ class BaseEnv(EnvRuntime, ABC):
         files, in ``serve`` to one directory per step. ``verbose`` prints a table. Times are
         seconds since the epoch.
         """
-        now = time.time()
-        started, ended = start_time or now, end_time or now
         measured_at = self.measured_at()
-        task = task_name or f"{self.name or type(self).__name__}_eval"
         self.metrics_logger.emit(
             {**evaluation.eval_metrics(metrics), **measured_at}, self.curr_step
         )
         if self.config.samples_path is not None and samples is not None:
             evaluation.append_samples(Path(self.config.samples_path), samples, self.curr_step)
+        directory: Path | None = None
         if self.config.data_dir_to_save_evals is not None:
             directory = Path(self.config.data_dir_to_save_evals)
             if measured_at:
                 directory = directory / f"step-{measured_at['eval_step']}"
-            params = {"max_new_tokens": self.config.max_token_length}
-            evaluation.write_results(
-                directory,
-                metrics,
-                task=task,
-                model_name=model_name or self._model_name(),
-                seconds=ended - started,
-                generation_parameters={**params, **(generation_parameters or {})},
-                samples=samples,
-                measured_at=measured_at,
-            )
-        if verbose:
-            evaluation.show_results(task, metrics, started, ended)
+        params = {"max_new_tokens": self.config.max_token_length}
+        evaluation.report_results(
+            directory,
+            metrics,
+            task=task_name or f"{self.name or type(self).__name__}_eval",
+            model_name=model_name or self._model_name(),
+            start_time=start_time,
+            end_time=end_time,
+            generation_parameters={**params, **(generation_parameters or {})},
+            samples=samples,
+            measured_at=measured_at,
+            verbose=verbose,
+        )
 
     def _model_name(self) -> str | None:
         """The setting ``model_name`` if the environment has one, else the server's model."""

@@ -13,13 +13,14 @@ import asyncio
 import logging
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_cli.argparse import FailedExecutionException
 
 from atroposlib.envs.runtime.env_runtime import EnvRuntime, MoreServers
@@ -47,7 +48,6 @@ from atroposlib.utils.cli import extract_namespace, merge_dicts
 
 logger = logging.getLogger(__name__)
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})
-M = TypeVar("M", bound=BaseModel)
 
 MODES = {
     "serve": "roll out for a trainer, through the rollout API",
@@ -278,16 +278,18 @@ def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSet
         if configs is None and not overrides and not from_yaml:
             return None
         base = APIServerConfig() if configs is None else configs
-        try:
+        with described(namespace):
             return resolve_servers(base, from_yaml, overrides, namespace, logger)
-        except ValidationError as error:
-            raise ConfigError(describe(namespace, error)) from error
 
+    with described(ENV_NAMESPACE):
+        env = defaults.env_fields(**env_values)
+    with described(""):
+        manager = ServerManagerConfig(**manager_values)
     return CommandSettings(
         mode=mode,
-        env=_validated(ENV_NAMESPACE, defaults.env_fields, env_values),
+        env=env,
         servers=servers(OPENAI_NAMESPACE, defaults.servers) or defaults.servers,
-        manager=_validated("", ServerManagerConfig, manager_values),
+        manager=manager,
         more_servers={n: servers(n, more.defaults) for n, more in defaults.more.items()},
     )
 
@@ -310,23 +312,20 @@ def help_page(env_cls: type[EnvRuntime], program: str, words: Sequence[str]) -> 
     return flags.help_page(program, about, MODES, defaults.fields, defaults.shown())
 
 
-def _validated(namespace: str, model: type[M], values: Mapping[str, Any]) -> M:
+@contextmanager
+def described(namespace: str) -> Iterator[None]:
+    """Convert pydantic's error: one sentence per rejected setting; API keys are not shown."""
     try:
-        return model(**values)
+        yield
     except ValidationError as error:
-        raise ConfigError(describe(namespace, error)) from error
-
-
-def describe(namespace: str, error: ValidationError) -> str:
-    """One sentence per rejected setting; API keys are not shown."""
-    sentences = []
-    for problem in error.errors():
-        path = [*([namespace] if namespace else []), *map(str, problem["loc"])]
-        simple = isinstance(problem["input"], (str, int, float, bool, list, type(None)))
-        shown = simple and "api_key" not in path
-        got = f", got {problem['input']!r}" if shown else ""
-        sentences.append(f"{NAMESPACE_SEP.join(path)}: {problem['msg']}{got}")
-    return "; ".join(sentences)
+        sentences = []
+        for problem in error.errors():
+            path = [*([namespace] if namespace else []), *map(str, problem["loc"])]
+            simple = isinstance(problem["input"], (str, int, float, bool, list, type(None)))
+            shown = simple and "api_key" not in path
+            got = f", got {problem['input']!r}" if shown else ""
+            sentences.append(f"{NAMESPACE_SEP.join(path)}: {problem['msg']}{got}")
+        raise ConfigError("; ".join(sentences)) from error
 
 
 # --- the YAML file --------------------------------------------------------------------

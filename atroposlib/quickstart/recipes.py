@@ -29,7 +29,7 @@ class Goal:
     ends_above: float  # mean of the last LAST_STEPS steps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Every hyper-parameter of one quickstart."""
 
@@ -38,7 +38,7 @@ class Recipe:
     goal: Goal
     steps: int
     groups_per_step: int
-    group_size: int
+    group_size: int = 16
     micro_batch: int  # sequences per forward pass of the trainer
     learning_rate: float
     lr_decay_ratio: float  # final share of the steps, in which it falls to 0
@@ -47,7 +47,7 @@ class Recipe:
     entropy_coef: float
     ppo_epochs: int  # clipped passes over one batch
     seq_len: int  # tokens of prompt and completion together, at most
-    steps_per_check: int  # between held-out checks
+    steps_per_check: int = 10  # between held-out checks
     checkpoint_bytes: int  # size of one saved model
 
     @property
@@ -61,7 +61,6 @@ SUMS = Recipe(
     goal=Goal("env/exact", "exact", starts_below=0.10, ends_above=0.80),
     steps=36,
     groups_per_step=8,
-    group_size=16,
     micro_batch=16,
     learning_rate=2e-5,
     lr_decay_ratio=0.4,
@@ -70,7 +69,6 @@ SUMS = Recipe(
     entropy_coef=0.02,
     ppo_epochs=1,
     seq_len=64,
-    steps_per_check=10,
     checkpoint_bytes=int(0.66 * GIGABYTE),
 )
 COPY = Recipe(
@@ -79,7 +77,6 @@ COPY = Recipe(
     goal=Goal("reward_mean", "reward", starts_below=0.10, ends_above=0.85),
     steps=40,
     groups_per_step=32,
-    group_size=16,
     micro_batch=64,
     learning_rate=4e-3,
     lr_decay_ratio=0.0,
@@ -88,7 +85,6 @@ COPY = Recipe(
     entropy_coef=0.03,
     ppo_epochs=4,
     seq_len=32,
-    steps_per_check=10,
     checkpoint_bytes=int(0.003 * GIGABYTE),
 )
 RECIPES = {"smollm2": SUMS, "tiny": COPY}

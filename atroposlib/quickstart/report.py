@@ -109,55 +109,43 @@ def curve(rows: Sequence[Row], name: str) -> tuple[Point, ...]:
 
 
 def _learning(f: Findings) -> str:
-    exact = line_chart(
-        [
-            Series("exact, training problems", curve(f.rows, "env/exact"), "a"),
-            Series("exact, held-out problems", tuple(f.heldout), "b", dots=True),
-        ],
-        title="Exact answers",
+    exact = _figure(
+        "Rate of exact answers",
+        Series("exact, training problems", curve(f.rows, "env/exact")),
+        Series("exact, held-out problems", tuple(f.heldout), "b", dots=True),
         y_range=(0.0, 1.0),
     )
-    reward = line_chart(
-        [
-            Series("reward, training problems", curve(f.rows, "reward_mean"), "a"),
-            Series("reward, held-out problems", tuple(f.heldout_rewards), "b", dots=True),
-        ],
-        title="Mean reward",
+    return exact + _figure(
+        "Mean reward",
+        Series("reward, training problems", curve(f.rows, "reward_mean")),
+        Series("reward, held-out problems", tuple(f.heldout_rewards), "b", dots=True),
     )
-    return _figure("Rate of exact answers", exact) + _figure("Mean reward", reward)
 
 
 def _soundness(f: Findings) -> str:
     limit = ((1.0, MISMATCH_LIMIT), (float(max(2, len(f.rows))), MISMATCH_LIMIT))
-    mismatch = line_chart(
-        [
-            Series("of the batch", curve(f.rows, MISMATCH_COLUMNS[0]), "a"),
-            Series("after publishing", curve(f.rows, MISMATCH_COLUMNS[1]), "b"),
-            Series("limit", limit, "goal"),
-        ],
-        title="Logprob mismatch",
-        log=True,
-    )
-    stale = line_chart(
-        [
-            Series("mean", curve(f.rows, "staleness_mean"), "a"),
-            Series("largest", curve(f.rows, "staleness_max"), "b"),
-        ],
-        title="Staleness",
-    )
     words = (
         "<p>The server samples, the trainer learns: both must agree on the probability of every "
         "token, or the gradient is about another model. The largest difference in a step, in "
         "nats, on a logarithmic scale:</p>"
     )
-    return (
-        words
-        + _figure("Largest logprob difference, server against trainer", mismatch)
-        + _figure("Versions between sampling and training", stale)
+    mismatch = _figure(
+        "Largest logprob difference, server against trainer",
+        Series("of the batch", curve(f.rows, MISMATCH_COLUMNS[0])),
+        Series("after publishing", curve(f.rows, MISMATCH_COLUMNS[1]), "b"),
+        Series("limit", limit, "goal"),
+        log=True,
     )
+    stale = _figure(
+        "Versions between sampling and training",
+        Series("mean", curve(f.rows, "staleness_mean")),
+        Series("largest", curve(f.rows, "staleness_max"), "b"),
+    )
+    return words + mismatch + stale
 
 
-def _figure(caption: str, chart: str) -> str:
+def _figure(caption: str, *series: Series, **axis: Any) -> str:
+    chart = line_chart(series, title=caption, **axis)
     if not chart:
         return ""
     return f"<figure><figcaption>{escape(caption)}</figcaption>{chart}</figure>"

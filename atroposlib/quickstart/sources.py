@@ -82,25 +82,24 @@ class Probe:
 
     def get(self, url: str) -> dict[str, Any] | None:
         try:
-            reply = self._client.get(url)
-            answer = reply.json() if reply.is_success else None
-        except (httpx.TransportError, ValueError):
+            answer = json.loads(self.text(url) or "null")
+        except ValueError:
             return None
         return answer if isinstance(answer, dict) else None
 
     def text(self, url: str) -> str | None:
-        try:
-            reply = self._client.get(url)
-        except httpx.TransportError:
-            return None
-        return reply.text if reply.is_success else None
+        return self._answer("GET", url)
 
     def posts(self, url: str, body: dict[str, Any], within_s: float) -> bool:
         """Send one POST that may take long; return whether it succeeded."""
+        return self._answer("POST", url, json=body, timeout=within_s) is not None
+
+    def _answer(self, method: str, url: str, **options: Any) -> str | None:
         try:
-            return self._client.post(url, json=body, timeout=within_s).is_success
+            reply = self._client.request(method, url, **options)
         except httpx.TransportError:
-            return False
+            return None
+        return reply.text if reply.is_success else None
 
     def close(self) -> None:
         self._client.close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atroposlib.quickstart.recipes import Recipe
+from atroposlib.trackers import finite_number
 
 LAST_STEPS = 5
 MISMATCH_LIMIT = 1e-3  # nats; server and trainer both compute in float32
@@ -50,14 +50,8 @@ def figure(value: float | None) -> str:
 
 def column(rows: Sequence[Row], name: str) -> list[float]:
     """Return the finite numbers of one column, in row order."""
-    values = [row.get(name) for row in rows]
-    return [
-        float(value)
-        for value in values
-        if isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    ]
+    values = (finite_number(row.get(name)) for row in rows)
+    return [value for value in values if value is not None]
 
 
 def first(rows: Sequence[Row], name: str) -> float | None:

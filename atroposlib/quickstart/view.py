@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -101,31 +101,35 @@ def step_line(s: RunSnapshot) -> str:
     )
 
 
-class View(Protocol):
+class View(ABC):
     """Output of the launcher."""
-
-    def show(self, snapshot: RunSnapshot) -> None: ...
-
-    def print_line(self, line: str) -> None: ...
-
-    def waiting(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class LiveView:
-    """A panel that is redrawn in place; printed lines scroll above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+
+    @abstractmethod
+    def show(self, snapshot: RunSnapshot) -> None: ...
+
+    @abstractmethod
+    def waiting(self, line: str) -> None: ...
+
+    def print_line(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class LiveView(View):
+    """A panel that is redrawn in place; printed lines scroll above it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._live = Live(console=console, refresh_per_second=4, transient=False)
         self._live.start()
 
     def show(self, snapshot: RunSnapshot) -> None:
         self._live.update(panel(snapshot))
-
-    def print_line(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def waiting(self, line: str) -> None:
         self._live.update(Text(line, style="dim"))
@@ -134,11 +138,11 @@ class LiveView:
         self._live.stop()
 
 
-class PlainView:
+class PlainView(View):
     """Lines only; the same wait is repeated at most every ten seconds."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._shown_steps = 0
         self._quiet_until = 0.0
 
@@ -147,16 +151,10 @@ class PlainView:
             self._shown_steps = snapshot.step
             self.print_line(step_line(snapshot))
 
-    def print_line(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     def waiting(self, line: str) -> None:
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + WAIT_LOG_INTERVAL_S
             self.print_line(line)
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def open_view(console: Console, live: bool) -> View:

@@ -13,7 +13,8 @@ import importlib
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -88,15 +89,16 @@ def tracker_names(chosen: Iterable[str], use_wandb: bool) -> list[str]:
     return names if not use_wandb or "wandb" in names else ["wandb", *names]
 
 
+def finite_number(value: Any) -> float | None:
+    """``value`` as a number; None for anything else, a truth value and NaN included."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
 def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The entries that every tracker takes."""
-    return {
-        name: float(value)
-        for name, value in metrics.items()
-        if isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    }
+    numbers = {name: finite_number(value) for name, value in metrics.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def installed(name: str) -> bool:
@@ -144,39 +146,34 @@ class Guarded:
         self.failures = 0
         self._in_a_row = 0
         self._tracker: Tracker | None = None
-        try:
-            with boundary(f"tracker {name}", "its start", "starting"):
-                self._tracker = open_it()
-        except RolloutError as error:
-            self._failed(error, "metrics are recorded without it")
+        with self._counted("its start", "starting", "metrics are recorded without it"):
+            self._tracker = open_it()
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record one step, or count a failure."""
         if self._tracker is None:
             return
-        try:
-            with boundary(f"tracker {self.name}", f"step {step}", "logging"):
-                self._tracker.log(metrics, step)
-        except RolloutError as error:
-            self._failed(error, "the run continues; later failures are only counted")
-            if self._in_a_row == GIVE_UP_AFTER:
-                print(f"tracker {self.name}: off after {GIVE_UP_AFTER} failures in a row")
-                self._tracker = None
-        else:
-            self._in_a_row = 0
+        consequence = "the run continues; later failures are only counted"
+        with self._counted(f"step {step}", "logging", consequence):
+            self._tracker.log(metrics, step)
+        if self._in_a_row == GIVE_UP_AFTER:
+            print(f"tracker {self.name}: off after {GIVE_UP_AFTER} failures in a row")
+            self._tracker = None
 
     def close(self) -> None:
         """Close the tracker; an error is counted."""
-        if self._tracker is None:
-            return
-        try:
-            with boundary(f"tracker {self.name}", "its end", "closing"):
+        if self._tracker is not None:
+            with self._counted("its end", "closing", "its last metrics may be missing"):
                 self._tracker.close()
-        except RolloutError as error:
-            self._failed(error, "its last metrics may be missing")
 
-    def _failed(self, error: RolloutError, consequence: str) -> None:
-        self.failures += 1
-        self._in_a_row += 1
-        if self.failures == 1:
-            print(f"{error}; {consequence}", flush=True)
+    @contextmanager
+    def _counted(self, item: str, stage: str, consequence: str) -> Iterator[None]:
+        try:
+            with boundary(f"tracker {self.name}", item, stage):
+                yield
+            self._in_a_row = 0
+        except RolloutError as error:
+            self.failures += 1
+            self._in_a_row += 1
+            if self.failures == 1:
+                print(f"{error}; {consequence}", flush=True)

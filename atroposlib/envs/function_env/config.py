@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
-from atroposlib.envs.cli import describe
+from atroposlib.envs.cli import described
 from atroposlib.envs.settings.config import BaseEnvConfig, nearest
 from atroposlib.errors import ConfigError
 
@@ -71,10 +71,8 @@ def config_class(
         __doc__=f"Settings of the environment {name!r}.",
         **fields,
     )
-    try:
+    with described(name):
         made(**defaults)
-    except ValidationError as error:
-        raise ConfigError(describe(name, error)) from error
     return cast(type[FunctionEnvConfig], made)
 
 

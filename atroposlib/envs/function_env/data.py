@@ -39,6 +39,10 @@ class TaskItem(TypedDict):
     epoch: int
 
 
+def item_of(task: Any, place: int, epoch: int = 0) -> TaskItem:
+    return {"id": task_id(task), "task": task, "place": place, "epoch": epoch}
+
+
 class Source(Protocol):
     """Tasks by place. Each place is read once, in ascending order."""
 
@@ -86,10 +90,7 @@ async def prepare(
             await load(eval_dataset, config, env=env, split="test"), config.eval_items
         )
     most = len(held_out) if config.eval_items < 0 else config.eval_items
-    return source, [
-        {"id": task_id(task), "task": task, "place": i, "epoch": 0}
-        for i, task in enumerate(held_out[:most])
-    ]
+    return source, [item_of(task, i) for i, task in enumerate(held_out[:most])]
 
 
 # --- loading ------------------------------------------------------------------------
@@ -220,7 +221,7 @@ class Indexed:
         if self._order[0] != epoch:
             self._order = (epoch, self._ordered(epoch))
         task = self._rows[self._order[1][position]]
-        return {"id": task_id(task), "task": task, "place": place, "epoch": epoch}
+        return item_of(task, place, epoch)
 
     def _ordered(self, epoch: int) -> Sequence[int]:
         if not self._shuffle:
@@ -246,12 +247,7 @@ class Stream:
             for task in self._reading:
                 self._next += 1
                 if self._next > place:
-                    return {
-                        "id": task_id(task),
-                        "task": task,
-                        "place": place,
-                        "epoch": self._epoch,
-                    }
+                    return item_of(task, place, self._epoch)
             empty = self._next == self._began
             last = 0 <= self._epochs <= self._epoch + 1
             if empty or last or not self._restarts:

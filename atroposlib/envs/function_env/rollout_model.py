@@ -54,15 +54,14 @@ class Reply(str):
     finish_reason: str | None  # stop, length or tool_calls
     tool_calls: list[dict[str, Any]]  # as OpenAI's: id, type, function {name, arguments}
     message: dict[str, Any]  # this reply as a message of a history
-    messages: list[
-        dict[str, Any]
-    ]  # the history and this reply; of a completion only the reply
+    messages: list[dict[str, Any]]  # the history and this reply; of a completion the reply
 
     @classmethod
     def of(cls, history: Sequence[Message], choice: Any) -> Reply:
-        """Reply from a ``choice`` of a chat completion."""
-        reply = cls(choice.message.content or "")
-        calls = choice.message.tool_calls or []
+        """Reply from a ``choice`` of a chat or, without a history, of a text completion."""
+        said = getattr(choice, "message", None)
+        reply = cls(choice.text if said is None else said.content or "")
+        calls = (said and said.tool_calls) or []
         reply.tool_calls = [
             dict(call) if isinstance(call, Mapping) else call.model_dump() for call in calls
         ]
@@ -71,16 +70,6 @@ class Reply(str):
         if reply.tool_calls:
             reply.message["tool_calls"] = reply.tool_calls
         reply.messages = [*map(dict, history), reply.message]
-        return reply
-
-    @classmethod
-    def of_text(cls, choice: Any) -> Reply:
-        """Reply from a ``choice`` of a text completion."""
-        reply = cls(choice.text)
-        reply.tool_calls = []
-        reply.finish_reason = choice.finish_reason
-        reply.message = {"role": "assistant", "content": str(reply)}
-        reply.messages = [reply.message]
         return reply
 
 
@@ -132,11 +121,7 @@ class Model:
             sampling["tools"] = [schema_of(tool) for tool in tools]
         params = self._params(sampling)
         completion = await self._session.chat_completion(messages=history, **params)
-        choice = self._only_choice(completion)
-        reply = Reply.of(history, choice)
-        self.replies.append(reply)
-        self._record(completion, params, reply.messages)
-        return reply
+        return self._replied(completion, params, history)
 
     async def use_tools(
         self, messages: Messages, *, tools: Sequence[Tool], max_turns: int = 8, **sampling: Any
@@ -162,11 +147,7 @@ class Model:
         """
         params = self._params(sampling)
         completion = await self._session.completion(prompt=prompt, **params)
-        choice = self._only_choice(completion)
-        reply = Reply.of_text(choice)
-        self.replies.append(reply)
-        self._record(completion, params, [])
-        return reply
+        return self._replied(completion, params, None)
 
     async def endpoint(self) -> Endpoint:
         """Address for an agent with its own client: ``base_url`` and ``api_key``.
@@ -202,22 +183,25 @@ class Model:
         }
         return {**defaults, **sampling}
 
-    @staticmethod
-    def _only_choice(completion: Any) -> Any:
+    def _replied(
+        self,
+        completion: Any,
+        params: Mapping[str, Any],
+        history: list[dict[str, Any]] | None,  # None: of a text completion
+    ) -> Reply:
         if not completion.choices:
             raise InferenceError("the server answered without a choice")
-        return completion.choices[0]
-
-    def _record(
-        self, completion: Any, params: Mapping[str, Any], messages: list[dict[str, Any]]
-    ) -> None:
+        reply = Reply.of(history or [], completion.choices[0])
+        self.replies.append(reply)
         nodes_for = getattr(self._session, "nodes_for", None)
-        if nodes_for is None:
-            return  # a server that returns text only, or a session of another process
-        (node,) = nodes_for(completion)
-        call = ModelCall(float(params["temperature"]), messages)
-        sampled = completion.usage.completion_tokens if completion.usage else None
-        self.recorder.add(call, node, sampled)
+        # Without it: a server that returns text only, or a session of another process.
+        if nodes_for is not None:
+            (node,) = nodes_for(completion)
+            messages = [] if history is None else reply.messages
+            call = ModelCall(float(params["temperature"]), messages)
+            sampled = completion.usage.completion_tokens if completion.usage else None
+            self.recorder.add(call, node, sampled)
+        return reply
 
 
 @lru_cache(maxsize=1)

@@ -20,12 +20,20 @@ from atroposlib.envs.rollout.groups import (
     with_metadata,
 )
 from atroposlib.envs.rollout.pacing import derived_batch_size
-from atroposlib.envs.rollout.pool import Outcome, RolloutHooks, RolloutStatus, WorkerPool
+from atroposlib.envs.rollout.pool import (
+    Outcome,
+    RolloutHooks,
+    RolloutStatus,
+    RolloutTask,
+    WorkerPool,
+)
 from atroposlib.envs.runtime.evaluation import PeriodicEvaluation
-from atroposlib.envs.runtime.metrics_logger import MetricsLogger, local_sinks
+from atroposlib.envs.runtime.metrics_logger import MetricsLogger
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats, filter_groups
-from atroposlib.envs.settings.config import BaseEnvConfig
+from atroposlib.envs.runtime.shutdown import Shutdown
+from atroposlib.envs.runtime.wait_status import WaitStatus
+from atroposlib.envs.settings.config import FAILING_BACKOFF, BaseEnvConfig
 from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.engines.api_server import APIServer
@@ -169,7 +177,7 @@ class EnvRuntime(EnvHooks):
         self.group_size_to_process = 0
         self.last_completed_item: Item | None = None
         self.group_stats = GroupStats()
-        self.metrics_logger = MetricsLogger(local_sinks(self.label(), config.metrics_path))
+        self.metrics_logger = MetricsLogger(self.label(), config.metrics_path)
         self.group_file = self._open_group_file()
         self.pool = WorkerPool(self, self._deliver, on_end=self._record_outcome)
         self.workers = self.pool.tasks
@@ -262,6 +270,20 @@ class EnvRuntime(EnvHooks):
         """Start as many rollouts as are wanted now."""
         if self.serving is not None:
             await self.serving.add_workers()
+
+    async def new_job(self) -> RolloutTask | None:
+        """A rollout of the next item; None if there is no item now."""
+        with boundary(self.label(), None, "get_next_item"):
+            item = await self.get_next_item()
+        return None if item is None else RolloutTask(item)
+
+    async def pause_while_failing(self, waiting: WaitStatus, shutdown: Shutdown) -> None:
+        """Pause, longer each time, while more rollouts fail in a row than run at once."""
+        errors = self.pool.consecutive_errors
+        pause = FAILING_BACKOFF.pause_s(errors - self.max_num_workers)
+        if pause:
+            waiting.start(f"{errors} rollouts failed in a row, next in {pause:.1f} s")
+            await shutdown.pause(pause)
 
     # --- delivery of groups -------------------------------------------------------------
 

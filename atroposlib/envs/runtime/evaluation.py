@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from atroposlib.envs.rollout.groups import plain
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger, scalars
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.errors import AtroposError, boundary
+from atroposlib.trackers import finite_numbers
 from atroposlib.utils.display import display_metrics_table
 from atroposlib.wire import EnvStatus
 
@@ -103,28 +105,37 @@ def eval_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_results(
-    directory: Path,
+def report_results(
+    directory: Path | None,
     metrics: Mapping[str, Any],
     *,
     task: str,
     model_name: str | None,
-    seconds: float,
+    start_time: float | None,
+    end_time: float | None,
     generation_parameters: Mapping[str, Any],
-    samples: Sequence[Mapping[str, Any]] | None = None,
+    samples: Sequence[Mapping[str, Any]] | None,
     measured_at: Mapping[str, Any] | None = None,
+    verbose: bool = True,
 ) -> None:
-    """Write ``metrics.json`` and, with samples, ``samples.jsonl``; each file whole or not.
+    """Write the files, if there is a ``directory`` for them, and print the table.
 
-    ``measured_at`` holds the step and the policy version. A number that is not finite is
-    written as null: JSON has no form for it.
+    They are ``metrics.json`` and, with samples, ``samples.jsonl``; each whole or not.
+    ``measured_at`` holds the step and the policy version, times are seconds since the epoch (by
+    default now). A number that is not finite is written as null: JSON has no form for it.
+    ``verbose`` False prints nothing; entries that are not numbers are left out of the table.
     """
+    now, results = time.time(), scalars(metrics)
+    started, ended = start_time or now, end_time or now
+    if verbose:
+        display_metrics_table(task, finite_numbers(results), started, ended)
+    if directory is None:
+        return
     directory.mkdir(parents=True, exist_ok=True)
-    results = scalars(metrics)
     document = {
         "config_general": {
             "model_name": model_name,
-            "total_evaluation_time_seconds": str(seconds),
+            "total_evaluation_time_seconds": str(ended - started),
             "generation_parameters": plain(generation_parameters),
             **(measured_at or {}),
         },
@@ -149,15 +160,3 @@ def _replace(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
-
-
-def show_results(
-    task: str, metrics: Mapping[str, Any], start_time: float, end_time: float
-) -> None:
-    """Print the table; entries that are not numbers are left out of it."""
-    numbers = {
-        name: value
-        for name, value in scalars(metrics).items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    display_metrics_table(task, numbers, start_time, end_time)

@@ -1,7 +1,6 @@
 """Metrics of an environment: the runtime's measurements, and the sinks that record them.
 
-The log and ``jsonl`` (``metrics_path``) are always available; each tracker is one more sink.
-A sink receives ``(metrics, step)`` and drops what it cannot show, such as a table in a file.
+Metrics go to the log, and to sinks: a jsonl file (``metrics_path``), and each tracker. A sink receives ``(metrics, step)`` and drops what it cannot show, such as a table in a file.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ class Sink(Protocol):
 class MetricsLogger:
     """Sinks of one run, and the measurements that the next emission reports."""
 
-    def __init__(self, sinks: list[Sink]) -> None:
-        self.sinks = sinks
+    def __init__(self, env: str, metrics_path: str | None) -> None:
+        self.sinks: list[Sink] = [JsonlSink(Path(metrics_path), env)] if metrics_path else []
+        self._env = env
         self._values: dict[str, list[float]] = {}
         self.completion_lengths: list[int] = []  # trained tokens of each sequence
         self.rollouts: list[list[tuple[Any, ...]]] = []  # rows of the table, by group
@@ -108,7 +108,13 @@ class MetricsLogger:
         return metrics
 
     def emit(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Write ``metrics`` to every sink."""
+        """Log ``metrics`` in one line, without timings, and write them to every sink."""
+        words = (
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in scalars(metrics).items()
+            if not name.startswith(("train_perf/", "server/"))
+        )
+        logger.info("%s step %d: %s", self._env, step, ", ".join(words))
         for sink in self.sinks:
             sink.write(metrics, step)
 
@@ -180,25 +186,6 @@ class JsonlSink:
             self._file.close()
 
 
-class LogSink:
-    """One line of the log per emission; timings are left to the other sinks."""
-
-    def __init__(self, env: str) -> None:
-        self._env = env
-
-    def write(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Log the numbers, four digits each."""
-        words = (
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in scalars(metrics).items()
-            if not name.startswith(("train_perf/", "server/"))
-        )
-        logger.info("%s step %d: %s", self._env, step, ", ".join(words))
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
 class TrackerSink:
     """A tracker: wandb takes whatever is emitted, the others take the finite numbers.
 
@@ -224,14 +211,6 @@ class TrackerSink:
     def close(self) -> None:
         """End the tracker's run."""
         self._tracker.close()
-
-
-def local_sinks(env: str, metrics_path: str | None) -> list[Sink]:
-    """The sinks that need no account."""
-    sinks: list[Sink] = [LogSink(env)]
-    if metrics_path:
-        sinks.append(JsonlSink(Path(metrics_path), env))
-    return sinks
 
 
 def rollout_table(rollouts: list[list[tuple[Any, ...]]]) -> Any:

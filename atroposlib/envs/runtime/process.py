@@ -12,12 +12,11 @@ import logging
 import time
 from pathlib import Path
 
-from atroposlib.envs.rollout.pool import RolloutTask, WorkerPool
+from atroposlib.envs.rollout.pool import WorkerPool
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.shutdown import Shutdown
 from atroposlib.envs.runtime.wait_status import WaitStatus
-from atroposlib.envs.settings.config import FAILING_BACKOFF
 from atroposlib.errors import AtroposError, ConfigError, boundary
 
 logger = logging.getLogger(__name__)
@@ -87,26 +86,16 @@ async def _make_groups(
             so_far = f"{logged} of {wanted}, {pool.busy} rollouts under way"
             waiting.start(f"the next kept group: {so_far}", usual=True)
         _stop_if_only_failing(env, pool)
-        errors = pool.consecutive_errors
-        pause = FAILING_BACKOFF.pause_s(errors - env.max_num_workers)
-        if pause:
-            waiting.start(f"{errors} rollouts failed in a row, next in {pause:.1f} s")
-            await shutdown.pause(pause)
+        await env.pause_while_failing(waiting, shutdown)
 
 
 async def _start_rollouts(env: EnvRuntime, wanted: int, shutdown: Shutdown) -> None:
     pool = env.pool
     while pool.busy < min(env.max_num_workers, wanted - pool.counts["kept"]):
-        job = pool.next_waiting() or await shutdown.or_shutdown(_next_job(env))
+        job = pool.next_waiting() or await shutdown.or_shutdown(env.new_job())
         if job is None:
             return
         pool.start(job)
-
-
-async def _next_job(env: EnvRuntime) -> RolloutTask | None:
-    with boundary(env.label(), None, "get_next_item"):
-        item = await env.get_next_item()
-    return None if item is None else RolloutTask(item)
 
 
 def _stop_if_only_failing(env: EnvRuntime, pool: WorkerPool) -> None:

@@ -29,7 +29,7 @@ from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
 from atroposlib.envs.runtime.shutdown import Shutdown, StopRequested
 from atroposlib.envs.runtime.wait_status import WaitStatus
-from atroposlib.envs.settings.config import FAILING_BACKOFF, HEARTBEAT_S, STATUS_POLL_S
+from atroposlib.envs.settings.config import HEARTBEAT_S, STATUS_POLL_S
 from atroposlib.errors import AtroposError, NotRegistered, UnknownEnv, boundary
 from atroposlib.wire import EnvIdentifier, EnvStatus, Heartbeat
 
@@ -158,11 +158,7 @@ class Serve:
         env.metrics_logger.mainloop_timings.append(time.monotonic() - started)
         self._raise_if_hopeless()
         await self.shutdown.or_shutdown(env.pool.wait_for_change(STATUS_POLL_S))
-        errors = env.pool.consecutive_errors
-        pause = FAILING_BACKOFF.pause_s(errors - env.max_num_workers)
-        if pause:
-            self.waiting.start(f"{errors} rollouts failed in a row, next in {pause:.1f} s")
-            await self.shutdown.pause(pause)
+        await env.pause_while_failing(self.waiting, self.shutdown)
 
     async def _join_again(self) -> None:
         self.phase = EnvPhase.WAITING_FOR_TRAINER
@@ -242,7 +238,7 @@ class Serve:
         settled = self.admission.settle(env.pool.jobs, who, env.config.group_size)
         await self.shutdown.or_shutdown(settled)
         while env.pool.busy < wanted and not self.shutdown.requested.is_set():
-            job = self._next or env.pool.next_waiting() or await self._new_job()
+            job = self._next or env.pool.next_waiting() or await env.new_job()
             if job is None:
                 return
             self._next = job  # kept if this call is interrupted
@@ -250,11 +246,6 @@ class Serve:
                 return
             self._next = None
             env.pool.start(job)
-
-    async def _new_job(self) -> RolloutTask | None:
-        with boundary(self.env.label(), None, "get_next_item"):
-            item = await self.env.get_next_item()
-        return None if item is None else RolloutTask(item)
 
     async def _admits(self, job: RolloutTask, who: EnvIdentifier) -> bool:
         status = self.status

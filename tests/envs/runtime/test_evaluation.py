@@ -9,22 +9,24 @@ import numpy as np
 from atroposlib.envs.runtime.evaluation import (
     append_samples,
     eval_metrics,
-    show_results,
-    write_results,
+    report_results,
 )
 
 
-def test_results_survive_values_that_are_no_numbers(tmp_path):
-    write_results(
+def test_results_survive_values_that_are_no_numbers(tmp_path, capsys):
+    report_results(
         tmp_path,
         {"exact": np.float32(0.5), "none": None, "word": "x", "nan": float("nan")},
         task="toy_eval",
         model_name="m",
-        seconds=1.5,
+        start_time=1.0,
+        end_time=2.5,
         generation_parameters={"temperature": 0.6},
         samples=[{"a": np.arange(2)}],
         measured_at={"eval_step": 3},
+        verbose=False,
     )
+    assert capsys.readouterr().out == ""
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written["config_general"] == {
         "model_name": "m",
@@ -51,6 +53,15 @@ def test_names_of_metrics_begin_with_eval_once():
 
 
 def test_the_table_has_the_numbers_only(capsys):
-    show_results("toy", {"exact": 0.25, "word": "x", "flag": True}, 0.0, 1.0)
+    report_results(
+        None,
+        {"exact": 0.25, "word": "x", "flag": True},
+        task="toy",
+        model_name=None,
+        start_time=1.0,
+        end_time=2.0,
+        generation_parameters={},
+        samples=None,
+    )
     shown = capsys.readouterr().out
     assert "exact" in shown and "word" not in shown and "flag" not in shown

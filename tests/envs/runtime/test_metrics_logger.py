@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 from atroposlib.envs.cli import main
-from atroposlib.envs.runtime.metrics_logger import (
-    JsonlSink,
-    MetricsLogger,
-    TrackerSink,
-    scalars,
-)
+from atroposlib.envs.runtime.metrics_logger import MetricsLogger, TrackerSink, scalars
 from atroposlib.errors import ConfigError
 from atroposlib.trackers import TRACKERS, Guarded, installed
 from tests.envs.toys import ToyEnv, eventually, toy_env
@@ -24,7 +19,7 @@ from tests.envs.toys import ToyEnv, eventually, toy_env
 
 def test_metrics_are_one_json_line_per_emission(tmp_path):
     path = tmp_path / "deep" / "metrics.jsonl"
-    book = MetricsLogger([JsonlSink(path, "toy")])
+    book = MetricsLogger("toy", str(path))
     book.log("exact", 1.0)
     book.log("exact", 0.0)
     book.emit({**book.averages(), "table": object(), "n": np.int64(3), "bad": np.nan}, step=7)
@@ -69,7 +64,8 @@ def test_only_train_names_are_prefixed_in_trackers():
 @pytest.mark.parametrize("name", TRACKERS)
 def test_wandb_takes_everything_and_the_other_trackers_take_finite_numbers(name):
     tracker, table = Recorded(), object()
-    book = MetricsLogger([TrackerSink(Guarded(name, lambda: tracker))])
+    book = MetricsLogger("toy", None)
+    book.sinks = [TrackerSink(Guarded(name, lambda: tracker))]
     given = {"a": np.int64(1), "b": True, "c": "x", "d": None, "e": np.nan, "f": table}
     book.emit(given, 7)
     assert tracker.logged == [(given if name == "wandb" else {"a": 1.0}, 7)]
