@@ -30,6 +30,7 @@ from atroposlib.generation.configs import (
 )
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.type_definitions import Item
+from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 logger = logging.getLogger(__name__)
@@ -143,15 +144,14 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         if self.teacher_server is None or top_k is None:
             return taught
         asked = [self._ask(self.teacher_server, row, top_k, item) for row in group["tokens"]]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        rows: list[TeacherRows] = []
-        for answer in answers:
-            if isinstance(answer, AtroposError):
-                self._count_failure(answer, item)
-                return taught
-            if isinstance(answer, BaseException):
-                raise answer
-            rows.append(answer)
+        try:
+            rows = await gather_or_cancel(asked)
+        except AtroposError as error:
+            self.teacher_failures[type(error).__name__] += 1
+            logger.warning(
+                "group of item %r is sent without teacher logprobs: %s", item, error
+            )
+            return taught
         taught["distill_token_ids"] = [ids for ids, _ in rows]
         taught["distill_logprobs"] = [logprobs for _, logprobs in rows]
         self.teacher_groups += 1
@@ -175,10 +175,6 @@ class TeacherDistillationEnv(BaseEnv, ABC):
             )
             ids, logprobs = answer["prompt_topk_token_ids"], answer["prompt_topk_logprobs"]
         return checked_rows(ids, logprobs, len(tokens))
-
-    def _count_failure(self, error: AtroposError, item: Item) -> None:
-        self.teacher_failures[type(error).__name__] += 1
-        logger.warning("group of item %r is sent without teacher logprobs: %s", item, error)
 
     # --- metrics and the end ------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -195,39 +196,31 @@ def eval_rows(rows: Iterable[Any], most: int) -> list[Any]:
 # --- order and place ----------------------------------------------------------------
 
 
+@dataclass
 class Indexed:
     """Rows in an order drawn anew for every pass from ``seed`` and the pass."""
 
-    def __init__(
-        self,
-        rows: Sequence[Any],
-        indices: Sequence[int],
-        *,
-        seed: int,
-        shuffle: bool,
-        epochs: int,
-    ) -> None:
-        self._rows = rows
-        self._indices = indices
-        self._seed = seed
-        self._shuffle = shuffle
-        self._epochs = epochs
-        self._order: tuple[int, Sequence[int]] = (-1, [])
+    rows: Sequence[Any]
+    indices: Sequence[int]
+    seed: int
+    shuffle: bool
+    epochs: int
+    _order: tuple[int, Sequence[int]] = (-1, ())  # the pass, and its indices
 
     def at(self, place: int) -> TaskItem | None:
-        epoch, position = divmod(place, len(self._indices))
-        if 0 <= self._epochs <= epoch:
+        epoch, position = divmod(place, len(self.indices))
+        if 0 <= self.epochs <= epoch:
             return None
         if self._order[0] != epoch:
             self._order = (epoch, self._ordered(epoch))
-        task = self._rows[self._order[1][position]]
+        task = self.rows[self._order[1][position]]
         return item_of(task, place, epoch)
 
     def _ordered(self, epoch: int) -> Sequence[int]:
-        if not self._shuffle:
-            return self._indices
-        rng = random.Random(f"{self._seed}/{epoch}")
-        return rng.sample(self._indices, len(self._indices))
+        if not self.shuffle:
+            return self.indices
+        rng = random.Random(f"{self.seed}/{epoch}")
+        return rng.sample(self.indices, len(self.indices))
 
 
 class Stream:

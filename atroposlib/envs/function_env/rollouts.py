@@ -62,23 +62,17 @@ class EvalSample:
         return {**line, **self.shown, **self.numbers}
 
 
+@dataclass
 class RolloutRunner:
     """Runs the function of one environment; runs may be concurrent."""
 
-    def __init__(
-        self,
-        env: EnvRuntime,
-        config: FunctionEnvConfig,
-        function: Callable[..., Any],
-        plan: RewardPlan,
-    ) -> None:
-        self._env = env
-        self._config = config
-        self._function = function
-        self._plan = plan
-        self._proxy: RunningProxy | None = None
-        self._starting_proxy = asyncio.Lock()
-        self._open_things = AsyncExitStack()
+    env: EnvRuntime
+    config: FunctionEnvConfig
+    function: Callable[..., Any]
+    plan: RewardPlan
+    _proxy: RunningProxy | None = None
+    _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def train(self, item: TaskItem) -> Rollout | None:
         """One training rollout; None without a score.
@@ -87,7 +81,7 @@ class RolloutRunner:
             RolloutError: the function or a reward failed.
             ConfigError: the function never called the model.
         """
-        env = self._env
+        env = self.env
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(
                 env.server.managed_server(tokenizer=env.tokenizer)
@@ -114,20 +108,20 @@ class RolloutRunner:
         Raises:
             RolloutError: the function or a reward failed, or took too long.
         """
-        timeout_s = self._config.worker_timeout
-        with boundary(self._env.label(), item["id"], "evaluate"):
+        timeout_s = self.config.worker_timeout
+        with boundary(self.env.label(), item["id"], "evaluate"):
             return await asyncio.wait_for(
                 self._evaluate(item), timeout_s if timeout_s > 0 else None
             )
 
     async def _evaluate(self, item: TaskItem) -> EvalSample:
-        server = self._env.server
+        server = self.env.server
         async with AsyncExitStack() as stack:
             session: Any = server
             if all(one.returns_tokens for one in server.servers):
                 # As in training: exactly the same prompt tokens and tool calls.
                 session = await stack.enter_async_context(
-                    server.managed_server(tokenizer=self._env.tokenizer)
+                    server.managed_server(tokenizer=self.env.tokenizer)
                 )
             model = self._model(session, "eval", stack, [])
             reward = await self._play(item, model)
@@ -136,21 +130,21 @@ class RolloutRunner:
         return EvalSample(item, result, metrics_of(reward), shown)
 
     async def _play(self, item: TaskItem, model: Model) -> Reward:
-        env, name, task = self._env.label(), item["id"], item["task"]
+        env, name, task = self.env.label(), item["id"], item["task"]
         with boundary(env, name, "rollout"):
-            returned = await call_user(self._function, task, model, config=self._config)
-        return await self._plan.score(env, name, task, returned, self._config)
+            returned = await call_user(self.function, task, model, config=self.config)
+        return await self.plan.score(env, name, task, returned, self.config)
 
     def _model(
         self, session: Any, split: str, stack: AsyncExitStack, endpoints: list[AgentSession]
     ) -> Model:
-        config = self._config
+        config = self.config
         temperature = config.temperature if split == "train" else config.eval_temperature
 
         async def open_endpoint() -> Endpoint:
             proxy = await self._running_proxy()
             opened = await proxy.open_session(
-                self._env.server.tool_parser or TOOL_PARSER,
+                self.env.server.tool_parser or TOOL_PARSER,
                 split=split,
                 # A greedy agent would make all samples of a group equal.
                 sampling={"temperature": temperature},
@@ -172,7 +166,7 @@ class RolloutRunner:
             if self._proxy is None:
                 from atroposlib.generation.proxy.in_process import serving_proxy
 
-                env = self._env
+                env = self.env
                 self._proxy = await self._open_things.enter_async_context(
                     serving_proxy(
                         env.server, env.tokenizer, env.served_model_name() or "model"

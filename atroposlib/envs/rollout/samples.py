@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from atroposlib.envs.rollout.groups import (
@@ -83,17 +84,15 @@ async def collect_group(
     return collate(items), drawing.backlog
 
 
+@dataclass
 class _Drawing:
     """The samples of one group and their common second draws."""
 
-    def __init__(
-        self, sample: Draw, item: Any, *, redraws: int, failed: Callable[[str], None]
-    ) -> None:
-        self._sample = sample
-        self._item = item
-        self._redraws = redraws
-        self._failed = failed
-        self.backlog: list[Any] = []
+    sample: Draw
+    item: Any
+    redraws: int
+    failed: Callable[[str], None]
+    backlog: list[Any] = field(default_factory=list)
 
     async def one(self) -> ScoredDataItem | None:
         """A sample with a score; None if it has none and no second draw is left."""
@@ -103,23 +102,23 @@ class _Drawing:
                 drawn = await self._draw()
                 if drawn is not None:
                     return drawn
-                self._failed(NO_SCORE)
+                self.failed(NO_SCORE)
             except AtroposError as problem:
                 error = problem
-                self._failed(outcome_of(problem))
-            if self._redraws == 0:
+                self.failed(outcome_of(problem))
+            if self.redraws == 0:
                 if error is not None:
                     raise IncompleteGroup(f"no second draw is left: {error}") from error
                 return None
-            self._redraws -= 1
+            self.redraws -= 1
 
     async def _draw(self) -> ScoredDataItem | None:
-        with boundary("sample", self._item, "collect_trajectory"):
-            drawn, more = await self._sample(self._item)
+        with boundary("sample", self.item, "collect_trajectory"):
+            drawn, more = await self.sample(self.item)
         self.backlog.extend(more or [])
         if drawn is None or drawn.get("scores") is None:
             return None
-        with boundary("sample", self._item, "score"):
+        with boundary("sample", self.item, "score"):
             if (problem := score_problem(drawn)) is not None:
                 raise ValueError(problem)
         return drawn

@@ -329,7 +329,7 @@ class EnvRuntime(EnvHooks):
             await self._record_group(one, item)
         if sender is not None and kept:
             kept = await sender.send(kept, item, run_id)
-        self.group_stats.keep(len(kept))
+        self.group_stats.kept_since_log += len(kept)
         return [one.group for one in kept]
 
     async def _record_group(self, one: AcceptedGroup, item: Item) -> None:

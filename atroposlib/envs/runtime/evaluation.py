@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +27,17 @@ from atroposlib.wire import EnvStatus
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class PeriodicEvaluation:
-    """Evaluation during ``serve``: schedule, one at a time, with the policy version measured.
+    """Evaluation during ``serve``: schedule, one at a time, with the policy version measured."""
 
-    ``ended`` is called after each evaluation.
-    """
-
-    def __init__(
-        self,
-        evaluate: Callable[[], Awaitable[Any]],
-        run: JoinedRun,
-        metrics: MetricsLogger,
-        ended: Callable[[], None],
-    ) -> None:
-        self._evaluate = evaluate
-        self._run = run
-        self._metrics = metrics
-        self._ended = ended
-        self.task: asyncio.Task[None] | None = None
-        self.due: int | None = None  # step whose weights are to be evaluated next
-        self._measured: tuple[int, int] | None = None  # step, version at the beginning
+    hook: Callable[[], Awaitable[Any]]
+    run: JoinedRun
+    metrics: MetricsLogger
+    ended: Callable[[], None]  # called after each evaluation
+    task: asyncio.Task[None] | None = None
+    due: int | None = None  # step whose weights are to be evaluated next
+    _measured: tuple[int, int] | None = None  # step, version at the beginning
 
     def measured_at(self) -> dict[str, Any]:
         """Step and policy versions of the current or last evaluation; empty before the first."""
@@ -55,7 +47,7 @@ class PeriodicEvaluation:
         return {
             "eval_step": step,
             "eval_policy_version": version,
-            "eval_policy_version_at_end": self._run.policy_version,
+            "eval_policy_version_at_end": self.run.policy_version,
         }
 
     def start_if_due(self, status: EnvStatus) -> None:
@@ -65,23 +57,23 @@ class PeriodicEvaluation:
         if self.due is None or self.task is not None:
             return
         if pacing.weights_have_settled(
-            self.due, self._run.step, status.policy_version, status.queue_size
+            self.due, self.run.step, status.policy_version, status.queue_size
         ):
             step, self.due = self.due, None
             self.task = asyncio.ensure_future(self.evaluate(step))
 
     async def evaluate(self, step: int) -> None:
         """Evaluate the weights of ``step``. A failure is logged and counted; the run goes on."""
-        self._measured = (step, self._run.policy_version)
+        self._measured = (step, self.run.policy_version)
         try:
-            with boundary(self._run.label(), f"step {step}", "evaluate"):
-                await self._evaluate()
+            with boundary(self.run.label(), f"step {step}", "evaluate"):
+                await self.hook()
         except AtroposError as error:
             # Training data does not depend on an evaluation.
             logger.error("%s", error, exc_info=error)
-            self._metrics.emit({"eval/failed": 1}, self._run.step)
+            self.metrics.emit({"eval/failed": 1}, self.run.step)
         finally:
-            self._ended()
+            self.ended()
 
     async def finish(
         self, weights_of: Callable[[int], Awaitable[None]], *, evaluate_at_end: bool
@@ -93,8 +85,8 @@ class PeriodicEvaluation:
         if self.task is not None:
             await self.task
         if evaluate_at_end or self.due is not None:
-            await weights_of(self._run.step)
-            await self.evaluate(self._run.step)
+            await weights_of(self.run.step)
+            await self.evaluate(self.run.step)
 
 
 def eval_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import random
 import string
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -166,18 +167,18 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float | int | str | bool | 
     return shown
 
 
+@dataclass
 class JsonlSink:
     """One JSON object per emission: time, env, step, then the metrics."""
 
-    def __init__(self, path: Path, env: str) -> None:
-        self._path = path
-        self._file: Jsonl | None = None  # opened by the first emission
-        self._env = env
+    path: Path
+    env: str
+    _file: Jsonl | None = None  # opened by the first emission
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
         """Append a line and flush it, so that a crash loses no measurement."""
-        self._file = self._file or Jsonl(self._path)
-        head = {"time": time.time(), "env": self._env, "step": step}
+        self._file = self._file or Jsonl(self.path)
+        head = {"time": time.time(), "env": self.env, "step": step}
         self._file.write({**head, **scalars(metrics)})
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from atroposlib.client import AsyncRolloutClient
 from atroposlib.envs.runtime.shutdown import Shutdown
@@ -101,30 +102,17 @@ class JoinedRun:
         self.max_token_len = self.config.max_token_length
 
 
+@dataclass
 class RunRegistration:
-    """Registers an environment and keeps ``run`` current.
+    """Registers an environment and keeps ``run`` current."""
 
-    Args:
-        waiting: receives the wait reason.
-        new_run: called when the API has started another run since.
-    """
-
-    def __init__(
-        self,
-        run: JoinedRun,
-        client: AsyncRolloutClient,
-        shutdown: Shutdown,
-        *,
-        waiting: Callable[[str], None],
-        new_run: Callable[[], None],
-    ) -> None:
-        self._run = run
-        self._client = client
-        self._shutdown = shutdown
-        self._waiting = waiting
-        self._new_run = new_run
-        self._registering = asyncio.Lock()
-        self._refresh_at = 0.0  # monotonic
+    run: JoinedRun
+    client: AsyncRolloutClient
+    shutdown: Shutdown
+    waiting: Callable[[str], None]  # receives the wait reason
+    new_run: Callable[[], None]  # called when the API has started another run since
+    _registering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _refresh_at: float = 0.0  # monotonic
 
     async def register(self) -> EnvRegistered:
         """Wait for the API and the trainer, and join the run.
@@ -133,29 +121,29 @@ class RunRegistration:
             NotRegistered: no trainer started within ``trainer_timeout_s``.
             RolloutApiUnavailable: the API was absent longer than ``api_timeout_s``.
         """
-        config = self._run.config
+        config = self.run.config
         request = RegisterEnv(
             max_token_length=config.max_token_length,
-            desired_name=self._run.label(),
+            desired_name=self.run.label(),
             weight=config.inference_weight,
             group_size=config.group_size,
             min_batch_allocation=config.min_batch_allocation,
         )
         started = time.monotonic()
         while True:
-            call = self._client.register_env(request)
-            registration = await self._shutdown.or_shutdown(call)
+            call = self.client.register_env(request)
+            registration = await self.shutdown.or_shutdown(call)
             if registration is not None:
                 break
             waited, limit = time.monotonic() - started, config.trainer_timeout_s
-            self._waiting(f"the trainer to start, {waited:.0f} s of at most {limit:.0f} s")
+            self.waiting(f"the trainer to start, {waited:.0f} s of at most {limit:.0f} s")
             if waited > limit:
                 raise NotRegistered(
                     f"no trainer started within {waited:.0f} s at {config.rollout_server_url}"
                 )
-            await self._shutdown.pause(TRAINER_POLL_S)
-        info = await self._shutdown.or_shutdown(self._client.info())
-        self._run.join(registration, info["batch_size"], info["max_token_len"])
+            await self.shutdown.pause(TRAINER_POLL_S)
+        info = await self.shutdown.or_shutdown(self.client.info())
+        self.run.join(registration, info["batch_size"], info["max_token_len"])
         self._refresh_at = time.monotonic() + REFRESH_S
         logger.info("%s joined run %s", registration.wandb_name, registration.run_id)
         return registration
@@ -163,12 +151,12 @@ class RunRegistration:
     async def re_register(self, stale: EnvRegistered) -> EnvRegistered:
         """Register again, once for all callers that hold ``stale``; return the current one."""
         async with self._registering:  # all running sends fail at the same time
-            if self._run.registration is not stale:
-                return self._run.registration
+            if self.run.registration is not stale:
+                return self.run.registration
             logger.warning("the rollout API does not know %s: joining again", stale.wandb_name)
             fresh = await self.register()
             if fresh.run_id != stale.run_id:
-                self._new_run()
+                self.new_run()
             return fresh
 
     async def refresh(self) -> None:
@@ -180,5 +168,5 @@ class RunRegistration:
         if time.monotonic() < self._refresh_at:
             return
         self._refresh_at = time.monotonic() + REFRESH_S
-        info = await self._client.info()
-        self._run.resize(info["batch_size"], info["max_token_len"])
+        info = await self.client.info()
+        self.run.resize(info["batch_size"], info["max_token_len"])

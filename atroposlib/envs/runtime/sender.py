@@ -13,7 +13,8 @@ import logging
 import math
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,7 +45,6 @@ class GroupStats:
     """Counts of the groups and samples of one run, by outcome."""
 
     def __init__(self) -> None:
-        self.kept = 0
         self.kept_since_log = 0  # since metrics were last logged
         self.sent = 0  # accepted by the rollout API
         self.dropped: Counter[str] = Counter()  # groups per reason
@@ -62,11 +62,6 @@ class GroupStats:
     def sample_failed(self, outcome: str, count: int = 1) -> None:
         """Count samples without a score by their outcome, such as env_error."""
         self.samples[outcome] += count
-
-    def keep(self, count: int) -> None:
-        """Count kept groups."""
-        self.kept += count
-        self.kept_since_log += count
 
     def warn_of_unknown(self, group: Mapping[str, Any]) -> None:
         """Log a warning, once per name, for each field that the record does not have."""
@@ -97,39 +92,25 @@ async def filter_groups(
     return [verdict for verdict in judged if isinstance(verdict, AcceptedGroup)]
 
 
+@dataclass
 class GroupSender:
-    """Sends accepted groups to the current run of the rollout API.
+    """Sends accepted groups to the current run of the rollout API."""
 
-    Args:
-        registration: returns the current registration.
-        re_register: called with a registration that the API does not know any more.
-        requeue: receives the item whose groups were for a run that is over.
-    """
-
-    def __init__(
-        self,
-        client: AsyncRolloutClient,
-        registration: Callable[[], EnvRegistered],
-        stats: GroupStats,
-        *,
-        group_size: int,
-        re_register: Callable[[EnvRegistered], Awaitable[EnvRegistered]],
-        requeue: Callable[[Any], None],
-    ) -> None:
-        self.accepted_sequences = 0
-        self._client = client
-        self._registration = registration
-        self._stats = stats
-        self._group_size = group_size
-        self._re_register = re_register
-        self._requeue = requeue
-        self._instance = uuid.uuid4().hex
-        self._counter = itertools.count()
+    client: AsyncRolloutClient
+    registration: Callable[[], EnvRegistered]  # returns the current one
+    stats: GroupStats
+    group_size: int
+    # Called with a registration that the API does not know any more.
+    re_register: Callable[[EnvRegistered], Awaitable[EnvRegistered]]
+    requeue: Callable[[Any], None]  # receives an item whose groups were for a run that is over
+    accepted_sequences: int = 0
+    _instance: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _counter: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def accepted_groups(self) -> int:
         """Groups accepted so far, in units of the configured group size."""
-        return math.ceil(self.accepted_sequences / self._group_size)
+        return math.ceil(self.accepted_sequences / self.group_size)
 
     def next_key(self) -> str:
         """A key that is unique among all environments; it identifies a repeated post."""
@@ -156,9 +137,9 @@ class GroupSender:
         if refusal is not None:
             self._drop(groups, *refusal, item)
             if refusal[0] is RejectReason.RUN_ENDED:
-                self._requeue(item)
+                self.requeue(item)
             return []
-        self._stats.sent += len(groups)
+        self.stats.sent += len(groups)
         self.accepted_sequences += sum(group.sequences for group in groups)
         return groups
 
@@ -167,14 +148,14 @@ class GroupSender:
     ) -> tuple[RejectReason, str] | None:
         """The reason why the API did not accept them; None: it accepted them."""
         while True:
-            registration = self._registration()
+            registration = self.registration()
             if registration.run_id != sampled_for:
                 return RejectReason.RUN_ENDED, "the run it was for was reset"
             columns = [group.as_sent(registration.env_id) for group in groups]
             try:
-                await self._client.send_groups(columns, run_id=registration.run_id or None)
+                await self.client.send_groups(columns, run_id=registration.run_id or None)
             except (UnknownEnv, NotRegistered):
-                await self._re_register(registration)
+                await self.re_register(registration)
                 continue
             except RolloutApiRefused as refusal:
                 return RejectReason.REFUSED, str(refusal)
@@ -188,7 +169,7 @@ class GroupSender:
         self, groups: Sequence[AcceptedGroup], reason: RejectReason, detail: str, item: Any
     ) -> None:
         for _ in groups:
-            self._stats.drop(reason, detail, item)
+            self.stats.drop(reason, detail, item)
 
 
 class GroupFile:
