@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -141,8 +141,9 @@ def prepare(
     if options.engine is ServingEngine.LOCAL:
         return plan
     view.waiting(f"installing {vllm_env.VLLM} (once, minutes; kept in {cache})")
-    return plan.with_engine(
-        python=vllm_env.provide(cache, children),
+    return replace(
+        plan,
+        engine_python=str(vllm_env.provide(cache, children)),
         serve_dir=models.untied_copy(model_dir, options.out / "served"),
     )
 

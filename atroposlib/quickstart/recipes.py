@@ -155,10 +155,6 @@ class QuickstartPlan:
     def checkpoints(self) -> Path:
         return self.options.out / "checkpoints"
 
-    def with_engine(self, *, python: Path, serve_dir: Path) -> QuickstartPlan:
-        """Return the same plan with the engine that ``python`` has installed."""
-        return replace(self, engine_python=str(python), serve_dir=serve_dir)
-
     def settings(self) -> dict[str, object]:
         """Return the settings for the report, complete enough to repeat the run."""
         return {

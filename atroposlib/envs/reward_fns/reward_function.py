@@ -115,22 +115,16 @@ def _checked(scores: Sequence[float | None], count: int) -> Scores:
     return checked
 
 
-def per_completion(value: Any, count: int) -> list[Any]:
-    """``value`` for each of ``count`` completions: a list as it is, anything else repeated.
+def reference_answers(count: int, *given: Any) -> list[str | None]:
+    """The first of ``given`` that is not None, as text for each of ``count`` completions.
 
     Raises:
-        ValueError: a list of another length (a list of one is repeated).
+        ValueError: a list of neither ``count`` answers nor one.
     """
-    if not isinstance(value, (list, tuple)):
-        return [value] * count
-    if len(value) == 1:
-        return list(value) * count
-    if len(value) != count:
-        raise ValueError(f"{len(value)} reference answers for {count} completions")
-    return list(value)
-
-
-def reference_answers(count: int, *given: Any) -> list[str | None]:
-    """The first of ``given`` that is not None, as text for each of ``count`` completions."""
     first = next((value for value in given if value is not None), None)
-    return [None if gold is None else str(gold) for gold in per_completion(first, count)]
+    golds = list(first) if isinstance(first, (list, tuple)) else [first]
+    if len(golds) == 1:
+        golds *= count
+    if len(golds) != count:
+        raise ValueError(f"{len(golds)} reference answers for {count} completions")
+    return [None if gold is None else str(gold) for gold in golds]

@@ -210,7 +210,9 @@ def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
             group[name] = values
     if any(row.get("finish_reasons") for row in rows):
         group["finish_reasons"] = [row.get("finish_reasons") for row in rows]
-    group_overrides = _merged(row.get("group_overrides") for row in rows)
+    group_overrides: dict[str, Any] = {}
+    for row in rows:
+        group_overrides |= row.get("group_overrides") or {}
     if group_overrides:
         group["group_overrides"] = group_overrides
     params, own_params = _split_shared([row.get("generation_params") or {} for row in rows])
@@ -243,13 +245,6 @@ def _all_or_none(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any] | No
     if missing:
         raise InvalidGroup(name, f"[{missing[0]}]", "missing, but other sequences have it")
     return values
-
-
-def _merged(mappings: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for mapping in mappings:
-        merged.update(mapping or {})
-    return merged
 
 
 def _split_shared(

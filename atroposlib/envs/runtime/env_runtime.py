@@ -42,7 +42,6 @@ from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.trackers import require
 from atroposlib.type_definitions import Item
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
-from atroposlib.wire import EnvRegistered
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -234,15 +233,6 @@ class EnvRuntime(EnvHooks):
         """The model of the first server."""
         return self.server.servers[0].config.model_name if self.server.servers else None
 
-    @property
-    def registration(self) -> EnvRegistered:
-        """The run this environment belongs to.
-
-        Raises:
-            NotRegistered: it has not joined one.
-        """
-        return self.joined_run.registration
-
     def measured_at(self) -> dict[str, Any]:
         """Step and policy versions of the periodic evaluation; empty outside ``serve``."""
         return self.periodic_evaluation.measured_at()
@@ -314,7 +304,9 @@ class EnvRuntime(EnvHooks):
     ) -> list[ScoredDataGroup]:
         """Accept or reject each group, save and send the accepted ones, and return them."""
         sender = self.sender if do_send_to_api else None
-        run_id = self.registration.run_id if sender else ""  # before anything is awaited
+        run_id = (
+            self.joined_run.registration.run_id if sender else ""
+        )  # before anything is awaited
         labelled = [self._labelled(group, item, sender) for group in groups_in(scored_data)]
         rules = FilterRules(
             self.config.group_size,

@@ -1,6 +1,7 @@
 """Metrics of an environment: the runtime's measurements, and the sinks that record them.
 
-Metrics go to the log, and to sinks: a jsonl file (``metrics_path``), and each tracker. A sink receives ``(metrics, step)`` and drops what it cannot show, such as a table in a file.
+Metrics go to the log and to sinks: a jsonl file (``metrics_path``), and each tracker. A sink
+receives ``(metrics, step)`` and drops what it cannot show, such as a table in a file.
 """
 
 from __future__ import annotations

@@ -163,12 +163,12 @@ async def test_reset_makes_the_environment_join_the_new_run(
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=2)
     serving = asyncio.ensure_future(env.env_manager())
     await eventually(lambda: env.group_stats.sent == 2)
-    old_run = env.registration.run_id
+    old_run = env.joined_run.registration.run_id
     await asyncio.to_thread(first.reset)
     second = await asyncio.to_thread(api.trainer, 4, 2)
     batches = await train(second, 2, serving)
     await asyncio.wait_for(serving, 20)
-    assert env.registration.run_id != old_run
+    assert env.joined_run.registration.run_id != old_run
     items = {g.metadata["item"] for claimed in batches for g in claimed.batch}
     assert items == {f"item-{i}" for i in range(3, 7)}
     first.close()
@@ -183,7 +183,7 @@ async def test_a_group_sampled_for_a_run_that_was_reset_is_dropped_and_counted(
     serving = asyncio.ensure_future(env.env_manager())
     await eventually(lambda: env.group_stats.sent == 2)
     group = {"tokens": [[5, 6], [5, 7]], "masks": [[-100, 6], [-100, 7]], "scores": [0.0, 1.0]}
-    stale = env.registration
+    stale = env.joined_run.registration
     await asyncio.to_thread(first.reset)
     second = await asyncio.to_thread(api.trainer, 4, 5)
     kept = filter_group({**group, "idempotency_key": "k"}, FilterRules(group_size=2))
