@@ -43,7 +43,6 @@ from atroposlib.generation.configs import (
     as_server_list,
     resolve_servers,
 )
-from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.cli import extract_namespace, merge_dicts
 
 logger = logging.getLogger(__name__)
@@ -137,19 +136,14 @@ def make_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime
             if servers is not None
         },
     )
-    apply_manager_settings(env.server, manager)
+    if "max_n_completions" in manager.model_fields_set:
+        env.server.max_n_completions = manager.max_n_completions
+    if manager.tool_parser is not None:
+        env.server.tool_parser = manager.tool_parser
+    if manager.proxy_url is not None:
+        env.server.proxy_url = manager.proxy_url
+        env.server.use_proxy = True
     return env
-
-
-def apply_manager_settings(server: ServerManager, settings: ServerManagerConfig) -> None:
-    """Set the values of flags and file on ``server``."""
-    if "max_n_completions" in settings.model_fields_set:
-        server.max_n_completions = settings.max_n_completions
-    if settings.tool_parser is not None:
-        server.tool_parser = settings.tool_parser
-    if settings.proxy_url is not None:
-        server.proxy_url = settings.proxy_url
-        server.use_proxy = True
 
 
 def warn_of_local_urls(servers: ServerConfigs) -> None:

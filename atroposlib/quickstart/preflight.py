@@ -23,7 +23,8 @@ class NotReady(AtroposError):
 
 def check(options: Options, recipe: Recipe, cache: Path, repo: Path) -> None:
     """Check every requirement. Raises NotReady with one line about the first failure."""
-    converts = options.model == "smollm2" and not _converted(cache)
+    converted = cache / models.SMOLLM2.name / "config.json"
+    converts = options.model == "smollm2" and not converted.is_file()
     require_packages(NEEDED + (NEEDED_FOR_GGUF if converts else ()))
     require_scripts(repo, recipe.env_script)
     for name, port in (("--api-port", options.api_port), ("--port", options.server_port)):
@@ -37,10 +38,6 @@ def check(options: Options, recipe: Recipe, cache: Path, repo: Path) -> None:
     if needed:
         require_writable(cache)
         require_disk(cache, needed, "the model and engine cache")
-
-
-def _converted(cache: Path) -> bool:
-    return (cache / models.SMOLLM2.name / "config.json").is_file()
 
 
 def require_packages(names: tuple[str, ...]) -> None:

@@ -207,7 +207,10 @@ class FunctionEnv(BaseEnv):
         """Run the function on the held-out tasks, with ``model.split`` "eval"."""
         config, started = self.config, time.time()
         if not self.held_out:
-            self._say_that_nothing_is_held_out()
+            advice = f"{self.label()}: nothing to evaluate: give @environment an eval_dataset"
+            if self.serving is None:
+                raise ConfigError(advice)
+            logger.warning("%s", advice)  # the training run continues
             return
         samples = await draw_all(
             self.held_out,
@@ -227,9 +230,3 @@ class FunctionEnv(BaseEnv):
             },
             samples=[sample.line() for sample in samples],
         )
-
-    def _say_that_nothing_is_held_out(self) -> None:
-        advice = f"{self.label()}: nothing to evaluate: give @environment an eval_dataset"
-        if self.serving is None:
-            raise ConfigError(advice)
-        logger.warning("%s", advice)  # the training run continues

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
@@ -73,32 +74,18 @@ class Reply(str):
         return reply
 
 
+@dataclass(repr=False)
 class Model:
-    """Samples the model for one rollout.
+    """Samples the model for one rollout."""
 
-    Args:
-        split: "train" or "eval": the slots of a server that the calls take.
-        temperature, max_tokens: defaults of every call.
-        open_endpoint: opens an address for agents with their own client.
-    """
-
-    def __init__(
-        self,
-        session: SamplingSession,
-        *,
-        split: str,
-        temperature: float,
-        max_tokens: int,
-        open_endpoint: Callable[[], Awaitable[Endpoint]],
-    ) -> None:
-        self.split = split
-        self.temperature = temperature
-        self.max_tokens = max_tokens
-        self.recorder = Recorder()
-        self.replies: list[Reply] = []  # of every call to chat and complete
-        self._session = session
-        self._open_endpoint = open_endpoint
-        self._endpoint: Endpoint | None = None
+    session: SamplingSession
+    split: str  # "train" or "eval": the slots of a server that the calls take
+    temperature: float  # default of every call
+    max_tokens: int  # default of every call
+    open_endpoint: Callable[[], Awaitable[Endpoint]]  # for agents with their own client
+    recorder: Recorder = field(default_factory=Recorder)
+    replies: list[Reply] = field(default_factory=list)  # of every call to chat and complete
+    _endpoint: Endpoint | None = None
 
     async def chat(
         self, messages: Messages, *, tools: Sequence[Tool] = (), **sampling: Any
@@ -120,7 +107,7 @@ class Model:
         if tools:
             sampling["tools"] = [schema_of(tool) for tool in tools]
         params = self._params(sampling)
-        completion = await self._session.chat_completion(messages=history, **params)
+        completion = await self.session.chat_completion(messages=history, **params)
         return self._replied(completion, params, history)
 
     async def use_tools(
@@ -146,7 +133,7 @@ class Model:
         Example: await model.complete("3 + 4 =", max_tokens=2, stop=["\\n"])
         """
         params = self._params(sampling)
-        completion = await self._session.completion(prompt=prompt, **params)
+        completion = await self.session.completion(prompt=prompt, **params)
         return self._replied(completion, params, None)
 
     async def endpoint(self) -> Endpoint:
@@ -157,7 +144,7 @@ class Model:
         Example: OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
         """
         if self._endpoint is None:
-            self._endpoint = await self._open_endpoint()
+            self._endpoint = await self.open_endpoint()
         return self._endpoint
 
     async def openai(self) -> AsyncOpenAI:
@@ -193,7 +180,7 @@ class Model:
             raise InferenceError("the server answered without a choice")
         reply = Reply.of(history or [], completion.choices[0])
         self.replies.append(reply)
-        nodes_for = getattr(self._session, "nodes_for", None)
+        nodes_for = getattr(self.session, "nodes_for", None)
         # Without it: a server that returns text only, or a session of another process.
         if nodes_for is not None:
             (node,) = nodes_for(completion)

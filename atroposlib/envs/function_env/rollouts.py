@@ -21,7 +21,7 @@ from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.data import TaskItem
 from atroposlib.envs.function_env.recorder import Rollout, metrics_of
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
-from atroposlib.envs.function_env.rollout_model import Endpoint, Model, Reply
+from atroposlib.envs.function_env.rollout_model import Endpoint, Model
 from atroposlib.envs.rollout.groups import Node, from_node, mean_metrics
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.errors import AtroposError, ConfigError, boundary
@@ -126,7 +126,11 @@ class RolloutRunner:
             model = self._model(session, "eval", stack, [])
             reward = await self._play(item, model)
         result = Result.UNSCORED if reward.score is None else Result.SCORED
-        shown = shown_of(model.replies[-1]) if model.replies else {}
+        shown: dict[str, Any] = {}
+        if model.replies:
+            reply = model.replies[-1]
+            shown = {"prompt": reply.messages[:-1], "completion": str(reply)}
+            shown["finish_reason"] = reply.finish_reason
         return EvalSample(item, result, metrics_of(reward), shown)
 
     async def _play(self, item: TaskItem, model: Model) -> Reward:
@@ -177,15 +181,6 @@ class RolloutRunner:
     async def close(self) -> None:
         """Stop the proxy, if it was started."""
         await self._open_things.aclose()
-
-
-def shown_of(reply: Reply) -> dict[str, Any]:
-    """Fields of a rollout's last reply for samples.jsonl."""
-    return {
-        "prompt": reply.messages[:-1],
-        "completion": str(reply),
-        "finish_reason": reply.finish_reason,
-    }
 
 
 # --- evaluation ---

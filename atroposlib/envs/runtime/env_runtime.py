@@ -177,7 +177,10 @@ class EnvRuntime(EnvHooks):
         self.last_completed_item: Item | None = None
         self.group_stats = GroupStats()
         self.metrics_logger = MetricsLogger(self.label(), config.metrics_path)
-        self.group_file = self._open_group_file()
+        self.group_file: GroupFile | None = None
+        if self.config.data_path_to_save_groups:
+            self.group_file = GroupFile(self.config.data_path_to_save_groups)
+            self.config.data_path_to_save_groups = str(self.group_file.path)
         self.pool = WorkerPool(self, self._deliver, on_end=self._record_outcome)
         self.workers = self.pool.tasks
         self.running_items = self.pool.running
@@ -189,13 +192,6 @@ class EnvRuntime(EnvHooks):
             self.pool.changed.set,
         )
         self.machinery = vars(self).keys() - before  # what a checkpoint must not replace
-
-    def _open_group_file(self) -> GroupFile | None:
-        if not self.config.data_path_to_save_groups:
-            return None
-        file = GroupFile(self.config.data_path_to_save_groups)
-        self.config.data_path_to_save_groups = str(file.path)
-        return file
 
     # --- identity and servers -----------------------------------------------------------
 

@@ -84,10 +84,8 @@ class MetricsLogger:
             metrics["train/completion_lengths_p95"] = percentile(lengths, 0.95)
         metrics["train/items_sent_to_api"] = stats.sent
         metrics["train/items_rejected"] = sum(stats.dropped.values())
-        for reason, count in stats.dropped.items():
-            metrics[f"train/dropped_{reason}"] = count
-        for outcome, count in stats.samples.items():
-            metrics[f"train/samples_{outcome}"] = count
+        for name, count in stats.by_reason().items():
+            metrics[f"train/{name}"] = count
         for name in REPORTED_ROLLOUTS:
             if count := rollouts.get(name, 0):
                 metrics[f"train/rollouts_{name}"] = count

@@ -69,14 +69,15 @@ class GroupStats:
             self._warned_of.add(name)
             logger.warning("a group carries %r, which the record does not: not sent", name)
 
-    def totals(self) -> dict[str, float | int | str]:
-        """The counts as numbers, for heartbeats and metrics."""
-        return {
-            "groups_sent": self.sent,
-            "groups_dropped": sum(self.dropped.values()),
-            **{f"dropped_{reason}": count for reason, count in self.dropped.items()},
-            **{f"samples_{outcome}": count for outcome, count in self.samples.items()},
-        }
+    def by_reason(self) -> dict[str, int]:
+        """``dropped_<reason>`` in groups, and ``samples_<outcome>``."""
+        dropped = {f"dropped_{reason}": count for reason, count in self.dropped.items()}
+        return dropped | {f"samples_{name}": count for name, count in self.samples.items()}
+
+    def totals(self) -> dict[str, int]:
+        """All counts, for heartbeats and the log."""
+        dropped = sum(self.dropped.values())
+        return {"groups_sent": self.sent, "groups_dropped": dropped, **self.by_reason()}
 
 
 async def filter_groups(

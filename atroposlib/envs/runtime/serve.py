@@ -165,15 +165,12 @@ class Serve:
         self.admission.forget()
         await self.registration.re_register(self._run.registration)
 
-    def _accepted_groups(self) -> int:
-        return self.sender.accepted_groups if self.sender is not None else 0
-
     async def _read_status(self) -> None:
-        env, accepted = self.env, self._accepted_groups()
-        who = self._run.identity
+        env, sender, who = self.env, self.sender, self._run.identity
+        accepted = sender.accepted_groups if sender is not None else 0
         await self.shutdown.or_shutdown(self.registration.refresh())
         status = await self.shutdown.or_shutdown(self.client.status_env(who))
-        arrived_since = self._accepted_groups() - accepted
+        arrived_since = sender.accepted_groups - accepted if sender is not None else 0
         if self.status is None or status.env_weight != self.status.env_weight:
             await env.update_weight(status.env_weight)
         has_version = "policy_version" in status.model_fields_set
@@ -201,7 +198,8 @@ class Serve:
                     "%d rollouts failed in a row: stopping", pool.consecutive_mistakes
                 )
                 raise pool.last_error
-        if self._paused() and self.waiting.seconds() > config.trainer_timeout_s:
+        paused = self.phase in (EnvPhase.PAUSED, EnvPhase.NOT_ADMITTED)
+        if paused and self.waiting.seconds() > config.trainer_timeout_s:
             waited = f"{self.waiting.seconds():.0f} s"
             raise NotRegistered(f"{env.label()} waited {waited} for {self.waiting_on}")
 
@@ -281,9 +279,6 @@ class Serve:
                 self.waiting.start(f"a group worth keeping: {none}")
             else:
                 self.waiting.clear()
-
-    def _paused(self) -> bool:
-        return self.phase in (EnvPhase.PAUSED, EnvPhase.NOT_ADMITTED)
 
     async def _weights_of(self, step: int) -> None:
         """Wait, within a bound, until the servers hold the weights that ``step`` gave."""
