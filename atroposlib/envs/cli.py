@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_cli.argparse import FailedExecutionException
 
 from atroposlib.envs.runtime.env_runtime import EnvRuntime, MoreServers
@@ -202,13 +202,17 @@ class Defaults:
         if mode == "process" and config.data_path_to_save_groups is None:
             self.env["data_path_to_save_groups"] = f"data/{env_cls.name or 'groups'}.jsonl"
         self.more: Mapping[str, MoreServers] = env_cls.more_servers()
-        self.fields = flags.flags_of(
-            {
-                ENV_NAMESPACE + NAMESPACE_SEP: self.env_fields,
-                **{name + NAMESPACE_SEP: APIServerConfig for name in self.server_namespaces},
-                "": ServerManagerConfig,
-            }
-        )
+        models: dict[str, type[BaseModel]] = {
+            ENV_NAMESPACE + NAMESPACE_SEP: self.env_fields,
+            **{name + NAMESPACE_SEP: APIServerConfig for name in self.server_namespaces},
+            "": ServerManagerConfig,
+        }
+        # Every flag with its field, such as {"env.group_size": FieldInfo}.
+        self.fields = {
+            prefix + name: field
+            for prefix, model in models.items()
+            for name, field in model.model_fields.items()
+        }
 
     @property
     def server_namespaces(self) -> list[str]:
@@ -261,10 +265,8 @@ def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSet
         yaml_config.get(ENV_NAMESPACE) or {},
         extract_namespace(given, ENV_NAMESPACE + NAMESPACE_SEP),
     )
-    manager_values = {
-        **{k: v for k, v in yaml_config.items() if k in manager_names},
-        **{k: v for k, v in given.items() if k in manager_names},
-    }
+    merged = {**yaml_config, **given}
+    manager_values = {k: v for k, v in merged.items() if k in manager_names}
 
     def servers(namespace: str, configs: ServerConfigs | None) -> ServerConfigs | None:
         overrides = extract_namespace(given, namespace + NAMESPACE_SEP)

@@ -72,7 +72,9 @@ class AccuracyReward(RewardFunction):
         gold = gold.rpartition("####")[2].strip()
         if boxes > self.max_boxed_threshold or not gold:
             return 0.0
-        given, expected = _first_number(text), _number_of(gold)
+        given, expected = _first_number(text), as_number(gold)
+        if expected is None:
+            expected = _first_number(gold)
         numbers = given is not None and expected is not None
         if numbers and abs(float(given - expected)) <= self.tolerance:  # type: ignore[operator]
             return 1.0
@@ -89,8 +91,3 @@ class AccuracyReward(RewardFunction):
 def _first_number(text: str) -> Decimal | None:
     place = _NUMBER_PLACE.search(text)
     return None if place is None else as_number(place.group(1) or place.group(2) or "")
-
-
-def _number_of(gold: str) -> Decimal | None:
-    number = as_number(gold)
-    return _first_number(gold) if number is None else number

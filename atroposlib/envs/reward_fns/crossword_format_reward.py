@@ -38,7 +38,6 @@ class CrosswordFormatReward(RewardFunction):
         self.valid_chars = frozenset(valid_chars)
 
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        """``reward_value`` or 0.0 for each."""
         texts = map(self.get_content, completions)
         return [self.reward_value if self._is_right(text) else 0.0 for text in texts]
 

@@ -27,7 +27,6 @@ class FormatReward(RewardFunction):
         self.case_sensitive = case_sensitive
 
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        """1.0 or 0.0 for each."""
         wanted = all if self.require_all_tags else any
         flags = re.DOTALL if self.case_sensitive else re.DOTALL | re.IGNORECASE
         blocks = [

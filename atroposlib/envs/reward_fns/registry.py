@@ -62,16 +62,14 @@ class RewardRegistry:
 
     def register(self, entry: Any = None, *, name: str | None = None) -> Any:
         """Decorator, plain or with a name; the default is the class name without "Reward"."""
-        if entry is not None and not isinstance(entry, str):
-            self._add(name or _default_name(entry), entry)
-            return entry
-        chosen = name or entry
+        plain = entry is not None and not isinstance(entry, str)
+        chosen = name if plain else name or entry
 
         def decorate(decorated: Entry) -> Entry:
             self._add(chosen or _default_name(decorated), decorated)
             return decorated
 
-        return decorate
+        return decorate(entry) if plain else decorate
 
     def register_function(self, name: str, function: PlainReward) -> None:
         """Register a plain function; :meth:`create` wraps it."""

@@ -71,7 +71,6 @@ class RepetitionPenaltyReward(RewardFunction):
         self.stopwords = STOPWORDS if stopwords is None else frozenset(stopwords)
 
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        """Between -1.0 and 0.0 for each."""
         return [self._score(self.get_content(completion)) for completion in completions]
 
     def _score(self, text: str) -> float:

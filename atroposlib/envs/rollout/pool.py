@@ -149,37 +149,30 @@ class RolloutTask:
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
+@dataclass
 class WorkerPool:
-    """Running rollouts, items to be retried, and counts.
+    """Running rollouts, items to be retried, and counts."""
 
-    ``deliver`` receives the groups of a finished rollout and returns the number kept.
-    """
-
-    def __init__(
-        self,
-        env: RolloutHooks,
-        deliver: Callable[[list[ScoredDataGroup], Any], Awaitable[int]],
-        *,
-        on_end: Callable[[Outcome, Any], None] | None = None,
-    ) -> None:
-        self._env = env
-        self._deliver = deliver
-        self._on_end = on_end
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.jobs: dict[str, asyncio.Task[None]] = {}  # uuid -> generating or sending
-        self.running: dict[str, dict[str, Any]] = {}  # uuid -> item, worker, start_time
-        self.backlog: deque[Any] = deque()  # oldest first
-        self.retries: deque[RolloutTask] = deque()
-        # Per RolloutStatus; retried, gave_up, kept, cleanup_failed.
-        self.counts: Counter[str] = Counter()
-        self.consecutive_errors = 0  # failed or timed out since the last success
-        self.consecutive_mistakes = 0  # the same without those of an absent server
-        # Monotonic; None: the last call was answered.
-        self.servers_gone_since: float | None = None
-        self.consecutive_empty_items = 0  # items without a kept group, since the last kept one
-        self.last_error: AtroposError | None = None
-        self.fatal: BaseException | None = None  # an error of delivery that ends the run
-        self.changed = asyncio.Event()  # set whenever a rollout or a send ends
+    env: RolloutHooks
+    # Receives the groups of a finished rollout and returns the number kept.
+    deliver: Callable[[list[ScoredDataGroup], Any], Awaitable[int]]
+    on_end: Callable[[Outcome, Any], None] | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    jobs: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # generating or sending
+    running: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # item, worker, start_time
+    backlog: deque[Any] = field(default_factory=deque)  # oldest first
+    retries: deque[RolloutTask] = field(default_factory=deque)
+    # Per RolloutStatus; retried, gave_up, kept, cleanup_failed.
+    counts: Counter[str] = field(default_factory=Counter)
+    consecutive_errors: int = 0  # failed or timed out since the last success
+    consecutive_mistakes: int = 0  # the same without those of an absent server
+    servers_gone_since: float | None = None  # monotonic; None: the last call was answered
+    consecutive_empty_items: int = 0  # items without a kept group, since the last kept one
+    last_error: AtroposError | None = None
+    fatal: BaseException | None = None  # an error of delivery that ends the run
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # at the end of each of them
 
     @property
     def busy(self) -> int:
@@ -209,7 +202,7 @@ class WorkerPool:
     async def _run(self, job: RolloutTask) -> None:
         try:
             try:
-                outcome = await run_rollout(self._env, job.item)
+                outcome = await run_rollout(self.env, job.item)
             except asyncio.CancelledError:
                 self._note(Outcome(RolloutStatus.CANCELLED, samples_failed="cancelled"), job)
                 raise
@@ -223,14 +216,14 @@ class WorkerPool:
     def _note(self, outcome: Outcome, job: RolloutTask) -> None:
         self.counts[outcome.status.value] += 1
         self.backlog.extend(outcome.backlog)
-        if self._on_end is not None:
-            self._on_end(outcome, job.item)
+        if self.on_end is not None:
+            self.on_end(outcome, job.item)
 
     async def _finish(self, outcome: Outcome, job: RolloutTask) -> None:
         kept, error = 0, outcome.error
         if outcome.status is RolloutStatus.SCORED:
             try:
-                kept = await self._deliver(outcome.groups, job.item)
+                kept = await self.deliver(outcome.groups, job.item)
             except RolloutError as raised:  # raised by a hook of the environment
                 error = raised
         if error is None or (
@@ -261,8 +254,8 @@ class WorkerPool:
 
     async def _clean_up(self, job: RolloutTask) -> None:
         try:
-            with boundary(self._env.label(), job.item, "cleanup"):
-                await self._env.cleanup()
+            with boundary(self.env.label(), job.item, "cleanup"):
+                await self.env.cleanup()
         except AtroposError as error:
             # Logged only: the groups are delivered already.
             self.counts["cleanup_failed"] += 1
@@ -270,7 +263,7 @@ class WorkerPool:
 
     def _try_again(self, job: RolloutTask, error: AtroposError) -> None:
         job.attempts += 1
-        again = job.attempts <= self._env.config.max_item_retries
+        again = job.attempts <= self.env.config.max_item_retries
         self.counts["retried" if again else "gave_up"] += 1
         logger.warning("%s (%s)", error, "tried again" if again else "given up")
         if again:

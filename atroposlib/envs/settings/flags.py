@@ -28,18 +28,6 @@ CONFIG_FLAG = "config"
 HELP_FLAGS = ("--help", "-h")
 
 
-def flags_of(namespaces: Mapping[str, type[BaseModel]]) -> dict[str, FieldInfo]:
-    """Every flag with its field: ``{"env.group_size": FieldInfo, ...}``.
-
-    ``namespaces`` maps a prefix such as ``env.``, or an empty one, to a settings model.
-    """
-    return {
-        prefix + name: field
-        for prefix, model in namespaces.items()
-        for name, field in model.model_fields.items()
-    }
-
-
 def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
     """The values of a command line by flag; ``config`` is the path of the YAML file.
 

@@ -237,7 +237,7 @@ async def test_an_absent_server_is_not_counted_as_a_mistake():
     assert (pool.consecutive_errors, pool.consecutive_mistakes) == (3, 0)
     assert pool.servers_gone_since is not None
     back = Script()
-    pool._env = back
+    pool.env = back
     pool.start(RolloutTask("x"))
     await pool.drain(10)
     assert pool.consecutive_errors == 0 and pool.servers_gone_since is None

@@ -12,7 +12,7 @@ from atroposlib.envs.settings.config import (
     BaseEnvConfig,
     with_new_names,
 )
-from atroposlib.envs.settings.flags import flags_of, read_flags
+from atroposlib.envs.settings.flags import read_flags
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_former_name_sets_and_reads_the_setting_and_is_logged_once(old, new, c
 
 
 def test_a_former_name_is_a_flag():
-    fields = flags_of({"env.": BaseEnvConfig})
+    fields = {f"env.{name}": field for name, field in BaseEnvConfig.model_fields.items()}
     assert read_flags(["--env.trainer_wait", "5"], fields) == {"env.trainer_timeout_s": "5"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, Field
 
-from atroposlib.envs.settings.flags import flags_of, help_page, parse_value, read_flags
+from atroposlib.envs.settings.flags import help_page, parse_value, read_flags
 from atroposlib.errors import ConfigError
 
 
@@ -16,7 +16,11 @@ class Settings(BaseModel):
     either: str | list[str] = ""
 
 
-FIELDS = flags_of({"env.": Settings, "": Settings})
+FIELDS = {
+    prefix + name: field
+    for prefix in ("env.", "")
+    for name, field in Settings.model_fields.items()
+}
 
 
 def test_every_field_is_a_flag_under_its_namespace():
