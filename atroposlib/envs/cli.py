@@ -136,13 +136,14 @@ def make_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime
             if servers is not None
         },
     )
+    server = env.server
     if "max_n_completions" in manager.model_fields_set:
-        env.server.max_n_completions = manager.max_n_completions
+        server.max_n_completions = manager.max_n_completions
     if manager.tool_parser is not None:
-        env.server.tool_parser = manager.tool_parser
+        server.tool_parser = manager.tool_parser
     if manager.proxy_url is not None:
-        env.server.proxy_url = manager.proxy_url
-        env.server.use_proxy = True
+        server.proxy_url = manager.proxy_url
+        server.use_proxy = True
     return env
 
 

@@ -157,6 +157,7 @@ class EvalBase(ABC):
         failures = [outcome for outcome in outcomes if isinstance(outcome, AtroposError)]
         if not done:
             raise failures[0] if failures else ConfigError(f"{self.task_name}: no items")
+        servers = getattr(server_manager, "servers", None)
         metrics = mean_metrics(values for values, _ in done)
         if failures:
             metrics["failed_items"] = len(failures)
@@ -164,7 +165,7 @@ class EvalBase(ABC):
             metrics,
             eval_dir=self.eval_dir,
             task_name=self.task_name,
-            model_name=self.model_name or _served_name(server_manager),
+            model_name=self.model_name or (servers[0].config.model_name if servers else None),
             start_time=started,
             end_time=time.time(),
             generation_parameters=self.get_generation_params(),
@@ -194,11 +195,6 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
         if not math.isfinite(value):
             raise ValueError(f"metric {name} is {value}")
     return values
-
-
-def _served_name(server_manager: ServerManager) -> str | None:
-    servers = getattr(server_manager, "servers", None)
-    return servers[0].config.model_name if servers else None
 
 
 async def eval_runner(eval: EvalBase, argv: Sequence[str] | None = None) -> dict[str, float]:

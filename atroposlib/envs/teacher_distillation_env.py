@@ -23,11 +23,7 @@ from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
 from atroposlib.envs.rollout.groups import groups_in
 from atroposlib.envs.runtime.env_runtime import MoreServers
 from atroposlib.errors import AtroposError, ConfigError, InvalidGroup, boundary
-from atroposlib.generation.configs import (
-    ServerBaseline,
-    ServerConfigs,
-    as_server_list,
-)
+from atroposlib.generation.configs import ServerBaseline, ServerConfigs, as_server_list
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.type_definitions import Item
 from atroposlib.utils.gathering import gather_or_cancel

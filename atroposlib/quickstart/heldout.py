@@ -101,11 +101,6 @@ def lines_of(check: Check) -> list[dict[str, Any]]:
 
 def sample_of(line: Mapping[str, Any], version: int) -> HeldoutSample:
     """Parse a line of samples.jsonl, in the format of this repository's environments."""
-    return HeldoutSample(
-        version=version,
-        prompt=str(line.get("prompt", "")),
-        completion=str(line.get("completion", "")),
-        expected=str(line.get("expected", "")),
-        reward=float(line.get("reward", 0.0)),
-        exact=bool(line.get("exact", False)),
-    )
+    texts = {name: str(line.get(name, "")) for name in ("prompt", "completion", "expected")}
+    reward, exact = float(line.get("reward", 0.0)), bool(line.get("exact", False))
+    return HeldoutSample(version=version, reward=reward, exact=exact, **texts)

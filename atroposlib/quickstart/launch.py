@@ -220,7 +220,7 @@ class QuickstartRun:
         self._watch_until(
             lambda: self._last_check_is_in()
             or self.children["environment"].exit() is not None
-            or time.monotonic() > bound,
+            or time.monotonic() > bound
         )
         self.server_version = version_of(self.sources.server_info())
 
@@ -251,7 +251,7 @@ class QuickstartRun:
         )
         heldout = self.sources.heldout
         heldout.copy_samples(plan.samples_path)
-        self.sources.close()
+        self.sources.probe.close()
         return Findings(
             title=f"atropos quickstart: {plan.options.model}",
             task=plan.recipe.task,

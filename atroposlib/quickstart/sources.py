@@ -151,9 +151,8 @@ class Sources:
 
     def server_info(self) -> dict[str, Any] | None:
         local = self.plan.options.engine is ServingEngine.LOCAL
-        return self.probe.get(
-            f"{self.plan.server_url}/{'server_info' if local else 'weight_info'}"
-        )
+        route = "server_info" if local else "weight_info"
+        return self.probe.get(f"{self.plan.server_url}/{route}")
 
     def _generated_tokens(self, info: Mapping[str, Any] | None) -> float | None:
         """Return the number of tokens the server has generated since its start."""
@@ -168,9 +167,6 @@ class Sources:
         beats = [p for p in participants(status) if p.get("role") == "env"]
         # The API may count a beat sent just before the death just after it.
         return any(time.monotonic() - age_s(beat) > moment + 0.5 for beat in beats)
-
-    def close(self) -> None:
-        self.probe.close()
 
 
 @dataclass

@@ -52,7 +52,6 @@ class CombinedReward(RewardFunction):
             part.set_wandb_logger(logger)
 
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """The combined score of each."""
         columns = [part(completions, **kwargs) for part in self.reward_functions]
         sums = [_sum(scores) for scores in zip(*columns)]
         if self.normalization == "sum":

@@ -31,7 +31,6 @@ class R1Reward(RewardFunction):
         self.accuracy_reward = AccuracyXReward()
 
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        """The weighted sum for each."""
         formats = self.format_reward.compute(completions, **kwargs)
         accuracies = self.accuracy_reward.compute(completions, **kwargs)
         return [

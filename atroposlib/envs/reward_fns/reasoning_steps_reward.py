@@ -57,7 +57,6 @@ class ReasoningStepsReward(RewardFunction):
         self.pattern_weights = {**WEIGHTS, **(pattern_weights or {})}
 
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        """Between 0.0 and 1.0 for each."""
         return [self._score(self.get_content(completion)) for completion in completions]
 
     def _score(self, text: str) -> float:

@@ -7,7 +7,6 @@ receives ``(metrics, step)`` and drops what it cannot show, such as a table in a
 from __future__ import annotations
 
 import logging
-import math
 import random
 import string
 import time
@@ -22,7 +21,7 @@ from atroposlib.envs.rollout.groups import plain
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.sender import GroupStats
 from atroposlib.trackers import Guarded, Run, finite_numbers, installed, open_tracker
-from atroposlib.trackers.jsonl import Jsonl
+from atroposlib.trackers.jsonl import Jsonl, json_number
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
 
 logger = logging.getLogger(__name__)
@@ -158,9 +157,7 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float | int | str | bool | 
     """The entries that are one number or word; NaN becomes null, tables are left out."""
     shown: dict[str, float | int | str | bool | None] = {}
     for name, value in metrics.items():
-        value = plain(value)
-        if isinstance(value, float) and not math.isfinite(value):
-            value = None
+        value = json_number(plain(value))
         if value is None or isinstance(value, (bool, int, float, str)):
             shown[name] = value
     return shown
@@ -181,7 +178,6 @@ class JsonlSink:
         self._file.write({**head, **scalars(metrics)})
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -198,7 +194,6 @@ class TrackerSink:
         self.shows_tables = tracker.name == "wandb"
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Log to the tracker."""
         shown = metrics if self.shows_tables else finite_numbers(scalars(metrics))
         self._tracker.log(
             {
@@ -209,7 +204,6 @@ class TrackerSink:
         )
 
     def close(self) -> None:
-        """End the tracker's run."""
         self._tracker.close()
 
 
