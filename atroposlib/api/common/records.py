@@ -111,7 +111,8 @@ class NewGroup:
     arrived: float = 0.0  # s, clock of the API
     # Not None: the group is buffered until groups of its env add up to so many sequences.
     expected: int | None = None
-    digest: bytes = b""  # of the payload; computed here unless given
+    # Of the payload, computed here unless given: a copy by ``replace`` keeps it.
+    digest: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.digest:

@@ -84,7 +84,7 @@ class Actions:
     def reuse_a_key(self, i: int) -> None:
         if self.sent:
             known = self.sent[i % len(self.sent)]
-            groups = [NewGroup(b"n", 1), replace(known, payload=b"o")]
+            groups = [NewGroup(b"n", 1), replace(known, payload=b"o", digest=b"")]
             assert self.duel.put(groups, self.duel.model.run.revision) is KeyConflict
 
     def put_after_a_change_of_the_run(self) -> None:
