@@ -19,7 +19,7 @@ from __future__ import annotations
 import random
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
@@ -46,12 +46,12 @@ from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.settings.args import parse_args
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state import Stopped, StopSignal
+from example_trainer.state import Frequency, Stopped, StopSignal
 from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
 from example_trainer.weights import make_publisher, verify
 from example_trainer.weights.engines import InferenceServer
-from example_trainer.weights.fleet import Publisher
+from example_trainer.weights.fleet import Announce, Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
 
@@ -80,6 +80,28 @@ class Connections:
     servers: Sequence[InferenceServer]
     waits: WaitReporter
     log: MetricsLog | None
+
+    @property
+    def announce(self) -> Announce | None:
+        """Send the published version to the rollout API."""
+        return None if self.client is None else self.client.announce_version
+
+    def prefetcher(
+        self,
+        state: TrainerState,
+        stack: ExitStack,
+        *,
+        batches: int,
+        ahead: bool,
+        lease_s: float,
+    ) -> BatchPrefetcher | None:
+        """The source of batches on rank 0; None on the others."""
+        if self.client is None:
+            return None
+        claims = BatchPrefetcher(
+            self.client, state, batches=batches, ahead=ahead, lease_s=lease_s
+        )
+        return stack.enter_context(claims)
 
 
 def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
@@ -140,9 +162,14 @@ def _load(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
     return TrainedModels(policy, build_optimizer(policy, cfg), reference, critic)
 
 
-def registration(cfg: TrainingConfig, max_token_len: int) -> Registration:
-    """Build the registration of the trainer with the run, at step 0."""
-    return Registration(
+def recovery_of(
+    cfg: TrainingConfig,
+    world: Ranks,
+    max_token_len: int,
+    counters: Mapping[str, Frequency] | None = None,
+) -> Recovery:
+    """The recovery of these settings; rows have at most ``max_token_len`` tokens."""
+    registration = Registration(
         wandb_group=cfg.wandb_group or "",
         wandb_project=cfg.wandb_project or "",
         batch_size=cfg.sequences_per_step,
@@ -155,6 +182,7 @@ def registration(cfg: TrainingConfig, max_token_len: int) -> Registration:
         max_staleness=cfg.max_staleness,
         staleness_policy=cfg.staleness_policy,
     )
+    return Recovery(cfg, world, registration, cfg.checkpoint_identity, counters)
 
 
 def _resume(
@@ -164,7 +192,7 @@ def _resume(
     connections: Connections,
     tolerance: float | None,
 ) -> TrainerState:
-    """Return the state to train from, with servers and API in agreement with it.
+    """Return the state to train from; servers, API and log are in agreement with it.
 
     Args:
         tolerance: nats between the logprobs of servers and trainer; None skips the checks.
@@ -182,6 +210,8 @@ def _resume(
         publisher.publish(policy, state)
         if tolerance is not None:
             verify.check_start(policy, servers, tolerance)
+    if connections.log is not None:
+        connections.log.begin(state.run_id, state.step)
     return state
 
 
@@ -193,31 +223,19 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     phase("loading the model")
     models = _load(cfg, world)
     policy, optimizer, critic = models.policy, models.optimizer, models.critic
-    announce = None if client is None else client.announce_version
-    publisher = make_publisher(cfg, peers.servers, announce)
+    publisher = make_publisher(cfg, peers.servers, peers.announce)
     stack.enter_context(closing(publisher))
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
     counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
-    recovery = Recovery(
-        cfg,
-        world,
-        registration(cfg, policy.max_tokens_per_row),
-        cfg.checkpoint_identity,
-        counters,
-    )
+    recovery = recovery_of(cfg, world, policy.max_tokens_per_row, counters)
     phase("joining the run")
     tolerance = cfg.logprob_tolerance if cfg.check_rows else None
     state = _resume(models, recovery, publisher, peers, tolerance)
-    if log is not None:
-        log.begin(state.run_id, state.step)
     left = cfg.training_steps - state.step
-    prefetcher = None
-    if client is not None:
-        claims = BatchPrefetcher(
-            client, state, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s
-        )
-        prefetcher = stack.enter_context(claims)
+    prefetcher = peers.prefetcher(
+        state, stack, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s
+    )
     evaluation = evaluator.at_start(state, cfg.servers)
 
     while state.step < cfg.training_steps:
@@ -268,9 +286,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         with clock.measure("evaluate"):
             record |= evaluation | evaluator.maybe(state, epoch_ended, cfg.servers)
         evaluation = {}
-        record = {"step": state.step, "version": state.version, **record, **clock.take()}
         if log is not None:
-            log.write(record)
+            log.write({"step": state.step, "version": state.version, **record, **clock.take()})
         phase("saving for recovery")
         with clock.measure("recovery"):  # these seconds are part of the next record
             if recovery.due(state, epoch_ended):

@@ -29,9 +29,7 @@ def recovery_of(
     world: Ranks | None = None,
     counters: Mapping[str, Frequency] | None = None,
 ) -> Recovery:
-    joining = grpo.registration(cfg, max_token_len=cfg.seq_len)
-    world = world or Ranks.single()
-    return Recovery(cfg, world, joining, cfg.checkpoint_identity, counters)
+    return grpo.recovery_of(cfg, world or Ranks.single(), cfg.seq_len, counters)
 
 
 @dataclass
