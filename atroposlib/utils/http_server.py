@@ -11,16 +11,18 @@ import errno
 import ipaddress
 import re
 import socket
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from atroposlib.errors import ConfigError
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # as the Host header writes them
 ANY_HOST = "*"
+NO_REPLY = 499  # the client left, or the process stops, before a reply began
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::\d{0,5})?")
 
 
@@ -140,3 +142,29 @@ class SameSiteGuard:
                     await self._refuse(403, detail)(scope, receive, send)
                     return
         await self.app(scope, receive, send)
+
+
+class Exchange:
+    """Pass the messages of one request on; keep its status and count its bytes."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.status = NO_REPLY
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.endless_since: float | None = None  # an event stream begins once, then never ends
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.bytes_in += len(message.get("body", b""))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            content_type = dict(message.get("headers", ())).get(b"content-type", b"")
+            if content_type.startswith(b"text/event-stream"):
+                self.endless_since = time.monotonic()
+        self.bytes_out += len(message.get("body", b""))
+        await self._send(message)

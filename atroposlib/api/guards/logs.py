@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atroposlib.api.guards.auth import route_of
 from atroposlib.api.guards.tokens import TOKEN_PREFIX
+from atroposlib.utils.http_server import Exchange
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
@@ -128,36 +129,7 @@ class RequestLog:
         _requests.log(level, "request", extra={_FIELDS: fields})
 
 
-NO_REPLY = 499  # the client left, or the process stops, before a reply began
-
-
 def _level(status: int) -> int:
     if status < 400:
         return logging.DEBUG
     return logging.ERROR if status >= 500 and status != 503 else logging.INFO
-
-
-class Exchange:
-    """Pass the messages of one request on; keep its status and count its bytes."""
-
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive = receive
-        self._send = send
-        self.status = NO_REPLY
-        self.bytes_in = 0
-        self.bytes_out = 0
-        self.endless_since: float | None = None  # an event stream begins once, then never ends
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self.bytes_in += len(message.get("body", b""))
-        return message
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            content_type = dict(message.get("headers", ())).get(b"content-type", b"")
-            if content_type.startswith(b"text/event-stream"):
-                self.endless_since = time.monotonic()
-        self.bytes_out += len(message.get("body", b""))
-        await self._send(message)

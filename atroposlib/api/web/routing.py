@@ -27,7 +27,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from atroposlib.api.codec.formats import MalformedBody
 from atroposlib.api.common.threads import IsDisconnected
 from atroposlib.api.guards.auth import RETRY_AFTER_S, route_of
-from atroposlib.api.guards.logs import Exchange
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.errors import (
     ConfigError,
@@ -43,6 +42,7 @@ from atroposlib.errors import (
     Unauthorized,
     UnknownEnv,
 )
+from atroposlib.utils.http_server import Exchange
 
 # Response to each error: status code, and the word in ``status``.
 STATUS_OF: dict[type[Exception], tuple[int, str]] = {

@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from atroposlib.api.guards import logs
 from atroposlib.api.guards.auth import AuthMiddleware
 from atroposlib.api.guards.tokens import TokenFile, add_token
+from atroposlib.utils.http_server import NO_REPLY
 
 MARKER = "marker-7c1f"
 
@@ -112,7 +113,7 @@ async def test_a_request_without_a_reply_is_logged_too(logged):
         raise RuntimeError("no reply")
 
     await call(logs.RequestLog(breaks))
-    assert json.loads(text())["status"] == logs.NO_REPLY
+    assert json.loads(text())["status"] == NO_REPLY
 
 
 @pytest.mark.parametrize("style", logs.FORMATS)

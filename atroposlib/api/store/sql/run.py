@@ -1,24 +1,16 @@
-"""SQL of the run: its document, its statistics, and admissions of rollouts."""
+"""SQL of the run: its document, and admissions of rollouts."""
 
 from __future__ import annotations
 
-from atroposlib.api.common.records import (
-    AdmissionGrant,
-    GroupCount,
-    GroupState,
-    RunDocument,
-    StateTotals,
-    StoreStats,
-)
+from atroposlib.api.common.records import AdmissionGrant, RunDocument
 from atroposlib.api.store.sql.schema import (
-    FAIR_SHARE,
     RUN,
     Connection,
     counting,
     document,
-    env_of,
     keep_document,
     read_meta,
+    stats,
 )
 
 _EMPTIED = (
@@ -62,25 +54,6 @@ def reset(connection: Connection) -> RunDocument:
             batches_dead=0,
         )
         return RunDocument(counters.meta.revision, counters.meta.generation, None)
-
-
-def stats(connection: Connection) -> StoreStats:
-    meta = read_meta(connection)
-    held = connection.execute("SELECT state, env, n_seq, groups, n_bytes FROM group_counts")
-    ended = connection.execute("SELECT state, groups, sequences FROM totals")
-    return StoreStats(
-        group_counts=tuple(
-            GroupCount(GroupState(state), env_of(env), *counts) for state, env, *counts in held
-        ),
-        batches_acked=meta.batches_acked,
-        delivered=meta.delivered,
-        revision=meta.revision,
-        batches_open=meta.batches_open,
-        batches_dead=meta.batches_dead,
-        retained_bytes=meta.retained_bytes,
-        totals={GroupState(state): StateTotals(*counts) for state, *counts in ended},
-        fair_share=document(connection, FAIR_SHARE),
-    )
 
 
 # --- admissions -----------------------------------------------------------------------

@@ -17,7 +17,15 @@ from dataclasses import astuple, dataclass, fields, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from atroposlib.api.common.records import HELD, BatchMember, GroupState, Media
+from atroposlib.api.common.records import (
+    HELD,
+    BatchMember,
+    GroupCount,
+    GroupState,
+    Media,
+    StateTotals,
+    StoreStats,
+)
 from atroposlib.errors import RunChanged, StaleGeneration, StoreError
 
 LAYOUT = 3
@@ -304,3 +312,22 @@ def for_all(
         marks = f"({', '.join('?' * len(some))})"
         found += connection.execute(sql.format(marks), [*before, *some])
     return found
+
+
+def stats(connection: Connection) -> StoreStats:
+    meta = read_meta(connection)
+    held = connection.execute("SELECT state, env, n_seq, groups, n_bytes FROM group_counts")
+    ended = connection.execute("SELECT state, groups, sequences FROM totals")
+    return StoreStats(
+        group_counts=tuple(
+            GroupCount(GroupState(state), env_of(env), *counts) for state, env, *counts in held
+        ),
+        batches_acked=meta.batches_acked,
+        delivered=meta.delivered,
+        revision=meta.revision,
+        batches_open=meta.batches_open,
+        batches_dead=meta.batches_dead,
+        retained_bytes=meta.retained_bytes,
+        totals={GroupState(state): StateTotals(*counts) for state, *counts in ended},
+        fair_share=document(connection, FAIR_SHARE),
+    )

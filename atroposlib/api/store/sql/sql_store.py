@@ -37,7 +37,14 @@ from atroposlib.api.store.sql import claim as claim_queries
 from atroposlib.api.store.sql import put as put_queries
 from atroposlib.api.store.sql import run as run_queries
 from atroposlib.api.store.sql.put import NewRow
-from atroposlib.api.store.sql.schema import MAX_INT64, MEDIA, Connection, DamagedRow, QueueMeta
+from atroposlib.api.store.sql.schema import (
+    MAX_INT64,
+    MEDIA,
+    Connection,
+    DamagedRow,
+    QueueMeta,
+    stats,
+)
 from atroposlib.api.store.sql.writer import Work
 from atroposlib.errors import CorruptPayload, StoreFull
 
@@ -264,7 +271,7 @@ class Store(ABC):
 
     def stats(self) -> StoreStats:
         """Counts by kind."""
-        return self._read(run_queries.stats)
+        return self._read(stats)
 
 
 def _payloads(
