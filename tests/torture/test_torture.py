@@ -56,6 +56,7 @@ def test_a_store_on_a_full_disk_keeps_its_groups_drains_and_recovers(torture):
     torture("full-disk")
 
 
+@pytest.mark.alone
 def test_kill_9_of_the_api_loses_no_group_and_trains_no_group_twice(torture):
     torture("kills")
 
@@ -72,9 +73,11 @@ def test_decompression_bombs_are_rejected_with_little_memory(torture):
     torture("bombs")
 
 
+@pytest.mark.alone
 def test_slow_readers_cost_little_memory_and_lose_no_groups(torture):
     torture("slow-readers")
 
 
+@pytest.mark.alone
 def test_memory_and_disk_usage_stay_constant_in_a_long_run(torture):
     torture("soak")
