@@ -36,6 +36,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     add("--port", dest="server_port", type=port, default=0, help="of the inference server")
     args = vars(parser.parse_args(argv))
     args["engine"] = ServingEngine(args["engine"])
+    args["numbered"] = args["out"] is None
     args["out"] = args["out"] or default_out(args["model"]).absolute()
     return Options(**args)
 

@@ -20,7 +20,7 @@ class Series:
     label: str
     points: tuple[Point, ...]
     style: str = "a"
-    dots: bool = False  # few, separate measurements
+    dots: bool = False  # few, separate measurements: nothing is drawn between them
 
 
 def line_chart(
@@ -44,11 +44,11 @@ def line_chart(
     y_axis = decades(ys) if log else (y_range or padded(ys))
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(title)}"><title>{escape(title)}</title>'
+        f'aria-label="{escape(title)}">'
     ]
     parts += [_grid_line(y, y_axis, log) for y in (decade_ticks if log else ticks)(y_axis)]
     parts += [_x_tick(x, x_axis) for x in ticks(x_axis, whole=True)]
-    parts += [_curve(s, x_axis, y_axis) for s in drawn]
+    parts += [_curve(s, x_axis, y_axis, log) for s in drawn]
     parts.append("</svg>")
     return "".join(parts) + _legend(drawn)
 
@@ -111,20 +111,27 @@ def _x_tick(x: float, axis: tuple[float, float]) -> str:
     )
 
 
-def _curve(s: Series, x_axis: tuple[float, float], y_axis: tuple[float, float]) -> str:
+def _curve(
+    s: Series, x_axis: tuple[float, float], y_axis: tuple[float, float], log: bool
+) -> str:
     at = [(_px(x, x_axis), _py(y, y_axis)) for x, y in s.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
-    line = f'<polyline class="line {s.style}" points="{path}"/>'
-    if not s.dots and len(at) > 1:
+    separate = s.dots or len(at) == 1
+    line = "" if separate else f'<polyline class="line {s.style}" points="{path}"/>'
+    if s.style == "goal":
         return line
-    dots = "".join(
-        f'<circle class="dot {s.style}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in at
+    mark, radius = ("dot", 5) if separate else ("hover", 6)  # hover: seen under the pointer
+    values = [f"step {x:.0f}: {10**y if log else y:.3g}" for x, y in s.points]
+    return line + "".join(
+        f'<circle class="{mark} {s.style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}">'
+        f"<title>{escape(s.label)}, {value}</title></circle>"
+        for (x, y), value in zip(at, values, strict=True)
     )
-    return line + dots
 
 
 def _legend(series: Sequence[Series]) -> str:
     entries = "".join(
-        f'<span><i class="key {s.style}"></i>{escape(s.label)}</span>' for s in series
+        f'<span><i class="key {s.style}{" round" if s.dots else ""}"></i>{escape(s.label)}</span>'
+        for s in series
     )
     return f'<div class="legend">{entries}<span class="axis">x: training step</span></div>'

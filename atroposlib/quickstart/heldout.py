@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class HeldoutSample:
     completion: str
     expected: str
     reward: float
-    exact: bool
+    exact: bool | None  # None: the environment has no such measure
+    step: int = 0
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Heldout:
     """All checks of one run, read from disk on every call: there are only a few."""
 
     directory: Path
+    _answers: dict[Path, dict[str, HeldoutSample]] = field(default_factory=dict)
 
     def read(self) -> list[Check]:
         """Read the checks in order of their steps; those without an exact rate are left out."""
@@ -56,13 +58,15 @@ class Heldout:
         ]
         return sorted(found, key=lambda check: check.step)
 
-    def samples(self, *, first: bool) -> list[HeldoutSample]:
-        """Return the answers of the first or of the last check."""
-        checks = self.read()
-        if not checks or (not first and len(checks) == 1):
-            return []
-        check = checks[0] if first else checks[-1]
-        return [sample_of(line, check.version) for line in lines_of(check)]
+    def answers(self) -> list[tuple[HeldoutSample, ...]]:
+        """Return the answers to each problem in order of their steps, one per check."""
+        found: dict[str, list[HeldoutSample]] = {}
+        for check in self.read():
+            if not self._answers.get(check.directory):
+                self._answers[check.directory] = answers_of(check)
+            for problem, sample in self._answers[check.directory].items():
+                found.setdefault(problem, []).append(sample)
+        return [tuple(samples) for samples in found.values()]
 
     def copy_samples(self, target: Path) -> None:
         """Write every check's answers into one file, each line with its step and version."""
@@ -99,8 +103,26 @@ def lines_of(check: Check) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def sample_of(line: Mapping[str, Any], version: int) -> HeldoutSample:
+def answers_of(check: Check) -> dict[str, HeldoutSample]:
+    """Return the first answer to each problem of one check."""
+    found: dict[str, HeldoutSample] = {}
+    for line in lines_of(check):
+        problem = str(line.get("id") or line.get("prompt"))
+        found.setdefault(problem, sample_of(line, check))
+    return found
+
+
+def sample_of(line: Mapping[str, Any], check: Check) -> HeldoutSample:
     """Parse a line of samples.jsonl, in the format of this repository's environments."""
-    texts = {name: str(line.get(name, "")) for name in ("prompt", "completion", "expected")}
-    reward, exact = float(line.get("reward", 0.0)), bool(line.get("exact", False))
-    return HeldoutSample(version=version, reward=reward, exact=exact, **texts)
+    prompt, exact = line.get("prompt", ""), line.get("exact")
+    if isinstance(prompt, list):  # the messages before the answer
+        prompt = prompt[-1].get("content") if prompt else ""
+    return HeldoutSample(
+        version=check.version,
+        prompt=str(prompt),
+        completion=str(line.get("completion", "")),
+        expected=str(line.get("expected", "")),
+        reward=float(line.get("reward") or 0.0),
+        exact=None if exact is None else bool(exact),
+        step=check.step,
+    )

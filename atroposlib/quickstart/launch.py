@@ -29,6 +29,7 @@ from atroposlib.processes import (
 )
 from atroposlib.quickstart import models, preflight, vllm_env
 from atroposlib.quickstart.commands import commands_text, processes
+from atroposlib.quickstart.provenance import provenance, repeat_command
 from atroposlib.quickstart.recipes import (
     Options,
     QuickstartPlan,
@@ -36,7 +37,7 @@ from atroposlib.quickstart.recipes import (
     ServingEngine,
     recipe_for,
 )
-from atroposlib.quickstart.report import Findings, write_report
+from atroposlib.quickstart.report import Findings, next_steps, write_report
 from atroposlib.quickstart.sources import Sources, version_of
 from atroposlib.quickstart.verdict import RunVerdict, judge
 from atroposlib.quickstart.view import View, open_view
@@ -81,6 +82,7 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
     recipe = recipe_for(options.model, options.steps, options.environment)
     cache = models.cache_dir()
     preflight.check(options, recipe, cache, REPO)
+    options = replace(options, out=preflight.new_directory(options))
     view = open_view(console, options.live)
     failure: RunFailed | None = None
     findings: Findings | None = None
@@ -97,20 +99,29 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
     finally:
         view.close()
     if findings.rows:
-        report = write_report(findings, plan)
+        report = shown_path(write_report(findings, plan))
         console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
     if failure is not None:
         raise failure
     move_model(plan)
-    return print_outcome(console, findings.verdict)
+    return print_outcome(console, findings.verdict, findings.run)
 
 
-def print_outcome(console: Console, verdict: RunVerdict) -> int:
-    """Print the unmet criteria, if any, then the summary line."""
+def print_outcome(console: Console, verdict: RunVerdict, run: Path) -> int:
+    """Print what to do next, the unmet criteria if any, and the summary line."""
+    for what, how in next_steps(run):
+        line = f"next: {how:<45} {what}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for shortcoming in verdict.shortcomings:
         console.print(f"fell short: {shortcoming}", markup=False, highlight=False)
     console.print(verdict.line(), markup=False, highlight=False, soft_wrap=True)
     return ExitStatus.LEARNED if verdict.learned else ExitStatus.FELL_SHORT
+
+
+def shown_path(path: Path) -> Path:
+    """Return the path as a user in this directory would type it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def usable_cores() -> int:
@@ -124,7 +135,7 @@ def prepare(
     options: Options, recipe: Recipe, cache: Path, children: Children, view: View
 ) -> QuickstartPlan:
     """Provide model and engine, and make the plan."""
-    view.waiting(f"providing the model {options.model} (once; kept in {cache})")
+    view.waiting(models.preparation(options.model, cache))
     model_dir = models.provide(
         options.model, seed=options.seed, out=options.out, cache=cache, children=children
     )
@@ -261,9 +272,10 @@ class QuickstartRun:
             heldout_rewards=[
                 (c.step, c.reward) for c in heldout.read() if c.reward is not None
             ],
-            before=heldout.samples(first=True),
-            after=heldout.samples(first=False),
-            settings=plan.settings(),
+            answers=heldout.answers(),
+            settings={**plan.settings(), **provenance(plan.repo)},
+            run=shown_path(plan.options.out),
+            repeat=repeat_command(plan.options),
             notes=self.notes,
         )
 

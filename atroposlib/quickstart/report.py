@@ -1,11 +1,12 @@
 """HTML report of a run: one file without external resources, all model text escaped.
 
-metrics rows + held-out curve + samples + verdict --> page(...) --> report.html
+metrics rows + held-out curve + answers + verdict --> page(...) --> report.html
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -25,11 +26,12 @@ from atroposlib.quickstart.verdict import (
     figure,
 )
 
-SAMPLES_SHOWN = 8  # of each table
+PROBLEMS_SHOWN = 8
+LONGEST_ANSWER = 400  # characters of an answer
 PHASES = ("wait", "train", "publish", "check")
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 # No script runs and nothing is loaded, regardless of the text of a completion.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,10 @@ class Findings:
     rows: Sequence[Row]  # metrics.jsonl
     heldout: Sequence[tuple[int, float]]  # (step, exact rate)
     heldout_rewards: Sequence[tuple[int, float]]
-    before: Sequence[HeldoutSample]
-    after: Sequence[HeldoutSample]
+    answers: Sequence[Sequence[HeldoutSample]]  # per problem, one per check
     settings: Mapping[str, Any]
+    run: Path  # its directory
+    repeat: str  # the command that repeats it
     notes: Sequence[str] = ()  # restarts, a stop before the end
 
 
@@ -53,11 +56,12 @@ def page(f: Findings) -> str:
     body = "".join(
         [
             _head(f),
+            _section("Before and after", _before_and_after(f.answers)),
             _section("Learning", _learning(f)),
+            _section("Next", _next(f.run)),
             _section("Is it sound?", _soundness(f)),
-            _section("Before and after", _samples(f)),
             _section("Where the time went", _time_split(f.rows)),
-            _section("Settings", _table(f.settings.items())),
+            _section("Repeat it", _repeat(f)),
             _section("What this shows, and what it does not", _honesty(f)),
         ]
     )
@@ -77,11 +81,11 @@ def _section(heading: str, content: str) -> str:
 def _head(f: Findings) -> str:
     v = f.verdict
     cards = [
-        ("exact answers", f"{figure(v.exact_first)} → {figure(v.exact_last)}"),
-        ("reward", f"{figure(v.reward_first)} → {figure(v.reward_last)}"),
-        ("time", f"{v.seconds:.0f} s"),
+        ("exact answers", change(v.exact_first, v.exact_last)),
+        ("reward", change(v.reward_first, v.reward_last)),
+        ("held out, exact", change(f.heldout[0][1], f.heldout[-1][1]) if f.heldout else "–"),
+        ("training", f"{v.seconds:.0f} s"),
         ("steps", str(v.steps)),
-        ("weights version", "?" if v.server_version is None else str(v.server_version)),
         ("cores", str(v.cores)),
     ]
     tiles = "".join(
@@ -97,6 +101,11 @@ def _head(f: Findings) -> str:
         + (f"<ul>{notes}</ul>" if notes else "")
         + "</header>"
     )
+
+
+def change(first: float | None, last: float | None) -> str:
+    """Format two figures on one line, with spaces that are not broken."""
+    return f"{figure(first)}\u00a0→\u00a0{figure(last)}"
 
 
 def curve(rows: Sequence[Row], name: str) -> tuple[Point, ...]:
@@ -151,26 +160,61 @@ def _figure(caption: str, *series: Series, **axis: Any) -> str:
     return f"<figure><figcaption>{escape(caption)}</figcaption>{chart}</figure>"
 
 
-def _samples(f: Findings) -> str:
-    return _sample_table("With the weights at the start", f.before) + _sample_table(
-        "With the weights at the end", f.after
-    )
-
-
-def _sample_table(caption: str, samples: Sequence[HeldoutSample]) -> str:
-    if not samples:
+def _before_and_after(answers: Sequence[Sequence[HeldoutSample]]) -> str:
+    """Draw a table: a row per held-out problem, and a column per check of the same problems."""
+    steps = sorted({sample.step for samples in answers for sample in samples})
+    if not steps:
         return ""
-    rows = "".join(
-        f"<tr><td><pre>{escape(s.prompt)}</pre></td><td><pre>{escape(s.completion)}</pre></td>"
-        f"<td><pre>{escape(s.expected)}</pre></td><td>{s.reward:.2f}</td>"
-        f'<td class="{"good" if s.exact else "bad"}">{"yes" if s.exact else "no"}</td></tr>'
-        for s in samples[:SAMPLES_SHOWN]
-    )
-    version = samples[0].version
+    heads = "".join(f"<th>step {step}</th>" for step in steps)
+    rows = ""
+    for samples in answers[:PROBLEMS_SHOWN]:
+        at = {sample.step: sample for sample in samples}
+        cells = "".join(_answer(at.get(step)) for step in steps)
+        problem, expected = map(escape, (samples[0].prompt, samples[0].expected))
+        rows += f"<tr><th><pre>{problem}</pre></th>{cells}<td><pre>{expected}</pre></td></tr>"
     return (
-        f'<div class="scroll"><table><caption>{escape(caption)} (version {version}), held-out '
-        "problems</caption><tr><th>problem</th><th>model</th><th>expected</th><th>reward</th>"
-        f"<th>exact</th></tr>{rows}</table></div>"
+        "<p>The same held-out problems, which are never trained on, answered by the weights of "
+        "each step; below each answer its reward. All of them are in "
+        '<a href="samples.jsonl">samples.jsonl</a>.</p><div class="scroll">'
+        f'<table class="answers"><tr><th>problem</th>{heads}<th>expected</th></tr>{rows}'
+        "</table></div>"
+    )
+
+
+def _answer(sample: HeldoutSample | None) -> str:
+    if sample is None:
+        return "<td></td>"
+    text = sample.completion
+    text = text if len(text) <= LONGEST_ANSWER else text[:LONGEST_ANSWER] + " …"
+    right = sample.reward >= 1 if sample.exact is None else sample.exact
+    return (
+        f"<td><pre>{escape(text)}</pre>"
+        f'<span class="{"good" if right else "soft"}">{sample.reward:.2f}</span></td>'
+    )
+
+
+def next_steps(run: Path) -> tuple[tuple[str, str], ...]:
+    """Return three things to do after a run, each with its command or page."""
+    return (
+        ("talk to the trained model", f"atropos chat {shlex.quote(str(run / 'model'))}"),
+        ("write your own environment", "atropos env new NAME"),
+        ("read the guide", "docs/environments.md"),
+    )
+
+
+def _next(run: Path) -> str:
+    steps = "".join(
+        f"<li>{escape(what)}: <code>{escape(how)}</code></li>" for what, how in next_steps(run)
+    )
+    return f"<ol>{steps}</ol>"
+
+
+def _repeat(f: Findings) -> str:
+    files = ("metrics.jsonl", "samples.jsonl", "model/", "commands.txt", "logs/")
+    links = ", ".join(f'<a href="{name}">{name}</a>' for name in files)
+    return (
+        f'<div class="scroll"><pre class="command">{escape(f.repeat)}</pre></div>'
+        f"<p>Beside this page: {links}.</p>{_table(f.settings.items())}"
     )
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from atroposlib.quickstart.heldout import Heldout
+from atroposlib.quickstart.heldout import Heldout, HeldoutSample
 from atroposlib.quickstart.recipes import QuickstartPlan, ServingEngine
 from atroposlib.quickstart.verdict import column
 
@@ -25,20 +25,27 @@ REQUEST_TIMEOUT_S = 1.0  # a busy server may miss one poll; the next is half a s
 RATE_WINDOW_S = 0.5
 SILENT_AFTER_S = 15.0  # every process reports every few seconds
 FORGOTTEN_AFTER_S = 120.0
+SETTLE_S = 0.5  # in which an environment notices that a batch was taken
+RECENT_STEPS = 8  # whose duration is the estimate of the next ones
 
 
 @dataclass(frozen=True)
 class RunSnapshot:
     """Status of a run at one moment. None: not known (yet)."""
 
+    name: str = "atropos quickstart"  # the command
     title: str = ""
+    task: str = ""
+    reward_words: str = ""  # what the reward is
     elapsed_s: float = 0.0
+    left_s: float | None = None  # estimate, of the training
     phase: str = "starting"
     step: int = 0
     steps: int = 0
     rewards: tuple[float, ...] = ()  # one per step
     exacts: tuple[float, ...] = ()
     heldout: tuple[tuple[int, float], ...] = ()  # (step, exact rate)
+    answers: tuple[tuple[HeldoutSample, ...], ...] = ()  # per held-out problem, by step
     generate_tokens_per_s: float | None = None
     train_tokens_per_s: float | None = None
     staleness_mean: float | None = None  # versions behind the trainer
@@ -117,6 +124,7 @@ class Sources:
         self.status: dict[str, Any] | None = None  # None while the API does not answer
         self.delivered = 0  # batches, by the last answer
         self._rate = TokenRate()
+        self._waits = WaitHistory()
 
     def read(self) -> RunSnapshot:
         """Read every source once; takes at most a few ANSWER_WITHIN_S."""
@@ -131,14 +139,18 @@ class Sources:
         latest: Mapping[str, Any] = rows[-1] if rows else {}
         recipe = self.plan.recipe
         return RunSnapshot(
-            title=f"{self.plan.options.model} on {self.plan.options.engine.value}: {recipe.task}",
+            title=f"{self.plan.options.model} on {self.plan.options.engine.value}",
+            task=recipe.task,
+            reward_words=recipe.reward,
             elapsed_s=now - self.started,
+            left_s=seconds_left(rows, recipe.steps),
             phase=phase_of(self.status),
             step=len(rows),
             steps=recipe.steps,
             rewards=tuple(column(rows, "reward_mean")),
             exacts=tuple(column(rows, "env/exact")),
             heldout=tuple((check.step, check.exact) for check in self.heldout.read()),
+            answers=tuple(self.heldout.answers()),
             generate_tokens_per_s=self._rate.per_s,
             train_tokens_per_s=number(latest, "tokens_per_s"),
             staleness_mean=number(latest, "staleness_mean"),
@@ -146,7 +158,7 @@ class Sources:
             mismatch=largest(latest, "logprob_mismatch_max", "publish_mismatch_max"),
             server_version=version_of(info),
             trainer_version=version_of({"weight_version": latest.get("version", 0)}),
-            waits=wait_lines(self.status),
+            waits=self._waits.lines(self.status, now),
         )
 
     def server_info(self) -> dict[str, Any] | None:
@@ -188,6 +200,13 @@ class TokenRate:
             latest = grown / passed
             self.per_s = latest if self.per_s is None else 0.7 * self.per_s + 0.3 * latest
         self._at, self._total = now, total
+
+
+def seconds_left(rows: Sequence[Mapping[str, Any]], steps: int) -> float | None:
+    """Return the seconds of the steps still to do, at the pace of the last ones."""
+    recent = rows[-RECENT_STEPS:]
+    spent = sum(sum(column([row], n)) for row in recent for n in row if n[:8] == "seconds_")
+    return spent / len(recent) * max(0, steps - len(rows)) if spent > 0 else None
 
 
 def number(row: Mapping[str, Any] | None, name: str) -> float | None:
@@ -235,19 +254,52 @@ def phase_of(status: Mapping[str, Any] | None) -> str:
     return str(min(trainers, key=age_s).get("phase"))
 
 
-def wait_lines(status: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return one line per waiting process, and the API's reason why there is no batch."""
-    lines = []
-    for p in sorted(participants(status), key=lambda p: str(p.get("role"))):
-        # Environments are distinguished by name; there is one process of each other role.
-        who = p.get("name") if p.get("role") == "env" else p.get("role")
-        doing, waiting_on = f"{who}: {p.get('phase')}", p.get("waiting_on")
-        if age_s(p) > FORGOTTEN_AFTER_S:
-            continue  # the API lists a replaced process for an hour
-        if age_s(p) > SILENT_AFTER_S:
-            lines.append(f"{who}: silent for {age_s(p):.0f} s")
-        else:
-            lines.append(f"{doing}, waits for {waiting_on}" if waiting_on else doing)
-    if status is not None and status.get("blocked_reason"):
-        lines.append(f"no batch yet: {status['blocked_reason']}")
-    return tuple(lines)
+@dataclass
+class WaitHistory:
+    """Lines on what each process does and waits for, with seconds; none contradicts another.
+
+    The queue's state is read from the API itself. A wait reported before its last change may
+    be over, so it is left out until the next heartbeat.
+    """
+
+    _queue: tuple[object, ...] | None = None
+    _changed: float = float("-inf")
+    _since: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def lines(self, status: Mapping[str, Any] | None, now: float) -> tuple[str, ...]:
+        """Return the API's reason why there is no batch, then one line per process."""
+        if status is None:
+            return ()
+        reason = status.get("blocked_reason")
+        queue = (not reason, status.get("current_step"), status.get("policy_version"))
+        if self._queue not in (None, queue):
+            self._changed = now
+        self._queue = queue
+        fresh_since = self._changed + SETTLE_S
+        lines = [self._aged("no batch yet", str(reason), now)] if reason else []
+        for p in sorted(participants(status), key=lambda p: str(p.get("role"))):
+            # Environments are distinguished by name; there is one process of each other role.
+            who = str(p.get("name") if p.get("role") == "env" else p.get("role"))
+            if age_s(p) > FORGOTTEN_AFTER_S:
+                continue  # the API lists a replaced process for an hour
+            if age_s(p) > SILENT_AFTER_S:
+                lines.append(f"{who}: silent for {age_s(p):.0f} s")
+            elif " waits for " not in (what := doing(p)) or now - age_s(p) > fresh_since:
+                lines.append(self._aged(who, what, now))
+        return tuple(lines)
+
+    def _aged(self, who: str, what: str, now: float) -> str:
+        """Format a line with the seconds since it began to hold; its counts may change."""
+        kind = re.sub(r"\d+", "#", what)
+        if self._since.get(who, ("", 0.0))[0] != kind:
+            self._since[who] = (kind, now)
+        return f"{who}: {what} ({now - self._since[who][1]:.0f} s)"
+
+
+def doing(p: Mapping[str, Any]) -> str:
+    """Describe the phase and the wait of a process."""
+    phase, waiting_on = str(p.get("phase")), p.get("waiting_on")
+    # A trainer repeats the API's reason after "a batch: ", perhaps an older one.
+    if not waiting_on or waiting_on.startswith("a batch: "):
+        return phase
+    return f"{phase}, waits for {waiting_on}"

@@ -5,34 +5,50 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from atroposlib.quickstart.heldout import HeldoutSample
 from atroposlib.quickstart.sources import RunSnapshot
 
-BARS = "▁▂▃▄▅▆▇█"
-CURVE_WIDTH = 48
+BARS = " ▁▂▃▄▅▆▇█"
+LABEL_WIDTH = 9
+FRAME_WIDTH = 6  # border, padding, and the space between label and text
+TALL = 32  # terminal lines from which curves have three lines
 WAIT_LOG_INTERVAL_S = 10.0
 
+Row = tuple[str, RenderableType]  # label and text of one line of the panel
 
-def sparkline(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
-    """Draw the curve of values between 0 and 1, newest at the right, averaged to ``width``."""
+
+def sparkline(
+    values: Sequence[float], width: int = 48, *, lines: int = 1, steps: int | None = None
+) -> str:
+    """Draw the curve of values between 0 and 1, averaged or stretched to ``width``.
+
+    With ``steps``, the number of values at the end, the whole width stands for all of them.
+    """
     if not values:
         return ""
-    columns = min(width, len(values))
-    edges = [round(i * len(values) / columns) for i in range(columns + 1)]
-    means = [sum(values[lo:hi]) / (hi - lo) for lo, hi in zip(edges, edges[1:], strict=False)]
-    top = len(BARS) - 1
-    return "".join(BARS[max(0, min(top, round(mean * top)))] for mean in means)
+    columns = round(width * len(values) / steps) if steps else len(values)
+    columns = max(1, min(width, columns))
+    edges = [i * len(values) // columns for i in range(columns + 1)]
+    spans = [values[lo : max(hi, lo + 1)] for lo, hi in zip(edges, edges[1:], strict=False)]
+    eighths = 8 * lines - 1
+    heights = [1 + round(min(1, max(0, sum(s) / len(s))) * eighths) for s in spans]
+    return "\n".join(
+        "".join(BARS[min(8, max(0, height - 8 * line))] for height in heights)
+        for line in reversed(range(lines))
+    )
 
 
 def formatted(value: float | None, form: str = ".2f", unit: str = "") -> str:
@@ -43,49 +59,124 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def panel(s: RunSnapshot) -> RenderableType:
-    """Render the live view of one snapshot."""
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(style="dim", justify="right")
-    rows.add_column()
-    rows.add_row("phase", Text(s.phase, style="bold"))
-    progress = Table.grid(padding=(0, 1))
-    progress.add_row(
-        f"{s.step} of {s.steps}",
-        ProgressBar(total=max(1, s.steps), completed=s.step, width=30),
-    )
-    rows.add_row("step", progress)
-    for name, values in (("reward", s.rewards), ("exact", s.exacts)):
-        latest = values[-1] if values else None
-        rows.add_row(
-            name, Text.assemble(formatted(latest), "  ", (sparkline(values), "green"))
-        )
-    if s.heldout:
-        points = "   ".join(f"step {step}: {exact:.2f}" for step, exact in s.heldout[-4:])
-        rows.add_row("held out", Text(points))
-    rows.add_row(
-        "tokens/s",
-        f"{formatted(s.generate_tokens_per_s, '.0f')} generated, "
-        f"{formatted(s.train_tokens_per_s, '.0f')} trained",
-    )
-    rows.add_row(
-        "staleness",
-        f"{formatted(s.staleness_mean, '.1f')} versions, at most {formatted(s.staleness_max, '.0f')}",
-    )
-    rows.add_row("mismatch", f"{formatted(s.mismatch, '.1e')} nats between server and trainer")
-    rows.add_row(
-        "weights",
-        f"version {formatted(s.server_version, 'd')} at the server, "
-        f"{formatted(s.trainer_version, 'd')} at the trainer",
-    )
-    waits = Text("\n".join(s.waits)) if s.waits else Text("nobody reports yet", style="dim")
-    rows.add_row("who waits", waits)
+def left(s: RunSnapshot) -> str:
+    return "" if s.left_s is None else f"about {clock(s.left_s)} left"
+
+
+def printable(text: str) -> str:
+    """Return one line without control characters: model output must not steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text.replace("\n", "⏎"))
+
+
+def wrapped(text: str, width: int, most: int = 2) -> list[str]:
+    """Return at most ``most`` lines, cut between words where possible."""
+    lines = textwrap.wrap(printable(text), max(8, width), max_lines=most, placeholder=" …")
+    return lines or [""]
+
+
+def panel(s: RunSnapshot, width: int = 80, height: int = 24) -> RenderableType:
+    """Render the live view of one snapshot for a terminal of this size."""
+    room, inner = height - 2, width - LABEL_WIDTH - FRAME_WIDTH
+    top, below = _progress(s, inner, lines=3 if height >= TALL else 1), _processes(s, inner)
+    samples = _samples(s, inner, room - len(top) - len(below))
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(style="dim", justify="right", width=LABEL_WIDTH)
+    rows.add_column(no_wrap=True, width=inner, overflow="ellipsis")
+    for label, text in [*top, *samples, *below][:room]:
+        rows.add_row(label, text)
+    title = wrapped(f"{s.name} · {s.title}", width - 10, most=1)[0]
     return Panel(
-        Group(rows),
-        title=f"[bold]atropos quickstart[/] · {escape(s.title)}",
+        rows,
+        title=f"[bold]{escape(title)}[/]",
         subtitle=clock(s.elapsed_s),
         border_style="blue",
+        width=width,
     )
+
+
+def _progress(s: RunSnapshot, inner: int, lines: int) -> list[Row]:
+    count, after = f"{s.step} of {s.steps}", f"  {left(s)}"
+    length = max(4, inner - len(count) - len(after) - 1)
+    done = length * s.step // max(1, s.steps)
+    bar = Text.assemble(
+        f"{count} ", ("━" * done, "blue"), ("─" * (length - done), "dim"), after
+    )
+    rows = _labelled("task", wrapped(s.task, inner), "bold") if s.task else []
+    rows += [("phase", Text(s.phase, "bold")), ("step", bar), *[("", "")] * (lines > 1)]
+    for name, values in (("reward", s.rewards), ("exact", s.exacts)):
+        if name == "exact" and not values:
+            continue  # few environments have this measure
+        curve = sparkline(values, inner - 6, lines=lines, steps=s.steps).split("\n")
+        number = formatted(values[-1] if values else None)
+        texts = [Text.assemble(f"{'':6}", (line, "green")) for line in curve]
+        texts[-1] = Text.assemble(f"{number:6}", (curve[-1], "green"))
+        rows += _labelled(name, texts)
+        if name == "reward" and s.reward_words:
+            rows += _labelled("", wrapped(s.reward_words, inner), "dim")
+    if s.heldout:
+        points = [f"{exact:.2f} at step {step}" for step, exact in s.heldout]
+        shown = points if len(points) < 4 else [points[0], "…", *points[-2:]]
+        rows.append(("held out", " → ".join(shown)))
+    return [*rows, ("", "")]
+
+
+def _labelled(label: str, lines: Sequence[str | Text], style: str = "") -> list[Row]:
+    texts = [Text(line, style) if isinstance(line, str) else line for line in lines]
+    return [(label if number == 0 else "", text) for number, text in enumerate(texts)]
+
+
+def _samples(s: RunSnapshot, inner: int, room: int) -> list[Row]:
+    """Show held-out problems with their first and latest answer, as many as fit."""
+    if not s.answers:
+        return []
+    asked, width = inner // 4, (inner - inner // 4 - 4) // 2
+    newest = s.answers[0][-1].step
+    heads = ("problem", f"before, step {s.answers[0][0].step}", f"now, step {newest}")
+    rows: list[Row] = [("samples", _columns(zip(heads, ("dim",) * 3), asked, width))]
+    for answers in s.answers:
+        before, now = answers[0], answers[-1] if len(answers) > 1 else None
+        cells = [wrapped(before.prompt, asked), _answer(before, width), _answer(now, width)]
+        for line in zip_longest(*cells, fillvalue=""):
+            rows.append(("", _columns(zip(line, ("", mark(before), mark(now))), asked, width)))
+        if len(rows) >= room - 1:
+            break
+    return [*rows[: max(3, room - 1)], ("", "")]
+
+
+def _columns(cells: Iterable[tuple[str, str]], asked: int, width: int) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for columns in (asked, width, width):
+        grid.add_column(no_wrap=True, width=columns, overflow="ellipsis")
+    grid.add_row(*(Text(text, style) for text, style in cells))
+    return grid
+
+
+def _answer(sample: HeldoutSample | None, width: int) -> list[str]:
+    return wrapped(f"{sample.reward:.2f}  {sample.completion}", width) if sample else ["–"]
+
+
+def mark(sample: HeldoutSample | None) -> str:
+    """Return the style of an answer: green if it is exact or, without that measure, has 1."""
+    if sample is None:
+        return "dim"
+    right = sample.reward >= 1 if sample.exact is None else sample.exact
+    return "green" if right else "yellow"
+
+
+def _processes(s: RunSnapshot, inner: int) -> list[Row]:
+    """Show what each process does, then the figures; a low terminal cuts them from below."""
+    waits = [line for wait in s.waits for line in wrapped(wait, inner)]
+    figures = {
+        "speed": f"{formatted(s.generate_tokens_per_s, '.0f')} tokens/s generated, "
+        f"{formatted(s.train_tokens_per_s, '.0f')} trained",
+        "staleness": f"{formatted(s.staleness_mean, '.1f')} versions, "
+        f"at most {formatted(s.staleness_max, '.0f')}",
+        "mismatch": f"{formatted(s.mismatch, '.1e')} nats between server and trainer",
+        "weights": f"version {formatted(s.server_version, 'd')} at the server, "
+        f"{formatted(s.trainer_version, 'd')} at the trainer",
+    }
+    rows = _labelled("processes", waits or ["no process has reported yet"])
+    return [*rows, ("", ""), *figures.items()]
 
 
 def step_line(s: RunSnapshot) -> str:
@@ -97,8 +188,8 @@ def step_line(s: RunSnapshot) -> str:
         f"{formatted(s.generate_tokens_per_s, '.0f')} tok/s generated  "
         f"{formatted(s.train_tokens_per_s, '.0f')} tok/s trained  "
         f"staleness {formatted(s.staleness_max, '.0f')}  mismatch {formatted(s.mismatch, '.1e')}  "
-        f"version {formatted(s.server_version, 'd')}  {clock(s.elapsed_s)}"
-    )
+        f"version {formatted(s.server_version, 'd')}  {clock(s.elapsed_s)}  {left(s)}"
+    ).rstrip()
 
 
 class View(ABC):
@@ -129,7 +220,8 @@ class LiveView(View):
         self._live.start()
 
     def show(self, snapshot: RunSnapshot) -> None:
-        self._live.update(panel(snapshot))
+        size = self._console.size  # of the terminal now
+        self._live.update(panel(snapshot, size.width, size.height - 1))
 
     def waiting(self, line: str) -> None:
         self._live.update(Text(line, style="dim"))

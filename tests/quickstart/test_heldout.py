@@ -26,7 +26,9 @@ def test_held_out_checks_are_read_in_order_of_their_steps(tmp_path):
         (10, 0.5),
         (20, 0.9),
     ]
-    assert heldout.samples(first=False) == [HeldoutSample(20, "1 + 1?", "2", "2", 1.0, True)]
+    (answers,) = heldout.answers()
+    assert answers[0].step == 0
+    assert answers[-1] == HeldoutSample(20, "1 + 1?", "2", "2", 1.0, True, 20)
     heldout.copy_samples(tmp_path / "samples.jsonl")
     text = (tmp_path / "samples.jsonl").read_text()
     copied = [json.loads(line) for line in text.splitlines()]
@@ -37,3 +39,16 @@ def test_a_partly_written_held_out_check_is_not_read(tmp_path):
     (tmp_path / "heldout" / "step-0").mkdir(parents=True)
     assert Heldout(tmp_path / "heldout").read() == []
     assert Heldout(tmp_path / "absent").read() == []
+
+
+def test_the_answers_of_a_function_environment_are_matched_by_the_id_of_the_task(tmp_path):
+    for step, text in ((0, "no"), (10, "yes")):
+        prompt = [{"role": "user", "content": f"try {step}"}]
+        line = {"id": "a", "prompt": prompt, "completion": text, "reward": None}
+        again = {**line, "completion": "a second sample"}
+        write_check(tmp_path / "heldout", step, 0.5, [line, again])
+    (answers,) = Heldout(tmp_path / "heldout").answers()
+    assert [(a.prompt, a.completion, a.exact) for a in answers] == [
+        ("try 0", "no", None),
+        ("try 10", "yes", None),
+    ]

@@ -6,7 +6,9 @@ import socket
 import pytest
 
 from atroposlib.quickstart import preflight
+from atroposlib.quickstart.models import Unavailable
 from atroposlib.quickstart.preflight import NotReady
+from atroposlib.quickstart.recipes import Options, ServingEngine, recipe_for
 
 
 def test_a_port_in_use_is_one_error_line():
@@ -59,3 +61,22 @@ def test_missing_packages_are_named():
 def test_a_run_outside_a_checkout_is_rejected(tmp_path):
     with pytest.raises(NotReady, match="run the quickstart from a checkout"):
         preflight.require_scripts(tmp_path, "environments/arithmetic_server.py")
+
+
+def options(tmp_path, **given):
+    return Options(engine=ServingEngine.LOCAL, seed=0, **{"out": tmp_path / "run", **given})
+
+
+def test_a_misspelt_model_is_rejected_before_a_directory_is_made(tmp_path):
+    chosen = options(tmp_path, model="tinny")
+    with pytest.raises(Unavailable, match="--model tinny: .*did you mean tiny"):
+        preflight.check(chosen, recipe_for("tinny"), tmp_path / "cache", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_of_one_second_get_different_directories(tmp_path):
+    default = options(tmp_path, model="tiny", numbered=True)
+    names = [preflight.new_directory(default).name for _ in range(3)]
+    assert names == ["run", "run-2", "run-3"]
+    named = options(tmp_path, model="tiny")
+    assert preflight.new_directory(named) == named.out

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,7 @@ ROWS = [
 @pytest.fixture
 def findings():
     sample = HeldoutSample(0, f"What is {EVIL}?", EVIL, EVIL, 0.05, False)
+    answers = [sample, replace(sample, step=10, completion="42", reward=1.0, exact=True)]
     return Findings(
         title=f"quickstart {EVIL}",
         task=f"sums {EVIL}",
@@ -39,9 +42,10 @@ def findings():
         rows=ROWS,
         heldout=[(0, 0.0), (10, 0.9)],
         heldout_rewards=[(0, 0.1), (10, 0.95)],
-        before=[sample],
-        after=[sample],
+        answers=[answers, answers[1:]],
         settings={"model": EVIL},
+        run=Path("runs/first one"),
+        repeat=f"quickstart {EVIL}",
         notes=[EVIL],
     )
 
@@ -74,7 +78,11 @@ def test_model_output_does_not_become_markup(findings):
 def test_the_page_loads_nothing_and_allows_no_script(findings):
     document = page(findings)
     assert "default-src &#x27;none&#x27;" in document
-    assert not any(name in ("src", "href") for name, _ in parsed(document).attributes)
+    tags = parsed(document)
+    assert not any(name == "src" for name, _ in tags.attributes)
+    links = {value for name, value in tags.attributes if name == "href"}
+    assert links == {"samples.jsonl", "metrics.jsonl", "model/", "commands.txt", "logs/"}
+    assert "link" not in tags.tags
     assert "url(" not in document
     assert "@import" not in document
 
@@ -86,19 +94,29 @@ def test_the_page_has_every_part(findings):
         "Rate of exact answers",
         "exact, held-out problems",
         "Largest logprob difference",
-        "With the weights at the end",
+        "<th>step 0</th><th>step 10</th>",
+        "atropos chat &#x27;runs/first one/model&#x27;",
+        "atropos env new NAME",
+        "exact, training problems, step 3: 0.3",
         "Where the time went",
-        "Settings",
+        "Repeat it",
         "What this shows, and what it does not",
         "It fell short",
     ):
         assert words in document
     assert document.count("<svg") == 4
+    assert document.index("Before and after") < document.index("Learning")
+
+
+def test_held_out_checks_are_dots_without_a_line_between_them(findings):
+    chart = page(findings).split("<svg")[1]
+    assert chart.count("<polyline") == 1
+    assert "exact, held-out problems, step 10: 0.9" in chart
 
 
 def test_a_run_without_a_single_figure_still_has_a_page(findings):
     empty = judge(recipe_for("tiny"), [], server_version=None, seconds=1, cores=1)
-    bare = Findings("t", "t", empty, [], [], [], [], [], {})
+    bare = Findings("t", "t", empty, [], [], [], [], {}, Path("r"), "again")
     assert "the trainer finished no step" in page(bare)
 
 

@@ -6,11 +6,12 @@ from atroposlib.quickstart.recipes import ServingEngine
 from atroposlib.quickstart.sources import (
     JsonLines,
     TokenRate,
+    WaitHistory,
     counter,
     largest,
     phase_of,
+    seconds_left,
     version_of,
-    wait_lines,
 )
 
 STATUS = {
@@ -22,23 +23,50 @@ STATUS = {
 }
 
 
-def test_the_wait_reason_is_derived_from_the_status_of_the_api():
-    assert wait_lines(STATUS) == (
-        "sums_0: rollout, waits for a reply",
-        "trainer: waiting for batch",
-        "no batch yet: 3 of 8 groups are queued",
+def test_the_reason_of_the_api_comes_first_and_every_wait_has_its_age():
+    waits = WaitHistory()
+    waits.lines(STATUS, 100.0)
+    assert waits.lines({**STATUS, "blocked_reason": "4 of 8 groups are queued"}, 107.0) == (
+        "no batch yet: 4 of 8 groups are queued (7 s)",
+        "sums_0: rollout, waits for a reply (7 s)",
+        "trainer: waiting for batch (7 s)",
     )
     assert phase_of(STATUS) == "waiting for batch"
     assert phase_of(None) == "the rollout API does not answer"
-    assert wait_lines(None) == ()
+    assert WaitHistory().lines(None, 0.0) == ()
+
+
+def test_a_wait_from_before_the_last_batch_is_left_out_until_the_next_heartbeat():
+    def status(step, reason, beat_age_s):
+        env = {"role": "env", "name": "copy", "phase": "paused: queue full"}
+        env.update(waiting_on="the trainer to take a batch", age_s=beat_age_s)
+        trainer = {"role": "trainer", "phase": "waiting for batch", "age_s": 0.0}
+        trainer["waiting_on"] = "a batch: 0 of 512 sequences queued: waiting for scored groups"
+        document = {"current_step": step, "blocked_reason": reason}
+        return {**document, "participants": [env, trainer]}
+
+    waits, paused = WaitHistory(), "copy: paused: queue full, waits for the trainer to take"
+    few = "432 of 512 sequences queued: waiting for scored groups"
+    full = waits.lines(status(3, None, 0.1), 10.0)
+    assert full == (f"{paused} a batch (0 s)", "trainer: waiting for batch (0 s)")
+    taken = waits.lines(status(4, few, 0.6), 10.5)
+    assert taken == (f"no batch yet: {few} (0 s)", "trainer: waiting for batch (0 s)")
+    assert not any(paused in line for line in waits.lines(status(4, few, 1.1), 11.0))
+    assert any(paused in line for line in waits.lines(status(4, few, 0.2), 13.0))
 
 
 def test_a_silent_process_is_marked_and_later_removed():
     def env(age_s):
         return {"participants": [{"role": "env", "name": "sums_0", "age_s": age_s}]}
 
-    assert wait_lines(env(40.0)) == ("sums_0: silent for 40 s",)
-    assert wait_lines(env(200.0)) == ()
+    assert WaitHistory().lines(env(40.0), 0.0) == ("sums_0: silent for 40 s",)
+    assert WaitHistory().lines(env(200.0), 0.0) == ()
+
+
+def test_the_time_left_is_that_of_the_steps_to_do_at_the_pace_of_the_last():
+    rows = [{"step": n, "seconds_wait": 3.0, "seconds_train": 1.0} for n in (1, 2)]
+    assert seconds_left(rows, 10) == 32.0
+    assert seconds_left([], 10) is None
 
 
 def test_the_phase_is_that_of_the_last_trainer_to_report():

@@ -1,23 +1,29 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
-from atroposlib.quickstart.sources import (
-    RunSnapshot,
-)
+from atroposlib.quickstart.heldout import HeldoutSample
+from atroposlib.quickstart.sources import RunSnapshot
 from atroposlib.quickstart.view import PlainView, open_view, panel, sparkline, step_line
 
+ANSWER = HeldoutSample(0, "What is 4 + 3?", "It is\x1b[2J[b]many", "7", 0.25, False)
 MOMENT = RunSnapshot(
-    title="smollm2 on local: sums [of two]",
+    title="smollm2 [local]",
+    task="sums [of two]",
+    reward_words="1 for the number",
     elapsed_s=75.0,
+    left_s=200.0,
     phase="training",
     step=12,
     steps=40,
     rewards=(0.0, 0.5, 1.0),
     exacts=(0.0, 0.25),
     heldout=((0, 0.01), (10, 0.2)),
+    answers=((ANSWER, replace(ANSWER, version=10, step=10, completion="7", exact=True)),),
     generate_tokens_per_s=48.2,
     train_tokens_per_s=310.0,
     staleness_mean=0.0,
@@ -29,22 +35,25 @@ MOMENT = RunSnapshot(
 )
 
 
-def text_of(renderable):
-    console = Console(file=io.StringIO(), width=110, force_terminal=False)
+def text_of(renderable, width=110):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
     console.print(renderable)
     return console.file.getvalue()
 
 
 def test_the_panel_shows_every_figure():
-    text = text_of(panel(MOMENT))
+    text = text_of(panel(MOMENT, 110, 40))
     for words in (
+        "smollm2 [local]",
         "sums [of two]",
         "training",
         "12 of 40",
-        "1.00  ▁▅█",
-        "0.25  ▁▃",
-        "step 10: 0.20",
-        "48 generated, 310 trained",
+        "1.00  ▁▁",
+        "0.25  ▁▁",
+        "about 3:20 left",
+        "1 for the number",
+        "0.01 at step 0 → 0.20 at step 10",
+        "48 tokens/s generated, 310 trained",
         "0.0 versions, at most 1",
         "3.2e-06 nats",
         "version 11 at the server, 12 at the trainer",
@@ -56,8 +65,8 @@ def test_the_panel_shows_every_figure():
 
 def test_a_run_that_has_just_begun_shows_dashes_instead_of_numbers():
     text = text_of(panel(RunSnapshot()))
-    assert "– generated, – trained" in text
-    assert "nobody reports yet" in text
+    assert "– tokens/s generated, – trained" in text
+    assert "no process has reported yet" in text
 
 
 def test_a_step_is_one_line_where_there_is_no_terminal():
@@ -72,6 +81,29 @@ def test_the_curve_is_squeezed_to_its_width():
     assert sparkline([-1.0, 2.0]) == "▁█"
     assert sparkline([]) == ""
     assert len(sparkline([0.5] * 1000)) == 48
+
+
+def test_a_tall_curve_has_several_lines_and_grows_with_the_steps():
+    assert sparkline([0.0, 1.0], 4, lines=2, steps=2) == "  ██\n▁▁██"
+    assert sparkline([1.0], 10, steps=5) == "██"
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (40, 10)])
+def test_the_panel_fits_the_terminal(width, height):
+    crowd = replace(MOMENT, answers=MOMENT.answers * 30, title="a long name " * 20)
+    lines = text_of(panel(crowd, width, height), width).splitlines()
+    assert len(lines) <= height
+    assert {len(line) for line in lines} == {width}
+    assert any(f"{word} … ─" in lines[0] for word in ("a", "long", "name"))  # not in a word
+
+
+def test_a_sample_shows_the_first_and_the_latest_answer_without_control_characters():
+    text = text_of(panel(MOMENT, 110, 40))
+    assert "before, step 0" in text
+    assert "now, step 10" in text
+    assert "0.25  It is [2J[b]many" in text
+    assert "0.25  7" in text
+    assert "\x1b" not in text
 
 
 def test_the_plain_view_prints_each_step_once_and_does_not_repeat_a_wait():
