@@ -2,8 +2,9 @@
 
     python3 scripts/bootstrap.py [--venv .venv] [--extras quickstart,dev]
 
-Phases: venv -> torch build -> pip install -> stamp. The stamp holds a digest of all that
-decides what is installed, so an unchanged checkout costs one file read.
+Phases: venv -> package index -> torch build -> pip install -> stamp; a line for each, with the
+seconds so far. The stamp holds a digest of all that decides what is installed, so an unchanged
+checkout costs one file read.
 Needs the standard library only. pip's own words go to VENV/install.log.
 """
 
@@ -24,12 +25,17 @@ import importlib.util  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import platform  # noqa: E402
+import queue  # noqa: E402
+import re  # noqa: E402
 import shutil  # noqa: E402
+import ssl  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
+import threading  # noqa: E402
 import time  # noqa: E402
 import urllib.error  # noqa: E402
 import urllib.request  # noqa: E402
+from http.client import HTTPException  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,12 +43,21 @@ INPUTS = ("pyproject.toml", "constraints.txt", "scripts/bootstrap.py")
 # PyTorch's own index of CPU builds: 0.2 GB where the default Linux build brings 3 GB of CUDA.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_TIMEOUT_S = 4.0
+PYPI = "https://pypi.org/simple"
+QUIET_S = 15.0  # longest silence while pip works
+STARTED = time.monotonic()
+# The first words of pip's lines, and the phase that they begin.
+PHASES = {
+    "Collecting": "choosing and downloading packages",
+    "Installing collected packages": "installing the packages",
+    "Building": "building atroposlib",
+}
 WITH_TORCH = {"all", "bench", "dev", "example_trainer", "inference", "lora"}
 WITH_TORCH |= {"quickstart", "rewardfns", "train"}
 
 
 def say(text: str) -> None:
-    print(f"bootstrap: {text}", flush=True)
+    print(f"bootstrap: {time.monotonic() - STARTED:3.0f} s  {text}", flush=True)
 
 
 def main() -> int:
@@ -60,14 +75,13 @@ def main() -> int:
         stamp.touch()  # so that make, which compares times, sees it as current too
         return 0
 
-    started = time.monotonic()
     stamp.unlink(missing_ok=True)  # a half-made environment must not look finished
     make_venv(venv)
     log = venv / "install.log"
     log.unlink(missing_ok=True)
     install(venv_python(venv), args.extras, log)
     stamp.write_text(wanted)
-    say(f"{args.venv} is ready ({time.monotonic() - started:.0f} s)")
+    say(f"{args.venv} is ready")
     return 0
 
 
@@ -115,6 +129,7 @@ def same_python(venv: Path) -> bool:
 
 
 def install(python: Path, extras: str, log: Path) -> None:
+    require_index(python)
     require_pip(python, log)
     index = torch_index(python) if WITH_TORCH.intersection(extras.split(",")) else None
     say(f"installing packages (pip's log: {display(log)})")
@@ -124,6 +139,61 @@ def install(python: Path, extras: str, log: Path) -> None:
     if index is not None:
         command += ["--extra-index-url", index]
     run_logged(command, log)
+
+
+def require_index(python: Path) -> None:
+    """End with one line if pip's package index cannot be reached; pip would try for minutes.
+
+    With a proxy or a folder of wheels in its settings, pip may need no index: it goes on.
+    """
+    done = subprocess.run(
+        [str(python), "-m", "pip", "config", "list"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    settings = {}  # the last one counts: environment variables come first in the list
+    for line in reversed(done.stdout.splitlines()):
+        key, _, value = line.partition("=")
+        settings[key.rsplit(".", 1)[-1]] = value.strip("'\"")
+    url = settings.get("index-url", PYPI)
+    shown = re.sub(r"//[^/@]*@", "//", url)  # without a password
+    if "no-index" in settings:
+        return
+    say(f"asking the package index {shown}")
+    problem = unreachable(shown)
+    if problem and {"proxy", "find-links"} & settings.keys():
+        say(f"it does not answer ({problem}): pip goes on with its other settings")
+    elif problem:
+        sys.exit(
+            f"bootstrap: the package index {shown} does not answer: {problem}\n"
+            "bootstrap: check the network; HTTPS_PROXY=URL names a proxy, PIP_INDEX_URL=URL "
+            "another index"
+        )
+
+
+def unreachable(url: str) -> "str | None":
+    """Why no server answers at this URL within a few seconds; None if one does."""
+    found: "list[str | None]" = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(f"{url}/", timeout=PROBE_TIMEOUT_S).close()
+            found.append(None)
+        except (
+            urllib.error.HTTPError
+        ):  # an answer: pip may be allowed what this request is not
+            found.append(None)
+        except (OSError, ValueError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            tls = isinstance(reason, ssl.SSLError)  # pip has certificates and settings for it
+            found.append(None if tls else str(reason))
+
+    # In a thread: a look-up of the name has no timeout of its own.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(2 * PROBE_TIMEOUT_S)
+    return found[0] if found else f"nothing came back within {2 * PROBE_TIMEOUT_S:.0f} s"
 
 
 def require_pip(python: Path, log: Path) -> None:
@@ -147,6 +217,7 @@ def torch_index(python: Path) -> "str | None":
     named = os.environ.get("TORCH_INDEX")
     if named is not None:
         return named or None
+    say("asking for a CPU build of torch")
     if sys.platform != "linux" or has_nvidia_driver() or pip_offers_cpu_torch(python):
         return None
     if answers(f"{CPU_INDEX}/torch/"):
@@ -184,16 +255,44 @@ def answers(url: str) -> bool:
 
 
 def run_logged(command: "list[str]", log: Path) -> None:
+    """Run pip with its output in ``log``; print a line per phase, and one when it is silent."""
     with log.open("a", encoding="utf-8") as out:
         out.write("$ " + " ".join(command) + "\n")
-        out.flush()
-        done = subprocess.run(
-            command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False
+        child = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-    if done.returncode != 0:
+        lines: "queue.Queue[str | None]" = queue.Queue()
+        threading.Thread(target=read_lines, args=(child, lines), daemon=True).start()
+        phase, detail, printed = "starting pip", "", time.monotonic()
+        while True:
+            try:
+                line = lines.get(timeout=1.0)
+            except queue.Empty:
+                line = ""
+            if line is None:
+                break
+            out.write(line)
+            out.flush()
+            begun = next((PHASES[word] for word in PHASES if line.startswith(word)), phase)
+            detail = (
+                line.strip() if re.match(r"\s*(Collecting|Downloading) ", line) else detail
+            )
+            if begun != phase or time.monotonic() - printed > QUIET_S:
+                say(begun + (f": {detail[:60]}" if begun == phase and detail else ""))
+                phase, printed = begun, time.monotonic()
+    if child.wait() != 0:
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
         print("\n".join("  " + line for line in tail), file=sys.stderr)
         sys.exit(f"bootstrap: pip failed; its whole log is in {display(log)}")
+
+
+def read_lines(child: "subprocess.Popen[str]", lines: "queue.Queue[str | None]") -> None:
+    """Pass the output of a process on, line by line, then None."""
+    assert child.stdout is not None
+    with child.stdout:
+        for line in child.stdout:
+            lines.put(line)
+    lines.put(None)
 
 
 def display(path: Path) -> str:

@@ -32,7 +32,7 @@ from atroposlib.wire import ScoredData  # noqa: E402
 from atroposlib.wire.binary import pack_group  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- (?P<name>[^/\n][^\n]*?) -->\n).*?(<!-- /(?P=name) -->)", re.DOTALL)
-PAGES = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")  # FastAPI's own
+PAGES = ("/docs", "/redoc", "/openapi.json")
 # What a caller does about each word; a word that is missing here fails the generator.
 ADVICE = {
     "malformed": "correct the sender; the same bytes never pass",

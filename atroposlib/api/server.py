@@ -21,6 +21,7 @@ from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBod
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import Store, open_store
+from atroposlib.api.web.docs_page import add_docs
 from atroposlib.api.web.openapi import describe
 from atroposlib.api.web.routes_batches import batch_routes
 from atroposlib.api.web.routes_groups import admission_routes, data_routes, group_routes
@@ -74,7 +75,8 @@ def create_app(
         yield
         service.close()
 
-    app = FastAPI(title="AtroposLib API", version=__version__, lifespan=lifespan)
+    about: dict[str, Any] = {"title": "AtroposLib API", "version": __version__}
+    app = FastAPI(**about, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     refuse = _add_error_handlers(app, service)
     routers = (
@@ -92,6 +94,7 @@ def create_app(
     app.add_middleware(FastPath, routes=often, refuse=refuse)  # innermost
     _add_middlewares(app, service, max_body_bytes, tokens, allowed_hosts)
     describe(app)
+    add_docs(app)
     return app
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -221,6 +222,8 @@ def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
         _mend(final)
         draft.mkdir()
         yield draft
+        for path in draft.rglob("*.safetensors"):  # safetensors makes them private
+            path.chmod(stat.S_IMODE(draft.stat().st_mode) & 0o666)
         if durable:
             for path in (*sorted(draft.rglob("*")), draft):
                 sync(path)

@@ -107,6 +107,8 @@ class BatchPrefetcher:
                     return
                 self._to_claim -= 1
                 self._ready.put(claimed)
+        except Stopped:  # by the same signal as the loop
+            return
         except AtroposError as error:  # raised in the loop at its next poll
             self._ready.put(error)
 

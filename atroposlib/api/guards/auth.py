@@ -38,7 +38,6 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     # Status.
     ("GET", "/"): READ,
     ("GET", "/docs"): READ,
-    ("GET", "/docs/oauth2-redirect"): READ,
     ("GET", "/redoc"): READ,
     ("GET", "/openapi.json"): READ,
     ("GET", "/status"): READ,

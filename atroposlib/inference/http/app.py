@@ -36,7 +36,10 @@ def create_app(engine: Engine) -> FastAPI:
         group.close()
         engine.close()
 
-    app = FastAPI(title="Atropos local inference", lifespan=lifespan)
+    # FastAPI's /docs would load its scripts from a CDN; /openapi.json stays.
+    app = FastAPI(
+        title="Atropos local inference", lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     service, group = InferenceService(engine), WeightGroup()
     app.include_router(openai_router(service))
     app.include_router(generate_router(service))

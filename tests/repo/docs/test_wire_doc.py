@@ -17,11 +17,11 @@ def test_wire_md_is_current(root):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-OF_FASTAPI = {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+PAGES = {"/docs", "/redoc", "/openapi.json"}
 FORMER = {"/lease", "/release"}  # deprecated, described with the routes that replace them
 
 
-@pytest.mark.parametrize("path", sorted({path for _, path in SCOPES_OF} - OF_FASTAPI - FORMER))
+@pytest.mark.parametrize("path", sorted({path for _, path in SCOPES_OF} - PAGES - FORMER))
 def test_every_call_has_an_example(root, path):
     pattern = re.escape(path).replace(r"\{no\}", r"\d+").replace(r"\{rank\}", r"\d+")
     page = (root / "docs/wire.md").read_text(encoding="utf-8")

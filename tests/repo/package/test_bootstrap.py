@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,13 @@ def bootstrap(root):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def free_url():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{probe.getsockname()[1]}"  # bound, and it does not listen
 
 
 @pytest.fixture
@@ -84,6 +93,30 @@ def test_a_failed_installation_shows_the_end_of_the_log(bootstrap, tmp_path, cap
     with pytest.raises(SystemExit, match="whole log is in"):
         bootstrap.run_logged(failing, tmp_path / "install.log")
     assert "no matching distribution" in capsys.readouterr().err
+
+
+def test_an_index_that_cannot_be_reached_is_named_before_pip_tries_it(
+    bootstrap, monkeypatch, tmp_path, free_url
+):
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", free_url.replace("//", "//me:secret@"))
+    with pytest.raises(SystemExit, match=f"index {free_url} does not answer: .*refused"):
+        bootstrap.require_index(Path(sys.executable))
+
+
+def test_each_phase_of_pip_is_one_line(bootstrap, tmp_path, capsys):
+    said = [
+        "Collecting a",
+        "  Downloading a.whl",
+        "Collecting b",
+        "Installing collected packages",
+    ]
+    code = "\n".join(f"print({line!r})" for line in said)
+    bootstrap.run_logged([sys.executable, "-c", code], tmp_path / "install.log")
+    lines = [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["choosing and downloading packages", "installing the packages"]
+    assert said == (tmp_path / "install.log").read_text().splitlines()[-4:]
 
 
 def test_every_option_has_a_help_text(root):

@@ -49,6 +49,12 @@ def test_weights_are_written_in_the_compute_dtype(policy, tmp_path):
     assert policy.parameters()[0].dtype is torch.float32
 
 
+def test_every_file_of_a_model_may_be_read_by_whom_the_umask_allows(policy, tmp_path):
+    directory = save_model(policy, tmp_path / "step_1", STATE)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in directory.iterdir()}
+    assert len(set(modes.values())) == 1, modes
+
+
 def test_failed_write_keeps_the_old_directory(tmp_path):
     final = tmp_path / "model"
     with whole_directory(final, durable=True) as draft:

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from atroposlib.client import RolloutClient
+from atroposlib.processes import free_port
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.run.prefetch import BatchPrefetcher
+from example_trainer.state import StopSignal
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_stop_while_the_api_is_away_ends_the_claims_without_an_exception():
+    stop = StopSignal()
+    stop.reason = "SIGTERM"
+    url = f"http://127.0.0.1:{free_port()}"
+    state = TrainerState("run", step=0, version=0, batch_no=0)
+    with closing(RolloutClient(url, on_wait=lambda _what: stop.check())) as client:
+        batches = BatchPrefetcher(client, state, batches=1, ahead=True, lease_s=60.0)
+        with batches:
+            batches._thread.join(timeout=30)
+        assert not batches._thread.is_alive()
