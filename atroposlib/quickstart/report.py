@@ -149,6 +149,7 @@ def _soundness(f: Findings) -> str:
         "Versions between sampling and training",
         Series("mean", curve(f.rows, "staleness_mean")),
         Series("largest", curve(f.rows, "staleness_max"), "b"),
+        y_range=(0.0, max([1.0, *column(f.rows, "staleness_max")])),
     )
     return words + mismatch + stale
 
