@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from atroposlib.utils.command import logs
+
 # Before any test imports a library that reads these once: no test reaches a hub, and
 # calls to servers of our own on the loopback interface never go through a proxy.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -36,9 +38,16 @@ NEEDED_OPTION = {"gpu": "--run-gpu", "providers": "--runproviders"}
 def no_log_handler_outlives_its_test() -> Iterator[None]:
     """A command line that a test runs logs to that test's stderr, which is closed after it."""
     before = logging.root.handlers[:]
+    names = ["uvicorn.error", *logs.OURS, *logs.NOISY]
+    levels = {name: logging.getLogger(name).level for name in names}
+    root_level = logging.root.level
     yield
+    logging.captureWarnings(False)
+    logging.root.setLevel(root_level)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
     for handler in logging.root.handlers[:]:
-        if type(handler) is logging.StreamHandler and handler not in before:
+        if isinstance(handler, logs.ProcessHandler) and handler not in before:
             logging.root.removeHandler(handler)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command.parser import CommandParser
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("", "0", "false", "no", "off")
@@ -27,12 +28,12 @@ def variable_of(flag: str) -> str:
     return "ATROPOS_" + flag.removeprefix("--").replace("-", "_").upper()
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """The parser of all options, whose defaults are those of the environment now."""
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         prog="run-api",
         description="Start the rollout API, which gives trainers exact batches of groups.",
-        epilog="Every option has an environment variable, named in its help; options win. "
+        epilog="Every option but -v has an environment variable, named in its help; options win. "
         "Who may reach the API, and with which token: docs/security.md.",
     )
     _listening(made.add_argument_group("where it listens"))
@@ -138,14 +139,6 @@ def _limiting(group: argparse._ArgumentGroup) -> None:
 
 
 def _running(group: argparse._ArgumentGroup) -> None:
-    _value(group, "--log-format", "text", "lines on stderr", type=_one_of("text", "json"))
-    _value(
-        group,
-        "--log-level",
-        "info",
-        "least level that is logged; debug has a line for every request",
-        type=_one_of("debug", "info", "warning", "error"),
-    )
     _value(
         group,
         "--loop",

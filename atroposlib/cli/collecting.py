@@ -9,8 +9,8 @@ unless ``--reset`` permits to wipe it.
 from __future__ import annotations
 
 import argparse
+import logging
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -22,6 +22,8 @@ from atroposlib.cli.line_file import LineFile
 from atroposlib.cli.selection import SelectionRules, usable_rows
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import API_TOKEN, HUB, CommandParser
 from atroposlib.wire import Heartbeat, Registration, RunStatus, ScoredData
 
 CLAIM_WAIT_S = 5.0
@@ -47,23 +49,25 @@ class CollectCommand:
 def main(command: CollectCommand, argv: Sequence[str] | None = None) -> int:
     """Run the command; exit status 0 when done, 1 after an error line on stderr."""
     options = build_parser(command).parse_args(argv)
+    logs.configure(command.name, options.log_format, options.log_level)
     try:
         collect(command, options)
     except (AtroposError, OSError) as error:
-        print(f"{command.name}: {error}", file=sys.stderr)
+        logs.report(command.name, error)
         return 1
     except KeyboardInterrupt:
-        print(f"{command.name}: stopped; --append-to-previous goes on", file=sys.stderr)
+        logs.report(command.name, "stopped; --append-to-previous goes on")
         return 130
     return 0
 
 
-def build_parser(command: CollectCommand) -> argparse.ArgumentParser:
+def build_parser(command: CollectCommand) -> CommandParser:
     """The flags of both commands."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=command.name,
         description=command.description,
         epilog="How to use it: docs/other-training.md",
+        variables=(API_TOKEN, HUB),
     )
     add = parser.add_argument
     add("filepath", type=Path, help="file of JSON lines to write")
@@ -128,9 +132,7 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
         options.allow_negative_scores,
         options.minimum_score_diff_max_min,
     )
-
-    def say(text: str) -> None:
-        print(f"{command.name}: {text}", file=sys.stderr, flush=True)
+    say = logging.getLogger(__name__).info
 
     with closing(RolloutClient(options.api_url, on_wait=say)) as client:
         if options.reset:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from atroposlib.cli.api_options import parse
 from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.utils.command import logs
 
 _DAY_S = 86_400
 
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal. Exit status 1 after one error line if it cannot start."""
     try:
         options = parse(argv)
+        logs.configure("run-api", options.log_format, options.log_level)
         if options.new_token is not None:
             _new_token(options)
             return 0
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve(options)
         return 0
     except (AtroposError, OSError) as error:
-        print(f"run-api: {error}", file=sys.stderr)
+        logs.report("run-api", error)
         return 1
 
 

@@ -18,13 +18,14 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from atroposlib.api.guards import logs
+from atroposlib.api.guards.request_log import RequestLog
 from atroposlib.api.guards.slow_clients import SlowClientProtocol
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.cli.api_options import parse, variable_of
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command import logs
 from atroposlib.utils.http_server import LOOPBACK_HOSTS, bind, is_loopback
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -41,7 +42,6 @@ def serve(options: argparse.Namespace) -> None:
     """
     refuse_exposure(options)
     _require_certificate(options)
-    logs.configure(options.log_format, options.log_level)
     with bind(options.host, options.port) as listener:
         host, port = listener.getsockname()[:2]
         options.data_dir = options.data_dir or f"atropos-data/{port}"
@@ -51,7 +51,7 @@ def serve(options: argparse.Namespace) -> None:
             _serve_reloading(options, port)
             return
         app = build_app(options)
-        config = uvicorn.Config(logs.RequestLog(app), **_settings(options))
+        config = uvicorn.Config(RequestLog(app), **_settings(options))
         server = ApiServer(config, app)
         with server.signals():
             # from the next line on a client may call; it waits, unrefused
@@ -131,8 +131,8 @@ def build_app(options: argparse.Namespace) -> FastAPI:
 def app_from_environment() -> ASGIApp:
     """App factory of uvicorn's reloader, whose children get the environment only."""
     options = parse([])
-    logs.configure(options.log_format, options.log_level)
-    return logs.RequestLog(build_app(options))
+    logs.configure("run-api", options.log_format, options.log_level)
+    return RequestLog(build_app(options))
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

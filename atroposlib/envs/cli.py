@@ -44,6 +44,8 @@ from atroposlib.generation.configs import (
     resolve_servers,
 )
 from atroposlib.utils.cli import extract_namespace, merge_dicts
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import common_flags, show
 
 logger = logging.getLogger(__name__)
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})
@@ -71,13 +73,11 @@ class CommandSettings:
 
 def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
     """Run the subcommand of ``env_cls`` that the command line names; errors exit with 2 or 1."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per status poll
-    words = list(sys.argv[1:] if argv is None else argv)
+    program = Path(sys.argv[0])
+    options, words = common_flags(program.name, sys.argv[1:] if argv is None else argv)
+    logs.configure(env_cls.name or program.stem, options.log_format, options.log_level)
     if set(flags.HELP_FLAGS) & set(words):
-        print(help_page(env_cls, Path(sys.argv[0]).name, words))
+        show(help_page(env_cls, program.name, words))
         raise SystemExit(0)
     try:
         _refuse_running_loop()
@@ -85,12 +85,12 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
         # Outside the event loop: constructors of older environments require that.
         env = make_env(env_cls, settings)
     except (ConfigError, FailedExecutionException) as error:
-        print(f"error: {error}", file=sys.stderr)
+        logs.report("error", error)
         raise SystemExit(2) from error
     try:
         asyncio.run(run(env, settings))
     except (AtroposError, asyncio.CancelledError, KeyboardInterrupt) as error:
-        print(f"error: {error or type(error).__name__}", file=sys.stderr)
+        logs.report("error", str(error) or type(error).__name__)
         raise SystemExit(1) from error
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import GPUS, HUB, CommandParser, require
 from atroposlib.utils.http_server import bind, is_loopback
 
 if TYPE_CHECKING:
@@ -16,31 +17,37 @@ if TYPE_CHECKING:
 
     from atroposlib.inference.engine.engine import Engine
 
-
+PROG = "atropos-infer"
 BACKLOG = 2048  # connections that wait to be accepted
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until interrupted; return the exit status."""
     options = parse_args(argv)
+    logs.configure(PROG, options.log_format, options.log_level)
+    require(PROG, "inference", "torch", "transformers")
     try:
         refuse_exposure(options.host, allow_remote=options.allow_remote)
         # Before the model is loaded, so that a taken port costs no minute.
         with bind(options.host, options.port, BACKLOG) as listener:
             return serve(options, listener)
     except AtroposError as error:
-        print(f"atropos-infer: {error}", file=sys.stderr)
+        logs.report(PROG, error)
         return 1
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="atropos-infer", description=__doc__)
-    add = parser.add_argument
+    parser = CommandParser(prog=PROG, description=__doc__, variables=(HUB, GPUS))
+    add = parser.add_argument_group("model").add_argument
     add("--model", required=True, help="model directory or hub name")
+    add("--served-model-name", help="name clients use (default: last part of --model)")
+    add("--max-model-len", type=int, help="tokens of prompt and answer (default: the model's)")
+    add("--weight-version", type=int, default=0, help="version of the first weights")
+    add = parser.add_argument_group("where it listens").add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=9001, help="0 picks a free port (default %(default)s)")
     add("--allow-remote", action="store_true", help="permit an address other machines reach")
-    add("--served-model-name", help="name clients use (default: last part of --model)")
+    add = parser.add_argument_group("resources").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default %(default)s)")
     add("--dtype", default="auto", help="auto = float32 on CPUs, bfloat16 on CUDA")
     add("--max-batch", type=int, default=512, help="sequences at once (default %(default)s)")
@@ -50,11 +57,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="memory for keys and values (default: 2 on CPUs, "
         "60 %% of what is free on CUDA)",
     )
-    add("--max-model-len", type=int, help="tokens of prompt and answer (default: the model's)")
     add("--threads", type=int, help="CPU threads of the model (default: torch's choice)")
     add("--seed", type=int, help="of requests that bring none (default: random)")
-    add("--weight-version", type=int, default=0, help="version of the first weights")
-    add("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     return parser.parse_args(argv)
 
 
@@ -128,7 +132,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     print(f"serving {served.name} ({served.device}) on http://{host}:{port}", flush=True)
     config = uvicorn.Config(
         create_app(engine),
-        log_level=options.log_level,
+        log_config=None,
         access_log=False,
         timeout_graceful_shutdown=5,  # requests held by a pause would otherwise keep it alive
     )

@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atroposlib.quickstart.recipes import Options, ServingEngine
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import GPUS, CommandParser
+
+PROG = "atropos-quickstart"
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Options:
-    parser = argparse.ArgumentParser(
-        prog="atropos-quickstart",
+    parser = CommandParser(
+        prog=PROG,
         description="Start every part of a run, train a small model and write a report.",
+        variables=("ATROPOS_CACHE: folder of provided models (~/.cache/atropos)", GPUS),
     )
     add = parser.add_argument
     add("--model", default="smollm2", help="smollm2, tiny or a model directory (%(default)s)")
@@ -35,6 +40,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     add("--api-port", type=port, default=0, help="of the rollout API (0: any free one)")
     add("--port", dest="server_port", type=port, default=0, help="of the inference server")
     args = vars(parser.parse_args(argv))
+    logs.configure(PROG, args.pop("log_format"), args.pop("log_level"))
     args["engine"] = ServingEngine(args["engine"])
     args["numbered"] = args["out"] is None
     args["out"] = args["out"] or default_out(args["model"]).absolute()

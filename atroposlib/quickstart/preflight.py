@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import socket
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 from atroposlib.errors import AtroposError
 from atroposlib.quickstart import models, vllm_env
 from atroposlib.quickstart.recipes import Options, Recipe, ServingEngine, disk_needed
+from atroposlib.utils.command.parser import missing
 
 GIGABYTE = 10**9
 NEEDED = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "apsw", "rich")
@@ -43,12 +43,8 @@ def check(options: Options, recipe: Recipe, cache: Path, repo: Path) -> None:
 
 
 def require_packages(names: tuple[str, ...]) -> None:
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
-        raise NotReady(
-            f"missing packages: {', '.join(missing)}; run `make install`, or "
-            "pip install -e '.[quickstart]'"
-        )
+    if lacking := missing(*names):
+        raise NotReady(f"needs {', '.join(lacking)}: pip install 'atroposlib[quickstart]'")
 
 
 def require_scripts(repo: Path, env_script: str) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES
-from atroposlib.api.guards.logs import FORMATS, LEVELS
 from atroposlib.api.guards.tokens import Scope, TokenFile
 from atroposlib.api.server import HOLD_S
 from atroposlib.api.store import DEFAULT_MAX_BYTES
 from atroposlib.cli import api_options, run_api, serve_api
+from atroposlib.utils.command.logs import FORMATS, LEVELS
 from tests.api.processes import without_variables
 
 __all__ = ["without_variables"]
@@ -24,7 +24,7 @@ def flags():
     return [
         action.option_strings[-1]
         for action in api_options.parser()._actions
-        if action.option_strings[-1] != "--help"
+        if action.option_strings[-1] not in ("--help", "--version", "-v")
     ]
 
 

@@ -53,7 +53,7 @@ def test_too_little_disk_space_is_reported_with_the_required_amount(tmp_path):
 
 def test_missing_packages_are_named():
     with pytest.raises(
-        NotReady, match="missing packages: no_such_package; run `make install`"
+        NotReady, match="needs no_such_package: pip install 'atroposlib.quickstart.'"
     ):
         preflight.require_packages(("json", "no_such_package"))
 

@@ -25,10 +25,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from atroposlib.errors import ConfigError, TokensUnreadable, Unauthorized
+from atroposlib.utils.command.logs import TOKEN_PREFIX
 
 log = logging.getLogger(__name__)
 
-TOKEN_PREFIX = "atr_"  # secret scanners and the log filter recognise a token by it
 _TOKEN_BYTES = 32
 _WELL_FORMED = re.compile(r"[A-Za-z0-9._~+/-]{1,512}=*")  # what RFC 6750 calls b64token
 _DIGEST = re.compile(r"[0-9a-f]{64}")

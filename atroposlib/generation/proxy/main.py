@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -37,6 +36,8 @@ from atroposlib.generation.proxy.apis.agent_api import (
 from atroposlib.generation.proxy.auth import ProxyAuth, refuse_page
 from atroposlib.generation.proxy.routes_agent import json_reply
 from atroposlib.generation.proxy.sessions import ProxyLimits, Servers, Sessions, Setup
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import CommandParser
 from atroposlib.utils.http_server import HostGuard, SameSiteGuard, bind, is_loopback
 
 __all__ = ["ProxyLimits", "create_app", "main"]
@@ -113,19 +114,20 @@ async def _on_error(request: Request, error: Exception) -> Response:
 def main(argv: list[str] | None = None) -> int:
     """Serve until interrupted; returns the exit status."""
     options = parse_args(argv)
+    logs.configure("proxy", options.log_format, options.log_level)
     try:
         serve(options)
     except AtroposError as error:
-        print(f"managed_server_proxy: {error}", file=sys.stderr)
+        logs.report("proxy", error)
         return 1
     return 0
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m atroposlib.generation.proxy.main",
         description="Gives any agent a base_url and returns its token-exact training rows.",
-        epilog=f"The admin token is read from {TOKEN_VARIABLE}.",
+        variables=(f"{TOKEN_VARIABLE}: the admin token",),
     )
     limits = ProxyLimits()
     add = parser.add_argument
@@ -156,7 +158,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         default=limits.idle_s,
         help="seconds without calls after which a session is closed (default %(default)s)",
     )
-    add("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     return parser.parse_args(argv)
 
 
@@ -183,7 +184,7 @@ def serve(options: argparse.Namespace) -> None:
         print(f"proxy of {setup.model_name} on http://{host}:{port}", flush=True)
         config = uvicorn.Config(
             app,
-            log_level=options.log_level,
+            log_config=None,
             access_log=False,
             timeout_graceful_shutdown=5,  # an open stream would delay the exit
         )

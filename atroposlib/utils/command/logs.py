@@ -1,0 +1,146 @@
+"""Logs of all processes on stderr: one line per event, as text or JSON, without secrets.
+
+    2026-11-22T09:30:00.123Z info    run-api  request method=POST status=201
+
+Bodies, query strings and the Authorization header are never passed to a logger. The formatter
+redacts tokens and passwords in all other text, such as that of an exception.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import time
+from typing import IO, Any
+
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+FIELDS = "fields"  # extra={"fields": {...}} of a record: words of its line, keys of its object
+REDACTED = "[redacted]"
+TOKEN_PREFIX = "atr_"  # of every token of this package; secret scanners look for it as well
+OURS = ("atroposlib", "example_trainer", "environments", "__main__")
+# Libraries that log every request or file at level info.
+NOISY = (
+    *("uvicorn", "httpx", "httpcore", "openai", "urllib3", "asyncio", "filelock", "fsspec"),
+    *("huggingface_hub", "datasets", "transformers", "torch", "matplotlib", "markdown_it"),
+)
+_SECRET = re.compile(
+    rf"{TOKEN_PREFIX}[A-Za-z0-9_-]{{16,}}"
+    r"|(?i:\b(?:bearer|basic) +[A-Za-z0-9._~+/=-]{8,})"
+    r"|(?i:(?<=://)[^/\s:@]*:[^/\s@]+(?=@))"  # postgresql://user:password@host
+)
+_PLAIN = re.compile(r"[A-Za-z0-9_.:/{}@\[\]+-]+")  # values that need no quotes
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # one event is one line
+
+
+def redact(text: str) -> str:
+    """``text`` without tokens and passwords."""
+    return _SECRET.sub(REDACTED, text)
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, process: str, style: str) -> None:
+        super().__init__()
+        self.process, self.style = process, style
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, Any] = {
+            "time": self._time(record.created),
+            "level": record.levelname.lower(),
+            "process": self.process,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return redact(json.dumps(event, default=str) if self.style == "json" else _text(event))
+
+    @staticmethod
+    def _time(seconds: float) -> str:
+        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+        return f"{clock}.{int(seconds * 1000) % 1000:03d}Z"
+
+
+def _text(event: dict[str, Any]) -> str:
+    moment, level, process, source, message = (event.pop(key) for key in tuple(event)[:5])
+    exception = event.pop("exception", None)
+    if source.partition(".")[0] not in OURS:
+        event["logger"] = source
+    words = [f"{moment} {level:<7} {process}  {message}"]
+    words += [f"{key}={_quoted(value)}" for key, value in event.items()]
+    line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], " ".join(words))
+    return line if exception is None else f"{line}\n{exception}"
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+class ProcessHandler(logging.StreamHandler[IO[str]]):
+    """Handler of all logs of a process; without a given stream it writes to today's stderr."""
+
+    def __init__(self, formatter: _Formatter, stream: IO[str] | None) -> None:
+        self._given = stream
+        super().__init__(stream or sys.stderr)
+        self.setFormatter(formatter)
+        self.style, self.process = formatter.style, formatter.process
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = self._given or sys.stderr  # a live view replaces sys.stderr
+        super().emit(record)
+
+
+class _Forwarding(logging.Logger):
+    """Logger of a library that would add a handler with a format of its own."""
+
+    def addHandler(self, hdlr: logging.Handler) -> None:
+        """Leave the records to the handler of the process."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, True if name == "propagate" else value)
+
+
+def configure(
+    process: str, style: str, level: str, stream: IO[str] | None = None
+) -> logging.Handler:
+    """Send all logs of this process to stderr, in one of ``FORMATS``."""
+    root, least = logging.getLogger(), getattr(logging, level.upper())
+    for old in active():
+        root.removeHandler(old)
+    handler = ProcessHandler(_Formatter(process, style), stream)
+    root.addHandler(handler)
+    root.setLevel(max(logging.INFO, least))
+    library = logging.getLogger("transformers")
+    library.__class__, library.propagate = _Forwarding, True
+    library.handlers.clear()
+    for name in OURS:
+        logging.getLogger(name).setLevel(least)
+    for name in NOISY:
+        logging.getLogger(name).setLevel(max(logging.WARNING, least))
+    if style == "json":
+        logging.captureWarnings(True)
+        sys.excepthook = _log_exception
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # a bar is no JSON
+    return handler
+
+
+def active() -> list[ProcessHandler]:
+    """The handler of this process in a list; empty before :func:`configure`."""
+    return [one for one in logging.getLogger().handlers if isinstance(one, ProcessHandler)]
+
+
+def _log_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    logging.getLogger(OURS[0]).critical("%s", error, exc_info=(kind, error, trace))
+
+
+def report(process: str, message: object) -> None:
+    """Write the last line of a command: ``process: message``, or a JSON line where logs are."""
+    if any(one.style == "json" for one in active()):
+        logging.getLogger(OURS[0]).error("%s", message)
+    else:
+        print(f"{process}: {redact(str(message))}", file=sys.stderr, flush=True)

@@ -1,0 +1,166 @@
+"""Parser of all commands: their common flags, hints for unknown flags, missing extras.
+
+--version, -v, --log-level and --log-format stand in every command; ``logs.configure`` takes
+the two that were parsed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from atroposlib import __version__
+from atroposlib.utils.command import logs
+
+USAGE_ERROR = 2
+API_TOKEN = "ATROPOS_API_TOKEN: token of the rollout API"
+HUB = "HF_HOME, HF_HUB_OFFLINE=1: folder of the model hub; use only what is in it"
+TRACKERS = "WANDB_API_KEY, WANDB_MODE ...: of the trackers in use"
+GPUS = "CUDA_VISIBLE_DEVICES: GPUs of this process"
+_LOGS = "ATROPOS_LOG_LEVEL, ATROPOS_LOG_FORMAT: defaults of --log-level and --log-format"
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Fills a text of one line and keeps the lines of others."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" not in text.strip():
+            return super()._fill_text(text, width, indent)
+        return "".join(indent + line for line in text.splitlines(keepends=True))
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        show(f"{parser.prog} {__version__}\n")
+        raise SystemExit(0)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser with the flags of every command.
+
+    Args:
+        variables: a line for each environment variable that the command reads.
+        hint: ``; did you mean --lr?`` for an unknown flag; by default the closest flag.
+    """
+
+    def __init__(
+        self,
+        *,
+        variables: Iterable[str] = (),
+        hint: Callable[[str], str] | None = None,
+        **options: Any,
+    ) -> None:
+        listed = "".join(f"\n  {line}" for line in (*variables, _LOGS))
+        epilog = options.pop("epilog", "").rstrip()
+        options["epilog"] = f"{epilog}\n\nenvironment variables:{listed}".lstrip()
+        super().__init__(formatter_class=_Formatter, **options)
+        self._hint = hint
+        self._words: Sequence[str] = ()
+        add = self.add_argument
+        unset = argparse.SUPPRESS
+        add("--version", nargs=0, action=_Version, dest=unset, help="print the version")
+        level: dict[str, Any] = {"dest": "log_level", "default": unset}
+        about = "least level that is logged on stderr (info)"
+        add("--log-level", choices=logs.LEVELS, help=about, **level)
+        add("-v", action="store_const", const="debug", help="--log-level debug", **level)
+        about = "lines on stderr (text)"
+        add("--log-format", choices=logs.FORMATS, default=unset, help=about)
+
+    def parse_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> argparse.Namespace:
+        """Parse; an unknown flag ends with status 2 and the nearest known one."""
+        self._words = list(sys.argv[1:] if args is None else args)
+        options, rest = self.parse_known_args(self._words, namespace)
+        if rest:
+            flag = rest[0].partition("=")[0]
+            what = "flag" if flag.startswith("-") else "argument"
+            hint = self._hint(flag) if self._hint else did_you_mean(flag, self.flags())
+            self.error(f"unknown {what} {flag}{hint or ' (--help lists all)'}")
+        for name, allowed, default in (
+            ("log_level", logs.LEVELS, "info"),
+            ("log_format", logs.FORMATS, "text"),
+        ):
+            value = os.environ.get(f"ATROPOS_{name.upper()}") or default
+            if not hasattr(options, name) and value not in allowed:
+                known = ", ".join(allowed)
+                self.error(
+                    f"argument --{name.replace('_', '-')}: ATROPOS_{name.upper()} is one of "
+                    f"{known}, not {value!r}"
+                )
+            setattr(options, name, getattr(options, name, value))
+        return options
+
+    def flags(self) -> list[str]:
+        """The flags of this parser and its subcommands."""
+        below = [
+            flag
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)
+            for parser in action.choices.values()
+            for flag in parser.flags()
+        ]
+        return [*self._option_string_actions, *below]
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and one line, in JSON where logs are."""
+        words = " ".join(self._words or sys.argv[1:]).replace("=", " ")
+        if "--log-format json" in words or os.environ.get("ATROPOS_LOG_FORMAT") == "json":
+            logs.configure(self.prog, "json", "info")
+        logs.report(self.prog, f"error: {message}")
+        raise SystemExit(USAGE_ERROR)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help, to stdout unless a file is given."""
+        show(self.format_help(), file)
+
+
+def common_flags(prog: str, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The common flags of a command line with another parser, and its other words."""
+    ours: list[str] = []
+    rest: list[str] = []
+    for before, word in zip(["", *words], words):
+        name = word.partition("=")[0]
+        own = name in ("--version", "-v", "--log-level", "--log-format")
+        (ours if own or before in ("--log-level", "--log-format") else rest).append(word)
+    return CommandParser(prog=prog).parse_args(ours), rest
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean --port?``, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def require(process: str, extra: str, *modules: str) -> None:
+    """End with status 2 and one line if a module of an extra is not installed."""
+    if names := missing(*modules):
+        logs.report(process, f"needs {', '.join(names)}: pip install 'atroposlib[{extra}]'")
+        raise SystemExit(USAGE_ERROR)
+
+
+def missing(*modules: str) -> list[str]:
+    """Those of the modules that cannot be imported; none is imported."""
+
+    def is_found(name: str) -> bool:
+        try:
+            return importlib.util.find_spec(name) is not None
+        except ImportError:
+            return False
+
+    return [name for name in modules if not is_found(name)]
+
+
+def show(text: str, file: Any = None) -> None:
+    """Print a page; the reader, such as ``head``, may close the pipe before its end."""
+    try:
+        print(text, end="", file=file, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
