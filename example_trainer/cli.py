@@ -1,3 +1,22 @@
-"""The original's import path of :mod:`example_trainer.settings.args`."""
+"""Console command atropos-grpo, and the original's import path of its settings.
 
-from example_trainer.settings.args import config_from_args, parse_args
+Torch is loaded after the command line is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atroposlib.utils.command.parser import require
+from example_trainer.settings.args import PROG, config_from_args, parse_args
+
+__all__ = ["config_from_args", "main", "parse_args"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run atropos-grpo; return the exit status."""
+    cfg = parse_args(argv)
+    require(PROG, "train", "torch", "transformers")
+    from example_trainer import grpo
+
+    return grpo.run(cfg)

@@ -16,6 +16,7 @@ order, so that no batch is trained twice or skipped (``checkpoint/recovery``).
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import sys
@@ -27,6 +28,7 @@ import torch
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
+from atroposlib.utils.command import logs
 from atroposlib.wire import Registration
 from example_trainer import losses
 from example_trainer.advantage.prepare import prepare
@@ -44,7 +46,7 @@ from example_trainer.run.connect import HeartbeatThread, WaitReporter
 from example_trainer.run.evaluator import Evaluator
 from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
-from example_trainer.settings.args import parse_args
+from example_trainer.settings.args import PROG, parse_args
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import Frequency, Stopped, StopSignal
 from example_trainer.update.optimizer import build_optimizer
@@ -54,20 +56,25 @@ from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.fleet import Announce, Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
+logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``atropos-grpo``; return 0 when done or stopped, 1 on an error."""
-    cfg = parse_args(argv)
+    return run(parse_args(argv))
+
+
+def run(cfg: TrainingConfig) -> int:
+    """Train until done or a signal; return the exit status of :func:`main`."""
     stop = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop.request)
     try:
         train(cfg, stop)
     except Stopped as stopped:
-        print(f"stopped by {stopped}; a batch in hand was not acked", flush=True)
+        logger.info(f"stopped by {stopped}; a batch in hand was not acked")
     except AtroposError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        logs.report(PROG, f"{type(error).__name__}: {error}")
         return 1
     return 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +32,7 @@ TRACKERS = {
     "trackio": (["trackio"], "trackers"),
 }
 DEFAULT_PROJECT = "atropos"
+logger = logging.getLogger(__name__)
 GIVE_UP_AFTER = 10
 
 
@@ -157,7 +159,7 @@ class Guarded:
         with self._counted(f"step {step}", "logging", consequence):
             self._tracker.log(metrics, step)
         if self._in_a_row == GIVE_UP_AFTER:
-            print(f"tracker {self.name}: off after {GIVE_UP_AFTER} failures in a row")
+            logger.warning(f"tracker {self.name}: off after {GIVE_UP_AFTER} failures in a row")
             self._tracker = None
 
     def close(self) -> None:
@@ -176,4 +178,4 @@ class Guarded:
             self.failures += 1
             self._in_a_row += 1
             if self.failures == 1:
-                print(f"{error}; {consequence}", flush=True)
+                logger.warning(f"{error}; {consequence}")

@@ -27,6 +27,7 @@ labels the weights after step k.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from example_trainer.model.policy import Policy
     from example_trainer.update.step import Critic
 
+logger = logging.getLogger(__name__)
 RETRY_VARIABLE = "ATROPOS_RUN_ID"  # set by the launcher: number of restarts of this trainer
 FORMAT = 1
 EVERY_S = 600.0  # default if the settings give no frequency
@@ -228,7 +230,7 @@ class Recovery:
             if plan.snapshot is None:
                 self._set_aside()
         if state.step:
-            print(f"continuing at step {state.step}{_named(plan.state, state)}", flush=True)
+            logger.info(f"continuing at step {state.step}{_named(plan.state, state)}")
         return state, plan.snapshot
 
     def _look(self, client: RolloutClient) -> _Plan:
@@ -278,7 +280,7 @@ class Recovery:
         beginning.
         """
         if aside := self._snapshots.set_aside("earlier"):
-            print(f"training begins anew; earlier recovery checkpoints: {aside}", flush=True)
+            logger.info(f"training begins anew; earlier recovery checkpoints: {aside}")
 
     def _load(
         self,
@@ -385,4 +387,4 @@ def _rewind(client: RolloutClient, state: TrainerState) -> None:
             f" them (save_path of the trainer that ran before). {begin}"
         )
     if rewound.replayed:
-        print(f"{rewound.replayed} batches after batch {held} come again", flush=True)
+        logger.info(f"{rewound.replayed} batches after batch {held} come again")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -30,6 +31,7 @@ from torch import Tensor
 from atroposlib.errors import CheckpointError
 from example_trainer.model.model_dir import numbered, sync, tidy, whole_directory
 
+logger = logging.getLogger(__name__)
 POINTER, MANIFEST, STATE = "LATEST", "manifest.json", "state"
 SHARD_BYTES = 4 * 2**30
 HASH_THREADS = 4  # hashlib releases the GIL
@@ -135,10 +137,9 @@ class Snapshots:
                 return Snapshot(path)
             aside = free_name(path.with_name(f"damaged_{path.name}"))
             path.rename(aside)
-            print(
+            logger.warning(
                 f"RECOVERY CHECKPOINT DAMAGED: {path}: {problem}; it is {aside.name} now,"
-                " and the one before it is tried",
-                flush=True,
+                " and the one before it is tried"
             )
         return None
 
@@ -159,7 +160,7 @@ class Snapshots:
         if latest in names:
             paths = paths[: names.index(latest) + 1]
         elif latest:
-            print(f"RECOVERY CHECKPOINT MISSING: {pointer} names {latest}", flush=True)
+            logger.warning(f"RECOVERY CHECKPOINT MISSING: {pointer} names {latest}")
         yield from reversed(paths)
 
     def _point_at(self, name: str) -> None:

@@ -9,23 +9,33 @@ key=value sets a key of the file; a key unknown to the launcher is passed to the
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 
 from atroposlib.processes import StopRequest
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, CommandParser
 from example_trainer.launch.local import exit_status, run_local
 from example_trainer.launch.plan import Plan, read_plan, trainer_settings
 from example_trainer.launch.servers import choose_engine
 from example_trainer.settings.files import parse_override
 
+PROG = "atropos-launch"
+logger = logging.getLogger(__name__)
 ROLES = ("api", "inference", "environment", "trainer")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0: the trainer is done (or jobs are submitted); 1: it failed; 2: not started."""
     args = parse(argv)
-    return exit_status("atropos-launch", lambda: _run(args))
+    logs.configure(PROG, args.log_format, args.log_level)
+    # The processes of the run log as the launcher does.
+    os.environ["ATROPOS_LOG_LEVEL"] = args.log_level
+    os.environ["ATROPOS_LOG_FORMAT"] = args.log_format
+    return exit_status(PROG, lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -38,10 +48,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="atropos-launch",
+    parser = CommandParser(
+        prog=PROG,
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="The keys of the file: CONFIG.md",
+        variables=(API_TOKEN, HUB, GPUS),
     )
     what = parser.add_subparsers(dest="what", required=True, metavar="local|slurm")
     local = what.add_parser("local", help="as child processes of this machine")
@@ -72,7 +83,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
 def _local(plan: Plan) -> int:
     stop = StopRequest()
     stop.listen()
-    run_local(plan, stop, lambda line: print(line, flush=True))
+    run_local(plan, stop, logger.info)
     return 0
 
 
@@ -83,7 +94,7 @@ def _slurm(plan: Plan, dry: bool) -> int:
     plan.inference.engine = choose_engine(plan.inference.engine)
     settings, cfg = trainer_settings(plan)
     for note in settings.notes:
-        print(f"note: {note}", file=sys.stderr)
+        logger.info(f"note: {note}")
     found = slurm.write(plan, cfg.trainer_retries)
     if dry:
         for job in found:

@@ -34,6 +34,7 @@ from atroposlib.processes import (
     Supervisor,
     free_port,
 )
+from atroposlib.utils.command import logs
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
@@ -78,7 +79,9 @@ class RestartPolicy:
         name = child.spec.name
         if self._restarted[name] >= self.restarts:
             starts = self._restarted[name] + 1
-            raise RunFailed(f"{line} and was started {starts} times", child.log_tail())
+            raise RunFailed(
+                f"{line} and was started {starts} times; log: {child.log}", child.log_tail()
+            )
         self._restarted[name] += 1
         run.print_line(
             f"{line}; starting it again ({self._restarted[name]} of {self.restarts})"
@@ -90,7 +93,8 @@ class RestartPolicy:
         if self._attempt >= self.trainer_retries:
             starts = f"it was started {self._attempt + 1} times"
             raise RunFailed(
-                f"{line}; {starts} (recover_retries, recover_mode)", child.log_tail()
+                f"{line}; {starts} (recover_retries, recover_mode); log: {child.log}",
+                child.log_tail(),
             )
         self._attempt += 1
         run.print_line(f"{line}; attempt {self._attempt} of {self.trainer_retries} to recover")
@@ -109,12 +113,12 @@ def exit_status(prog: str, action: Callable[[], int]) -> int:
     try:
         return action()
     except Interrupted as interrupted:
-        print(f"{prog}: {interrupted}, everything it started has ended")
+        logs.report(prog, f"{interrupted}, everything it started has ended")
         return 128 + interrupted.signal_number
     except AtroposError as error:
         if isinstance(error, RunFailed) and error.tail:
-            print(error.tail, file=sys.stderr)
-        print(f"{prog}: {error}", file=sys.stderr)
+            logs.report(prog, f"the end of its log:\n{error.tail}")
+        logs.report(prog, error)
         return NOT_STARTED if isinstance(error, ConfigError) else FAILED
 
 

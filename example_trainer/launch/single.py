@@ -27,6 +27,7 @@ from example_trainer.launch.servers import ServerCommand, choose_engine
 from example_trainer.settings.args import parse_args
 from example_trainer.settings.weights import ServingSettings
 
+PROG = "atropos-grpo-run"
 SERVER = "inference"
 READY_TIMEOUT_S = 900.0  # a large model, read from a slow disk
 
@@ -34,11 +35,11 @@ READY_TIMEOUT_S = 900.0  # a large model, read from a slow disk
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the trainer's status; 1 if the server did not start, 2 on invalid settings."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return exit_status("atropos-grpo-run", lambda: _run(words))
+    return exit_status(PROG, lambda: _run(words))
 
 
 def _run(words: Sequence[str]) -> int:
-    cfg = parse_args(words)
+    cfg = parse_args(words, PROG)
     stop = StopRequest()
     stop.listen()
     spec = server_process(cfg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import StopSignal
 from example_trainer.weights.engines import InferenceServer, connect
 
+logger = logging.getLogger(__name__)
 INTERVAL_S = 2.0
 NAME_CHARS, WAIT_CHARS = 200, 400  # bounds of wire.Heartbeat
 
@@ -89,7 +91,7 @@ class WaitReporter:
         self._pulse.waiting_on(what)
         if time.monotonic() - self._printed_at > WAIT_LOG_INTERVAL_S:
             self._printed_at = time.monotonic()
-            print(what, flush=True)
+            logger.info(what)
 
 
 def connect_servers(

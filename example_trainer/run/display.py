@@ -5,6 +5,7 @@ MetricsLog --step(record)--> Display <--beat(heartbeat)-- Pulse
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from atroposlib.wire import Heartbeat
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+logger = logging.getLogger(__name__)
 SHOWN = ("reward_mean", "loss", "grad_norm", "clip_ratio", "entropy", "staleness_mean")
 LAST_STEPS = 12
 # Title, name in the record, format. Nine columns fit a terminal of 80.
@@ -135,7 +137,7 @@ class LineDisplay:
         self._line_of = line_of
 
     def step(self, record: Mapping[str, Any]) -> None:
-        print(self._line_of(record), flush=True)
+        logger.info(self._line_of(record))
 
     def beat(self, beat: Heartbeat) -> None:
         """Print nothing: a line per heartbeat would hide the steps."""

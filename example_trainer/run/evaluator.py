@@ -8,6 +8,7 @@ ends training.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import signal
@@ -25,6 +26,7 @@ from example_trainer.settings.run import RunSettings
 from example_trainer.settings.section import filled
 from example_trainer.state import Frequency
 
+logger = logging.getLogger(__name__)
 RESULTS, OUTPUT = "metrics.json", "output.txt"
 POLL_S = 0.2
 TAIL_CHARS = 2000
@@ -93,7 +95,7 @@ class Evaluator:
             problem = f"{out / RESULTS} holds no number"
         if problem is not None:
             self.failures += 1
-            print(f"EVALUATION FAILED at step {state.step}: {problem}{_tail(out)}", flush=True)
+            logger.warning(f"EVALUATION FAILED at step {state.step}: {problem}{_tail(out)}")
             metrics = {}
         return {**metrics, "eval_failures": float(self.failures)}
 

@@ -23,6 +23,7 @@ trackers. In nats per token unless stated otherwise:
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections import Counter
@@ -42,6 +43,7 @@ from example_trainer.data.rows import Row, TrainingBatch, staleness
 from example_trainer.run.display import Display
 from example_trainer.settings.run import WatchSettings
 
+logger = logging.getLogger(__name__)
 TRAINING_PHASES = ("prepare", "learn", "train")
 TRUNCATED = "length"  # the finish reason of every engine that ran into its token limit
 
@@ -129,7 +131,7 @@ class MetricsLog:
         for tracker in self._trackers or []:
             tracker.close()
         if self._cfg.benchmark and self._times.steps:
-            print(self._times.line(), flush=True)
+            logger.info(self._times.line())
         self._file.close()
 
     def _start_trackers(self, step: int) -> None:

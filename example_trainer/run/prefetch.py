@@ -10,6 +10,7 @@ batch is not acked when the trainer stops, so it is delivered again.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -24,6 +25,7 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
 from example_trainer.state import Stopped
 
+logger = logging.getLogger(__name__)
 CLAIM_WAIT_S = 5.0  # of one call; short, so that a stop takes effect soon
 POLL_S = 1.0
 
@@ -121,7 +123,7 @@ class BatchPrefetcher:
                 self._blocked = claimed.blocked_reason or "no reason given"
                 continue
             if self._first_state.has_trained(self._first_state.run_id, claimed.batch_no):
-                print(f"batch {claimed.batch_no} is in the weights already: acked", flush=True)
+                logger.info(f"batch {claimed.batch_no} is in the weights already: acked")
                 self._client.ack(claimed)
                 continue
             keeper = self._client.keep_lease(claimed, lease_s=self._lease_s)

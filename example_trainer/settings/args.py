@@ -8,16 +8,19 @@ Files count in their order, then flags and overrides in theirs; overrides holds 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, TRACKERS, CommandParser
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import (
     FIELDS,
@@ -25,12 +28,21 @@ from example_trainer.settings.files import (
     SECTIONS,
     Assignment,
     GivenSettings,
+    nearest_settings,
     parse_override,
     read_file,
     translate,
 )
 from example_trainer.settings.section import RENAMED
 
+PROG = "atropos-grpo"
+VARIABLES = (
+    API_TOKEN,
+    "ATROPOS_INFERENCE_TOKEN: token of the inference servers",
+    "RANK, WORLD_SIZE, LOCAL_RANK: set by torchrun",
+    *(HUB, TRACKERS, GPUS),
+)
+logger = logging.getLogger(__name__)
 ALIASES = {
     "model_name": "--model",
     "vllm_gpu_memory_utilization": "--gpu-memory-utilization",
@@ -45,17 +57,18 @@ their order, then flags and overrides in theirs. ${a.b} is the value of another 
 """
 
 
-def parse_args(argv: Sequence[str] | None = None) -> TrainingConfig:
-    """Parse the command line; on an error exit with status 2 and a message."""
-    parser = build_parser()
+def parse_args(argv: Sequence[str] | None = None, prog: str = PROG) -> TrainingConfig:
+    """Parse the command line and configure the logs; on an error exit with status 2."""
+    parser = build_parser(prog)
     args = parser.parse_args(with_set(sys.argv[1:] if argv is None else argv))
+    logs.configure(prog, args.log_format, args.log_level)
     try:
         settings = settings_of(args)
         cfg = validated(settings)
     except ConfigError as error:
         parser.error(str(error))
     for note in settings.notes:
-        print(f"note: {note}", file=sys.stderr)
+        logger.info(f"note: {note}")
     return cfg
 
 
@@ -105,6 +118,12 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def flag_hint(word: str, fields: Iterable[str]) -> str:
+    """``; did you mean --lr?`` for an unknown ``--learning-rate``."""
+    close = nearest_settings(word.lstrip("-").replace("-", "_"), fields)
+    return f"; did you mean {' or '.join(map(flag, close))}?" if close else ""
+
+
 class _Assign(argparse.Action):
     """Keeps the order in which flags were given."""
 
@@ -144,7 +163,7 @@ def with_set(argv: Sequence[str]) -> list[str]:
 
     A word right after a flag that takes a value is always that value.
     """
-    switches = {"--help", "-h"}
+    switches = {"--help", "--version"}
     for name, field in FIELDS.items():
         if bool in kinds_of(field.annotation):
             switches |= {flag(name), "--no" + flag(name)[1:]}
@@ -156,10 +175,12 @@ def with_set(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def build_parser(prog: str = "atropos-grpo") -> argparse.ArgumentParser:
+def build_parser(prog: str = PROG) -> CommandParser:
     """A parser that returns only given flags, as text; pydantic converts the types."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=prog,
+        variables=VARIABLES,
+        hint=lambda word: flag_hint(word, FIELDS),
         usage=f"{prog} [--config FILE ...] [--flag VALUE ...] [key=value ...]",
         description="Train a model on groups scored by environments.",
         epilog=EPILOG,

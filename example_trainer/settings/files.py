@@ -215,13 +215,36 @@ def meaning_of(one: Assignment) -> Meaning:
 
 def did_you_mean(key: str, known: Iterable[str] | None = None) -> str:
     """``; did you mean lr?``, or nothing."""
-    names = list(known) if known is not None else [*_OURS, *areal_names.NAMES]
+    found = nearest_settings(key, [*_OURS, *areal_names.NAMES] if known is None else known)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+# Names of other trainers that are spelt unlike ours.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "max_steps": "training_steps",
+    "steps": "training_steps",
+    "output_dir": "save_path",
+    "per_device_train_batch_size": "batch_size",
+    "num_train_epochs": "epochs",
+    "max_length": "seq_len",
+    "max_seq_length": "seq_len",
+    "report_to": "trackers",
+    "save_steps": "checkpoint_interval",
+    "gradient_clipping": "max_grad_norm",
+}
+
+
+def nearest_settings(key: str, known: Iterable[str]) -> list[str]:
+    """At most three names of ``known`` that may be meant by ``key``."""
+    names = list(known)
     last = key.rpartition(".")[2]
     same_end = [name for name in names if name != key and name.rpartition(".")[2] == last]
     close = [*difflib.get_close_matches(key, names, n=3, cutoff=0.8), *same_end]
     close += [] if close else difflib.get_close_matches(last, names, n=3, cutoff=0.7)
-    found = list(dict.fromkeys(close))[:3]
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    if ELSEWHERE.get(last) in names:
+        close.insert(0, ELSEWHERE[last])
+    return list(dict.fromkeys(close))[:3]
 
 
 # --- ${references} ----------------------------------------------------------------------
@@ -314,7 +337,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot read {path}: {reason.lower()}") from error
     tree = parse_yaml(text, str(path))
     if tree is None:
         return {}

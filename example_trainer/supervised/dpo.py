@@ -23,21 +23,15 @@ from example_trainer.distributed import ranks
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.model.policy import Policy
-from example_trainer.settings.corpus import DpoSettings
 from example_trainer.supervised import corpus, loop, preference
 from example_trainer.supervised.corpus import Corpus, Example, flat
-from example_trainer.supervised.loop import FileTraining
 from example_trainer.supervised.preference import RowSums, sides
-
-
-class DpoConfig(DpoSettings, FileTraining):
-    """Settings of atropos-dpo."""
+from example_trainer.supervised.settings import DpoConfig, parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0 when done, 1 on an error."""
-    about = "Train a model to prefer the better of two answers."
-    return loop.run(train, DpoConfig, "atropos-dpo", about, argv)
+    return loop.run(train, parse(DpoConfig, argv))
 
 
 def train(cfg: DpoConfig) -> None:

@@ -1,4 +1,4 @@
-"""Loop of training on files: settings, steps over epochs, validation, saving, metrics.
+"""Loop of training on files: steps over epochs, validation, saving, metrics.
 
     file -> examples --shuffled--> lines of a step -> objective (loss, gradient) -> step
                                         |                                             |
@@ -9,7 +9,7 @@ An objective is one training method: ``sft``, ``dpo``, ``reward_model``.
 
 from __future__ import annotations
 
-import argparse
+import logging
 import math
 import random
 import sys
@@ -18,46 +18,21 @@ from contextlib import nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.errors import AtroposError
+from atroposlib.utils.command import logs
 from example_trainer.checkpoint.exports import ModelExporter
-from example_trainer.model.loading import resolve_device
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import PackedModel
 from example_trainer.run.display import LineDisplay
 from example_trainer.run.metrics_log import Clock, MetricsLog
-from example_trainer.settings.args import add_flag, flag, problems_of
-from example_trainer.settings.config import TrainingConfig
-from example_trainer.settings.corpus import CorpusSettings
-from example_trainer.settings.files import load_yaml
-from example_trainer.settings.model import ModelSettings
-from example_trainer.settings.optim import OptimSettings
-from example_trainer.settings.run import WatchSettings
-from example_trainer.settings.section import RENAMED
 from example_trainer.supervised.corpus import Corpus, Example
+from example_trainer.supervised.settings import FileTraining
 from example_trainer.update.optimizer import build_optimizer, clipped_step
 
 SHOWN = ("loss", "accuracy", "margin", "grad_norm", "lr")
-C = TypeVar("C", bound=BaseModel)
-
-
-class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
-    """Settings shared by all training on files."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-    def shared(self, steps: int = 1) -> TrainingConfig:
-        """Return the settings for the parts shared with atropos-grpo.
-
-        Raises:
-            ConfigError: settings contradict each other.
-        """
-        # An omitted setting has the default of atropos-grpo, such as loss.
-        known = set(TrainingConfig.model_fields)
-        given = self.model_dump(include=known, exclude_none=True)
-        own = {"training_steps": steps, "device": resolve_device(self.device)}
-        return TrainingConfig(**{**given, **own})
+C = TypeVar("C", bound=FileTraining)
+logger = logging.getLogger(__name__)
 
 
 class Objective(Protocol):
@@ -72,22 +47,15 @@ class Objective(Protocol):
         """Return sums without a gradient, and their divisors."""
 
 
-def run(
-    train: Callable[[C], None],
-    model: type[C],
-    prog: str,
-    description: str,
-    argv: Sequence[str] | None,
-) -> int:
-    """Run a console command; return 0 when done, 1 with a one-line message on an error."""
-    cfg = parse(model, prog, description, argv)
+def run(train: Callable[[C], None], cfg: C) -> int:
+    """Run a command; return 0 when done, 1 with a one-line message on an error."""
     try:
         train(cfg)
     except AtroposError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        logs.report(cfg.prog, f"{type(error).__name__}: {error}")
         return 1
     except KeyboardInterrupt:
-        print("stopped; what was saved stays", file=sys.stderr, flush=True)
+        logs.report(cfg.prog, "stopped; what was saved stays")
         return 130
     return 0
 
@@ -114,7 +82,7 @@ def fit(
     valid_every = cfg.valid_every_steps or steps_of_epoch
     clock = Clock()
     if world.is_rank0:
-        print(f"{cfg.train_file}: {train}; {steps} steps", flush=True)
+        logger.info(f"{cfg.train_file}: {train}; {steps} steps")
     log = MetricsLog(shared, LineDisplay(step_line)) if world.is_rank0 else None
     with log or nullcontext():
         for step, lines in enumerate(lines_of_steps(cfg, len(examples), steps), 1):
@@ -180,54 +148,3 @@ def step_line(record: Mapping[str, Any]) -> str:
     names = [*SHOWN, *(name for name in record if name.startswith("valid/"))]
     shown = [f"{name} {record[name]:.4g}" for name in names if name in record]
     return f"step {record['step']}: {', '.join(shown)}"
-
-
-def parse(model: type[C], prog: str, description: str, argv: Sequence[str] | None = None) -> C:
-    """Parse the command line; exits with status 2 and a message on an error."""
-    parser = build_parser(model, prog, description)
-    given = vars(parser.parse_args(sys.argv[1:] if argv is None else argv))
-    try:
-        return model(**settings_of(model, given))
-    except ConfigError as error:
-        parser.error(str(error))
-    except ValidationError as error:
-        parser.error(problems_of(error, {}))
-
-
-def settings_of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
-    """Combine settings of files and flags; flags take precedence.
-
-    Raises:
-        ConfigError: a file cannot be read, or has a key that is no setting.
-    """
-    flags = dict(given)
-    values: dict[str, Any] = {}
-    for path in flags.pop("config", ()):
-        settings = load_yaml(path)
-        known = model.model_fields.keys() | RENAMED.keys()
-        if unknown := sorted(settings.keys() - known):
-            raise ConfigError(f"{path}: {', '.join(unknown)}: no such setting")
-        values |= settings
-    return values | flags
-
-
-def build_parser(
-    model: type[BaseModel], prog: str, description: str
-) -> argparse.ArgumentParser:
-    """Build a parser with a flag per field; only given flags are passed, as text, for
-    pydantic.
-    """
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description=description,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-        epilog="How to use it: docs/other-training.md",
-    )
-    parser.add_argument("--config", action="append", metavar="FILE", help="settings as YAML")
-    for name, field in model.model_fields.items():
-        add_flag(parser, name, field)
-    for old, new in RENAMED.items():
-        if new in model.model_fields:
-            parser.add_argument(flag(old), help=argparse.SUPPRESS)
-    return parser

@@ -23,18 +23,13 @@ from example_trainer.model import critic
 from example_trainer.model.critic import ValueModel, scored_row
 from example_trainer.supervised import corpus, loop, preference
 from example_trainer.supervised.corpus import Example
-from example_trainer.supervised.loop import FileTraining
 from example_trainer.supervised.preference import RowSums, sides
-
-
-class RewardConfig(FileTraining):
-    """Settings of atropos-rm."""
+from example_trainer.supervised.settings import RewardConfig, parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0 when done, 1 on an error."""
-    about = "Train a reward model on pairs of answers."
-    return loop.run(train, RewardConfig, "atropos-rm", about, argv)
+    return loop.run(train, parse(RewardConfig, argv))
 
 
 def train(cfg: RewardConfig) -> None:

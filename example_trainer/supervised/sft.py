@@ -18,19 +18,14 @@ import torch
 from example_trainer.distributed import ranks
 from example_trainer.model import loading
 from example_trainer.model.policy import Policy
-from example_trainer.settings.corpus import SftSettings
 from example_trainer.supervised import corpus, loop
 from example_trainer.supervised.corpus import Example
-from example_trainer.supervised.loop import FileTraining
-
-
-class SftConfig(SftSettings, FileTraining):
-    """Settings of atropos-sft."""
+from example_trainer.supervised.settings import SftConfig, parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0 when done, 1 on an error."""
-    return loop.run(train, SftConfig, "atropos-sft", "Train a model on text.", argv)
+    return loop.run(train, parse(SftConfig, argv))
 
 
 def train(cfg: SftConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives
 from example_trainer.model.policy import PackedModel
 from example_trainer.settings.optim import OptimSettings
+
+logger = logging.getLogger(__name__)
 
 
 def build_optimizer(model: PackedModel, settings: OptimSettings) -> torch.optim.Optimizer:
@@ -55,9 +58,8 @@ def build_optimizer(model: PackedModel, settings: OptimSettings) -> torch.optim.
             )
             return eight_bit
         if model.world.is_rank0:
-            print(
-                "optimizer adamw_8bit needs bitsandbytes and one CUDA device: using adamw",
-                flush=True,
+            logger.warning(
+                "optimizer adamw_8bit needs bitsandbytes and one CUDA device: using adamw"
             )
     return torch.optim.AdamW(parameters, fused=True, **shared)
 

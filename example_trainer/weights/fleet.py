@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights.engines import InferenceServer
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Announce = Callable[[int], None]  # sends a version to the rollout API
 MAX_PARALLEL_SERVERS = 64
@@ -188,7 +190,8 @@ class Publisher:
         """
         world = policy.world
         if self.cfg.debug_loading and world.is_rank0:
-            print(*_listing(policy), sep="\n", flush=True)
+            for line in _listing(policy):
+                logger.info(line)
         staged = self.stage(policy, state)
         run_on_rank0(world, self.fleet.pause)
         self.apply(policy, staged, state.version)

@@ -92,8 +92,9 @@ def test_the_policy_version_goes_back_with_the_weights_and_forward_again(start, 
 
 
 def test_new_run_keeps_weights_and_optimizer_and_reads_the_queue_from_the_start(
-    start, queued, post, capsys
+    start, queued, post, caplog
 ):
+    caplog.set_level("INFO")
     life = start()
     life.step()
     life.step()
@@ -103,7 +104,7 @@ def test_new_run_keeps_weights_and_optimizer_and_reads_the_queue_from_the_start(
     assert (life.state.step, life.state.version, life.state.batch_no) == (2, 2, None)
     assert life.state.run_id == life.client.status().run_id
     assert life.client.status().current_step == 2
-    assert "in a new run" in capsys.readouterr().out
+    assert "in a new run" in caplog.text
     for name, tensor in everything(life).items():
         assert torch.equal(tensor, expected[name]), name
     post()
@@ -112,14 +113,15 @@ def test_new_run_keeps_weights_and_optimizer_and_reads_the_queue_from_the_start(
     assert life.client.rewind(0).gone == 0
 
 
-def test_checkpoint_of_a_finished_earlier_run_is_set_aside(start, queued, tmp_path, capsys):
+def test_checkpoint_of_a_finished_earlier_run_is_set_aside(start, queued, tmp_path, caplog):
+    caplog.set_level("INFO")
     life = start(training_steps=2)
     life.step()
     life.step()
     queued.reset()
     life = start(training_steps=2)
     assert life.state == TrainerState(life.state.run_id, 0, 0, None)
-    assert "training begins anew" in capsys.readouterr().out
+    assert "training begins anew" in caplog.text
     assert (tmp_path / "checkpoints" / "recover_earlier" / "step_2").is_dir()
     assert checkpoints(tmp_path) == []
 

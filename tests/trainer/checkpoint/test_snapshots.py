@@ -16,8 +16,9 @@ from tests.trainer.checkpoint.lives import checkpoints, recover_directory, recov
 
 
 def test_damaged_checkpoint_is_set_aside_and_the_previous_one_loses_no_batch(
-    start, queued, tmp_path, capsys
+    start, queued, tmp_path, caplog
 ):
+    caplog.set_level("INFO")
     life = start()
     keys = [life.step(), life.step()]
     saved = life.state
@@ -29,7 +30,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_previous_one_loses_no_batch(
     path.write_bytes(flipped)
 
     life = start()
-    assert "DAMAGED" in (said := capsys.readouterr().out) and "optimizer-00000" in said
+    assert "DAMAGED" in (said := caplog.text) and "optimizer-00000" in said
     assert life.state == saved
     assert life.step() == keys[2]
     assert checkpoints(tmp_path) == ["step_2", "step_3"]

@@ -49,12 +49,13 @@ def test_live_table_is_redrawn_by_steps_and_by_heartbeats_before_sending(config)
     assert "publishing weights" in console.file.getvalue()
 
 
-def test_without_a_terminal_each_step_is_printed_as_a_line(config, capsys):
+def test_without_a_terminal_each_step_is_printed_as_a_line(config, caplog):
+    caplog.set_level("INFO")
     display = live.open_display(None, "model", 100)
     display.step(RECORD)
     display.beat(Heartbeat(role="trainer", name="t", phase="x", waiting_on=None))
-    line = capsys.readouterr().out
+    [line] = caplog.messages
     assert line == (
         "step 3: reward_mean 0.25, loss 0.0123, clip_ratio 0.045, entropy 1.5,"
-        " staleness_mean 2, env/exact 0.125, 3.0 s\n"
+        " staleness_mean 2, env/exact 0.125, 3.0 s"
     )

@@ -86,19 +86,21 @@ def test_only_results_of_environment_metrics_are_read(tmp_path):
     ],
 )
 def test_failed_evaluation_is_counted_and_printed_without_a_metric(
-    evaluate, capsys, program, said
+    evaluate, caplog, program, said
 ):
+    caplog.set_level("INFO")
     assert evaluate(program, "{out}") == {"eval_failures": 1.0}
-    output = capsys.readouterr().out
+    output = caplog.text
     assert "EVALUATION FAILED at step 7" in output and said in output
 
 
-def test_missing_program_is_a_failed_evaluation(config, capsys):
+def test_missing_program_is_a_failed_evaluation(config, caplog):
+    caplog.set_level("INFO")
     cfg = config(eval_every_steps=1, eval_command=["/no/such/program"])
     evaluator = Evaluator(cfg, Ranks.single())
     for failures in (1.0, 2.0):
         assert evaluator.maybe(STATE, False, []) == {"eval_failures": failures}
-    assert "/no/such/program" in capsys.readouterr().out
+    assert "/no/such/program" in caplog.text
 
 
 def test_failed_evaluation_does_not_return_earlier_metrics(evaluate, config):
@@ -117,10 +119,11 @@ time.sleep(600)
 
 
 def test_an_evaluation_that_takes_too_long_ends_with_all_its_processes(
-    evaluate, config, capsys
+    evaluate, config, caplog
 ):
+    caplog.set_level("INFO")
     assert evaluate(HANGS, "{out}", eval_timeout_s=1.0) == {"eval_failures": 1.0}
-    assert "not done after 1 s" in capsys.readouterr().out
+    assert "not done after 1 s" in caplog.text
     pids = (Path(config().save_path) / "eval" / "step_7" / "pids").read_text().split()
     assert len(pids) == 2 and all(map(gone, map(int, pids)))
 

@@ -15,7 +15,8 @@ from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics
 from tests.trainer.rows import scored
 
 
-def test_a_line_is_readable_as_soon_as_it_is_written(config, capsys):
+def test_a_line_is_readable_as_soon_as_it_is_written(config, caplog):
+    caplog.set_level("INFO")
     cfg = config()
     with MetricsLog(cfg, LineDisplay()) as log:
         log.write({"step": 1, "tokens": 10, "loss": float("nan"), "seconds_train": 2.0})
@@ -23,7 +24,7 @@ def test_a_line_is_readable_as_soon_as_it_is_written(config, capsys):
     record = json.loads(line)
     assert record["loss"] is None  # NaN is not JSON
     assert record["tokens_per_s"] == 5.0
-    assert "step 1" in capsys.readouterr().out
+    assert "step 1" in caplog.text
 
 
 def test_tokens_per_second_count_preparing_and_learning(config):
@@ -34,11 +35,12 @@ def test_tokens_per_second_count_preparing_and_learning(config):
     assert read_steps(cfg.metrics_file)[0]["tokens_per_s"] == 2.0
 
 
-def test_benchmark_prints_the_mean_of_every_phase(config, capsys):
+def test_benchmark_prints_the_mean_of_every_phase(config, caplog):
+    caplog.set_level("INFO")
     with MetricsLog(config(benchmark=True), LineDisplay()) as log:
         log.write({"step": 1, "tokens": 10, "seconds_train": 1.0, "seconds_publish": 0.5})
         log.write({"step": 2, "tokens": 10, "seconds_train": 3.0})
-    assert "publish 0.25 s, train 2.00 s" in capsys.readouterr().out
+    assert "publish 0.25 s, train 2.00 s" in caplog.text
 
 
 def test_batch_metrics():

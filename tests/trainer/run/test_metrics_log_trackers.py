@@ -148,21 +148,24 @@ class Failing:
 
 
 def test_failing_tracker_is_logged_once_and_counted_while_training_continues(
-    config, monkeypatch, capsys
+    config, monkeypatch, caplog
 ):
+    caplog.set_level("INFO")
     failing = Failing()
     monkeypatch.setattr(trackers, "require", lambda name: None)
     monkeypatch.setattr(trackers, "open_tracker", lambda name, run: failing)
     cfg = config(trackers=["tensorboard"])
     write_steps(cfg, range(1, 15))
-    out = capsys.readouterr().out
+    out = caplog.text
     assert out.count("no route") == 1 and "off after 10" in out
     counts = [line["failures_tensorboard"] for line in read_steps(cfg.metrics_file)]
     assert counts == [1, 1, *range(2, 12), 11, 11]
     assert not failing.closed
 
 
-def test_training_continues_without_a_tracker_that_fails_to_start(config, monkeypatch, capsys):
+def test_training_continues_without_a_tracker_that_fails_to_start(config, monkeypatch, caplog):
+    caplog.set_level("INFO")
+
     def refuse(name, run):
         raise TimeoutError("no answer in 90 s")
 
@@ -170,5 +173,5 @@ def test_training_continues_without_a_tracker_that_fails_to_start(config, monkey
     monkeypatch.setattr(trackers, "open_tracker", refuse)
     cfg = config(trackers=["trackio"])
     write_steps(cfg, (1,))
-    assert "no answer in 90 s" in capsys.readouterr().out
+    assert "no answer in 90 s" in caplog.text
     assert read_steps(cfg.metrics_file)[0]["failures_trackio"] == 1

@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from example_trainer import TrainingConfig, parse_args
 from example_trainer.settings.section import filled
-from example_trainer.supervised.loop import parse
-from example_trainer.supervised.sft import SftConfig
+from example_trainer.supervised.settings import SftConfig, parse
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_old_option_names_are_accepted_in_code_and_logged(caplog):
 
 def test_training_on_files_accepts_old_option_names(file):
     words = ["--model", "m", "--train-file", "t", "--config", file("warmup_share: 0.1")]
-    cfg = parse(SftConfig, "atropos-sft", "", [*words, "--max-tokens-per-pass", "64"])
+    cfg = parse(SftConfig, [*words, "--max-tokens-per-pass", "64"])
     assert (cfg.warmup_ratio, cfg.max_tokens_per_microbatch) == (0.1, 64)
 
 

@@ -15,6 +15,7 @@ from example_trainer.model import critic, loading
 from example_trainer.supervised import corpus, dpo
 from example_trainer.supervised import loop as supervised
 from example_trainer.supervised import reward_model, sft
+from example_trainer.supervised.settings import parse
 from tests.trainer.answers import PROMPTS, good
 from tests.trainer.supervised.pairs import PAIRS, metrics
 
@@ -126,9 +127,7 @@ def test_command_line_errors_name_the_cause(tmp_path, capsys, words, message):
 def test_flags_take_precedence_over_files(tmp_path, capsys):
     config = tmp_path / "mine.yaml"
     config.write_text("model_name: none\nlr: 1e-4\nbeta: 0.3\ntrain_file: none\n")
-    cfg = dpo.loop.parse(
-        dpo.DpoConfig, "dpo", "", ["--config", str(config), "--beta", "0.5", "--no-shuffle"]
-    )
+    cfg = parse(dpo.DpoConfig, ["--config", str(config), "--beta", "0.5", "--no-shuffle"])
     assert (cfg.lr, cfg.beta, cfg.shuffle) == (1e-4, 0.5, False)
     assert sft.main(["--model", "no model", "--train-file", "none", "--device", "cpu"]) == 1
     assert "cannot be loaded" in capsys.readouterr().err

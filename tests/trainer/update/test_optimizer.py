@@ -68,11 +68,12 @@ def test_nonfinite_gradient_is_skipped(config, policy):
 
 
 def test_eight_bit_adam_without_its_library_is_plain_adam_with_a_notice(
-    config, policy, capsys
+    config, policy, caplog
 ):
+    caplog.set_level("INFO")
     optimizer = build_optimizer(policy, config(optimizer="adamw_8bit"))
     assert type(optimizer) is torch.optim.AdamW
-    assert "using adamw" in capsys.readouterr().out
+    assert "using adamw" in caplog.text
 
 
 def test_adafactor_follows_its_settings(config, policy):

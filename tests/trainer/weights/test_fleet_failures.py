@@ -143,7 +143,8 @@ def test_servers_resume_by_timeout_after_a_trainer_death_during_pause(
     assert servers[1].engine.counters.forgotten_pauses == 1
 
 
-def test_every_published_tensor_is_logged_if_configured(publisher_for, policy_for, capsys):
+def test_every_published_tensor_is_logged_if_configured(publisher_for, policy_for, caplog):
+    caplog.set_level("INFO")
     publisher, _ = publisher_for("disk", debug_loading=True)
     publisher.publish(policy_for("disk"), state(1))
-    assert "publishing model.norm.weight (128,)" in capsys.readouterr().out
+    assert "publishing model.norm.weight (128,)" in caplog.text
