@@ -6,6 +6,7 @@ Torch is loaded after the command line is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from atroposlib.utils.command.parser import require
 from example_trainer.settings.args import PROG, config_from_args, parse_args
@@ -19,4 +20,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     require(PROG, "train", "torch", "transformers")
     from example_trainer import grpo
 
-    return grpo.run(cfg)
+    return grpo.run(partial(grpo.train, cfg))

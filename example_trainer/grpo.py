@@ -20,9 +20,10 @@ import logging
 import random
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -61,16 +62,16 @@ logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``atropos-grpo``; return 0 when done or stopped, 1 on an error."""
-    return run(parse_args(argv))
+    return run(partial(train, parse_args(argv)))
 
 
-def run(cfg: TrainingConfig) -> int:
+def run(training: Callable[[StopSignal], None]) -> int:
     """Train until done or a signal; return the exit status of :func:`main`."""
     stop = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop.request)
     try:
-        train(cfg, stop)
+        training(stop)
     except Stopped as stopped:
         logger.info(f"stopped by {stopped}; a batch in hand was not acked")
     except AtroposError as error:

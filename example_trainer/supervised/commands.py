@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from functools import partial
+from importlib import import_module
 
 from atroposlib.utils.command.parser import require
 from example_trainer.supervised.settings import (
@@ -14,34 +15,16 @@ from example_trainer.supervised.settings import (
     parse,
 )
 
-C = TypeVar("C", bound=FileTraining)
 
-
-def sft(argv: Sequence[str] | None = None) -> int:
-    """Run atropos-sft; return the exit status."""
-    cfg = _parsed(SftConfig, argv)
-    from example_trainer.supervised import loop, sft
-
-    return loop.run(sft.train, cfg)
-
-
-def dpo(argv: Sequence[str] | None = None) -> int:
-    """Run atropos-dpo; return the exit status."""
-    cfg = _parsed(DpoConfig, argv)
-    from example_trainer.supervised import dpo, loop
-
-    return loop.run(dpo.train, cfg)
-
-
-def reward_model(argv: Sequence[str] | None = None) -> int:
-    """Run atropos-rm; return the exit status."""
-    cfg = _parsed(RewardConfig, argv)
-    from example_trainer.supervised import loop, reward_model
-
-    return loop.run(reward_model.train, cfg)
-
-
-def _parsed(model: type[C], argv: Sequence[str] | None) -> C:
+def main(model: type[FileTraining], name: str, argv: Sequence[str] | None = None) -> int:
+    """Run one command, whose training is in the module ``name``; return the exit status."""
     cfg = parse(model, argv)
     require(cfg.prog, "train", "torch", "transformers")
-    return cfg
+    from example_trainer.supervised import loop
+
+    return loop.run(import_module(f"example_trainer.supervised.{name}").train, cfg)
+
+
+sft = partial(main, SftConfig, "sft")
+dpo = partial(main, DpoConfig, "dpo")
+reward_model = partial(main, RewardConfig, "reward_model")

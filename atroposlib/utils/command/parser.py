@@ -25,7 +25,7 @@ GPUS = "CUDA_VISIBLE_DEVICES: GPUs of this process"
 _LOGS = "ATROPOS_LOG_LEVEL, ATROPOS_LOG_FORMAT: defaults of --log-level and --log-format"
 
 
-class _Formatter(argparse.HelpFormatter):
+class HelpFormatter(argparse.HelpFormatter):
     """Fills a text of one line and keeps the lines of others."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -58,7 +58,7 @@ class CommandParser(argparse.ArgumentParser):
         listed = "".join(f"\n  {line}" for line in (*variables, _LOGS))
         epilog = options.pop("epilog", "").rstrip()
         options["epilog"] = f"{epilog}\n\nenvironment variables:{listed}".lstrip()
-        super().__init__(formatter_class=_Formatter, **options)
+        super().__init__(formatter_class=HelpFormatter, **options)
         self._hint = hint
         self._words: Sequence[str] = ()
         add = self.add_argument
