@@ -1,0 +1,57 @@
+"""atropos api status: the state of a run, its processes, and what it waits for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+
+from atroposlib.errors import AtroposError, RolloutApiUnavailable
+from atroposlib.wire import RunStatus
+
+URL_VARIABLE = "ATROPOS_API_URL"
+UNREACHABLE = 3  # exit status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one look at /status; 3 if the API does not answer, 1 if it refuses."""
+    parser = argparse.ArgumentParser(prog="atropos api status", description=__doc__)
+    parser.add_argument(
+        "--api-url",
+        default=os.environ.get(URL_VARIABLE, "http://127.0.0.1:8000"),
+        help=f"rollout API; {URL_VARIABLE} (%(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="the reply of GET /status")
+    options = parser.parse_args(argv)
+    from atroposlib.client import RolloutClient
+
+    try:
+        with closing(RolloutClient(options.api_url, timeout_s=5, give_up_after_s=0)) as client:
+            status = client.status()
+    except AtroposError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if not isinstance(error, RolloutApiUnavailable):
+            return 1
+        print("fix: start it with `atropos api serve`, or name it by --api-url", file=sys.stderr)
+        return UNREACHABLE
+    print(status.model_dump_json(indent=2) if options.json else page(options.api_url, status))
+    return 0
+
+
+def page(url: str, status: RunStatus) -> str:
+    """The status in words, one line per process."""
+    lines = [
+        f"{url}: {status.state}, step {status.current_step}, "
+        f"policy version {status.policy_version}",
+        f"{status.queued_sequences} sequences queued, {status.leased_sequences} with the "
+        f"trainer; {status.batches_acked} batches acked, {status.batches_open} open",
+    ]
+    if status.blocked_reason:
+        lines.append(f"waits: {status.blocked_reason}")
+    for one in status.participants:
+        waiting = f", waits for {one.waiting_on}" if one.waiting_on else ""
+        line = f"{one.role:<9} {one.name}: {one.phase}{waiting} ({one.age_s:.0f} s ago)"
+        lines.append("".join(c if c.isprintable() else "?" for c in line))
+    return "\n".join(lines)
