@@ -11,7 +11,7 @@ import re
 from pydantic import Field
 
 from atroposlib.envs.base import BaseEnvConfig
-from environments.common.short_answers import ShuffledEnv, texts_of
+from atroposlib.environments.common.short_answers import ShuffledEnv, texts_of
 
 SYSTEM_PROMPT = "Answer with only a number."
 HELD_OUT = 17

@@ -10,7 +10,7 @@ import random
 from pydantic import Field
 
 from atroposlib.envs.base import BaseEnvConfig
-from environments.common.short_answers import ShortAnswerEnv, texts_of
+from atroposlib.environments.common.short_answers import ShortAnswerEnv, texts_of
 
 
 class CopyConfig(BaseEnvConfig):

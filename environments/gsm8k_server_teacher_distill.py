@@ -13,7 +13,7 @@ from atroposlib.envs.teacher_distillation_env import (
     TeacherDistillationConfig,
     TeacherDistillationEnv,
 )
-from environments.gsm8k_server import GSM8kConfig, GSM8kEnv
+from atroposlib.environments.gsm8k_server import GSM8kConfig, GSM8kEnv
 
 
 class GSM8kTeacherDistillConfig(GSM8kConfig, TeacherDistillationConfig):

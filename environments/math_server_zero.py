@@ -22,14 +22,14 @@ from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
-from environments.common.rollouts import (
+from atroposlib.environments.common.rollouts import (
     MIN_TRAINED_TOKENS,
     SequentialEnv,
     draw_full,
     mean,
     trained_tokens,
 )
-from environments.common.verifier_pool import VerifierPool
+from atroposlib.environments.common.verifier_pool import VerifierPool
 
 PROMPT = (
     "Below, a user sets a problem and an assistant solves it. The assistant first works the "

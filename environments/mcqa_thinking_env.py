@@ -14,7 +14,7 @@ from pydantic import Field
 
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
-from environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
+from atroposlib.environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
 
 SYSTEM_PROMPT = (
     "Think the question through inside one pair of <think> </think> tags. Then state your "

@@ -20,7 +20,7 @@ from pydantic import Field
 from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.function_env.data import split_held_out, task_id
 from atroposlib.errors import ConfigError
-from environments.common.short_answers import ShuffledEnv, texts_of
+from atroposlib.environments.common.short_answers import ShuffledEnv, texts_of
 
 # Settings for the smallest models, where the defaults of a data set are too hard.
 EASY: dict[str, dict[str, Any]] = {

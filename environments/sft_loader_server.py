@@ -18,7 +18,7 @@ from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.tokenize_for_trainer import tokenize_for_trainer
 from atroposlib.wire import MASKED
-from environments.common.rollouts import mean
+from atroposlib.environments.common.rollouts import mean
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
 

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
-from environments.common.length_penalties import brevity_scores
-from environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
-from environments.common.tool_replay import (
+from atroposlib.environments.common.length_penalties import brevity_scores
+from atroposlib.environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
+from atroposlib.environments.common.tool_replay import (
     UnreadableConversation,
     calls_in,
     recorded_calls,

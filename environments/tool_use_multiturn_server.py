@@ -17,13 +17,13 @@ from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
-from environments.common.rollouts import (
+from atroposlib.environments.common.rollouts import (
     SequentialEnv,
     check_continuation,
     mean,
     tokens_left,
 )
-from environments.common.tool_replay import (
+from atroposlib.environments.common.tool_replay import (
     UnreadableConversation,
     conversation_reward,
     made_calls,

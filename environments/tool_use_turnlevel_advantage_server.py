@@ -12,7 +12,7 @@ from pydantic import Field
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED
-from environments.tool_use_multiturn_server import ToolUseConfig, ToolUseEnv
+from atroposlib.environments.tool_use_multiturn_server import ToolUseConfig, ToolUseEnv
 
 MIN_STD = 1e-8  # below this deviation values count as equal: their advantages are 0
 

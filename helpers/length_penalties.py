@@ -1,6 +1,6 @@
-"""The original's import path of :mod:`environments.common.length_penalties`."""
+"""The original's import path of :mod:`atroposlib.environments.common.length_penalties`."""
 
-from environments.common.length_penalties import (
+from atroposlib.environments.common.length_penalties import (
     ThresholdLengthPenaltyCalculator,
     ThresholdLengthPenaltyConfig,
     length_scores,

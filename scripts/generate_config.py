@@ -139,7 +139,7 @@ def environment_sections() -> Iterator[Section]:
     """One per configuration class that a file of environments/ defines."""
     base = load(ENVIRONMENT)
     for path in sorted((ROOT / "environments").glob("*.py")):
-        module = import_module(f"environments.{path.stem}")
+        module = import_module(f"atroposlib.environments.{path.stem}")
         for name, value in vars(module).items():
             own = isinstance(value, type) and value.__module__ == module.__name__
             if own and issubclass(value, base):

@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         if not isinstance(error, RolloutApiUnavailable):
             return 1
-        print("fix: start it with `atropos api serve`, or name it by --api-url", file=sys.stderr)
+        print(
+            "fix: start it with `atropos api serve`, or name it by --api-url", file=sys.stderr
+        )
         return UNREACHABLE
     print(status.model_dump_json(indent=2) if options.json else page(options.api_url, status))
     return 0

@@ -38,7 +38,10 @@ COMMANDS = {
     "infer": ("atroposlib.inference.__main__:main", "Serve a model (atropos-infer)."),
     "data sft": ("atroposlib.cli.sft_gen:main", "Collect texts (atropos-sft-gen)."),
     "data dpo": ("atroposlib.cli.dpo_gen:main", "Collect pairs (atropos-dpo-gen)."),
-    "run": ("example_trainer.launch.__main__:main", "All processes of one file, local or slurm."),
+    "run": (
+        "example_trainer.launch.__main__:main",
+        "All processes of one file, local or slurm.",
+    ),
     "chat": ("atroposlib.inference.chat:main", "Talk to a model directory."),
 }
 GROUPS = {

@@ -16,7 +16,7 @@ import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from importlib.metadata import entry_points
@@ -30,8 +30,12 @@ from atroposlib.errors import ConfigError, boundary
 ENTRY_POINTS = "atroposlib.environments"
 SUFFIXES = ("_server", "_env")
 USAGE = "FILE | FILE:CLASS | a name of `atropos env list`"
-# Package that an environment imports -> the extra that installs it.
-EXTRAS = {"gymnasium": "examples", "reasoning_gym": "reasoning-gym"}
+# Module that an environment imports -> the package behind it, and the extra that installs it.
+EXTRAS = {
+    "text_game": ("gymnasium", "examples"),
+    "reasoning_gym": ("reasoning_gym", "reasoning-gym"),
+    "verifier_pool": ("math_verify", "math"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,25 +63,25 @@ def listed() -> list[Listed]:
 def _described(path: Path) -> Listed:
     """The name, docstring and missing packages of a file, which is parsed and not run."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    imported = {
-        name.split(".")[0]
-        for node in ast.walk(tree)
-        for name in (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        )
-    }
+    imported = {part for name in _imports(tree) for part in name.split(".")}
     missing = [
         extra
-        for package, extra in EXTRAS.items()
-        if package in imported and importlib.util.find_spec(package) is None
+        for module, (package, extra) in EXTRAS.items()
+        if module in imported and importlib.util.find_spec(package) is None
     ]
     about = (ast.get_docstring(tree) or "").split("\n")[0].rstrip(".")
     name = path.stem
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     return Listed(name, f"{atroposlib.environments.__name__}.{path.stem}", about, *missing[:1])
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
 
 
 def show(argv: Sequence[str] | None = None) -> int:

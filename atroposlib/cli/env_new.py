@@ -37,7 +37,9 @@ def write(name: str, folder: Path) -> list[str]:
     """
     taken = name in sys.stdlib_module_names or name in ("atroposlib", "test")
     if not name.isidentifier() or keyword.iskeyword(name) or taken:
-        raise ConfigError(f"{name!r} cannot name an environment: use letters, such as my_{name}")
+        raise ConfigError(
+            f"{name!r} cannot name an environment: use letters, such as my_{name}"
+        )
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} exists and is not empty: choose another name")
     folder.mkdir(parents=True, exist_ok=True)

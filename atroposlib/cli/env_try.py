@@ -188,4 +188,3 @@ def print_block(label: str, text: str) -> None:
     for i, line in enumerate(text.split("\n")):
         clean = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
         print(f"  {'' if i else label:<{LABEL_WIDTH}} {clean}")
-

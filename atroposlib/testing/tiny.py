@@ -6,6 +6,7 @@ parameters and a tokenizer of one token per character.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +59,37 @@ def write_tiny_model(
     return directory
 
 
-def char_tokenizer(alphabet: str = ALPHABET) -> Any:
-    """One token per character, one per role marker; ``<|end|>`` ends a turn."""
+def write_char_tokenizer(directory: Path, alphabet: str = ALPHABET) -> Path:
+    """Write the files of :func:`char_tokenizer`, without transformers."""
+    backend = char_backend(alphabet)
+    backend.add_special_tokens(list(ROLE_TOKENS))
+    directory.mkdir(parents=True, exist_ok=True)
+    backend.save(str(directory / "tokenizer.json"))
+    config = {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ROLE_TOKENS[:3]}
+    text = json.dumps({**config, "eos_token": "<|end|>", "pad_token": "<|pad|>"})
+    (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    return directory
+
+
+def char_backend(alphabet: str = ALPHABET) -> Any:
+    """Backend of :func:`char_tokenizer`, of the package tokenizers."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     vocab = {token: i for i, token in enumerate((*ROLE_TOKENS, *alphabet))}
-    backend = Tokenizer(models.WordLevel(vocab, unk_token="<|pad|>"))
+    backend: Any = Tokenizer(models.WordLevel(vocab, unk_token="<|pad|>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
+    return backend
+
+
+def char_tokenizer(alphabet: str = ALPHABET) -> Any:
+    """One token per character, one per role marker; ``<|end|>`` ends a turn."""
+    from transformers import PreTrainedTokenizerFast
+
     wrap: Any = PreTrainedTokenizerFast  # untyped in transformers
     return wrap(
-        tokenizer_object=backend,
+        tokenizer_object=char_backend(alphabet),
         eos_token="<|end|>",
         pad_token="<|pad|>",
         additional_special_tokens=list(ROLE_TOKENS[:3]),

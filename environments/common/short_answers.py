@@ -15,7 +15,7 @@ from typing import Any
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_nodes
-from environments.common.rollouts import mean
+from atroposlib.environments.common.rollouts import mean
 
 Item = dict[str, Any]
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.utils.gathering import gather_bounded
-from environments.common.rollouts import (
+from atroposlib.environments.common.rollouts import (
     MIN_TRAINED_TOKENS,
     SequentialEnv,
     draw_full,

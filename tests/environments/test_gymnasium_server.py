@@ -6,9 +6,9 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
-from environments.common.text_game import Game, action_names, as_text, chosen_action
-from environments.gymnasium_server import GymnasiumEnv, Reward
-from environments.gymnasium_server import score as game_score
+from atroposlib.environments.common.text_game import Game, action_names, as_text, chosen_action
+from atroposlib.environments.gymnasium_server import GymnasiumEnv, Reward
+from atroposlib.environments.gymnasium_server import score as game_score
 
 
 def test_terminal_colours_become_words():

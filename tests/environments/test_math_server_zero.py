@@ -7,13 +7,13 @@ import pytest
 from atroposlib.envs.reward_fns.math_verify.checker import boxed_answer
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.testing.fake_inference import FakeInference
-from environments import math_server_zero as zero
-from environments.common.length_penalties import (
+from atroposlib.environments import math_server_zero as zero
+from atroposlib.environments.common.length_penalties import (
     ThresholdLengthPenaltyCalculator,
     ThresholdLengthPenaltyConfig,
 )
-from environments.gsm8k_server import GSM8kEnv
-from environments.math_server_zero import MathZeroEnv
+from atroposlib.environments.gsm8k_server import GSM8kEnv
+from atroposlib.environments.math_server_zero import MathZeroEnv
 
 
 @pytest.mark.parametrize(

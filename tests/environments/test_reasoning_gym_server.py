@@ -8,7 +8,7 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
-from environments.reasoning_gym_server import ReasoningGymEnv, extracted, make_dataset
+from atroposlib.environments.reasoning_gym_server import ReasoningGymEnv, extracted, make_dataset
 
 NOWHERE = "http://127.0.0.1:9"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.testing.fake_inference import FakeInference
-from environments import rlaif_server as rlaif
-from environments.rlaif_server import JudgeError, RlaifEnv
+from atroposlib.environments import rlaif_server as rlaif
+from atroposlib.environments.rlaif_server import JudgeError, RlaifEnv
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import char_tokenizer
-from environments.arithmetic_server import ArithmeticConfig, ArithmeticEnv, problems, score
-from environments.copy_server import CopyConfig, CopyEnv, letters_right
+from atroposlib.environments.arithmetic_server import ArithmeticConfig, ArithmeticEnv, problems, score
+from atroposlib.environments.copy_server import CopyConfig, CopyEnv, letters_right
 
 
 @pytest.mark.parametrize(

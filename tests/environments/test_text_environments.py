@@ -7,10 +7,10 @@ import pytest
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
-from environments.mcqa_thinking_env import MCQAThinkingEnv
-from environments.mcqa_thinking_env import question as mcqa_question
-from environments.mcqa_thinking_env import score as mcqa_score
-from environments.sft_loader_server import DataFormat, SFTLoaderEnv, sequence
+from atroposlib.environments.mcqa_thinking_env import MCQAThinkingEnv
+from atroposlib.environments.mcqa_thinking_env import question as mcqa_question
+from atroposlib.environments.mcqa_thinking_env import score as mcqa_score
+from atroposlib.environments.sft_loader_server import DataFormat, SFTLoaderEnv, sequence
 
 
 @pytest.mark.parametrize(

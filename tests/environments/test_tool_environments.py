@@ -8,11 +8,11 @@ import pytest
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.testing.fake_inference import FakeInference
-from environments.common import tool_replay
-from environments.common.tool_replay import ToolCall, UnreadableConversation
-from environments.tool_calling_server import ToolCallingEnv, request
-from environments.tool_use_multiturn_server import ToolUseEnv
-from environments.tool_use_turnlevel_advantage_server import (
+from atroposlib.environments.common import tool_replay
+from atroposlib.environments.common.tool_replay import ToolCall, UnreadableConversation
+from atroposlib.environments.tool_calling_server import ToolCallingEnv, request
+from atroposlib.environments.tool_use_multiturn_server import ToolUseEnv
+from atroposlib.environments.tool_use_turnlevel_advantage_server import (
     TurnLevelToolUseEnv,
     per_token,
     turn_advantages,

@@ -61,7 +61,9 @@ def modules(files: list[Path]) -> dict[str, Module]:
 
 
 def module_name(path: Path) -> str:
+    """Dotted name; a file of environments/ is imported as ``atroposlib.environments.<file>``."""
     parts = path.with_suffix("").parts
+    parts = ("atroposlib", *parts) if parts[0] == "environments" else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

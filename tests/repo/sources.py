@@ -38,9 +38,8 @@ class Source:
 
     @property
     def name(self) -> str:
-        return ".".join(
-            self.path.parent.parts if self.is_init else self.path.with_suffix("").parts
-        )
+        parts = self.path.parent.parts if self.is_init else self.path.with_suffix("").parts
+        return ".".join(("atroposlib", *parts) if parts[0] == "environments" else parts)
 
     @property
     def folder(self) -> str:

@@ -32,8 +32,8 @@ ENVIRONMENTS = (
         "atroposlib.envs.function_env",
         "atroposlib.envs.teacher_distillation_env",
     ),
-    ("environments.common", "helpers"),
-    ("environments",),
+    ("atroposlib.environments.common", "helpers"),
+    ("atroposlib.environments",),
 )
 SAMPLING_A_MODEL = (
     (*FOUNDATION, *LIBRARY),

@@ -225,6 +225,8 @@ def load_tokenizer(config: APIServerConfig) -> Any:
     name = config.tokenizer_name if named else config.model_name
     try:
         return load_tokenizer_named(name)
+    except ConfigError:
+        raise
     except (OSError, ValueError) as cause:
         raise ConfigError(
             f"tokenizer_name: no tokenizer can be loaded from {name!r}; "

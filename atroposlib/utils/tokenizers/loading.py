@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from atroposlib.errors import ConfigError
+from atroposlib.utils.tokenizers.plain import PlainTokenizer, obstacle, read_config
+
 # Classes that add nothing to tokenizer.json.
 PLAIN = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
+INSTALL = "pip install 'atroposlib[transformers]'"
 
 
 def load_tokenizer_named(name: str) -> Any:
@@ -15,12 +19,22 @@ def load_tokenizer_named(name: str) -> Any:
 
     AutoTokenizer imports the model classes and torch, which takes three seconds and some
     hundred MB of every environment process. A directory without a special tokenizer class is
-    loaded directly.
+    loaded directly, and without transformers by :class:`PlainTokenizer`.
 
     Raises:
         OSError, ValueError: there is no tokenizer of that name.
+        ConfigError: it needs transformers, which are not installed.
     """
-    if _is_plain(Path(name)):
+    directory = Path(name)
+    plain = _is_plain(directory)
+    if find_spec("transformers") is None:
+        reason = obstacle(directory) if plain else _not_plain(directory)
+        if reason:
+            raise ConfigError(
+                f"the tokenizer {name}: {reason}, which needs transformers: {INSTALL}"
+            )
+        return PlainTokenizer(directory)
+    if plain:
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(name)
@@ -30,7 +44,13 @@ def load_tokenizer_named(name: str) -> Any:
 
 
 def _is_plain(directory: Path) -> bool:
-    config = directory / "tokenizer_config.json"
-    if not (config.is_file() and (directory / "tokenizer.json").is_file()):
-        return False
-    return json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") in PLAIN
+    has_tokens = (directory / "tokenizer.json").is_file()
+    return has_tokens and read_config(directory).get("tokenizer_class") in PLAIN
+
+
+def _not_plain(directory: Path) -> str:
+    """The reason why a name is no directory that is read without transformers."""
+    if not directory.is_dir():
+        return f"{directory} is no directory here but a hub name"
+    kind = read_config(directory).get("tokenizer_class")
+    return f"its tokenizer is a {kind}" if kind else f"{directory} has no tokenizer.json"

@@ -20,9 +20,10 @@ from contextlib import suppress
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import IO, Any
 
-from atroposlib.errors import AtroposError, boundary
+from atroposlib.errors import AtroposError, ConfigError, boundary
 
 WORKER = "atroposlib.envs.reward_fns.math_verify.checker"
 MAX_ANSWER_CHARS = 512  # a longer box holds a derivation, not an answer
@@ -123,9 +124,17 @@ class MathProcess:
 
     Args:
         timeout_s: limit of one comparison, without the start of the process.
+
+    Raises:
+        ConfigError: math-verify is not installed.
     """
 
     def __init__(self, timeout_s: float = 10.0, start_timeout_s: float = 60.0) -> None:
+        if find_spec("math_verify") is None:
+            raise ConfigError(
+                "answers other than plain numbers need math-verify: "
+                "pip install 'atroposlib[math]'"
+            )
         self.timeout_s = timeout_s
         self.start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -171,7 +180,7 @@ class MathProcess:
         self._end = weakref.finalize(self, _end, process)
         assert process.stdout is not None
         if not self._read(process.stdout, self.start_timeout_s):
-            raise CheckFailed("the checking process did not start; is math-verify installed?")
+            raise CheckFailed("the checking process did not start")
         return process
 
     def _read(self, lines: IO[bytes], timeout_s: float) -> bytes:

@@ -1,0 +1,266 @@
+"""Build the wheel, install it alone into a new environment, and run what it promises.
+
+    python scripts/check_wheel.py [--python python3.12] [--keep DIR] [--max-mb 300]
+
+    build -> venv -> pip install WHEEL -> --help of every command -> imports -> env new, test,
+    process against a fake server
+
+No extra is installed: torch, transformers and math-verify are missing on purpose. Needs the
+standard library, pip and what pip builds with. Prints one line per check; exit status 1 if one
+fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WAIT_S = 600.0
+MISSING = ("torch", "transformers", "math_verify", "sympy")
+MAX_HELP_CPU_S = 1.5  # a loaded machine; each needs a fraction of it
+# Program of the last check: a fake server in this process, an environment in another.
+PROCESS = """
+import json, subprocess, sys
+from pathlib import Path
+from atroposlib.testing.fake_inference import FakeInference
+from atroposlib.testing.tiny import ASCII_ALPHABET, write_char_tokenizer
+
+model = str(write_char_tokenizer(Path("model"), ASCII_ALPHABET))
+names = ["--openai.model_name", model, "--env.tokenizer_name", model]
+with FakeInference(reply=lambda prompt, i: "5").running() as url:
+    def run(*words):
+        print("$", *words, flush=True)
+        subprocess.run(words, check=True, timeout=120)
+
+    run("atropos", "env", "try", "wordle/wordle.py", "-n", "1", "--url", f"{url}/v1", "--model", model)
+    flags = ["--openai.base_url", f"{url}/v1", *names, "--env.total_steps", "2"]
+    flags += ["--env.group_size", "2", "--env.use_wandb", "false"]
+    run("atropos", "env", "run", "wordle/wordle.py", "process", *flags,
+        "--env.data_path_to_save_groups", "wordle.jsonl")
+    run(sys.executable, "-m", "atroposlib.environments.copy_server", "process", *flags,
+        "--env.data_path_to_save_groups", "copy.jsonl")
+for name in ("wordle", "copy"):
+    groups = [json.loads(line) for line in Path(name + ".jsonl").read_text().splitlines()]
+    assert len(groups) == 2 and all(len(group["scores"]) == 2 for group in groups), groups
+"""
+GOLD = """
+import sys; sys.path.insert(0, "wordle")
+import test_wordle
+[test() for name, test in vars(test_wordle).items() if name.startswith("test_")]
+"""
+
+
+class Failed(Exception):
+    """A check failed; the message is the end of its output."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the venv")
+    parser.add_argument("--keep", type=Path, help="work here and keep it (a temporary folder)")
+    parser.add_argument("--max-mb", type=int, default=300, help="bound on the environment")
+    options = parser.parse_args()
+    try:
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            check(options.python, options.keep.resolve(), options.max_mb)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                check(options.python, Path(folder), options.max_mb)
+    except Failed as failure:
+        print(f"check_wheel: FAILED: {failure}", file=sys.stderr)
+        return 1
+    print("check_wheel: passed")
+    return 0
+
+
+def check(python: str, folder: Path, max_mb: int) -> None:
+    """Run all checks in ``folder``, from the build on."""
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    run(
+        "build",
+        [*pip, "wheel", "-q", "--no-deps", "-w", str(folder / "dist"), str(ROOT)],
+        ROOT,
+    )
+    (wheel,) = (folder / "dist").glob("*.whl")
+    run("venv", [python, "-m", "venv", str(folder / "venv")], folder)
+    bin_folder = folder / "venv/bin"
+    inside = str(bin_folder / "python")
+    constraints = str(ROOT / "constraints.txt")
+    install = [inside, "-m", "pip", "install", "-q", "-c", constraints, str(wheel)]
+    run("install", install, folder)
+    size_mb = sum(f.stat().st_size for f in folder.rglob("venv/**/*") if f.is_file()) / 1e6
+    print(
+        f"check_wheel: {size_mb:.0f} MB with pip, the wheel {wheel.stat().st_size / 1e6:.1f}"
+    )
+    if size_mb > max_mb:
+        raise Failed(f"the environment has {size_mb:.0f} MB, more than {max_mb}")
+    code = "import importlib.util as u, sys; sys.exit(any(map(u.find_spec, sys.argv[1:])))"
+    run("extras are absent", [inside, "-c", code, *MISSING], folder)
+    for command in commands(inside, folder):
+        seconds = run(f"{command} --help", [str(bin_folder / command), "--help"], folder)
+        if seconds > MAX_HELP_CPU_S:
+            raise Failed(f"{command} --help took {seconds:.1f} s of CPU")
+    for name in sorted(path.stem for path in (ROOT / "environments").glob("*.py")):
+        module = f"atroposlib.environments.{name}"
+        run(f"-m {module} --help", [inside, "-m", module, "process", "--help"], folder)
+    path = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    run("env list", [str(bin_folder / "atropos"), "env", "list"], folder)
+    run("env new", [str(bin_folder / "atropos"), "env", "new", "wordle"], folder)
+    run("its gold answers", [inside, "-c", GOLD], folder)
+    run("env try, process", [inside, "-c", PROCESS], folder, path)
+
+
+def commands(python: str, folder: Path) -> list[str]:
+    """Console commands of the installed distribution."""
+    code = (
+        "from importlib.metadata import distribution as d; "
+        "print(*[p.name for p in d('atroposlib').entry_points if p.group == 'console_scripts'])"
+    )
+    done = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True)
+    found = done.stdout.split()
+    if not found:
+        raise Failed(f"no console commands: {done.stderr[-500:]}")
+    return found
+
+
+def run(*words):
+        print("$", *words, flush=True)
+        subprocess.run(words, check=True, timeout=120)
+
+    run("atropos", "env", "try", "wordle/wordle.py", "-n", "1", "--url", f"{url}/v1", "--model", model)
+    flags = ["--openai.base_url", f"{url}/v1", *names, "--env.total_steps", "2"]
+    flags += ["--env.group_size", "2", "--env.use_wandb", "false"]
+    run("atropos", "env", "run", "wordle/wordle.py", "process", *flags,
+        "--env.data_path_to_save_groups", "wordle.jsonl")
+    run(sys.executable, "-m", "atroposlib.environments.copy_server", "process", *flags,
+        "--env.data_path_to_save_groups", "copy.jsonl")
+for name in ("wordle", "copy"):
+    groups = [json.loads(line) for line in Path(name + ".jsonl").read_text().splitlines()]
+    assert len(groups) == 2 and all(len(group["scores"]) == 2 for group in groups), groups
+"""
+GOLD = """
+import sys; sys.path.insert(0, "wordle")
+import test_wordle
+[test() for name, test in vars(test_wordle).items() if name.startswith("test_")]
+"""
+
+
+class Failed(Exception):
+    """A check failed; the message is the end of its output."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the venv")
+    parser.add_argument("--keep", type=Path, help="work here and keep it (a temporary folder)")
+    parser.add_argument("--max-mb", type=int, default=300, help="bound on the environment")
+    options = parser.parse_args()
+    try:
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            check(options.python, options.keep.resolve(), options.max_mb)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                check(options.python, Path(folder), options.max_mb)
+    except Failed as failure:
+        print(f"check_wheel: FAILED: {failure}", file=sys.stderr)
+        return 1
+    print("check_wheel: passed")
+    return 0
+
+
+def check(python: str, folder: Path, max_mb: int) -> None:
+    """Run all checks in ``folder``, from the build on."""
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    run(
+        "build",
+        [*pip, "wheel", "-q", "--no-deps", "-w", str(folder / "dist"), str(ROOT)],
+        ROOT,
+    )
+    (wheel,) = (folder / "dist").glob("*.whl")
+    run("venv", [python, "-m", "venv", str(folder / "venv")], folder)
+    bin_folder = folder / "venv/bin"
+    inside = str(bin_folder / "python")
+    constraints = str(ROOT / "constraints.txt")
+    install = [inside, "-m", "pip", "install", "-q", "-c", constraints, str(wheel)]
+    run("install", install, folder)
+    size_mb = sum(f.stat().st_size for f in folder.rglob("venv/**/*") if f.is_file()) / 1e6
+    print(
+        f"check_wheel: {size_mb:.0f} MB with pip, the wheel {wheel.stat().st_size / 1e6:.1f}"
+    )
+    if size_mb > max_mb:
+        raise Failed(f"the environment has {size_mb:.0f} MB, more than {max_mb}")
+    code = "import importlib.util as u, sys; sys.exit(any(map(u.find_spec, sys.argv[1:])))"
+    run("extras are absent", [inside, "-c", code, *MISSING], folder)
+    for command in commands(inside, folder):
+        seconds = run(f"{command} --help", [str(bin_folder / command), "--help"], folder)
+        if seconds > MAX_HELP_CPU_S:
+            raise Failed(f"{command} --help took {seconds:.1f} s of CPU")
+    for name in sorted(path.stem for path in (ROOT / "environments").glob("*.py")):
+        module = f"atroposlib.environments.{name}"
+        run(f"-m {module} --help", [inside, "-m", module, "process", "--help"], folder)
+    path = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    run("env list", [str(bin_folder / "atropos"), "env", "list"], folder)
+    run("env new", [str(bin_folder / "atropos"), "env", "new", "wordle"], folder)
+    run("its gold answers", [inside, "-c", GOLD], folder)
+    run("env try, process", [inside, "-c", PROCESS], folder, path)
+
+
+def commands(python: str, folder: Path) -> list[str]:
+    """Console commands of the installed distribution."""
+    code = (
+        "from importlib.metadata import distribution as d; "
+        "print(*[p.name for p in d('atroposlib').entry_points if p.group == 'console_scripts'])"
+    )
+    done = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True)
+    found = done.stdout.split()
+    if not found:
+        raise Failed(f"no console commands: {done.stderr[-500:]}")
+    return found
+
+
+def needs(name: str) -> str | None:
+    """The package beyond the core that a file of environments/ imports at its top, if any."""
+    text = (ROOT / f"environments/{name}.py").read_text(encoding="utf-8")
+    return next((p for p in ("gymnasium", "text_game") if f"import {p}" in text), None)
+
+
+def run(
+    title: str, command: Sequence[str], folder: Path, env: dict[str, str] | None = None
+) -> float:
+    """Run one command in ``folder``; returns its CPU seconds.
+
+    Raises:
+        Failed: its exit status is not 0.
+    """
+    env = {key: value for key, value in (env or os.environ).items() if key != "PYTHONPATH"}
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=env,
+        timeout=WAIT_S,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if done.returncode != 0:
+        raise Failed(f"{title}: exit status {done.returncode}\n{done.stdout[-3000:]}")
+    elapsed_s = time.monotonic() - started
+    print(f"check_wheel: {title}: {elapsed_s:.1f} s, {cpu_s:.2f} s of CPU", flush=True)
+    return cpu_s
+
+
+if __name__ == "__main__":
+    sys.exit(main())

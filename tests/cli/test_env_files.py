@@ -1,0 +1,113 @@
+"""Environments by name or file: the list, and the class that a word leads to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from atroposlib.cli import env_files
+from atroposlib.errors import ConfigError, RolloutError
+
+ENVIRONMENT = """
+from atroposlib.envs import environment
+
+@environment(["a"])
+async def {name}(task, model):
+    return 1.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["atropos"])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("written_"):
+            del sys.modules[name]
+
+
+def test_the_list_has_every_shipped_environment_and_imports_none(capsys):
+    for name in [name for name in sys.modules if name.endswith("copy_server")]:
+        del sys.modules[name]
+    assert env_files.show(["--json"]) == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["copy"]["module"] == "atroposlib.environments.copy_server"
+    assert found["copy"]["about"].startswith("Copy a short word")
+    assert {"gsm8k", "arithmetic", "gymnasium", "mcqa_thinking"} <= set(found)
+    assert "atroposlib.environments.copy_server" not in sys.modules
+
+
+def test_the_list_names_the_extra_of_a_missing_package(monkeypatch, capsys):
+    monkeypatch.setattr(env_files.importlib.util, "find_spec", lambda name: None)
+    assert env_files.show([]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["gymnasium"].endswith("(needs: pip install 'atroposlib[examples]')")
+    assert "needs" not in lines["copy"]
+
+
+def test_an_entry_point_of_an_installed_package_is_listed(monkeypatch):
+    point = EntryPoint("wordle", "wordle", env_files.ENTRY_POINTS)
+    monkeypatch.setattr(env_files, "entry_points", lambda group: [point])
+    assert [one.module for one in env_files.listed() if one.name == "wordle"] == ["wordle"]
+
+
+@pytest.mark.parametrize("name", ["copy", "copy_server"])
+def test_a_shipped_environment_is_found_with_or_without_its_suffix(name):
+    assert env_files.load(name).name == "copy"
+
+
+def test_a_file_gives_its_one_environment(tmp_path):
+    file = tmp_path / "written_a.py"
+    file.write_text(ENVIRONMENT.format(name="one"))
+    assert env_files.load(str(file)).name == "one"
+
+
+def test_a_file_of_several_environments_needs_the_name_of_one(tmp_path):
+    file = tmp_path / "written_b.py"
+    file.write_text(ENVIRONMENT.format(name="one") + ENVIRONMENT.format(name="two"))
+    with pytest.raises(ConfigError, match=r"several environments \(one, two\)"):
+        env_files.load(str(file))
+    assert env_files.load(f"{file}:two").name == "two"
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("gsm8", "did you mean 'gsm8k'"),
+        ("nothing.py", "no such file"),
+        ("tests/cli/test_env_files.py", "no environment in this file"),
+    ],
+)
+def test_a_word_that_leads_nowhere_is_an_error(word, text):
+    with pytest.raises(ConfigError, match=text):
+        env_files.load(word)
+
+
+def test_an_error_of_the_file_names_it(tmp_path):
+    file = tmp_path / "written_c.py"
+    file.write_text("import written_nonsense\n")
+    with pytest.raises(RolloutError, match=r"written_c\.py"):
+        env_files.load(str(file))
+
+
+def test_run_and_eval_pass_their_words_to_the_environment(tmp_path, capsys):
+    file = tmp_path / "written_d.py"
+    file.write_text(ENVIRONMENT.format(name="one"))
+    with pytest.raises(SystemExit) as ended:
+        env_files.run([str(file), "process", "--env.groupsize", "2"])
+    assert ended.value.code == 2
+    assert "did you mean '--env.group_size'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        env_files.evaluate([str(file), "--env.total_step", "2"])
+    assert ended.value.code == 2 and "total_steps" in capsys.readouterr().err
+
+
+def test_run_without_an_environment_shows_its_usage(capsys):
+    assert env_files.run([]) == 2
+    assert env_files.evaluate(["--help"]) == 0
+    assert "usage: atropos eval" in capsys.readouterr().out

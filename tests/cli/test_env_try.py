@@ -1,0 +1,81 @@
+"""atropos env try: what it prints of rollouts, and how it fails."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from atroposlib.cli import env_new, env_try
+from atroposlib.testing.fake_inference import FakeInference
+from atroposlib.testing.tiny import ASCII_ALPHABET, write_char_tokenizer
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return str(write_char_tokenizer(tmp_path / "model", ASCII_ALPHABET))
+
+
+@pytest.fixture
+def wordle(tmp_path, monkeypatch):
+    """A scaffolded environment; its module is forgotten afterwards."""
+    env_new.write("wordle", tmp_path / "wordle")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path / "wordle/wordle.py"
+    sys.modules.pop("wordle", None)
+
+
+def test_rollouts_are_printed_with_messages_reward_parts_and_tokens(wordle, tokenizer, capsys):
+    with FakeInference(reply=lambda prompt, i: "5").running() as url:
+        words = [str(wordle), "-n", "2", "--url", f"{url}/v1", "--model", tokenizer]
+        assert env_try.main([*words, "--env.seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("rollout ") == 2
+    assert "short 1)" in out and "(exact " in out
+    assert "  user       What is " in out and "  assistant  5\n" in out
+    assert "2 of them sampled, mean logprob" in out and "policy version 0" in out
+
+
+def test_the_group_of_a_class_is_printed(tokenizer, capsys):
+    with FakeInference(reply=lambda prompt, i: "ab").running() as url:
+        assert (
+            env_try.main(["copy", "-n", "3", "--url", f"{url}/v1", "--model", tokenizer]) == 0
+        )
+    assert capsys.readouterr().out.count("rollout ") == 3
+
+
+def test_the_first_error_ends_it_with_exit_status_1(wordle, tokenizer, capsys):
+    text = wordle.read_text(encoding="utf-8")
+    wordle.write_text(text.replace("return rewards(task, text)", "return 1 / 0"))
+    fake = FakeInference()
+    with fake.running() as url:
+        assert env_try.main([str(wordle), "--url", f"{url}/v1", "--model", tokenizer]) == 1
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError" in error and len(error.splitlines()) <= 3
+    assert len(fake.requests) == 1
+
+
+def test_an_absent_server_is_one_line_with_its_start_command(wordle, tokenizer, capsys):
+    words = [str(wordle), "--url", "http://127.0.0.1:1/v1", "--model", tokenizer]
+    assert env_try.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "error: no inference server at http://127.0.0.1:1/v1: start `atropos "
+    )
+    assert len(error.splitlines()) == 1
+
+
+def test_settings_and_the_number_of_rollouts_are_checked(wordle, capsys):
+    assert env_try.main([str(wordle), "--env.groupsize", "2"]) == 2
+    assert "did you mean '--env.group_size'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        env_try.main([str(wordle), "-n", "0"])
+    assert ended.value.code == 2
+
+
+def test_tool_calls_are_lines_and_control_characters_are_shown(capsys):
+    call = {"function": {"name": "guess", "arguments": '{"word": "a"}'}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert list(env_try.turns(message)) == [("tool call", 'guess({"word": "a"})')]
+    env_try.print_block("user", "a\x1b[31m\nb")
+    assert capsys.readouterr().out == "  user       a\\x1b[31m\n             b\n"
