@@ -10,8 +10,8 @@ import re
 
 from pydantic import Field
 
-from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.environments.common.short_answers import ShuffledEnv, texts_of
+from atroposlib.envs.base import BaseEnvConfig
 
 SYSTEM_PROMPT = "Answer with only a number."
 HELD_OUT = 17

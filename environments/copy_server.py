@@ -9,8 +9,8 @@ import random
 
 from pydantic import Field
 
-from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.environments.common.short_answers import ShortAnswerEnv, texts_of
+from atroposlib.envs.base import BaseEnvConfig
 
 
 class CopyConfig(BaseEnvConfig):

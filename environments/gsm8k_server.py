@@ -10,12 +10,12 @@ group of right answers only, shorter ones score higher.
 
 import random
 
-from atroposlib.envs.reward_fns.math_verify.checker import Correctness
-from atroposlib.errors import DatasetUnavailable
-from atroposlib.utils.datasets import load_rows
 from atroposlib.environments.common.length_penalties import brevity_scores
 from atroposlib.environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
 from atroposlib.environments.common.verifier_pool import VerifierPool
+from atroposlib.envs.reward_fns.math_verify.checker import Correctness
+from atroposlib.errors import DatasetUnavailable
+from atroposlib.utils.datasets import load_rows
 
 SYSTEM_PROMPT = (
     "You may think at length inside <think> </think> tags before you answer. You have "

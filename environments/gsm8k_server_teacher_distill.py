@@ -8,12 +8,12 @@ The teacher and the trained model must have the same vocabulary.
 
 from pydantic import Field
 
+from atroposlib.environments.gsm8k_server import GSM8kConfig, GSM8kEnv
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.teacher_distillation_env import (
     TeacherDistillationConfig,
     TeacherDistillationEnv,
 )
-from atroposlib.environments.gsm8k_server import GSM8kConfig, GSM8kEnv
 
 
 class GSM8kTeacherDistillConfig(GSM8kConfig, TeacherDistillationConfig):

@@ -16,12 +16,12 @@ from typing import Any
 
 from pydantic import Field
 
+from atroposlib.environments.common.rollouts import check_continuation, mean, tokens_left
+from atroposlib.environments.common.text_game import Game, chosen_action, legend
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.errors import ConfigError
 from atroposlib.utils.gathering import gather_bounded
-from atroposlib.environments.common.rollouts import check_continuation, mean, tokens_left
-from atroposlib.environments.common.text_game import Game, chosen_action, legend
 
 SYSTEM_PROMPT = (
     "You play {env_id}. In every turn you see the state and choose one action. Think briefly if "

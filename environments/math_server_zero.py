@@ -16,12 +16,6 @@ from pathlib import Path
 
 from pydantic import Field
 
-from atroposlib.envs.base import BaseEnvConfig
-from atroposlib.envs.reward_fns.math_verify.checker import Correctness
-from atroposlib.envs.rollout.groups import from_nodes
-from atroposlib.errors import ConfigError, DatasetUnavailable
-from atroposlib.utils.datasets import load_rows
-from atroposlib.utils.gathering import gather_bounded
 from atroposlib.environments.common.rollouts import (
     MIN_TRAINED_TOKENS,
     SequentialEnv,
@@ -30,6 +24,12 @@ from atroposlib.environments.common.rollouts import (
     trained_tokens,
 )
 from atroposlib.environments.common.verifier_pool import VerifierPool
+from atroposlib.envs.base import BaseEnvConfig
+from atroposlib.envs.reward_fns.math_verify.checker import Correctness
+from atroposlib.envs.rollout.groups import from_nodes
+from atroposlib.errors import ConfigError, DatasetUnavailable
+from atroposlib.utils.datasets import load_rows
+from atroposlib.utils.gathering import gather_bounded
 
 PROMPT = (
     "Below, a user sets a problem and an assistant solves it. The assistant first works the "

@@ -12,9 +12,9 @@ import string
 
 from pydantic import Field
 
+from atroposlib.environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
-from atroposlib.environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
 
 SYSTEM_PROMPT = (
     "Think the question through inside one pair of <think> </think> tags. Then state your "

@@ -17,10 +17,10 @@ from typing import Any
 
 from pydantic import Field
 
+from atroposlib.environments.common.short_answers import ShuffledEnv, texts_of
 from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.function_env.data import split_held_out, task_id
 from atroposlib.errors import ConfigError
-from atroposlib.environments.common.short_answers import ShuffledEnv, texts_of
 
 # Settings for the smallest models, where the defaults of a data set are too hard.
 EASY: dict[str, dict[str, Any]] = {

@@ -15,13 +15,13 @@ import time
 
 from pydantic import Field
 
+from atroposlib.environments.common.rollouts import SequentialEnv, mean, tokens_left
 from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import AtroposError, DatasetUnavailable
 from atroposlib.generation import ServerManager
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
-from atroposlib.environments.common.rollouts import SequentialEnv, mean, tokens_left
 
 CHARACTER = (
     "warm and plain-spoken: says the useful thing first, admits what it does not know, and "

@@ -13,12 +13,12 @@ from enum import Enum
 
 from pydantic import Field
 
+from atroposlib.environments.common.rollouts import mean
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.tokenize_for_trainer import tokenize_for_trainer
 from atroposlib.wire import MASKED
-from atroposlib.environments.common.rollouts import mean
 
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
 

@@ -9,8 +9,6 @@ calls, 0.0 otherwise. In a group of right answers only, shorter ones score highe
 
 from pydantic import Field
 
-from atroposlib.errors import DatasetUnavailable
-from atroposlib.utils.datasets import load_rows
 from atroposlib.environments.common.length_penalties import brevity_scores
 from atroposlib.environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
 from atroposlib.environments.common.tool_replay import (
@@ -19,6 +17,8 @@ from atroposlib.environments.common.tool_replay import (
     recorded_calls,
     turn_score,
 )
+from atroposlib.errors import DatasetUnavailable
+from atroposlib.utils.datasets import load_rows
 
 ROLES = {"system": "system", "human": "user", "user": "user"}
 

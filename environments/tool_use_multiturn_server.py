@@ -13,10 +13,6 @@ import time
 
 from pydantic import Field
 
-from atroposlib.envs.base import BaseEnvConfig
-from atroposlib.envs.rollout.groups import from_node
-from atroposlib.utils.datasets import load_rows
-from atroposlib.utils.gathering import gather_bounded
 from atroposlib.environments.common.rollouts import (
     SequentialEnv,
     check_continuation,
@@ -33,6 +29,10 @@ from atroposlib.environments.common.tool_replay import (
     turn_score,
     turns_of,
 )
+from atroposlib.envs.base import BaseEnvConfig
+from atroposlib.envs.rollout.groups import from_node
+from atroposlib.utils.datasets import load_rows
+from atroposlib.utils.gathering import gather_bounded
 
 SYSTEM_PROMPT = (
     "You help the user with the functions that you are given. You may think inside <think> "

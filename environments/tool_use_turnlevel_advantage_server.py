@@ -10,9 +10,9 @@ turn of the other replays, A_outcome the whole conversations.
 import numpy as np
 from pydantic import Field
 
+from atroposlib.environments.tool_use_multiturn_server import ToolUseConfig, ToolUseEnv
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED
-from atroposlib.environments.tool_use_multiturn_server import ToolUseConfig, ToolUseEnv
 
 MIN_STD = 1e-8  # below this deviation values count as equal: their advantages are 0
 

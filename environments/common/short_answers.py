@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from atroposlib.environments.common.rollouts import mean
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_nodes
-from atroposlib.environments.common.rollouts import mean
 
 Item = dict[str, Any]
 

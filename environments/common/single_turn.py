@@ -13,9 +13,6 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.envs.base import BaseEnvConfig
-from atroposlib.envs.rollout.groups import from_nodes
-from atroposlib.utils.gathering import gather_bounded
 from atroposlib.environments.common.rollouts import (
     MIN_TRAINED_TOKENS,
     SequentialEnv,
@@ -24,6 +21,9 @@ from atroposlib.environments.common.rollouts import (
     tokens_left,
     trained_tokens,
 )
+from atroposlib.envs.base import BaseEnvConfig
+from atroposlib.envs.rollout.groups import from_nodes
+from atroposlib.utils.gathering import gather_bounded
 
 Message = dict[str, str]
 

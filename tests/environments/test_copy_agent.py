@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
+from atroposlib.environments.copy_agent import copy_agent
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import char_tokenizer
-from atroposlib.environments.copy_agent import copy_agent
 
 
 async def test_sampled_tokens_of_the_agent_are_scored_and_trained_exactly(tmp_path):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from atroposlib.environments.common.length_penalties import brevity_scores
+from atroposlib.environments.gsm8k_server import GSM8kConfig, GSM8kEnv, load_problems
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import char_tokenizer
-from atroposlib.environments.common.length_penalties import brevity_scores
-from atroposlib.environments.gsm8k_server import GSM8kConfig, GSM8kEnv, load_problems
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .,:?+-=\n\\{}"
 BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k_test.jsonl"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.errors import ConfigError
-from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.environments.common.text_game import Game, action_names, as_text, chosen_action
 from atroposlib.environments.gymnasium_server import GymnasiumEnv, Reward
 from atroposlib.environments.gymnasium_server import score as game_score
+from atroposlib.errors import ConfigError
+from atroposlib.testing.fake_inference import FakeInference
 
 
 def test_terminal_colours_become_words():

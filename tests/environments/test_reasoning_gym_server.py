@@ -6,9 +6,13 @@ import sys
 
 import pytest
 
+from atroposlib.environments.reasoning_gym_server import (
+    ReasoningGymEnv,
+    extracted,
+    make_dataset,
+)
 from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
-from atroposlib.environments.reasoning_gym_server import ReasoningGymEnv, extracted, make_dataset
 
 NOWHERE = "http://127.0.0.1:9"
 

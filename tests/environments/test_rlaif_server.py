@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.environments import rlaif_server as rlaif
 from atroposlib.environments.rlaif_server import JudgeError, RlaifEnv
+from atroposlib.testing.fake_inference import FakeInference
 
 
 @pytest.mark.parametrize(

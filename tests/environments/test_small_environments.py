@@ -6,11 +6,16 @@ import json
 
 import pytest
 
+from atroposlib.environments.arithmetic_server import (
+    ArithmeticConfig,
+    ArithmeticEnv,
+    problems,
+    score,
+)
+from atroposlib.environments.copy_server import CopyConfig, CopyEnv, letters_right
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import char_tokenizer
-from atroposlib.environments.arithmetic_server import ArithmeticConfig, ArithmeticEnv, problems, score
-from atroposlib.environments.copy_server import CopyConfig, CopyEnv, letters_right
 
 
 @pytest.mark.parametrize(

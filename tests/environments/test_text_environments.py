@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.errors import ConfigError, DatasetUnavailable
-from atroposlib.testing.fake_inference import FakeInference
-from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
 from atroposlib.environments.mcqa_thinking_env import MCQAThinkingEnv
 from atroposlib.environments.mcqa_thinking_env import question as mcqa_question
 from atroposlib.environments.mcqa_thinking_env import score as mcqa_score
 from atroposlib.environments.sft_loader_server import DataFormat, SFTLoaderEnv, sequence
+from atroposlib.errors import ConfigError, DatasetUnavailable
+from atroposlib.testing.fake_inference import FakeInference
+from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
 
 
 @pytest.mark.parametrize(

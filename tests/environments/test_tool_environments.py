@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from atroposlib.errors import InvalidGroup
-from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.environments.common import tool_replay
 from atroposlib.environments.common.tool_replay import ToolCall, UnreadableConversation
 from atroposlib.environments.tool_calling_server import ToolCallingEnv, request
@@ -17,6 +15,8 @@ from atroposlib.environments.tool_use_turnlevel_advantage_server import (
     per_token,
     turn_advantages,
 )
+from atroposlib.errors import InvalidGroup
+from atroposlib.testing.fake_inference import FakeInference
 
 ROME = ToolCall("weather", {"city": "Rome", "days": 1})
 OSLO = ToolCall("weather", {"city": "Oslo", "days": 1})

@@ -1,7 +1,7 @@
 """Tokenizer of a model directory by the packages tokenizers and jinja2, without transformers.
 
 It gives the tokens and prompts of transformers' ``PreTrainedTokenizerFast`` for a directory
-whose tokenizer.json says everything; :func:`obstacle` names what it cannot read.
+that tokenizer.json describes in full; :func:`obstacle` names what it cannot read.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ TOPS = (
 INVENTED = {
     "sums.py",
     "longer_sums.py",
+    "wordle/wordle.py",
     "example_trainer/losses/mine.py",
     "atroposlib/envs/reward_fns/shouting_reward.py",
 }
