@@ -38,9 +38,11 @@ never a number. A broad ``except`` exists only inside :func:`boundary`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import linecache
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class AtroposError(Exception):
@@ -170,12 +172,79 @@ class TokensMissing(InferenceError):
     """The backend returned no token ids or logprobs, so its text cannot be trained on."""
 
 
-class RolloutError(AtroposError):
-    """User code failed inside a rollout; the message names env, item and stage."""
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_EXAMPLES = os.path.join(_OURS, "environments", "")  # read, copied and changed by users
+_LIBRARIES = (_OURS, os.path.join(os.path.dirname(os.__file__), ""), "<")
+MAX_TEXT_CHARS = 300  # of a cause or a source line in a message
 
-    def __init__(self, env: str, item: str, stage: str, cause: BaseException) -> None:
+
+class SourceLine(NamedTuple):
+    """A line of the user's code, such as ``wordle.py:31``; the path is relative if shorter."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        near = os.path.relpath(self.file)
+        return f"{self.file if near.startswith(os.pardir) else near}:{self.line}"
+
+    @property
+    def source(self) -> str:
+        """The text of the line, quoted; empty if the file cannot be read."""
+        text = linecache.getline(self.file, self.line).strip()[:MAX_TEXT_CHARS]
+        return f", in `{text}`" if text else ""
+
+
+def user_line(error: BaseException) -> SourceLine | None:
+    """The last line of the traceback outside of this package and of libraries."""
+    found, step = None, error.__traceback__
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if is_users(file):
+            found = SourceLine(file, step.tb_lineno)
+        step = step.tb_next
+    return found
+
+
+def is_users(file: str) -> bool:
+    """Whether ``file`` is neither this package nor a library; examples are the user's."""
+    installed = "site-packages" in file or "dist-packages" in file
+    return file.startswith(_EXAMPLES) or not (file.startswith(_LIBRARIES) or installed)
+
+
+def definition_of(function: Any) -> SourceLine | None:
+    """The ``def`` line of a user's function; None for functions of libraries."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return None
+    first = line = int(code.co_firstlineno)  # of a decorated function: the decorator's
+    text = linecache.getline(code.co_filename, line)
+    while text and not text.lstrip().startswith(("def ", "async def ")):
+        line += 1
+        text = linecache.getline(code.co_filename, line)
+    return SourceLine(code.co_filename, line if text else first)
+
+
+class RolloutError(AtroposError):
+    """User code failed inside a rollout; names file, line, env, item and stage.
+
+    ``where`` is the line of the user's code, if one is known.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        item: str,
+        stage: str,
+        cause: BaseException,
+        where: SourceLine | None = None,
+    ) -> None:
+        self.where = where = user_line(cause) or where
+        text = " ".join(str(cause).split())[:MAX_TEXT_CHARS]
+        what = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+        step = f"{env}: {stage} failed" + (f" on item {item}" if item != "None" else "")
         super().__init__(
-            f"{env}: {stage} failed on item {item}: {type(cause).__name__}: {cause}"
+            f"{where}: {what}{where.source} ({step})" if where else f"{step}: {what}"
         )
         self.env = env
         self.item = item
@@ -207,14 +276,17 @@ class StaleWeights(WeightsError):
 
 
 @contextmanager
-def boundary(env: str, item: Any, stage: str) -> Iterator[None]:
+def boundary(
+    env: str, item: Any, stage: str, code: Callable[..., Any] | None = None
+) -> Iterator[None]:
     """Convert all exceptions of user code to a :class:`RolloutError` with item and stage.
 
-    Errors of this package pass unchanged.
+    Errors of this package pass unchanged. ``code`` is the user's function that is to blame
+    where the traceback holds no line of the user.
     """
     try:
         yield
     except AtroposError:
         raise
     except Exception as cause:  # the one broad except: user code may raise anything
-        raise RolloutError(env, repr(item)[:200], stage, cause) from cause
+        raise RolloutError(env, repr(item)[:200], stage, cause, definition_of(code)) from cause

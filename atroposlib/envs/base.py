@@ -14,6 +14,7 @@ or ``collect_trajectories`` (a group), ``evaluate``, and seldom anything else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +181,13 @@ class BaseEnv(EnvRuntime, ABC):
         generation_parameters: dict[str, Any] | None = None,
         samples: list[dict[str, Any]] | None = None,
         verbose: bool = True,
+        stderr: Mapping[str, float] | None = None,
     ) -> None:
         """Record evaluation results with their step and policy version.
 
         Results always go to the metrics. With ``data_dir_to_save_evals`` they are written to
-        files, in ``serve`` to one directory per step. ``verbose`` prints a table. Times are
-        seconds since the epoch.
+        files, in ``serve`` to one directory per step. ``verbose`` prints a table, with the
+        standard errors of the metrics in ``stderr``. Times are seconds since the epoch.
         """
         measured_at = self.measured_at()
         self.metrics_logger.emit(
@@ -210,6 +212,7 @@ class BaseEnv(EnvRuntime, ABC):
             samples=samples,
             measured_at=measured_at,
             verbose=verbose,
+            stderr=stderr,
         )
 
     def _model_name(self) -> str | None:

@@ -12,6 +12,7 @@ Failed items are counted in ``failed_items``; averages are over the other items.
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import math
 import time
@@ -20,14 +21,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atroposlib.envs.rollout.groups import mean_metrics
+from atroposlib.envs.rollout.causes import Repeats, gather_probed
+from atroposlib.envs.rollout.groups import mean_metrics, standard_errors
 from atroposlib.envs.runtime.evaluation import report_results
 from atroposlib.errors import AtroposError, ConfigError, InferenceUnavailable, boundary
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.http import HttpClient, server_root
 from atroposlib.generation.routing.discovery import LOCAL_URLS
 from atroposlib.generation.routing.manager import ServerManager
-from atroposlib.utils.gathering import gather_bounded
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ def evaluate_log(
     generation_parameters: Mapping[str, Any] | None = None,
     samples: Sequence[Mapping[str, Any]] | None = None,
     verbose: bool = True,
+    stderr: Mapping[str, float] | None = None,
 ) -> None:
     """Print the table, and write ``metrics.json`` and ``samples.jsonl`` into ``eval_dir``.
 
@@ -79,6 +81,7 @@ def evaluate_log(
         generation_parameters=generation_parameters or {},
         samples=samples,
         verbose=verbose,
+        stderr=stderr,
     )
 
 
@@ -150,6 +153,7 @@ class EvalBase(ABC):
         Raises:
             ConfigError: there are no items.
             AtroposError: every item failed; this is the first failure.
+            OnlyFailures: a mistake failed the first two items.
         """
         started = time.time()
         outcomes = await self._run_items(server_manager)
@@ -171,6 +175,7 @@ class EvalBase(ABC):
             generation_parameters=self.get_generation_params(),
             samples=[sample for _, samples in done for sample in samples],
             verbose=self.verbose,
+            stderr=standard_errors([values for values, _ in done]),
         )
         return metrics
 
@@ -179,14 +184,21 @@ class EvalBase(ABC):
     ) -> list[ItemResult | AtroposError]:
         async def one(item: Any) -> ItemResult | AtroposError:
             try:
-                with boundary(self.task_name, item, "run_item"):
+                with boundary(self.task_name, item, "run_item", self.run_item):
                     metrics, samples = await self.run_item(server_manager, item)
                     return _finite(metrics), list(samples or [])
             except AtroposError as failure:
-                logger.warning("an item failed: %s", failure)
+                failures.failed(failure)
                 return failure
 
-        return await gather_bounded(self.data, one, self.max_concurrency)
+        def error_of(result: ItemResult | AtroposError) -> AtroposError | None:
+            return result if isinstance(result, AtroposError) else None
+
+        failures, places = Repeats(), itertools.count()
+        at_once = self.max_concurrency
+        return await gather_probed(
+            list(self.data), lambda item: next(places), one, error_of, at_once
+        )
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -64,6 +64,11 @@ def load_rows(
 
 
 def _file_rows(path: Path, split: str, source: str, option: str) -> Iterator[Row]:
+    if not path.exists():
+        raise DatasetUnavailable(
+            f"{path} does not exist; {option} takes a .jsonl, .json or .parquet file, or a "
+            "folder of them named by split"
+        )
     files = split_files(path, split) if path.is_dir() else [path]
     if not files:
         raise DatasetUnavailable(
@@ -74,8 +79,7 @@ def _file_rows(path: Path, split: str, source: str, option: str) -> Iterator[Row
         yield from _rows_of_all(files)
     except OSError as error:
         raise DatasetUnavailable(
-            f"{source}: {error.filename or path}: {error.strerror or error}; {option} takes a "
-            ".jsonl, .json or .parquet file, or a folder of them named by split"
+            f"{error.filename or path}: {error.strerror or error}; see {option}"
         ) from error
 
 

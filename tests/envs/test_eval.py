@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.envs.eval import EvalBase, eval_runner, evaluate_log, first_model, pass_at_k
-from atroposlib.errors import ConfigError, InferenceUnavailable, RolloutError
+from atroposlib.errors import AtroposError, ConfigError, InferenceUnavailable
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,8 @@ async def test_metrics_are_averaged_and_written_in_one_line_per_sample(tmp_path,
 async def test_a_failed_item_is_counted_apart_and_ends_nothing(caplog):
     metrics = await Sums(items=5, verbose=False).eval(SERVERS)
     assert metrics == {"accuracy": 0.75, "length": pytest.approx(7 / 3), "failed_items": 1}
-    assert "run_item failed on item 3:" in caplog.text
+    assert "KeyError: 'no answer', in `raise KeyError(" in caplog.text
+    assert "run_item failed on item 3)" in caplog.text
     assert "the results are not written to files" in caplog.text
 
 
@@ -103,9 +104,9 @@ async def test_an_evaluation_without_results_raises_the_reason():
         async def run_item(self, server_manager, item):
             return {"accuracy": float("nan")}, []
 
-    with pytest.raises(RolloutError, match="no answer"):
+    with pytest.raises(AtroposError, match="no answer.*\nall samples of the first 2 items"):
         await OnlyFailures().eval(SERVERS)
-    with pytest.raises(RolloutError, match="accuracy is nan"):
+    with pytest.raises(AtroposError, match="accuracy is nan, in `async def run_item"):
         await NoNumber().eval(SERVERS)
     with pytest.raises(ConfigError, match="no items"):
         await Sums(items=0).eval(SERVERS)

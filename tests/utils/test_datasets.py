@@ -69,7 +69,7 @@ def test_a_folder_is_searched_for_the_files_of_a_split_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("absent.jsonl", None, "No such file"),
+        ("absent.jsonl", None, "absent.jsonl does not exist"),
         ("rows.csv", "q,a\n", "is read"),
         ("empty.jsonl", "\n", "no rows of split 'train'"),
         ("broken.jsonl", '{"q": 1}\n{"q": \n', "line 2 is not JSON"),

@@ -21,6 +21,10 @@ class FunctionEnvConfig(BaseEnvConfig):
 
     temperature: float = Field(default=1.0, ge=0, description="of training rollouts")
     max_tokens: int = Field(default=512, ge=1, description="most tokens of one reply")
+    describe_tools: bool = Field(
+        default=False,
+        description="describe tools in a system message if the chat template ignores them",
+    )
     epochs: int = Field(default=-1, description="passes over the data set; -1: endless")
     shuffle: bool = Field(
         default=True, description="another order in every pass; a generator keeps its own"

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.function_env.config import FunctionEnvConfig, config_class
 from atroposlib.envs.function_env.data import Cursor, TaskItem, prepare
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
-from atroposlib.envs.function_env.rollouts import TOOL_PARSER, RolloutRunner, draw_all, summary
+from atroposlib.envs.function_env.rollouts import (
+    TOOL_PARSER,
+    RolloutRunner,
+    draw_all,
+    spread,
+    summary,
+)
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import collect_group
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, definition_of
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
 
 logger = logging.getLogger(__name__)
@@ -73,18 +80,22 @@ def environment(
     """
 
     if inspect.isfunction(dataset) and len(inspect.signature(dataset).parameters) > 1:
-        raise ConfigError(f"{dataset.__name__}: write @environment(tasks), with a data set")
+        what = f"{dataset.__name__}: write @environment(tasks), with a data set"
+        _refuse(ConfigError(what), dataset)
 
     def decorate(function: Callable[..., Any]) -> type[FunctionEnv]:
         label = str(name or getattr(function, "__name__", type(function).__name__))
-        _check_signature(label, function)
+        try:
+            _check_signature(label, function)
+            plan = RewardPlan.of(rewards)
+            config_cls = config_class(label, config, settings or {}, defaults)
+        except ConfigError as error:
+            _refuse(error, function)
         doc = inspect.getdoc(function) or f"The environment {label!r}."
         attributes = {
             "name": label,
-            "definition": Definition(
-                function, dataset, eval_dataset, RewardPlan.of(rewards), servers
-            ),
-            "env_config_cls": config_class(label, config, settings or {}, defaults),
+            "definition": Definition(function, dataset, eval_dataset, plan, servers),
+            "env_config_cls": config_cls,
             "rollout": staticmethod(function),
             "__doc__": doc,
             "__module__": function.__module__,
@@ -92,6 +103,16 @@ def environment(
         return type(label, (FunctionEnv,), attributes)
 
     return decorate
+
+
+def _refuse(error: ConfigError, function: Callable[..., Any]) -> NoReturn:
+    """Raise ``error``; of a function of the running script: print it and exit with 2."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if function.__module__ != "__main__" or script is None:
+        raise error
+    at = definition_of(function)
+    print(f"error: {at}: {error}{at.source}" if at else f"error: {error}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def _check_signature(label: str, function: Callable[..., Any]) -> None:
@@ -187,7 +208,11 @@ class FunctionEnv(BaseEnv):
             return scored_row(rollout), []
 
         _, backlog = await collect_group(
-            draw, item, self.config.group_size, self.group_stats.sample_failed
+            draw,
+            item,
+            self.config.group_size,
+            self.group_stats.sample_failed,
+            self.definition.function,
         )
         self.cursor.done(item)
         for rollout in drawn:
@@ -218,6 +243,7 @@ class FunctionEnv(BaseEnv):
             self.rollouts.evaluate,
             at_once=config.max_eval_workers,
             tries=config.max_item_retries + 1,
+            code=self.definition.function,
         )
         await self.evaluate_log(
             summary(samples, config.eval_samples),
@@ -229,4 +255,5 @@ class FunctionEnv(BaseEnv):
                 "n": config.eval_samples,
             },
             samples=[sample.line() for sample in samples],
+            stderr=spread(samples),
         )

@@ -88,22 +88,23 @@ class RewardPlan:
         return RewardPlan({**self.weights, **weights}, self.functions)
 
     async def score(
-        self, env: str, item: str, task: Any, returned: Any, config: Any
+        self, env: str, item: str, task: Any, returned: Any, config: Any, code: Any = None
     ) -> Reward:
-        """Reward from the value that the rollout ``returned``.
+        """Reward from the value that the rollout ``returned``; ``code`` is its function.
 
         Raises:
             RolloutError: a reward function failed, or its result is not a reward.
         """
         if not self.functions:
-            with boundary(env, item, "reward"):
+            with boundary(env, item, "reward", code):
                 return combined(returned, self.weights)
         if returned is None:
             return Reward(None)
         values: dict[str, Any] = {}
         for name, function in self.functions.items():
-            with boundary(env, item, f"reward {name}"):
-                values[name] = await call_user(function, task, returned, config=config)
+            with boundary(env, item, f"reward {name}", function):
+                value = await call_user(function, task, returned, config=config)
+                values[name] = value if value is None else number(value, f"reward {name!r}")
         with boundary(env, item, "reward"):
             return combined(values, self.weights)
 
@@ -143,13 +144,18 @@ def combined(returned: Any, weights: Mapping[str, float]) -> Reward:
 
 def number(value: Any, what: str) -> float:
     """``value`` as a finite float. Arrays of one element are numbers, strings are not."""
+    if inspect.iscoroutine(value):
+        value.close()  # Python's own warning would follow
+        raise ValueError(f"{what} is a coroutine: write `await {value.__qualname__}(...)`")
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise ValueError(
             f"{what} is a number or None, not {type(value).__name__} {value!r:.80}"
         )
     as_float = float(value)
     if not math.isfinite(as_float):
-        raise ValueError(f"{what} is {as_float}, which cannot be trained on")
+        raise ValueError(
+            f"{what} is {as_float}, which cannot be trained on: return a finite number or None"
+        )
     return as_float
 
 

@@ -10,21 +10,41 @@ All calls of one ``model`` belong to one rollout: one session on one server.
 
 from __future__ import annotations
 
+import inspect
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
 
 from atroposlib.envs.function_env.recorder import ModelCall, Recorder
-from atroposlib.envs.function_env.tools import Tool, answer, schema_of
-from atroposlib.errors import ConfigError, InferenceError
+from atroposlib.envs.function_env.tools import Tool, answer, described_in_system, schema_of
+from atroposlib.errors import ConfigError, InferenceError, RolloutError, SourceLine
+from atroposlib.generation.chat.template import shows_tools
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 Message = Mapping[str, Any]
 Messages = Union[str, Sequence[Message]]  # text stands for one user message
+
+
+Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
+
+
+def _remembered(method: Method) -> Method:
+    """``method``, with its coroutine and the caller's line kept: ``await`` may be forgotten."""
+
+    @wraps(method)
+    def call(model: Model, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        caller = sys._getframe(1)
+        coroutine = method(model, *args, **kwargs)
+        line = SourceLine(caller.f_code.co_filename, caller.f_lineno)
+        model.calls.append((method.__name__, coroutine, line))
+        return coroutine
+
+    return call  # type: ignore[return-value]  # the same parameters and result
 
 
 class SamplingSession(Protocol):
@@ -83,10 +103,13 @@ class Model:
     temperature: float  # default of every call
     max_tokens: int  # default of every call
     open_endpoint: Callable[[], Awaitable[Endpoint]]  # for agents with their own client
+    describe_tools: bool = False  # in a system message, if the chat template ignores them
     recorder: Recorder = field(default_factory=Recorder)
     replies: list[Reply] = field(default_factory=list)  # of every call to chat and complete
+    calls: list[tuple[str, Coroutine[Any, Any, Any], SourceLine]] = field(default_factory=list)
     _endpoint: Endpoint | None = None
 
+    @_remembered
     async def chat(
         self, messages: Messages, *, tools: Sequence[Tool] = (), **sampling: Any
     ) -> Reply:
@@ -103,13 +126,17 @@ class Model:
 
         Example: await model.chat("What is 3 + 4?", max_tokens=6)
         """
-        history = _as_messages(messages)
+        history = shown = _as_messages(messages)
         if tools:
-            sampling["tools"] = [schema_of(tool) for tool in tools]
+            schemas = sampling["tools"] = [schema_of(tool) for tool in tools]
+            tokenizer = getattr(self.session, "tokenizer", None)
+            if tokenizer is not None and not shows_tools(tokenizer, schemas):
+                shown = self._with_tools(history, schemas, tokenizer)
         params = self._params(sampling)
-        completion = await self.session.chat_completion(messages=history, **params)
+        completion = await self.session.chat_completion(messages=shown, **params)
         return self._replied(completion, params, history)
 
+    @_remembered
     async def use_tools(
         self, messages: Messages, *, tools: Sequence[Tool], max_turns: int = 8, **sampling: Any
     ) -> Reply:
@@ -127,6 +154,7 @@ class Model:
             reply = await self.chat([*reply.messages, *answers], tools=tools, **sampling)
         return reply
 
+    @_remembered
     async def complete(self, prompt: str | Sequence[int], **sampling: Any) -> Reply:
         """Continue ``prompt``, text or token ids, without a chat template.
 
@@ -136,6 +164,7 @@ class Model:
         completion = await self.session.completion(prompt=prompt, **params)
         return self._replied(completion, params, None)
 
+    @_remembered
     async def endpoint(self) -> Endpoint:
         """Address for an agent with its own client: ``base_url`` and ``api_key``.
 
@@ -147,6 +176,7 @@ class Model:
             self._endpoint = await self.open_endpoint()
         return self._endpoint
 
+    @_remembered
     async def openai(self) -> AsyncOpenAI:
         """Client of the package ``openai`` for :meth:`endpoint`; the model name is ignored."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -157,6 +187,43 @@ class Model:
         return AsyncOpenAI(
             base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http
         )
+
+    def _with_tools(
+        self, history: list[dict[str, Any]], schemas: Sequence[Any], tokenizer: Any
+    ) -> list[dict[str, Any]]:
+        """``history`` with the tools in its system message.
+
+        Raises:
+            ConfigError: this was not asked for, or the calls have another format.
+        """
+        if not self.describe_tools:
+            name = getattr(tokenizer, "name_or_path", None) or "this tokenizer"
+            raise ConfigError(
+                f"the chat template of {name} ignores tools, so the model would not see them: "
+                "take a model whose template has tools, or set --env.describe_tools true"
+            )
+        if (parser := getattr(self.session, "tool_parser", "hermes")) != "hermes":
+            raise ConfigError(
+                f"describe_tools: calls are described for tool_parser hermes, not {parser}"
+            )
+        return described_in_system(history, schemas)
+
+    def refuse_forgotten_calls(self, env: str, item: str) -> None:
+        """Check, after the function has ended, that each of its calls was awaited.
+
+        Raises:
+            RolloutError: one was not; names its line.
+        """
+        for name, coroutine, line in self.calls:
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                text = f"the call was never awaited: write `await model.{name}(...)`"
+                raise RolloutError(env, item, "rollout", TypeError(text), line)
+
+    def close_forgotten_calls(self) -> None:
+        """Close calls that were never awaited, which Python would warn of otherwise."""
+        for _, coroutine, _ in self.calls:
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()
 
     def _params(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         if sampling.get("n", 1) != 1:

@@ -22,10 +22,10 @@ from atroposlib.envs.function_env.data import TaskItem
 from atroposlib.envs.function_env.recorder import Rollout, metrics_of
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
 from atroposlib.envs.function_env.rollout_model import Endpoint, Model
-from atroposlib.envs.rollout.groups import Node, from_node, mean_metrics
+from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
+from atroposlib.envs.rollout.groups import Node, from_node, mean_metrics, standard_errors
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.errors import AtroposError, ConfigError, boundary
-from atroposlib.utils.gathering import gather_bounded
 
 if TYPE_CHECKING:
     from atroposlib.generation.proxy.in_process import AgentSession, RunningProxy
@@ -135,9 +135,18 @@ class RolloutRunner:
 
     async def _play(self, item: TaskItem, model: Model) -> Reward:
         env, name, task = self.env.label(), item["id"], item["task"]
-        with boundary(env, name, "rollout"):
-            returned = await call_user(self.function, task, model, config=self.config)
-        return await self.plan.score(env, name, task, returned, self.config)
+        with boundary(env, name, "rollout", self.function):
+            try:
+                returned = await call_user(self.function, task, model, config=self.config)
+            except (AttributeError, TypeError) as error:
+                if "coroutine" in str(error):
+                    model.refuse_forgotten_calls(env, name)
+                raise
+            else:
+                model.refuse_forgotten_calls(env, name)
+            finally:
+                model.close_forgotten_calls()
+        return await self.plan.score(env, name, task, returned, self.config, self.function)
 
     def _model(
         self, session: Any, split: str, stack: AsyncExitStack, endpoints: list[AgentSession]
@@ -161,6 +170,7 @@ class RolloutRunner:
             split=split,
             temperature=temperature,
             max_tokens=config.max_tokens,
+            describe_tools=config.describe_tools,
             open_endpoint=open_endpoint,
         )
 
@@ -189,21 +199,39 @@ Draw = Callable[[TaskItem], Awaitable[EvalSample]]  # raises AtroposError when i
 
 
 async def draw_all(
-    items: Sequence[TaskItem], times: int, draw: Draw, *, at_once: int, tries: int
+    items: Sequence[TaskItem],
+    times: int,
+    draw: Draw,
+    *,
+    at_once: int,
+    tries: int,
+    code: Callable[..., Any] | None = None,
 ) -> list[EvalSample]:
-    """``times`` samples of every item; each failed one is drawn up to ``tries`` times."""
+    """``times`` samples of every item; each failed one is drawn up to ``tries`` times.
+
+    Raises:
+        OnlyFailures: a mistake, such as one in the function ``code``, failed all samples of
+            the first two items.
+    """
+
+    failures = Repeats()
 
     async def one(item: TaskItem) -> EvalSample:
         for left in reversed(range(tries)):
             try:
                 return await draw(item)
             except AtroposError as error:
+                failures.failed(error)
                 if left == 0:
                     return EvalSample(item, Result.FAILED, error=error)
         raise AssertionError("unreachable: tries is at least 1")
 
+    def error_of(sample: EvalSample) -> AtroposError | None:
+        none = sample.result is Result.UNSCORED
+        return returned_none(code, times) if none else sample.error
+
     drawn = [item for item in items for _ in range(times)]
-    return await gather_bounded(drawn, one, at_once)
+    return await gather_probed(drawn, lambda item: item["place"], one, error_of, at_once)
 
 
 def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
@@ -220,10 +248,7 @@ def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
     failures = [sample.error for sample in samples if sample.error is not None]
     if failures and len(failures) == len(samples):
         raise failures[-1]
-    by_item: dict[str, list[dict[str, float]]] = {}
-    for sample in samples:
-        if sample.result is Result.SCORED:
-            by_item.setdefault(sample.item["id"], []).append(sample.numbers)
+    by_item = _numbers_by_item(samples)
     metrics = mean_metrics(mean_metrics(numbers) for numbers in by_item.values())
     if times > 1:
         best = mean_metrics(_best(numbers) for numbers in by_item.values())
@@ -235,6 +260,19 @@ def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
         "failed": counts[Result.FAILED],
         "unscored": counts[Result.UNSCORED],
     }
+
+
+def spread(samples: Sequence[EvalSample]) -> dict[str, float]:
+    """The standard error over the tasks of each mean in :func:`summary`."""
+    return standard_errors([mean_metrics(one) for one in _numbers_by_item(samples).values()])
+
+
+def _numbers_by_item(samples: Sequence[EvalSample]) -> dict[str, list[dict[str, float]]]:
+    by_item: dict[str, list[dict[str, float]]] = {}
+    for sample in samples:
+        if sample.result is Result.SCORED:
+            by_item.setdefault(sample.item["id"], []).append(sample.numbers)
+    return by_item
 
 
 def _best(numbers: Sequence[dict[str, float]]) -> dict[str, float]:

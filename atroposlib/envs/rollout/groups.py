@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict, cast
 
@@ -237,6 +238,19 @@ def mean_metrics(metrics: Iterable[Mapping[str, float] | None]) -> dict[str, flo
     return {name: sum(values) / len(values) for name, values in seen.items()}
 
 
+def standard_errors(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The standard error of each mean of :func:`mean_metrics`, from two mappings on."""
+    seen: dict[str, list[float]] = {}
+    for one in metrics:
+        for name, value in one.items():
+            seen.setdefault(name, []).append(float(value))
+    return {
+        name: statistics.stdev(values) / math.sqrt(len(values))
+        for name, values in seen.items()
+        if len(values) > 1
+    }
+
+
 def _all_or_none(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any] | None:
     values = [row.get(name) for row in rows]
     missing = [i for i, value in enumerate(values) if value is None]
@@ -292,7 +306,9 @@ def score_problem(item: Mapping[str, Any]) -> str | None:
         usable = score is None or math.isfinite(score)
     except TypeError:
         return f"a score is one number, not a {type(score).__name__}"
-    return None if usable else "the score is not a finite number"
+    return (
+        None if usable else f"the score is {score}, not a finite number: None means no score"
+    )
 
 
 # --- plain values ----------------------------------------------------------------------

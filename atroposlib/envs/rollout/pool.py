@@ -4,6 +4,7 @@
                          |  \\--failed, short--> again, at most max_item_retries times
                          '--too old--> TIMED_OUT, counted
 
+A mistake that fails the first two items ends the run (:mod:`causes`).
 Only a rollout that still generates is cancelled. A finished group has been paid for, so it is
 sent even when the pool stops.
 """
@@ -20,13 +21,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from atroposlib.envs.rollout.causes import FirstItems, IncompleteGroup
 from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
     expected_size,
     item_label,
+    score_problem,
     without_unscored,
 )
-from atroposlib.envs.rollout.samples import IncompleteGroup, is_infrastructure, outcome_of
+from atroposlib.envs.rollout.samples import is_infrastructure, outcome_of
 from atroposlib.errors import AtroposError, RolloutError, boundary
 
 if TYPE_CHECKING:
@@ -102,7 +105,7 @@ async def _outcome(env: RolloutHooks, item: Any) -> Outcome:
 
     try:
         scored = await asyncio.wait_for(stages(), timeout_s if timeout_s > 0 else None)
-        groups, short = whole_groups(scored, env.config.group_size)
+        groups, short = whole_groups(env, item, scored)
     except asyncio.TimeoutError:
         late = TimeoutError(f"no group in {timeout_s:g} s")
         error = RolloutError(env.label(), item_label(item), "collect_trajectories", late)
@@ -119,20 +122,26 @@ async def _outcome(env: RolloutHooks, item: Any) -> Outcome:
     return Outcome(RolloutStatus.EMPTY, [], backlog)
 
 
-def whole_groups(scored: Any, group_size: int) -> tuple[list[ScoredDataGroup], list[str]]:
+def whole_groups(
+    env: RolloutHooks, item: Any, scored: Any
+) -> tuple[list[ScoredDataGroup], list[str]]:
     """The collected groups without unscored rows, and a sentence per group that is too small.
 
     Raises:
-        RolloutError: the collected value is not a group.
+        RolloutError: the collected value is not a group, or a score is not a number.
     """
     groups: list[ScoredDataGroup] = []
     short: list[str] = []
     for group in scored if isinstance(scored, list) else [scored]:
-        with boundary("group", type(group).__name__, "collect_trajectories"):
+        with boundary(env.label(), item, "collect_trajectories", env.collect_trajectories):
             rows = without_unscored(group) if group else None
+            for score in (rows and rows.get("scores")) or ():
+                if (problem := score_problem({"scores": score})) is not None:
+                    raise ValueError(problem)
         if rows is None:
             continue
-        left, expected = len(rows.get("scores") or ()), expected_size(rows, group_size)
+        left = len(rows.get("scores") or ())
+        expected = expected_size(rows, env.config.group_size)
         if rows is not group and left < expected:
             short.append(f"{left} of {expected} sequences have a score")
         else:
@@ -146,6 +155,7 @@ class RolloutTask:
 
     item: Any
     attempts: int = 0
+    number: int = -1  # in the order of the first start
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
@@ -171,7 +181,10 @@ class WorkerPool:
     servers_gone_since: float | None = None  # monotonic; None: the last call was answered
     consecutive_empty_items: int = 0  # items without a kept group, since the last kept one
     last_error: AtroposError | None = None
-    fatal: BaseException | None = None  # an error of delivery that ends the run
+    probe: FirstItems = field(default_factory=FirstItems)
+    started: int = 0  # items
+    # An error of delivery, or a mistake in every sample, that ends the run.
+    fatal: BaseException | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # at the end of each of them
 
     @property
@@ -189,6 +202,8 @@ class WorkerPool:
 
     def start(self, job: RolloutTask) -> None:
         """Run ``job``; the caller limits the number of running ones."""
+        if job.number < 0:
+            job.number, self.started = self.started, self.started + 1
         task = asyncio.ensure_future(self._run(job))
         self.tasks.add(task)
         self.jobs[job.uuid] = task
@@ -232,10 +247,10 @@ class WorkerPool:
             self._went_well()
         else:
             self._went_wrong(error)
-        if outcome.status is RolloutStatus.TIMED_OUT:
-            logger.warning("%s", error)
-        elif error is not None:
-            self._try_again(job, error)
+        timed_out = outcome.status is RolloutStatus.TIMED_OUT
+        self.fatal = self.fatal or self.probe.end(job.number, None if timed_out else error)
+        if error is not None and not timed_out:
+            self._try_again(job)
         self.counts["kept"] += kept
         self.consecutive_empty_items = 0 if kept else self.consecutive_empty_items + 1
 
@@ -261,11 +276,10 @@ class WorkerPool:
             self.counts["cleanup_failed"] += 1
             logger.error("%s", error, exc_info=error)
 
-    def _try_again(self, job: RolloutTask, error: AtroposError) -> None:
+    def _try_again(self, job: RolloutTask) -> None:
         job.attempts += 1
         again = job.attempts <= self.env.config.max_item_retries
         self.counts["retried" if again else "gave_up"] += 1
-        logger.warning("%s (%s)", error, "tried again" if again else "given up")
         if again:
             self.retries.append(job)
 

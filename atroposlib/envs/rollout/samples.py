@@ -4,7 +4,8 @@
        |--None, or no score--> drawn again         counted as no_score
        '--exception, NaN-----> drawn again         counted by its outcome, such as judge_error
 
-A group has as many second draws as samples. If they do not suffice, the group is short.
+A group has as many second draws as samples. If they do not suffice, the group is short. It is
+given up earlier if as many draws as samples have ended, all of them by the same mistake.
 """
 
 from __future__ import annotations
@@ -14,6 +15,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from atroposlib.envs.rollout.causes import (
+    Cause,
+    IncompleteGroup,
+    mistake_of,
+    returned_none,
+)
 from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
     ScoredDataItem,
@@ -38,10 +45,6 @@ JUDGING_STAGES = frozenset({"judge", "reward", "score", "postprocess_histories"}
 Draw = Callable[[Any], Awaitable[tuple[ScoredDataItem | None, list[Any]]]]
 
 
-class IncompleteGroup(AtroposError):
-    """Too few samples of an item have a score; the cause is the last failure, if any."""
-
-
 def outcome_of(error: AtroposError) -> Outcome:
     """The outcome, as the wire record names it, of samples that ended with ``error``."""
     cause = error.__cause__ if isinstance(error, RolloutError) else error
@@ -62,23 +65,32 @@ def is_infrastructure(error: AtroposError) -> bool:
     return isinstance(cause, (InferenceUnavailable, RolloutApiUnavailable, ConnectionError))
 
 
+def _uncounted(outcome: str, error: AtroposError | None = None) -> None:
+    return
+
+
 async def collect_group(
     sample: Draw,
     item: Any,
     group_size: int,
-    failed: Callable[[str], None] = lambda outcome: None,
+    failed: Callable[..., None] = _uncounted,
+    code: Callable[..., Any] | None = None,
 ) -> tuple[ScoredDataGroup, list[Any]]:
     """Draw ``group_size`` samples of ``item`` concurrently; redraw those without a score.
 
-    ``failed`` is called with the outcome of each failed sample.
+    ``failed`` is called with the outcome of each failed sample and its error, if it has one.
+    ``code`` is the function of the user that samples and scores, by default ``sample``.
 
     Raises:
-        IncompleteGroup: no second draw is left; samples still being drawn are cancelled.
+        IncompleteGroup: no second draw is left, or none can help; samples still being drawn
+            are cancelled.
     """
-    drawing = _Drawing(sample, item, redraws=group_size, failed=failed)
+    drawing = _Drawing(sample, item, group_size, failed, code or sample, redraws=group_size)
     # Cancels the other samples if one raises: their group is given up.
     drawn = await gather_or_cancel(drawing.one() for _ in range(group_size))
     items = [one for one in drawn if one is not None]
+    if {*drawing.ends} == {NO_SCORE}:
+        raise returned_none(drawing.code, group_size)
     if len(items) < group_size:
         raise IncompleteGroup(f"{len(items)} of {group_size} samples have a score")
     return collate(items), drawing.backlog
@@ -90,9 +102,12 @@ class _Drawing:
 
     sample: Draw
     item: Any
+    group_size: int
+    failed: Callable[..., None]
+    code: Callable[..., Any]
     redraws: int
-    failed: Callable[[str], None]
     backlog: list[Any] = field(default_factory=list)
+    ends: list[Cause | str | None] = field(default_factory=list)  # of all draws
 
     async def one(self) -> ScoredDataItem | None:
         """A sample with a score; None if it has none and no second draw is left."""
@@ -100,25 +115,35 @@ class _Drawing:
             error: AtroposError | None = None
             try:
                 drawn = await self._draw()
+                self.ends.append(NO_SCORE if drawn is None else None)
                 if drawn is not None:
                     return drawn
                 self.failed(NO_SCORE)
             except AtroposError as problem:
                 error = problem
-                self.failed(outcome_of(problem))
+                self.failed(outcome_of(problem), problem)
+                self._note_mistake(problem)
             if self.redraws == 0:
                 if error is not None:
                     raise IncompleteGroup(f"no second draw is left: {error}") from error
                 return None
             self.redraws -= 1
+            await asyncio.sleep(0)  # every sample is drawn once before one is drawn again
+
+    def _note_mistake(self, error: AtroposError) -> None:
+        mistake = mistake_of(error)
+        self.ends.append(mistake)
+        if mistake and len(self.ends) >= self.group_size and {*self.ends} == {mistake}:
+            message = f"all {self.group_size} samples failed: {error}"
+            raise IncompleteGroup(message, mistake) from error
 
     async def _draw(self) -> ScoredDataItem | None:
-        with boundary("sample", self.item, "collect_trajectory"):
+        with boundary("sample", self.item, "collect_trajectory", self.code):
             drawn, more = await self.sample(self.item)
         self.backlog.extend(more or [])
         if drawn is None or drawn.get("scores") is None:
             return None
-        with boundary("sample", self.item, "score"):
+        with boundary("sample", self.item, "score", self.code):
             if (problem := score_problem(drawn)) is not None:
                 raise ValueError(problem)
         return drawn

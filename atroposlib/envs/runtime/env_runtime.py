@@ -35,13 +35,13 @@ from atroposlib.envs.runtime.shutdown import Shutdown
 from atroposlib.envs.runtime.wait_status import WaitStatus
 from atroposlib.envs.settings.config import FAILING_BACKOFF, BaseEnvConfig
 from atroposlib.errors import AtroposError, RolloutError, boundary
+from atroposlib.generation.chat.template import tokenizer_named
 from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.trackers import require
 from atroposlib.type_definitions import Item
-from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -197,8 +197,12 @@ class EnvRuntime(EnvHooks):
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The trained model's tokenizer, loaded at the first use; may be set instead."""
-        return load_tokenizer_named(self.config.tokenizer_name)
+        """The trained model's tokenizer, loaded at the first use; may be set instead.
+
+        Raises:
+            ConfigError: it cannot be loaded.
+        """
+        return tokenizer_named(self.config.tokenizer_name)
 
     @cached_property
     def eval_workers(self) -> set[asyncio.Task[Any]]:
@@ -347,10 +351,14 @@ class EnvRuntime(EnvHooks):
         return copy
 
     def _record_outcome(self, outcome: Outcome, item: Item) -> None:
+        stats, error = self.group_stats, outcome.error
         for detail in outcome.short:
-            self.group_stats.drop(RejectReason.SHORT, detail, item)
+            if error is None or error.__cause__ is None:
+                stats.drop(RejectReason.SHORT, detail, item)
+            else:  # logged with its sample
+                stats.dropped[RejectReason.SHORT.value] += 1
         if outcome.samples_failed is not None:
-            self.group_stats.sample_failed(outcome.samples_failed, self.config.group_size)
+            stats.sample_failed(outcome.samples_failed, error, self.config.group_size)
         scored = outcome.status is RolloutStatus.SCORED
         self.metrics_logger.rollout_ended(outcome.seconds, scored=scored)
 

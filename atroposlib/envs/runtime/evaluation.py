@@ -109,6 +109,7 @@ def report_results(
     samples: Sequence[Mapping[str, Any]] | None,
     measured_at: Mapping[str, Any] | None = None,
     verbose: bool = True,
+    stderr: Mapping[str, float] | None = None,
 ) -> None:
     """Write the files, if there is a ``directory`` for them, and print the table.
 
@@ -120,7 +121,7 @@ def report_results(
     now, results = time.time(), scalars(metrics)
     started, ended = start_time or now, end_time or now
     if verbose:
-        display_metrics_table(task, finite_numbers(results), started, ended)
+        display_metrics_table(task, finite_numbers(results), started, ended, stderr)
     if directory is None:
         return
     directory.mkdir(parents=True, exist_ok=True)
@@ -132,6 +133,7 @@ def report_results(
             **(measured_at or {}),
         },
         "results": {f"atropos|{task}|0": results, "all": results},
+        **({"standard_errors": scalars(stderr)} if stderr else {}),
     }
     _replace(directory / "metrics.json", json.dumps(document, indent=2))
     if samples is not None:

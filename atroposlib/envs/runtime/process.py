@@ -1,8 +1,9 @@
 """``process`` and ``evaluate``: commands without a rollout API and a trainer.
 
 ``process`` runs up to ``max_num_workers`` rollouts at once, backlog items included, until
-``total_steps`` groups are scored. It stops when ``max_failures_in_a_row`` items gave no group.
-At the end, also after an error, all groups made are in the file and on the HTML page of it.
+``total_steps`` groups are scored. The first item is a probe, rolled out alone; the second too,
+if the first fails. It stops when ``max_failures_in_a_row`` items gave no group. At the end,
+also after an error, all groups made are in the file and on the HTML page of it.
 """
 
 from __future__ import annotations
@@ -12,26 +13,24 @@ import logging
 import time
 from pathlib import Path
 
+from atroposlib.envs.rollout.causes import OnlyFailures, described
 from atroposlib.envs.rollout.pool import WorkerPool
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.shutdown import Shutdown
 from atroposlib.envs.runtime.wait_status import WaitStatus
-from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
 CHANGE_TIMEOUT_S = 30.0  # longest wait for the end of a rollout or a send
-
-
-class OnlyFailures(AtroposError):
-    """Too many items in a row gave no accepted group; the message has the reasons."""
 
 
 async def run_process(env: EnvRuntime) -> int:
     """Make the groups and return how many were kept.
 
     Raises:
-        OnlyFailures: ``max_failures_in_a_row`` items gave no accepted group.
+        OnlyFailures: a mistake failed the first items, ``max_failures_in_a_row`` items gave
+            no accepted group, or the items ended before ``total_steps`` groups were made.
         StopRequested: SIGTERM or SIGINT; the groups made by then are kept.
     """
     wanted = env.n_groups_to_process
@@ -50,7 +49,15 @@ async def run_process(env: EnvRuntime) -> int:
         await env.pool.drain(env.config.drain_timeout_s)
         await env.close()
         await _log_result(env, wanted)
-    return env.pool.counts["kept"]
+    kept, last = env.pool.counts["kept"], env.pool.last_error
+    if kept < wanted:
+        reason = f"the last error: {described(last)}" if last else f"counts: {_counts(env)}"
+        raise OnlyFailures(
+            f"{kept} of {wanted} groups were made from {env.pool.started} items, and there "
+            f"is no further item; {reason}\n"
+            "give the data set more tasks or --env.epochs, or lower --env.total_steps"
+        )
+    return kept
 
 
 async def run_evaluate(env: EnvRuntime) -> None:
@@ -90,9 +97,13 @@ async def _make_groups(
 
 
 async def _start_rollouts(env: EnvRuntime, wanted: int, shutdown: Shutdown) -> None:
+    """Start the missing rollouts; at most ``max_num_workers``, also if some end meanwhile."""
     pool = env.pool
-    while pool.busy < min(env.max_num_workers, wanted - pool.counts["kept"]):
-        job = pool.next_waiting() or await shutdown.or_shutdown(env.new_job())
+    room = min(env.max_num_workers if pool.probe.over else 1, wanted - pool.counts["kept"])
+    for _ in range(room - pool.busy):
+        # A probe needs another item, not the failed one again.
+        waiting = pool.next_waiting() if pool.probe.over else None
+        job = waiting or await shutdown.or_shutdown(env.new_job()) or pool.next_waiting()
         if job is None:
             return
         pool.start(job)
@@ -104,19 +115,23 @@ def _stop_if_only_failing(env: EnvRuntime, pool: WorkerPool) -> None:
     gone = pool.servers_gone_since
     if gone is not None and time.monotonic() - gone < env.config.api_timeout_s:
         return  # a server is absent: waiting may help, other items would not
-    reasons = {**pool.counts, **env.group_stats.totals()}
-    message = f"{pool.consecutive_empty_items} items in a row gave no group ({reasons})"
-    raise OnlyFailures(f"{message}; the last error: {pool.last_error}") from pool.last_error
+    message = f"{pool.consecutive_empty_items} items in a row gave no group ({_counts(env)})"
+    last = f"\nthe last error: {described(pool.last_error)}" if pool.last_error else ""
+    raise OnlyFailures(message + last) from pool.last_error
+
+
+def _counts(env: EnvRuntime) -> dict[str, int]:
+    counts = {**env.pool.counts, **env.group_stats.totals()}
+    return {name: count for name, count in counts.items() if count}
 
 
 async def _log_result(env: EnvRuntime, wanted: int) -> None:
     kept = env.pool.counts["kept"]
+    if not kept:
+        return  # the error that ends the command has the reason
     where = f" in {Path(env.group_file.path)}" if env.group_file else ""
-    counts = {**env.pool.counts, **env.group_stats.totals()}
-    logger.info("%d of %d groups%s; %s", kept, wanted, where, counts)
-    if kept < wanted:
-        logger.warning("fewer groups than wanted: %d of %d", kept, wanted)
-    if env.group_file is not None and kept:
+    logger.info("%d of %d groups%s; %s", kept, wanted, where, _counts(env))
+    if env.group_file is not None:
         from atroposlib.frontend.jsonl2html import generate_html
 
         path = str(env.group_file.path)

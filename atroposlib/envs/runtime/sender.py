@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from atroposlib.client import AsyncRolloutClient
+from atroposlib.envs.rollout.causes import Repeats, without_values
 from atroposlib.envs.rollout.filters import (
     AcceptedGroup,
     FilterRules,
@@ -49,19 +50,25 @@ class GroupStats:
         self.sent = 0  # accepted by the rollout API
         self.dropped: Counter[str] = Counter()  # groups per reason
         self.samples: Counter[str] = Counter()  # failed ones per outcome of the record
+        self.failures = Repeats()
         self._warned_of: set[str] = set()
 
     def drop(self, reason: RejectReason, detail: str, item: Any) -> None:
-        """Count a dropped group and log the reason."""
+        """Count a dropped group; log the first of each reason and detail."""
         self.dropped[reason.value] += 1
-        level = logging.DEBUG if reason is RejectReason.SAME_SCORES else logging.WARNING
-        logger.log(
-            level, "group of item %s dropped, %s: %s", item_label(item), reason.value, detail
-        )
+        if reason is RejectReason.SAME_SCORES:
+            logger.debug("group of item %s dropped: %s", item_label(item), detail)
+            return
+        text = f"group of item {item_label(item)} dropped, {reason.value}: {detail}"
+        self.failures.note((reason.value, without_values(detail)), text)
 
-    def sample_failed(self, outcome: str, count: int = 1) -> None:
-        """Count samples without a score by their outcome, such as env_error."""
+    def sample_failed(
+        self, outcome: str, error: AtroposError | None = None, count: int = 1
+    ) -> None:
+        """Count samples without a score by their outcome, such as env_error; log the first."""
         self.samples[outcome] += count
+        if error is not None:
+            self.failures.failed(error)
 
     def warn_of_unknown(self, group: Mapping[str, Any]) -> None:
         """Log a warning, once per name, for each field that the record does not have."""

@@ -77,6 +77,12 @@ def render(
     return text
 
 
+def shows_tools(tokenizer: Any, tools: Sequence[Any]) -> bool:
+    """Whether the chat template writes ``tools`` into the prompt."""
+    question = [{"role": "user", "content": "?"}]
+    return render(tokenizer, question, tools=tools) != render(tokenizer, question)
+
+
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Ids of a whole prompt; a chat template has added the special tokens already."""
     return _encoded(tokenizer, text, special=not has_template(tokenizer))
@@ -222,13 +228,21 @@ def load_tokenizer(config: APIServerConfig) -> Any:
         ConfigError: it cannot be loaded; the message names the setting.
     """
     named = config.tokenizer_name not in ("", "none")
-    name = config.tokenizer_name if named else config.model_name
+    return tokenizer_named(config.tokenizer_name if named else config.model_name)
+
+
+def tokenizer_named(name: str) -> Any:
+    """The tokenizer of a directory or of a model of the hub.
+
+    Raises:
+        ConfigError: it cannot be loaded; the message names the setting.
+    """
     try:
         return load_tokenizer_named(name)
     except ConfigError:
         raise
     except (OSError, ValueError) as cause:
         raise ConfigError(
-            f"tokenizer_name: no tokenizer can be loaded from {name!r}; "
-            "name a model or a directory that has one"
+            f"tokenizer_name: no tokenizer can be loaded from {name!r}; name the directory or "
+            "the hub model that the server serves: --env.tokenizer_name DIR"
         ) from cause

@@ -25,6 +25,8 @@ def load_tokenizer_named(name: str) -> Any:
         OSError, ValueError: there is no tokenizer of that name.
         ConfigError: it needs transformers, which are not installed.
     """
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise OSError(f"no directory {name}")  # a hub would be asked for it first
     directory = Path(name)
     plain = _is_plain(directory)
     if find_spec("transformers") is None:

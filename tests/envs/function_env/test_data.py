@@ -133,7 +133,10 @@ async def test_a_failing_callable_names_the_environment():
     def broken():
         raise ValueError("bad login")
 
-    with pytest.raises(RolloutError, match="toy: loading the train data failed.*bad login"):
+    with pytest.raises(
+        RolloutError,
+        match=r"test_data.py:\d+: ValueError: bad login.*toy: loading the train data",
+    ):
         await cursor_over(broken)
     with pytest.raises(ConfigError, match="toy: the data set is empty"):
         await cursor_over([])

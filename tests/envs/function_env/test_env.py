@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import sys
 from collections import Counter
 from functools import partial
 
@@ -215,7 +217,8 @@ async def test_a_run_of_failures_only_ends_with_an_error_naming_env_item_and_sta
         raise ValueError("no gold answer")
 
     with pytest.raises(
-        AtroposError, match="broken: rollout failed on item '.+'.*no gold answer"
+        AtroposError,
+        match=r"test_env.py:\d+: ValueError: no gold answer.*broken: rollout failed on item",
     ):
         await env_of(broken).process_manager()
 
@@ -227,6 +230,23 @@ async def test_a_function_that_makes_no_model_call_has_no_trainable_tokens(env_o
 
     with pytest.raises(AtroposError, match="never called the model"):
         await env_of(silent).process_manager()
+
+
+def test_a_function_that_cannot_be_an_environment_ends_its_script_in_one_line(
+    monkeypatch, capsys
+):
+    def not_async(task, model):
+        return 1.0
+
+    with pytest.raises(ConfigError, match="write `async def not_async"):
+        environment(SUMS)(not_async)
+    not_async.__module__ = "__main__"
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules[__name__])
+    with pytest.raises(SystemExit) as ended:
+        environment(SUMS)(not_async)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert re.match(r"error: .*test_env.py:\d+: not_async: write `async def not_async", line)
 
 
 async def test_several_samples_of_one_call_are_rejected(env_of):

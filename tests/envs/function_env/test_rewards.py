@@ -88,7 +88,9 @@ async def test_a_failing_reward_function_raises_with_env_item_and_function():
     def broken(task, answer):
         raise KeyError("gold")
 
-    with pytest.raises(RolloutError, match="env: reward broken failed on item '3.4'.*gold"):
+    with pytest.raises(
+        RolloutError, match="KeyError: 'gold'.*env: reward broken failed on item '3.4'"
+    ):
         await RewardPlan.of([exact, broken]).score("env", "3+4", "7", "7", {})
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pytest
 
 from atroposlib.envs import Reward, environment
 from atroposlib.envs.base import APIServerConfig
+from atroposlib.envs.rollout.causes import OnlyFailures
 from atroposlib.generation.proxy.in_process import serving_proxy
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sessions.remote import TOKEN_VARIABLE
-from atroposlib.testing.tiny import ASCII_ALPHABET
+from atroposlib.testing.tiny import ASCII_ALPHABET, CHAT_TEMPLATE
 from tests.envs.function_env.function_toys import made
 
+TOOL_TEMPLATE = (
+    "{% if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}" + CHAT_TEMPLATE
+)
 TASK = {"id": "17*23", "a": 17, "b": 23}
 CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 17, "b": 23}}</tool_call>'
 
@@ -31,7 +34,13 @@ def calls_and_then_answers(prompt, index):
 @pytest.fixture
 def env_of(inference_url, tmp_path):
     once = {"group_size": 2, "total_steps": 1, "alphabet": ASCII_ALPHABET}
-    return partial(made, url=inference_url, tmp_path=tmp_path, **once)
+
+    def make(env_cls, template=TOOL_TEMPLATE, **settings):
+        env = made(env_cls, inference_url, tmp_path, **{**once, **settings})
+        env.tokenizer.chat_template = template
+        return env
+
+    return make
 
 
 async def only_group(env, tmp_path):
@@ -65,6 +74,45 @@ async def test_tools_are_called_until_the_model_answers(fake, env_of, tmp_path):
         assert trained_text(env, labels) == f"{CALL}<|end|>391<|end|>"
     (called,) = group["messages"][0][1]["tool_calls"]
     assert json.loads(called["function"]["arguments"]) == {"a": 17, "b": 23}
+
+
+async def test_tools_that_the_template_ignores_are_refused_or_described(
+    fake, env_of, tmp_path
+):
+    @environment([TASK], group_size=2)
+    async def products(task, model):
+        reply = await model.use_tools("What is 17 * 23?", tools=[multiply])
+        return float(reply == "391")
+
+    with pytest.raises(
+        OnlyFailures, match="chat template of .* ignores tools.*describe_tools"
+    ):
+        await env_of(products, CHAT_TEMPLATE).process_manager()
+    fake.reply = calls_and_then_answers
+    env = env_of(products, CHAT_TEMPLATE, describe_tools=True)
+    group = await only_group(env, tmp_path)
+    assert group["scores"] == [1.0, 1.0]
+    prompt = env.tokenizer.decode(group["tokens"][0])
+    assert (
+        prompt.startswith("<|system|>You may call these functions:") and "multiply" in prompt
+    )
+
+
+async def test_a_call_that_is_not_awaited_is_named_by_its_line(env_of, recwarn):
+    @environment([TASK])
+    async def forgot(task, model):
+        answer = model.chat("hello")
+        return answer.strip() == "7"
+
+    @environment([TASK])
+    async def ignored(task, model):
+        return model.complete("hello") == "7"
+
+    for env_cls, line in ((forgot, r"answer = model.chat\("), (ignored, r"return model.comp")):
+        says = f"write `await model.c[a-z]+.*, in `{line}"
+        with pytest.raises(OnlyFailures, match=says):
+            await env_of(env_cls).process_manager()
+    assert not [w for w in recwarn if "never awaited" in str(w.message)]
 
 
 async def test_tool_calls_can_be_answered_by_hand(fake, env_of, tmp_path):

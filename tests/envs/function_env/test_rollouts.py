@@ -11,6 +11,7 @@ import pytest
 
 from atroposlib.envs import environment
 from atroposlib.envs.base import APIServerConfig
+from atroposlib.envs.rollout.causes import OnlyFailures
 from atroposlib.errors import ConfigError, RolloutError
 from tests.envs.function_env.function_toys import SUMS, made, right_half_of_the_time, sums
 from tests.envs.runtime.test_serve import train
@@ -90,8 +91,45 @@ async def test_an_evaluation_of_failures_only_fails(env_of):
 
     env = env_of(broken)
     await env.setup()
-    with pytest.raises(RolloutError, match="broken: rollout failed.*no judge"):
+    with pytest.raises(RolloutError, match="ValueError: no judge.*broken: rollout failed"):
         await env.evaluate()
+
+
+async def test_an_evaluation_ends_after_two_items_that_fail_by_one_mistake(env_of):
+    played = []
+
+    @environment(["train"], eval_dataset=["a", "b", "c"], max_item_retries=0)
+    async def broken(task, model):
+        played.append(task)
+        return "right"
+
+    env = env_of(broken)
+    await env.setup()
+    with pytest.raises(OnlyFailures, match=r"test_rollouts.py:\d+: .*not str 'right'"):
+        await env.evaluate()
+    await env.close()
+    assert played == ["a", "b"]
+
+
+async def test_an_evaluation_of_a_function_without_a_return_ends(env_of):
+    @environment(["train"], eval_dataset=["a", "b", "c"])
+    async def broken(task, model):
+        await model.chat("hello")
+
+    env = env_of(broken)
+    await env.setup()
+    with pytest.raises(OnlyFailures, match="returned None: return a number"):
+        await env.evaluate()
+    await env.close()
+
+
+async def test_means_have_standard_errors_over_the_tasks(env_of, tmp_path, capsys):
+    @environment(["train"], eval_dataset=["a", "b", "c", "d"], eval_samples=2)
+    async def half(task, model):
+        return task in "ab"
+
+    await evaluated(env_of(half), tmp_path)
+    assert "|0.5000|±|0.2887|" in capsys.readouterr().out
 
 
 async def test_evaluation_without_tasks_is_a_separate_error(env_of):

@@ -45,7 +45,9 @@ async def test_a_sample_with_an_unusable_score_is_drawn_again_and_counted(bad):
             raise value
         return value, []
 
-    group, _ = await collect_group(draw, "item", 2, lambda end: failed.update([end]))
+    group, _ = await collect_group(
+        draw, "item", 2, lambda end, error=None: failed.update([end])
+    )
     assert sorted(group["scores"]) == [0.0, 1.0]
     assert failed == {"judge_error": 1, "no_score": 1}
 

@@ -67,9 +67,54 @@ async def test_failures_are_tried_again_and_the_run_completes(process_env):
 
 async def test_a_run_that_only_fails_stops_with_the_reason(process_env):
     env = process_env(max_failures_in_a_row=5, max_num_workers=1)
-    env.failures.extend(ValueError(f"broken reward {i}") for i in range(100))
-    with pytest.raises(OnlyFailures, match="5 items in a row.*broken reward"):
+    env.failures.extend(ValueError("broken reward " + "x" * i) for i in range(100))
+    with pytest.raises(OnlyFailures, match="5 items in a row(.|\n)*broken reward"):
         await env.process_manager()
+
+
+async def test_one_mistake_in_the_first_two_items_ends_the_run(process_env, caplog):
+    env = process_env(max_num_workers=8)
+    env.failures.extend(ValueError(f"broken reward {i}") for i in range(100))
+    ends = (
+        r"toys.py:\d+: ValueError: broken reward 1, in `raise .*item-2.*\nall samples of the"
+    )
+    with pytest.raises(OnlyFailures, match=ends):
+        await env.process_manager()
+    assert env.rolled_out == ["item-1", "item-2"]
+    assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
+
+
+async def test_a_mistake_in_one_of_the_first_two_items_is_only_counted(process_env, caplog):
+    env = process_env(total_steps=20)
+    env.failures.extend(ValueError("bad") for _ in range(1))
+    assert await env.process_manager() == 20
+    env = process_env(total_steps=2)
+    env.collect_trajectories = failing_but_for_the_first(env.collect_trajectories, 12)
+    assert await env.process_manager() == 2
+    assert "10 times so far: " in caplog.text
+
+
+def failing_but_for_the_first(collect, times):
+    calls = iter(range(100))
+
+    async def scripted(item):
+        if 0 < next(calls) <= times:
+            raise ValueError("bad item")
+        return await collect(item)
+
+    return scripted
+
+
+async def test_items_that_fail_in_the_same_tick_are_bounded(process_env):
+    env = process_env(max_failures_in_a_row=6)
+
+    async def fails_at_once(item):
+        raise KeyError(item["id"].replace("item-", "x" * env.iter))
+
+    env.collect_trajectories = fails_at_once
+    with pytest.raises(OnlyFailures):
+        await asyncio.wait_for(env.process_manager(), 20)
+    assert env.iter <= 6 + env.max_num_workers
 
 
 async def test_an_absent_server_is_waited_for_after_any_number_of_failures(process_env):
@@ -109,7 +154,9 @@ async def test_backlog_items_are_rolled_out_too(process_env):
 
 async def test_running_out_of_items_ends_the_run(process_env, tmp_path):
     env = process_env(items=2)
-    assert await env.process_manager() == 2
+    with pytest.raises(OnlyFailures, match="2 of 4 groups were made from 2 items"):
+        await env.process_manager()
+    assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
 
 
 async def test_an_existing_file_is_never_overwritten(process_env, tmp_path):
@@ -172,7 +219,7 @@ async def test_dropped_and_short_groups_are_not_counted_as_kept(process_env, tmp
 
     env.collect_trajectories = first_two_are_bad
     assert await env.process_manager() == 2
-    assert env.group_stats.dropped == {"short": 1, "invalid": 1}
+    assert env.group_stats.dropped == {"short": 1} and env.pool.counts["failed"] == 1
     assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
 
 
@@ -222,12 +269,13 @@ async def test_an_item_whose_group_stays_short_is_tried_again_and_the_group_coun
     server = APIServerConfig(base_url="http://127.0.0.1:9/v1", server_type="vllm")
     env = SampleEnv(toy_config.model_copy(update=settings), [server])
     env.config.max_num_workers = env.max_num_workers = 1
-    env.script = iter([None, None, None, None, 0.0, 1.0])
-    assert await env.process_manager() == 1
+    env.config.total_steps = 2
+    env.script = iter([None, None, None, None, 0.0, 1.0, 0.0, 1.0])
+    assert await env.process_manager() == 2
     assert env.group_stats.dropped == {"short": 1} and env.group_stats.samples == {
         "no_score": 4
     }
-    assert (env.iter, env.pool.counts["retried"]) == (1, 1)
+    assert (env.iter, env.pool.counts["retried"]) == (2, 1)
 
 
 async def test_evaluate_writes_its_results_and_closes(toy_config, tmp_path, capsys):

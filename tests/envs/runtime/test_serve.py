@@ -11,7 +11,7 @@ import pytest
 
 from atroposlib.envs.rollout.filters import FilterRules, filter_group
 from atroposlib.envs.runtime import registration
-from atroposlib.errors import RolloutError
+from atroposlib.errors import AtroposError
 from tests.envs.old_api import OldApi
 from tests.envs.toys import eventually, toy_env
 from tests.serving import served
@@ -125,15 +125,16 @@ async def test_a_failed_item_is_tried_again_and_never_scored(
     client.close()
 
 
+@pytest.mark.parametrize("mistakes", ["aaaa", "abcdabcdabcd"], ids=["one", "several"])
 async def test_a_run_whose_rollouts_only_fail_stops_with_the_reason(
-    api, inference_url, toy_config
+    api, inference_url, toy_config, mistakes
 ):
     client = api.trainer(batch_size=4, num_steps=1)
     env = toy_env(
         toy_config, inference_url, rollout_server_url=api.url, max_failures_in_a_row=4
     )
-    env.failures.extend(ValueError(f"number {i}") for i in range(50))
-    with pytest.raises(RolloutError, match="toy: collect_trajectories failed on item"):
+    env.failures.extend(map(ValueError, mistakes))
+    with pytest.raises(AtroposError, match=r"toys.py:\d+: .*toy: collect_trajectories failed"):
         await asyncio.wait_for(env.env_manager(), 30)
     assert env.group_stats.sent == 0
     client.close()
@@ -247,7 +248,7 @@ async def test_admissions_of_rollouts_without_a_group_are_released(
 ):
     client = api.trainer(batch_size=4, num_steps=1, max_staleness=0)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=1)
-    env.failures.extend(ValueError(f"number {i}") for i in range(6))
+    env.failures.extend(ValueError(word) for word in "abcdef")
     serving = asyncio.ensure_future(env.env_manager())
     await train(client, 1, serving)
     await asyncio.wait_for(serving, 20)

@@ -1,0 +1,235 @@
+"""Causes of failures: which are equal, which are mistakes, and what to do about them.
+
+    error --cause_of--> (type, line of the user's code or status, text without numbers)
+          '-mistake_of-> the same, or None: an outage, which may end while the run waits
+
+A mistake fails every sample in the same way, so a run whose first two items fail by one ends.
+Later in the run the first failure of each cause is logged in full, the others are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
+
+from atroposlib.errors import (
+    AtroposError,
+    ConfigError,
+    InferenceRefused,
+    InferenceUnavailable,
+    RolloutApiUnavailable,
+    RolloutError,
+    definition_of,
+    user_line,
+)
+from atroposlib.utils.gathering import gather_bounded
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+R = TypeVar("R")
+PROBED_ITEMS = 2
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
+_OUTAGES = (
+    InferenceUnavailable,
+    RolloutApiUnavailable,
+    ConnectionError,
+    TimeoutError,
+    asyncio.TimeoutError,
+)
+
+
+class OnlyFailures(AtroposError):
+    """Too few items gave an accepted group; the message has the reasons."""
+
+
+class IncompleteGroup(AtroposError):
+    """Too few samples of an item have a score; the cause is the last failure, if any.
+
+    ``mistake`` is set if all samples failed by it.
+    """
+
+    def __init__(self, message: str, mistake: Cause | None = None) -> None:
+        super().__init__(message)
+        self.mistake = mistake
+
+
+class Cause(NamedTuple):
+    """Equal for failures that have the same origin."""
+
+    kind: str  # type of the exception
+    where: str  # a line of the user's code, the status of a server, or empty
+    text: str  # without numbers and quoted values
+
+
+def returned_none(code: Callable[..., Any] | None, samples: int) -> IncompleteGroup:
+    """The failure of a group all of whose samples are None."""
+    where = definition_of(code)
+    at, source = (f"{where}: ", where.source) if where else ("", "")
+    return IncompleteGroup(
+        f"{at}your function returned None: return a number{source} (0 of {samples} samples "
+        "have a score)",
+        Cause("None", str(where or ""), ""),
+    )
+
+
+def cause_of(error: AtroposError) -> Cause:
+    """The cause of ``error``."""
+    inner = _inner(error)
+    where = error.where if isinstance(error, RolloutError) else user_line(error)
+    shown = str(inner.status_code) if isinstance(inner, InferenceRefused) else str(where or "")
+    return Cause(type(inner).__name__, shown, without_values(str(inner)))
+
+
+def without_values(text: str) -> str:
+    """``text`` without numbers and quoted values, which differ between samples."""
+    return _VARYING.sub("_", text)
+
+
+def mistake_of(error: AtroposError) -> Cause | None:
+    """The cause of ``error`` if another try cannot help; None for an outage."""
+    if isinstance(error, IncompleteGroup):
+        return error.mistake
+    return None if is_outage(error) else cause_of(error)
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether an absent or overloaded server caused ``error``, also one of the user's code."""
+    while error is not None:
+        reply = getattr(error, "response", None)
+        status = getattr(error, "status_code", getattr(reply, "status_code", None))
+        if isinstance(error, _OUTAGES) or (status in (408, 429) or _at_least_500(status)):
+            return True
+        if re.search("Timeout|Connect", type(error).__name__):  # of HTTP clients
+            return True
+        error = error.__cause__
+    return False
+
+
+def _at_least_500(status: Any) -> bool:
+    return isinstance(status, int) and status >= 500
+
+
+def _inner(error: BaseException) -> BaseException:
+    while isinstance(error, (IncompleteGroup, RolloutError)) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def described(error: AtroposError) -> str:
+    """What failed and where, in one line."""
+    where = user_line(error) if isinstance(error, ConfigError) else None
+    return f"{where}: {error}{where.source}" if where else str(error)
+
+
+def remedy_of(error: AtroposError) -> str:
+    """What to change."""
+    inner = _inner(error)
+    if isinstance(inner, InferenceRefused):
+        if "token ids" in inner.detail:
+            return (
+                "the tokenizer has more tokens than the server's model: start the server with "
+                "the model that --env.tokenizer_name names"
+            )
+        return _OF_STATUS.get(
+            inner.status_code, "the server's reply names what it does not accept"
+        )
+    if isinstance(inner, IncompleteGroup):
+        return "end the function with a return; None means that a sample has no score"
+    if isinstance(inner, ConfigError):
+        return "change it and start again"
+    return "correct it and start again; None as the result means that a sample has no score"
+
+
+_OF_STATUS = {
+    401: "set the server's key with --openai.api_key",
+    403: "set a key that may use this model with --openai.api_key",
+    404: "is it an inference server, and has it this model? Check --openai.base_url and "
+    "--openai.model_name, or start one: atropos-infer --model DIR --port 9001",
+}
+
+
+@dataclass
+class Repeats:
+    """Log of failures: the first of each cause in full, then its counts 10, 100 and so on."""
+
+    seen: Counter[tuple[str, ...]] = field(default_factory=Counter)
+
+    def note(self, key: tuple[str, ...], text: str, error: AtroposError | None = None) -> None:
+        """Count one failure. The traceback of ``error`` is logged at the level debug."""
+        self.seen[key] += 1
+        times = self.seen[key]
+        if times == 1:
+            shown = error if logger.isEnabledFor(logging.DEBUG) else None
+            logger.warning("%s", text, exc_info=shown)
+        elif str(times).strip("0") == "1":
+            logger.warning("%d times so far: %s", times, text)
+
+    def failed(self, error: AtroposError) -> None:
+        """Count an error by its cause."""
+        self.note(cause_of(error), described(error), error)
+
+
+@dataclass
+class FirstItems:
+    """The first items of a run, by the order of their start."""
+
+    ended: dict[int, Cause | None] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Whether another item can show nothing more."""
+        return None in self.ended.values() or len(self.ended) >= PROBED_ITEMS
+
+    def end(self, number: int, error: AtroposError | None) -> OnlyFailures | None:
+        """Record how item ``number`` ended; return the end of the run, if it has to end."""
+        if number >= PROBED_ITEMS or number in self.ended:
+            return None
+        self.ended[number] = None if error is None else mistake_of(error)
+        if len(self.ended) < PROBED_ITEMS or len({*self.ended.values()}) > 1:
+            return None
+        if error is None or None in self.ended.values():
+            return None
+        return hopeless(error)
+
+
+def hopeless(error: AtroposError) -> OnlyFailures:
+    """The end of a run by a mistake in every sample."""
+    failure = error.__cause__ if isinstance(error, IncompleteGroup) else error
+    shown = failure if isinstance(failure, AtroposError) else error
+    ended = OnlyFailures(
+        f"{described(shown)}\n"
+        f"all samples of the first {PROBED_ITEMS} items failed so: {remedy_of(shown)}"
+    )
+    ended.__cause__ = shown
+    return ended
+
+
+async def gather_probed(
+    samples: Sequence[T],
+    item_of: Callable[[T], Any],
+    work: Callable[[T], Awaitable[R]],
+    error_of: Callable[[R], AtroposError | None],
+    at_once: int,
+) -> list[R]:
+    """Results of ``work`` in order; those of the first two items alone, one after the other.
+
+    Raises:
+        OnlyFailures: one mistake failed every sample of both.
+    """
+    probe, done = FirstItems(), list[R]()
+    for number, (_, of_item) in enumerate(groupby(samples, item_of)):
+        if probe.over:
+            break
+        drawn = await gather_bounded(of_item, work, at_once)
+        done += drawn
+        errors = [error for error in map(error_of, drawn) if error is not None]
+        alike = len(errors) == len(drawn) and len({*map(mistake_of, errors)}) == 1
+        if ended := probe.end(number, errors[-1] if alike else None):
+            raise ended
+    return done + await gather_bounded(samples[len(done) :], work, at_once)

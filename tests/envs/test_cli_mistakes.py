@@ -1,0 +1,218 @@
+"""Deliberate mistakes in real processes: one cause with its place, a remedy, exit status 1 or 2."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atroposlib.testing.fake_inference import FakeInference
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """from atroposlib.envs import environment
+import json
+TASKS = [{{"id": f"{{a}}+{{b}}", "sum": a + b}} for a in range(1, 9) for b in range(1, 9)]
+{before}
+@environment({data})
+{define} sums(task, model):
+    answer = await model.chat("What is " + task["id"], max_tokens=6)
+{body}
+if __name__ == "__main__":
+    sums.cli()
+"""
+NOT_ASYNC = SCRIPT.replace("await model", "model")
+RETURNS = "    return answer == str(task['sum'])"
+# name -> (changes of the script, flags, exit status, what stderr says)
+MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
+    "nan": ({"body": "    return float('nan')"}, [], 1, ["env.py:6: ValueError", "is nan"]),
+    "string": ({"body": "    return 'good'"}, [], 1, ["env.py:6:", "not str 'good'"]),
+    "raises": (
+        {"body": "    return 1 / 0"},
+        [],
+        1,
+        ["env.py:8: ZeroDivisionError: division by zero, in `return 1 / 0`"],
+    ),
+    "no return": (
+        {"body": "    answer == '7'"},
+        [],
+        1,
+        ["env.py:6:", "function", "returned None"],
+    ),
+    "misspelt reward": (
+        {"data": "TASKS, rewards={'exact': 1.0}", "body": "    return {'exakt': 1.0}"},
+        [],
+        1,
+        ["env.py:6:", "reward 'exakt' has no weight (did you mean 'exact'?)"],
+    ),
+    "misspelt key": (
+        {"body": "    return answer == task['som']"},
+        [],
+        1,
+        ["env.py:8: KeyError: 'som', in `return answer == task['som']`"],
+    ),
+    "name": ({"body": "    return anwser == '7'"}, [], 1, ["env.py:8: NameError"]),
+    "library": (
+        {"body": "    return json.loads('{')['a']"},
+        [],
+        1,
+        ["env.py:8: JSONDecodeError", "in `return json.loads('{')['a']`"],
+    ),
+    "parse": (
+        {"body": "    return int(answer) == 7"},
+        [],
+        1,
+        ["env.py:8: ValueError: invalid"],
+    ),
+    "reward function": (
+        {
+            "before": "def exact(task, answer):\n    return task.gold == answer\n",
+            "data": "TASKS, rewards=exact",
+            "body": "    return answer",
+        },
+        [],
+        1,
+        ["env.py:5: AttributeError: 'dict' object has no attribute 'gold'"],
+    ),
+    "untyped tool": (
+        {
+            "before": "def add(a, b):\n    return a + b\n",
+            "body": "    return await model.use_tools('x', tools=[add]) == '7'",
+        },
+        [],
+        1,
+        ["env.py:10: tool add: parameter 'a' needs a type"],
+    ),
+    "ignored tools": (
+        {
+            "before": "def add(a: int, b: int) -> int:\n    return a + b\n",
+            "body": "    return await model.use_tools('x', tools=[add]) == '7'",
+        },
+        [],
+        1,
+        ["env.py:10: the chat template of", "--env.describe_tools true"],
+    ),
+    "not async": (
+        {"define": "def", "script": NOT_ASYNC},
+        [],
+        2,
+        ["env.py:6: sums: write `async"],
+    ),
+    "setting": ({"data": "TASKS, group_sise=4"}, [], 2, ["env.py:6:", "mean 'group_size'"]),
+    "no data set": ({"data": "'absent.jsonl'"}, [], 1, ["error: absent.jsonl does not exist"]),
+    "loader": (
+        {"before": "def load():\n    return open('absent.txt').readlines()\n", "data": "load"},
+        [],
+        1,
+        ["env.py:5: FileNotFoundError", "loading the train data failed"],
+    ),
+    "no tokenizer": (
+        {},
+        ["--env.tokenizer_name", "./no-model"],
+        1,
+        ["no tokenizer can be loaded from './no-model'"],
+    ),
+    "await": (
+        {"body": "    other = model.chat('x')\n    return other.strip() == '7'"},
+        [],
+        1,
+        ["env.py:8:", "write `await model.chat(...)`, in `other = model.chat('x')`"],
+    ),
+    "await own": (
+        {
+            "before": "async def judge(a):\n    return 1.0\n",
+            "body": "    return judge(answer)",
+        },
+        [],
+        1,
+        ["env.py:8:", "write `await judge(...)`"],
+    ),
+    "too few tasks": (
+        {"data": "TASKS[:3], epochs=1"},
+        [],
+        1,
+        ["2 of 4 groups were made", "epochs"],
+    ),
+}
+START = re.compile(r"[\d: ,-]+ INFO |.*UserWarning|  warn")  # lines of a start
+
+
+def run_script(
+    folder: Path, words: list[str], **parts: str
+) -> subprocess.CompletedProcess[str]:
+    blanks = {"before": "", "data": "TASKS", "define": "async def", "body": RETURNS}
+    script = parts.pop("script", SCRIPT)
+    (folder / "env.py").write_text(script.format(**{**blanks, **parts}))
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.run(
+        [sys.executable, "env.py", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def flags(url: str, tokenizer: str) -> list[str]:
+    return [
+        *("--openai.base_url", f"{url}/v1", "--openai.model_name", "fake"),
+        *("--env.tokenizer_name", tokenizer, "--env.group_size", "2"),
+        *("--env.use_wandb", "false", "--env.total_steps", "4"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def server() -> FakeInference:
+    return FakeInference()
+
+
+@pytest.fixture(scope="module")
+def url(server: FakeInference):
+    with server.running() as root_url:
+        yield root_url
+
+
+def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if not START.match(line)]
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_process_names_a_mistake_and_ends(name, url, tokenizer_dir, tmp_path):
+    parts, more, status, says = MISTAKES[name]
+    done = run_script(tmp_path, ["process", *flags(url, tokenizer_dir), *more], **parts)
+    assert done.returncode == status, done.stderr
+    assert len(complaints(done)) <= 3, done.stderr
+    for text in says:
+        assert text in done.stderr
+
+
+@pytest.mark.parametrize("name", ["raises", "no return", "await"])
+def test_evaluate_names_a_mistake_and_ends(name, url, tokenizer_dir, tmp_path):
+    parts, _, status, says = MISTAKES[name]
+    done = run_script(tmp_path, ["evaluate", *flags(url, tokenizer_dir)], **parts)
+    assert done.returncode == status and len(complaints(done)) <= 3, done.stderr
+    for text in says:
+        assert text in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [(401, "--openai.api_key"), (404, "atropos-infer --model"), (400, "as scripted")],
+)
+def test_a_refusing_server_is_named_with_the_remedy(status, says, tokenizer_dir, tmp_path):
+    refusing = FakeInference()
+    refusing.fail_next.extend([status] * 100)
+    with refusing.running() as root_url:
+        done = run_script(tmp_path, ["process", *flags(root_url, tokenizer_dir)])
+    assert done.returncode == 1 and len(complaints(done)) <= 3, done.stderr
+    assert says in done.stderr
+
+
+def test_a_function_without_a_mistake_makes_its_groups(url, tokenizer_dir, tmp_path):
+    done = run_script(tmp_path, ["process", *flags(url, tokenizer_dir)])
+    assert done.returncode == 0, done.stderr
