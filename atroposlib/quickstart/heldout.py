@@ -39,6 +39,11 @@ class HeldoutSample:
     exact: bool | None  # None: the environment has no such measure
     step: int = 0
 
+    @property
+    def right(self) -> bool:
+        """Whether it is exact or, without that measure, has the reward of a right answer."""
+        return self.reward >= 1 if self.exact is None else self.exact
+
 
 @dataclass
 class Heldout:
@@ -120,7 +125,7 @@ def sample_of(line: Mapping[str, Any], check: Check) -> HeldoutSample:
     return HeldoutSample(
         version=check.version,
         prompt=str(prompt),
-        completion=str(line.get("completion", "")),
+        completion=str(line.get("completion") or "(empty)"),
         expected=str(line.get("expected", "")),
         reward=float(line.get("reward") or 0.0),
         exact=None if exact is None else bool(exact),

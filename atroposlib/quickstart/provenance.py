@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shlex
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from atroposlib import __version__
@@ -16,23 +16,12 @@ GIT_TIMEOUT_S = 5.0
 
 def provenance(repo: Path) -> dict[str, str]:
     """Return what the settings of a run do not name, and its result depends on."""
-    packages = {"atroposlib": __version__, **installed("torch", "transformers", "tokenizers")}
+    packages = (f"{name} {version(name)}" for name in ("torch", "transformers"))
     return {
-        "packages": ", ".join(f"{name} {number}" for name, number in packages.items()),
+        "packages": ", ".join([f"atroposlib {__version__}", *packages]),
         "commit": commit(repo),
         "processor": processor(),
-        "system": platform.platform(terse=True),
     }
-
-
-def installed(*names: str) -> dict[str, str]:
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def commit(repo: Path) -> str:
@@ -49,12 +38,10 @@ def commit(repo: Path) -> str:
 
 def processor() -> str:
     """Return the name of the processor; Linux names it in /proc/cpuinfo only."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def repeat_command(options: Options) -> str:

@@ -187,10 +187,9 @@ def _answer(sample: HeldoutSample | None) -> str:
         return "<td></td>"
     text = sample.completion
     text = text if len(text) <= LONGEST_ANSWER else text[:LONGEST_ANSWER] + " …"
-    right = sample.reward >= 1 if sample.exact is None else sample.exact
     return (
         f"<td><pre>{escape(text)}</pre>"
-        f'<span class="{"good" if right else "soft"}">{sample.reward:.2f}</span></td>'
+        f'<span class="{"good" if sample.right else "soft"}">{sample.reward:.2f}</span></td>'
     )
 
 

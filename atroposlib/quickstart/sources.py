@@ -264,7 +264,7 @@ class WaitHistory:
 
     _queue: tuple[object, ...] | None = None
     _changed: float = float("-inf")
-    _since: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)  # of each line, without its counts
 
     def lines(self, status: Mapping[str, Any] | None, now: float) -> tuple[str, ...]:
         """Return the API's reason why there is no batch, then one line per process."""
@@ -275,25 +275,22 @@ class WaitHistory:
         if self._queue not in (None, queue):
             self._changed = now
         self._queue = queue
-        fresh_since = self._changed + SETTLE_S
-        lines = [self._aged("no batch yet", str(reason), now)] if reason else []
+        begun = {f"no batch yet: {reason}": now} if reason else {}
         for p in sorted(participants(status), key=lambda p: str(p.get("role"))):
             # Environments are distinguished by name; there is one process of each other role.
             who = str(p.get("name") if p.get("role") == "env" else p.get("role"))
-            if age_s(p) > FORGOTTEN_AFTER_S:
-                continue  # the API lists a replaced process for an hour
-            if age_s(p) > SILENT_AFTER_S:
-                lines.append(f"{who}: silent for {age_s(p):.0f} s")
-            elif " waits for " not in (what := doing(p)) or now - age_s(p) > fresh_since:
-                lines.append(self._aged(who, what, now))
-        return tuple(lines)
-
-    def _aged(self, who: str, what: str, now: float) -> str:
-        """Format a line with the seconds since it began to hold; its counts may change."""
-        kind = re.sub(r"\d+", "#", what)
-        if self._since.get(who, ("", 0.0))[0] != kind:
-            self._since[who] = (kind, now)
-        return f"{who}: {what} ({now - self._since[who][1]:.0f} s)"
+            reported, what = now - age_s(p), doing(p)
+            if SILENT_AFTER_S < age_s(p) <= FORGOTTEN_AFTER_S:
+                begun[f"{who}: silent"] = reported
+            elif age_s(p) <= SILENT_AFTER_S:  # the API lists a replaced process for an hour
+                if " waits for " not in what or reported > self._changed + SETTLE_S:
+                    begun[f"{who}: {what}"] = now
+        kinds = {line: re.sub(r"\d+", "#", line) for line in begun}
+        self._since = {
+            kinds[line]: min(at, self._since.get(kinds[line], at))
+            for line, at in begun.items()
+        }
+        return tuple(f"{line} ({now - self._since[kinds[line]]:.0f} s)" for line in begun)
 
 
 def doing(p: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
+from rich.cells import set_cell_size
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -18,7 +19,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from atroposlib.quickstart.heldout import HeldoutSample
 from atroposlib.quickstart.sources import RunSnapshot
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -129,38 +129,34 @@ def _samples(s: RunSnapshot, inner: int, room: int) -> list[Row]:
     """Show held-out problems with their first and latest answer, as many as fit."""
     if not s.answers:
         return []
-    asked, width = inner // 4, (inner - inner // 4 - 4) // 2
-    newest = s.answers[0][-1].step
-    heads = ("problem", f"before, step {s.answers[0][0].step}", f"now, step {newest}")
-    rows: list[Row] = [("samples", _columns(zip(heads, ("dim",) * 3), asked, width))]
-    for answers in s.answers:
-        before, now = answers[0], answers[-1] if len(answers) > 1 else None
-        cells = [wrapped(before.prompt, asked), _answer(before, width), _answer(now, width)]
-        for line in zip_longest(*cells, fillvalue=""):
-            rows.append(("", _columns(zip(line, ("", mark(before), mark(now))), asked, width)))
+    widths = (inner // 4, (inner - inner // 4) // 2 - 1, (inner - inner // 4) // 2 - 1)
+
+    def columns(texts: Iterable[str], styles: Iterable[str]) -> Text:
+        cells = zip(texts, styles, widths)
+        parts = (
+            (set_cell_size(text, width - 2) + "  ", style) for text, style, width in cells
+        )
+        return Text.assemble(*parts)
+
+    first, newest = s.answers[0][0].step, s.answers[0][-1].step
+    heads = (
+        "problem",
+        f"before, step {first}",
+        f"now, step {newest}" if newest > first else "now",
+    )
+    rows: list[Row] = [("samples", columns(heads, ("dim", "dim", "dim")))]
+    for before, *later in s.answers:
+        answers = (before, later[-1] if later else None)
+        texts = [
+            before.prompt,
+            *(f"{a.reward:.2f}  {a.completion}" if a else "–" for a in answers),
+        ]
+        cells = [wrapped(text, width - 2) for text, width in zip(texts, widths)]
+        styles = ("", *("green" if a and a.right else "yellow" for a in answers))
+        rows += [("", columns(line, styles)) for line in zip_longest(*cells, fillvalue="")]
         if len(rows) >= room - 1:
             break
     return [*rows[: max(3, room - 1)], ("", "")]
-
-
-def _columns(cells: Iterable[tuple[str, str]], asked: int, width: int) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for columns in (asked, width, width):
-        grid.add_column(no_wrap=True, width=columns, overflow="ellipsis")
-    grid.add_row(*(Text(text, style) for text, style in cells))
-    return grid
-
-
-def _answer(sample: HeldoutSample | None, width: int) -> list[str]:
-    return wrapped(f"{sample.reward:.2f}  {sample.completion}", width) if sample else ["–"]
-
-
-def mark(sample: HeldoutSample | None) -> str:
-    """Return the style of an answer: green if it is exact or, without that measure, has 1."""
-    if sample is None:
-        return "dim"
-    right = sample.reward >= 1 if sample.exact is None else sample.exact
-    return "green" if right else "yellow"
 
 
 def _processes(s: RunSnapshot, inner: int) -> list[Row]:

@@ -59,7 +59,7 @@ def test_a_silent_process_is_marked_and_later_removed():
     def env(age_s):
         return {"participants": [{"role": "env", "name": "sums_0", "age_s": age_s}]}
 
-    assert WaitHistory().lines(env(40.0), 0.0) == ("sums_0: silent for 40 s",)
+    assert WaitHistory().lines(env(40.0), 0.0) == ("sums_0: silent (40 s)",)
     assert WaitHistory().lines(env(200.0), 0.0) == ()
 
 

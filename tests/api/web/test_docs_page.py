@@ -31,7 +31,7 @@ async def test_the_page_loads_nothing_and_lists_every_route(api):
     anchors = {f"#{value}" for name, value in tags.attributes if name == "id"}
     assert links - {"openapi.json"} <= anchors
     for _, path in SCOPES_OF:
-        assert f"<code>{path}</code>" in reply.text or path in (
+        assert f" {path}</code>" in reply.text or path in (
             "/docs",
             "/redoc",
             "/openapi.json",
@@ -53,6 +53,6 @@ def test_texts_of_the_document_do_not_become_markup():
             }
         }
     }
-    tags = Tags(page(document, f"http://{evil}"))
+    tags = Tags(page(document))
     assert not {"script", "img"} & set(tags.tags)
     app.state.service.close()
