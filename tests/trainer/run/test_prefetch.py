@@ -18,6 +18,7 @@ def test_a_stop_while_the_api_is_away_ends_the_claims_without_an_exception():
     url = f"http://127.0.0.1:{free_port()}"
     state = TrainerState("run", step=0, version=0, batch_no=0)
     with closing(RolloutClient(url, on_wait=lambda _what: stop.check())) as client:
+        client.adopt_generation(1)  # as a registered trainer
         batches = BatchPrefetcher(client, state, batches=1, ahead=True, lease_s=60.0)
         with batches:
             batches._thread.join(timeout=30)
