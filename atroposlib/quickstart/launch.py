@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from atroposlib.quickstart.recipes import (
 )
 from atroposlib.quickstart.report import Findings, next_steps, write_report
 from atroposlib.quickstart.sources import Sources, version_of
-from atroposlib.quickstart.verdict import RunVerdict, judge
+from atroposlib.quickstart.verdict import judge
 from atroposlib.quickstart.view import View, open_view
 
 WATCH_INTERVAL_S = 0.5
@@ -99,22 +100,22 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
     finally:
         view.close()
     if findings.rows:
-        report = shown_path(write_report(findings, plan))
-        console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+        view.print_line(f"report: {shown_path(write_report(findings, plan))}")
     if failure is not None:
         raise failure
     move_model(plan)
-    return print_outcome(console, findings.verdict, findings.run)
+    return print_outcome(view, findings)
 
 
-def print_outcome(console: Console, verdict: RunVerdict, run: Path) -> int:
-    """Print what to do next, the unmet criteria if any, and the summary line."""
-    for what, how in next_steps(run):
-        line = f"next: {how:<45} {what}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for shortcoming in verdict.shortcomings:
-        console.print(f"fell short: {shortcoming}", markup=False, highlight=False)
-    console.print(verdict.line(), markup=False, highlight=False, soft_wrap=True)
+def print_outcome(view: View, findings: Findings) -> int:
+    """Print the unmet criteria if any, what to do next, and the summary line."""
+    verdict, steps = findings.verdict, next_steps(findings.run)
+    lines = [f"fell short: {shortcoming}" for shortcoming in verdict.shortcomings]
+    if shutil.which("atropos") is None:  # make does not activate the environment it made
+        lines.append(f"next: source {shown_path(Path(sys.prefix))}/bin/activate")
+    lines += [f"next: {how:<45} {what}" for what, how in steps]
+    for line in [*lines, verdict.line()]:
+        view.print_line(line)
     return ExitStatus.LEARNED if verdict.learned else ExitStatus.FELL_SHORT
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import socket
 import tempfile
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from atroposlib.errors import AtroposError
@@ -97,11 +99,10 @@ def require_disk(directory: Path, needed_bytes: int, what: str) -> None:
 
 def new_directory(options: Options) -> Path:
     """Make and return the directory of the run; no other run gets the same numbered one."""
-    out, number = options.out, 2
-    while True:
-        try:
+    out = options.out
+    for number in count(2):
+        with suppress(FileExistsError):
             out.mkdir(parents=True, exist_ok=not options.numbered)
-            return out
-        except FileExistsError:
-            out = options.out.with_name(f"{options.out.name}-{number}")
-            number += 1
+            break
+        out = options.out.with_name(f"{options.out.name}-{number}")
+    return out

@@ -72,12 +72,12 @@ def test_model_output_does_not_become_markup(findings):
     assert "script" not in tags.tags
     assert "img" not in tags.tags
     assert not any(name.startswith("on") for name, _ in tags.attributes)
-    assert "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;" in document
+    assert "&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;" in document
 
 
 def test_the_page_loads_nothing_and_allows_no_script(findings):
     document = page(findings)
-    assert "default-src &#x27;none&#x27;" in document
+    assert "default-src &#39;none&#39;" in document
     tags = parsed(document)
     assert not any(name == "src" for name, _ in tags.attributes)
     links = {value for name, value in tags.attributes if name == "href"}
@@ -95,7 +95,7 @@ def test_the_page_has_every_part(findings):
         "exact, held-out problems",
         "Largest logprob difference",
         "<th>step 0</th><th>step 10</th>",
-        "atropos chat &#x27;runs/first one/model&#x27;",
+        "atropos chat &#39;runs/first one/model&#39;",
         "atropos env new NAME",
         "exact, training problems, step 3: 0.3",
         "Where the time went",
