@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 
 from atroposlib.errors import AtroposError, RolloutApiUnavailable
+from atroposlib.utils.command.parser import API_TOKEN, CommandParser
 from atroposlib.wire import RunStatus
 
 URL_VARIABLE = "ATROPOS_API_URL"
@@ -17,12 +17,10 @@ UNREACHABLE = 3  # exit status
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one look at /status; 3 if the API does not answer, 1 if it refuses."""
-    parser = argparse.ArgumentParser(prog="atropos api status", description=__doc__)
-    parser.add_argument(
-        "--api-url",
-        default=os.environ.get(URL_VARIABLE, "http://127.0.0.1:8000"),
-        help=f"rollout API; {URL_VARIABLE} (%(default)s)",
-    )
+    variables = (f"{URL_VARIABLE}: default of --api-url", API_TOKEN)
+    parser = CommandParser(prog="atropos api status", description=__doc__, variables=variables)
+    default = os.environ.get(URL_VARIABLE, "http://127.0.0.1:8000")
+    parser.add_argument("--api-url", default=default, help="rollout API (%(default)s)")
     parser.add_argument("--json", action="store_true", help="the reply of GET /status")
     options = parser.parse_args(argv)
     from atroposlib.client import RolloutClient
@@ -34,9 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         if not isinstance(error, RolloutApiUnavailable):
             return 1
-        print(
-            "fix: start it with `atropos api serve`, or name it by --api-url", file=sys.stderr
-        )
+        print("fix: `atropos api serve` starts one, --api-url names one", file=sys.stderr)
         return UNREACHABLE
     print(status.model_dump_json(indent=2) if options.json else page(options.api_url, status))
     return 0
@@ -44,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def page(url: str, status: RunStatus) -> str:
     """The status in words, one line per process."""
+    version = f"policy version {status.policy_version}"
     lines = [
-        f"{url}: {status.state}, step {status.current_step}, "
-        f"policy version {status.policy_version}",
+        f"{url}: {status.state}, step {status.current_step}, {version}",
         f"{status.queued_sequences} sequences queued, {status.leased_sequences} with the "
         f"trainer; {status.batches_acked} batches acked, {status.batches_open} open",
     ]

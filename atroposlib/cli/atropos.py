@@ -7,17 +7,19 @@ after a subcommand are those of the old command, which stays: ``atropos train gr
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 
 import click
 
 from atroposlib import __version__
 from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.utils.command.parser import USAGE_ERROR, did_you_mean
 
+FILE_TRAINERS = "example_trainer.supervised.commands"
 # Subcommand -> (module:function of its words, one line of help).
 COMMANDS = {
     "quickstart": ("atroposlib.quickstart.__main__:main", "Train a small model here, now."),
@@ -28,19 +30,16 @@ COMMANDS = {
     "env run": ("atroposlib.cli.env_files:run", "serve, process or evaluate an environment."),
     "env list": ("atroposlib.cli.env_files:show", "List the environments at hand."),
     "eval": ("atroposlib.cli.env_files:evaluate", "Evaluate a model in an environment."),
-    "train grpo": ("example_trainer.grpo:main", "GRPO and its relatives (atropos-grpo)."),
-    "train sft": ("example_trainer.supervised.sft:main", "Fine-tune on texts (atropos-sft)."),
-    "train dpo": ("example_trainer.supervised.dpo:main", "Train on pairs (atropos-dpo)."),
-    "train rm": (
-        "example_trainer.supervised.reward_model:main",
-        "Train a reward model (atropos-rm).",
-    ),
+    "train grpo": ("example_trainer.cli:main", "GRPO and its relatives (atropos-grpo)."),
+    "train sft": (f"{FILE_TRAINERS}:sft", "Fine-tune on texts (atropos-sft)."),
+    "train dpo": (f"{FILE_TRAINERS}:dpo", "Train on pairs (atropos-dpo)."),
+    "train rm": (f"{FILE_TRAINERS}:reward_model", "Train a reward model (atropos-rm)."),
     "infer": ("atroposlib.inference.__main__:main", "Serve a model (atropos-infer)."),
     "data sft": ("atroposlib.cli.sft_gen:main", "Collect texts (atropos-sft-gen)."),
     "data dpo": ("atroposlib.cli.dpo_gen:main", "Collect pairs (atropos-dpo-gen)."),
     "run": (
         "example_trainer.launch.__main__:main",
-        "All processes of one file, local or slurm.",
+        "All processes of one file: local, slurm.",
     ),
     "chat": ("atroposlib.inference.chat:main", "Talk to a model directory."),
 }
@@ -50,9 +49,11 @@ GROUPS = {
     "train": "Trainers: grpo, sft, dpo, rm.",
     "data": "Training data from rollouts: sft, dpo.",
 }
-# Package that an extra installs -> that extra, by the subcommand's first word.
-EXTRAS = {"train": "train", "run": "train", "quickstart": "quickstart"}
-OF_EXTRAS = frozenset({"torch", "transformers", "peft", "accelerate", "gguf", "math_verify"})
+
+
+def fail(text: str, status: int) -> None:
+    print(f"error: {text}", file=sys.stderr)
+    raise SystemExit(status)
 
 
 class Group(click.Group):
@@ -64,12 +65,11 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        word = args[0]
-        if word not in self.commands and not word.startswith("-"):
-            near = difflib.get_close_matches(word, self.commands, 1, 0.5)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            known = ", ".join(self.commands)
-            raise click.UsageError(f"unknown command {word!r}{hint}: one of {known}", ctx)
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            hint, known = did_you_mean(args[0], self.commands), ", ".join(self.commands)
+            fail(
+                f"{ctx.command_path}: unknown {args[0]!r}{hint} (one of {known})", USAGE_ERROR
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -86,47 +86,39 @@ class Existing(click.Command):
 
     def invoke(self, ctx: click.Context) -> None:
         module, _, function = self.target.partition(":")
-        noun = ctx.command_path.split()[1]
+        status = 130
         try:
-            status = getattr(import_module(module), function)(ctx.args)
-        except ModuleNotFoundError as error:
-            package = (error.name or "").split(".")[0]
-            if package not in OF_EXTRAS:
-                raise
-            extra = EXTRAS.get(noun, "inference")
-            fail(f"{ctx.command_path} needs {package}: pip install 'atroposlib[{extra}]'", 1)
-        except ConfigError as error:
-            fail(str(error), 2)
+            status = getattr(import_module(module), function)(ctx.args) or 0
         except (AtroposError, OSError) as error:
-            fail(str(error), 1)
+            fail(str(error), USAGE_ERROR if isinstance(error, ConfigError) else 1)
         except KeyboardInterrupt:
-            status = 130
-        ctx.exit(int(status or 0))
-
-
-def fail(text: str, status: int) -> None:
-    print(f"error: {text}", file=sys.stderr)
-    raise SystemExit(status)
+            pass
+        ctx.exit(status)
 
 
 @click.group(
     cls=Group,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 90},
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Each command has --help. Example: atropos env new wordle",
 )
-@click.version_option(__version__, prog_name="atroposlib", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="atropos", message="%(prog)s %(version)s")
 def cli() -> None:
     """Reinforcement learning of language models in environments of your own."""
 
 
-@cli.command(short_help="Versions of this installation.")
+for _words, (_target, _about) in COMMANDS.items():
+    _first, _, _verb = _words.partition(" ")
+    if _verb and _first not in cli.commands:
+        cli.add_command(Group(_first, help=GROUPS[_first]))
+    _parent = cli.commands[_first] if _verb else cli
+    assert isinstance(_parent, click.Group)
+    _parent.add_command(Existing(_verb or _first, _target, _about))
+
+
+@cli.command()
 def version() -> None:
     """Versions of this installation."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    print(f"atroposlib {__version__}")
-    print(f"python {sys.version.split()[0]}")
+    print(f"atroposlib {__version__}\npython {sys.version.split()[0]}")
     for name in ("torch", "transformers", "vllm"):
         try:
             print(f"{name} {installed(name)}")
@@ -144,24 +136,6 @@ def completion(shell: str) -> None:
     assert kind is not None
     made = kind(cli, {}, "atropos", "_ATROPOS_COMPLETE")
     print(made.source_template % made.source_vars())
-
-
-def _add_existing() -> None:
-    groups: dict[str, Any] = {}
-    for words, (target, about) in COMMANDS.items():
-        first, _, verb = words.partition(" ")
-        parent = cli
-        if verb:
-            if first not in groups:
-                groups[first] = Group(first, help=GROUPS[first])
-                cli.add_command(groups[first])
-            parent = groups[first]
-        parent.add_command(Existing(verb or first, target, about))
-    for name in ("version", "completion"):  # at the end of the list
-        cli.commands[name] = cli.commands.pop(name)
-
-
-_add_existing()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

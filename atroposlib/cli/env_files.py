@@ -1,8 +1,7 @@
-"""Environments by name or file: the list of those at hand, and their three commands.
+"""Environments by name or file: the list of those at hand, and their commands.
 
     atropos env list
     atropos env run gsm8k process --env.dataset_path test.jsonl
-    atropos env run wordle.py serve
     atropos eval wordle.py --openai.base_url http://127.0.0.1:9001/v1
 
 A name is a file of :mod:`atroposlib.environments`, with or without ``_server`` and ``_env``, or
@@ -11,14 +10,13 @@ an entry point of the group ``atroposlib.environments`` of an installed package.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -26,10 +24,10 @@ from typing import Any
 
 import atroposlib.environments
 from atroposlib.errors import ConfigError, boundary
+from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser, did_you_mean, missing
 
 ENTRY_POINTS = "atroposlib.environments"
-SUFFIXES = ("_server", "_env")
-USAGE = "FILE | FILE:CLASS | a name of `atropos env list`"
+USAGE = "an ENVIRONMENT is a FILE, FILE:CLASS or a name of `atropos env list`"
 # Module that an environment imports -> the package behind it, and the extra that installs it.
 EXTRAS = {
     "text_game": ("gymnasium", "examples"),
@@ -50,10 +48,8 @@ class Listed:
 
 def listed() -> list[Listed]:
     """Environments of this package and of installed ones, without importing them."""
-    found = []
-    for folder in atroposlib.environments.__path__:
-        for path in sorted(Path(folder).glob("[!_]*.py")):
-            found.append(_described(path))
+    folders = map(Path, atroposlib.environments.__path__)
+    found = [_described(p) for folder in folders for p in sorted(folder.glob("[!_]*.py"))]
     for point in entry_points(group=ENTRY_POINTS):
         package = point.dist.name if point.dist else ""
         found.append(Listed(point.name, point.value, f"of the package {package}"))
@@ -64,16 +60,10 @@ def _described(path: Path) -> Listed:
     """The name, docstring and missing packages of a file, which is parsed and not run."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imported = {part for name in _imports(tree) for part in name.split(".")}
-    missing = [
-        extra
-        for module, (package, extra) in EXTRAS.items()
-        if module in imported and importlib.util.find_spec(package) is None
-    ]
+    needs = [e for m, (package, e) in EXTRAS.items() if m in imported and missing(package)]
     about = (ast.get_docstring(tree) or "").split("\n")[0].rstrip(".")
-    name = path.stem
-    for suffix in SUFFIXES:
-        name = name.removesuffix(suffix)
-    return Listed(name, f"{atroposlib.environments.__name__}.{path.stem}", about, *missing[:1])
+    name = path.stem.removesuffix("_server").removesuffix("_env")
+    return Listed(name, f"{ENTRY_POINTS}.{path.stem}", about, *needs[:1])
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -86,15 +76,12 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 def show(argv: Sequence[str] | None = None) -> int:
     """Print the list."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="atropos env list", description="List the environments at hand."
     )
     parser.add_argument("--json", action="store_true", help="one JSON list of objects")
-    options = parser.parse_args(argv)
-    found = listed()
+    options, found = parser.parse_args(argv), listed()
     if options.json:
-        import json
-
         print(json.dumps([asdict(one) for one in found], indent=2))
         return 0
     width = max(len(one.name) for one in found)
@@ -104,25 +91,24 @@ def show(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(argv: Sequence[str] | None = None) -> int:
+def run(words: Sequence[str]) -> int:
     """Run ``serve``, ``process`` or ``evaluate`` of the environment that the first word names."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    return _passed_on("atropos env run ENVIRONMENT serve|process|evaluate", words, ())
+
+
+def evaluate(words: Sequence[str]) -> int:
+    """Evaluate a model in the environment that the first word names."""
+    return _passed_on("atropos eval ENVIRONMENT", words, ("evaluate",))
+
+
+def _passed_on(usage: str, words: Sequence[str], mode: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        print(f"usage: atropos env run ENVIRONMENT serve|process|evaluate ...\n{USAGE}")
-        return 0 if words else 2
+        print(f"usage: {usage} [--env.<field> VALUE] ...\n{USAGE}")
+        return 0 if words else USAGE_ERROR
     env_cls = load(words[0])
-    sys.argv = [words[0], *words[1:]]
+    sys.argv = [words[0], *mode, *words[1:]]
     env_cls.cli()
     return 0
-
-
-def evaluate(argv: Sequence[str] | None = None) -> int:
-    """Evaluate a model in the environment that the first word names."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
-        print(f"usage: atropos eval ENVIRONMENT [--env.<field> VALUE] ...\n{USAGE}")
-        return 0 if words else 2
-    return run([words[0], "evaluate", *words[1:]])
 
 
 def load(target: str) -> Any:
@@ -130,43 +116,41 @@ def load(target: str) -> Any:
 
     Raises:
         ConfigError: there is none, or there are several and ``FILE:CLASS`` chooses none.
+        RolloutError: the file cannot be imported.
     """
     from atroposlib.envs.base import BaseEnv
 
     place, _, wanted = target.partition(":")
     module = _module_of(place)
-    found = {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, type)
-        and issubclass(value, BaseEnv)
-        and value.__module__ == module.__name__
+    own = {
+        k: v
+        for k, v in vars(module).items()
+        if getattr(v, "__module__", "") == module.__name__
     }
+    found = {k: v for k, v in own.items() if isinstance(v, type) and issubclass(v, BaseEnv)}
     if wanted:
         found = {name: value for name, value in found.items() if name == wanted}
     if len(found) != 1:
-        names = f"several environments ({', '.join(found)}): write {place}:NAME"
-        raise ConfigError(f"{target}: {names if found else 'no environment in this file'}")
+        several = f"several environments ({', '.join(found)}): write {place}:NAME"
+        raise ConfigError(f"{target}: {several if found else 'no environment in this file'}")
     return next(iter(found.values()))
 
 
 def _module_of(place: str) -> ModuleType:
     path = Path(place)
-    if path.suffix == ".py" or path.is_file():
+    if path.suffix == ".py":
         if not path.is_file():
             raise ConfigError(f"{place}: no such file")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
         sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does
-        sys.modules[path.stem] = module
+        spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
         with boundary(place, None, "import"):
             spec.loader.exec_module(module)
         return module
     known = {one.name: one.module for one in listed()}
-    named = {**known, **{one.rpartition(".")[2]: one for one in known.values()}}
+    named = {**{one.rpartition(".")[2]: one for one in known.values()}, **known}
     if place not in named:
-        near = get_close_matches(place, named, 1, 0.5)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"no file and no environment {place!r}{hint}: `atropos env list`")
+        hint = did_you_mean(place, named)
+        raise ConfigError(f"no file and no environment {place!r}{hint} (`atropos env list`)")
     return importlib.import_module(named[place].partition(":")[0])

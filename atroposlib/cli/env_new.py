@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import keyword
 import sys
 from collections.abc import Sequence
@@ -10,20 +9,18 @@ from importlib.resources import files
 from pathlib import Path
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command.parser import CommandParser
 
-TEMPLATES = "scaffold"
-PLACEHOLDER = "NAME"
+PLACEHOLDER = "NAME"  # in the names and texts of the files in scaffold/
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the files and print the next commands."""
-    parser = argparse.ArgumentParser(prog="atropos env new", description=__doc__)
+    parser = CommandParser(prog="atropos env new", description=__doc__)
     parser.add_argument("name", help="of the environment and its folder, such as wordle")
-    options = parser.parse_args(argv)
-    folder = Path(options.name)
+    folder = Path(parser.parse_args(argv).name)
     name = folder.name.replace("-", "_")
-    written = write(name, folder)
-    print(f"{folder}/: {', '.join(written)}")
+    print(f"{folder}/: {', '.join(write(name, folder))}")
     print(f"next: cd {folder} && python -m pytest -q")
     print(f"      atropos env try {name}.py -n 3 --model MODEL_DIR")
     return 0
@@ -35,7 +32,7 @@ def write(name: str, folder: Path) -> list[str]:
     Raises:
         ConfigError: the name cannot be imported, or the folder is in use.
     """
-    taken = name in sys.stdlib_module_names or name in ("atroposlib", "test")
+    taken = name in sys.stdlib_module_names or name == "atroposlib"
     if not name.isidentifier() or keyword.iskeyword(name) or taken:
         raise ConfigError(
             f"{name!r} cannot name an environment: use letters, such as my_{name}"
@@ -44,10 +41,9 @@ def write(name: str, folder: Path) -> list[str]:
         raise ConfigError(f"{folder} exists and is not empty: choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    templates = files("atroposlib.cli").joinpath(TEMPLATES)
-    for template in sorted(templates.iterdir(), key=lambda one: one.name):
+    for template in files("atroposlib.cli").joinpath("scaffold").iterdir():
         target = template.name.removesuffix(".txt").replace(PLACEHOLDER, name)
         text = template.read_text(encoding="utf-8").replace(PLACEHOLDER, name)
         (folder / target).write_text(text, encoding="utf-8")
         written.append(target)
-    return written
+    return sorted(written)

@@ -11,36 +11,35 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from atroposlib.cli import env_files
 from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import CommandParser
+from atroposlib.wire import MASKED
 
+PROG = "atropos env try"
 CONNECT_TIMEOUT_S = 3.0
-LABEL_WIDTH = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print ``n`` rollouts; exit status 1 at the first failure, 2 for settings."""
-    parser = argparse.ArgumentParser(
-        prog="atropos env try",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("environment", help=env_files.USAGE)
+    parser = CommandParser(prog=PROG, description=__doc__)
+    parser.add_argument("environment", metavar="ENVIRONMENT", help=env_files.USAGE)
     parser.add_argument("-n", type=int, default=3, metavar="N", help="rollouts (%(default)s)")
     parser.add_argument("--url", help="inference server (--openai.base_url)")
     parser.add_argument("--model", help="its model, and the tokenizer's directory or name")
     options, words = parser.parse_known_args(argv)
     if options.n < 1:
         parser.error("-n is at least 1")
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    style = getattr(options, "log_format", "text")
+    logs.configure(PROG, style, getattr(options, "log_level", "warning"))
     try:
-        env = made(options, words)
-        asyncio.run(try_out(env, options.n))
+        asyncio.run(try_out(made(options, words), options.n))
     except AtroposError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -74,20 +73,19 @@ async def try_out(env: Any, n: int) -> None:
         with boundary(env.label(), None, "setup"):
             await env.setup()
         env.joined_run.work_alone()
-        if isinstance(env, FunctionEnv):
-            for number in range(1, n + 1):
-                item = await next_item(env)
-                rollout = await env.rollouts.train(item)
-                title = f"rollout {number} of {n}, task {item['id']}"
-                if rollout is None:
-                    print(f"{title}: no score (None), it would be drawn again\n")
-                    continue
-                metrics = rollout.reward.metrics
-                score = f"reward {rollout.reward.score:.4g}{parts(metrics)}"
-                for row in rollout.rows:
-                    show(env, title, score, row)
-        else:
-            await try_group(env)
+        if not isinstance(env, FunctionEnv):
+            return await try_group(env)
+        for number in range(1, n + 1):
+            item = await next_item(env)
+            title = f"rollout {number} of {n}, task {item['id']}"
+            rollout = await env.rollouts.train(item)
+            if rollout is None:
+                print(f"{title}: no score (None), it would be drawn again\n")
+                continue
+            parts = ", ".join(f"{k} {v:.4g}" for k, v in rollout.reward.metrics.items())
+            score = f"reward {rollout.reward.score:.4g}" + (f" ({parts})" if parts else "")
+            for row in rollout.rows:
+                show(env, f"{title}: {score}", row)
     finally:
         await env.close()
 
@@ -106,10 +104,9 @@ async def try_group(env: Any) -> None:
     for group in groups:
         for g, score in enumerate(group["scores"]):
             names = ("tokens", "masks", "messages", "inference_logprobs", "versions")
-            columns = {key: group.get(key) for key in names}
-            row = {key: value and value[g] for key, value in columns.items()}
+            row = {key: group[key][g] for key in names if group.get(key)}
             title = f"rollout {g + 1} of {len(group['scores'])}, item {name}"
-            show(env, title, f"reward {score:.4g}", row)
+            show(env, f"{title}: reward {score:.4g}", row)
 
 
 async def next_item(env: Any) -> Any:
@@ -121,21 +118,16 @@ async def next_item(env: Any) -> Any:
 
 
 async def require_server(url: str) -> None:
-    """Require that a port answers, so that no rollout waits for it.
+    """Require that the port of ``url`` answers, so that no rollout waits for it.
 
     Raises:
         ConfigError: it does not.
     """
-    from urllib.parse import urlsplit
-
     split = urlsplit(url)
-    if split.hostname is None:
-        return
     port = split.port or (443 if split.scheme == "https" else 80)
     try:
-        opening = asyncio.open_connection(split.hostname, port)
-        _, writer = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
-        writer.close()
+        opening = asyncio.open_connection(split.hostname or "localhost", port)
+        (await asyncio.wait_for(opening, CONNECT_TIMEOUT_S))[1].close()
     except (OSError, asyncio.TimeoutError) as error:
         raise ConfigError(
             f"no inference server at {url}: start `atropos infer --model MODEL_DIR --port "
@@ -143,39 +135,27 @@ async def require_server(url: str) -> None:
         ) from error
 
 
-# --- what is printed ---
-
-
-def show(env: Any, title: str, score: str, row: Mapping[str, Any]) -> None:
-    """One trained row: its messages, tools and tokens."""
-    print(f"{title}: {score}")
-    messages = row.get("messages")
-    if messages:
-        for message in messages:
-            for label, text in turns(message):
-                print_block(label, text)
-    else:
+def show(env: Any, title: str, row: Mapping[str, Any]) -> None:
+    """Print one trained row: its messages, tools and tokens."""
+    print(title)
+    if not row.get("messages"):
         print_block("text", env.tokenizer.decode(row["tokens"]))
-    sampled = [i for i, label in enumerate(row["masks"]) if label != -100]
+    for message in row.get("messages") or ():
+        for label, text in turns(message):
+            print_block(label, text)
+    sampled = [i for i, label in enumerate(row["masks"]) if label != MASKED]
     line = f"{len(row['tokens'])}, {len(sampled)} of them sampled"
     if row.get("inference_logprobs") and sampled:
         logprobs = [row["inference_logprobs"][i] for i in sampled]
         line += f", mean logprob {sum(logprobs) / len(logprobs):.3f}"
     if row.get("versions") and sampled:
         line += f", policy version {max(row['versions'][i] for i in sampled)}"
-    print_block("tokens", line)
-    print()
-
-
-def parts(metrics: Mapping[str, float]) -> str:
-    named = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-    return f" ({named})" if named else ""
+    print_block("tokens", f"{line}\n")
 
 
 def turns(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Label and text of a message and of each tool call in it."""
-    content = message.get("content")
-    calls = message.get("tool_calls") or []
+    content, calls = message.get("content"), message.get("tool_calls") or []
     if content or not calls:
         yield str(message.get("role")), content if isinstance(content, str) else repr(content)
     for call in calls:
@@ -184,7 +164,7 @@ def turns(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def print_block(label: str, text: str) -> None:
-    """Text with its label; control characters are shown, not sent to the terminal."""
+    """Print text with its label; control characters never reach the terminal."""
     for i, line in enumerate(text.split("\n")):
         clean = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-        print(f"  {'' if i else label:<{LABEL_WIDTH}} {clean}")
+        print(f"  {'' if i else label:<10} {clean}".rstrip())

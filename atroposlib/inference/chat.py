@@ -13,33 +13,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import GPUS, HUB, CommandParser, require
 
 if TYPE_CHECKING:
     from atroposlib.inference.engine.engine import Engine
 
+PROG = "atropos chat"
 Message = dict[str, str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer every line until the end of the input."""
     options = parse_args(argv)
-    path = Path(options.model)
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{path}: no model directory (a directory with a config.json)")
-    from transformers.utils import logging
-
+    require(PROG, "inference", "torch", "transformers")
+    if not (Path(options.model) / "config.json").is_file():
+        raise ConfigError(f"{options.model}: no model directory (one with a config.json)")
     from atroposlib.inference.engine.core import EngineLimits
     from atroposlib.inference.engine.engine import Engine
     from atroposlib.inference.engine.served_model import load_model
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logs.configure(PROG, options.log_format, options.log_level)
     served = load_model(options.model, device=options.device)
     limits = EngineLimits(max_batch=1, kv_budget_tokens=served.max_model_len)
     engine = Engine(served, limits, seed=options.seed)
     engine.start()
-    messages: list[Message] = []
-    if options.system:
-        messages.append({"role": "system", "content": options.system})
+    messages = [{"role": "system", "content": options.system}] if options.system else []
     try:
         for line in lines():
             messages.append({"role": "user", "content": line})
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="atropos chat", description=__doc__)
+    parser = CommandParser(prog=PROG, description=__doc__, variables=(HUB, GPUS))
     add = parser.add_argument
     add("model", metavar="MODEL_DIR", help="such as runs/quickstart-.../model")
     add("--system", help="system message")

@@ -46,7 +46,9 @@ from atroposlib.quickstart.view import View, open_view
 WATCH_INTERVAL_S = 0.5
 LAST_CHECK_TIMEOUT_S = 120.0
 WARM_UP_TIMEOUT_S = 180.0
-REPO = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
+# The folder with environments/: the clone, or the installed package.
+REPO = _PACKAGE.parent if (_PACKAGE.parent / "environments").is_dir() else _PACKAGE
 
 
 class ExitStatus(IntEnum):

@@ -50,9 +50,8 @@ def require_packages(names: tuple[str, ...]) -> None:
 
 
 def require_scripts(repo: Path, env_script: str) -> None:
-    for needed in (repo / env_script, repo / "example_trainer"):
-        if not needed.exists():
-            raise NotReady(f"{needed} is missing; run the quickstart from a checkout")
+    if not (repo / env_script).exists():
+        raise NotReady(f"{repo / env_script} is missing; run the quickstart from a checkout")
 
 
 def require_free_port(option: str, port: int) -> None:

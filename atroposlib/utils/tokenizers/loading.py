@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.tokenizers.plain import PlainTokenizer, obstacle, read_config
+from atroposlib.utils.tokenizers.plain import PlainTokenizer, obstacle, read_json
 
 # Classes that add nothing to tokenizer.json.
 PLAIN = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
@@ -47,12 +47,15 @@ def load_tokenizer_named(name: str) -> Any:
 
 def _is_plain(directory: Path) -> bool:
     has_tokens = (directory / "tokenizer.json").is_file()
-    return has_tokens and read_config(directory).get("tokenizer_class") in PLAIN
+    return (
+        has_tokens
+        and read_json(directory / "tokenizer_config.json").get("tokenizer_class") in PLAIN
+    )
 
 
 def _not_plain(directory: Path) -> str:
     """The reason why a name is no directory that is read without transformers."""
     if not directory.is_dir():
         return f"{directory} is no directory here but a hub name"
-    kind = read_config(directory).get("tokenizer_class")
+    kind = read_json(directory / "tokenizer_config.json").get("tokenizer_class")
     return f"its tokenizer is a {kind}" if kind else f"{directory} has no tokenizer.json"

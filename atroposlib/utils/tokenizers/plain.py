@@ -14,20 +14,14 @@ from pathlib import Path
 from typing import Any
 
 # Settings of tokenizer_config.json that change tokens or texts beyond tokenizer.json.
-CHANGES = (
-    *("add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens"),
-    "clean_up_tokenization_spaces",
-)
-SPECIAL = (
-    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"),
-    *("cls_token", "mask_token"),
-)
+CHANGES = ["add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens"]
+CHANGES += ["clean_up_tokenization_spaces"]
+SPECIAL = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field in templates
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json; empty if there is none."""
-    file = directory / "tokenizer_config.json"
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object; empty if there is no such file."""
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
@@ -35,39 +29,28 @@ def obstacle(directory: Path) -> str:
     """The reason why only transformers reads this tokenizer exactly; empty if there is none."""
     from tokenizers import Tokenizer
 
-    config = read_config(directory)
+    config = read_json(directory / "tokenizer_config.json")
     for name in CHANGES:
         if config.get(name):
             return f"its tokenizer_config.json sets {name}"
     if isinstance(config.get("chat_template"), list):
         return "it has several chat templates"
-    model = directory / "config.json"
-    kind = (
-        json.loads(model.read_text(encoding="utf-8")).get("model_type", "")
-        if model.is_file()
-        else ""
-    )
-    if "stral" in str(kind):  # transformers repairs the pattern of some of Mistral's
+    kind = str(read_json(directory / "config.json").get("model_type", ""))
+    if "stral" in kind:  # transformers repairs the pattern of some of Mistral's
         return f"its model type is {kind}"
     backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    added = backend.get_added_tokens_decoder().values()
-    known = {token.content for token in added if token.special}
-    named = [*map(text_of, map(config.get, SPECIAL)), *extra_tokens(config)]
-    lacking = [token for token in named if token and token not in known]
+    known = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+    wanted = [config.get(name) for name in SPECIAL]
+    for name in ("extra_special_tokens", "additional_special_tokens"):
+        extra = config.get(name) or []
+        wanted += extra.values() if isinstance(extra, Mapping) else extra
+    lacking = [text for text in map(text_of, wanted) if text and text not in known]
     return f"tokenizer.json lacks the special token {lacking[0]}" if lacking else ""
 
 
 def text_of(token: Any) -> str:
     """A special token's text, which some files wrap in an object."""
     return str(token["content"]) if isinstance(token, Mapping) else str(token or "")
-
-
-def extra_tokens(config: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
-    for name in ("extra_special_tokens", "additional_special_tokens"):
-        given = config.get(name) or []
-        found += map(text_of, given.values() if isinstance(given, Mapping) else given)
-    return found
 
 
 class PlainTokenizer:
@@ -77,27 +60,22 @@ class PlainTokenizer:
         from tokenizers import Tokenizer
 
         self.name_or_path = str(directory)
-        self.backend_tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self.backend_tokenizer: Any = Tokenizer.from_file(str(directory / "tokenizer.json"))
         self.backend_tokenizer.no_padding()
         self.backend_tokenizer.no_truncation()
-        config = read_config(directory)
-        template = directory / "chat_template.jinja"
-        self.chat_template: str | None = (
-            template.read_text(encoding="utf-8")
-            if template.is_file()
-            else config.get("chat_template")
-        )
-        self.special_tokens_map = {
-            name: text_of(config[name]) for name in SPECIAL if config.get(name)
-        }
+        config = read_json(directory / "tokenizer_config.json")
+        file = directory / "chat_template.jinja"
+        self.chat_template: str | None = config.get("chat_template")
+        if file.is_file():
+            self.chat_template = file.read_text(encoding="utf-8")
+        self.special_tokens_map = {n: text_of(config[n]) for n in SPECIAL if config.get(n)}
 
     def __getattr__(self, name: str) -> Any:
         """``eos_token``, ``eos_token_id`` and their kind; None if the tokenizer has none."""
         token = name.removesuffix("_id")
         if token not in SPECIAL:
-            raise AttributeError(
-                f"{name}: of transformers only: pip install 'atroposlib[transformers]'"
-            )
+            extra = "pip install 'atroposlib[transformers]'"
+            raise AttributeError(f"{name}: only tokenizers of transformers have it: {extra}")
         text = self.special_tokens_map.get(token)
         return text if token == name or text is None else self.convert_tokens_to_ids(text)
 
@@ -112,8 +90,9 @@ class PlainTokenizer:
         return found
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        encoded = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return list(encoded.ids)
+        return list(
+            self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        )
 
     def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
@@ -133,18 +112,16 @@ class PlainTokenizer:
         **options: Any,
     ) -> Any:
         """The prompt as text, or as token ids where ``tokenize``."""
-        given = {**self.special_tokens_map, **options}
-        text = self._compiled.render(
+        text = self._template.render(
+            **{"documents": None, **self.special_tokens_map, **options},
             messages=[with_reasoning(message) for message in conversation],
             tools=None if tools is None else list(tools),
-            documents=given.pop("documents", None),
             add_generation_prompt=add_generation_prompt,
-            **given,
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     @cached_property
-    def _compiled(self) -> Any:
+    def _template(self) -> Any:
         """The chat template in the sandbox that transformers makes for it."""
         import jinja2
         from jinja2.ext import Extension, loopcontrols
@@ -162,13 +139,12 @@ class PlainTokenizer:
         def raise_exception(message: str) -> None:
             raise jinja2.TemplateError(message)
 
-        def tojson(value: Any, **options: Any) -> str:
-            return json.dumps(value, **{"ensure_ascii": False, **options})
-
         sandbox = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
         )
-        sandbox.filters["tojson"] = tojson
+        sandbox.filters["tojson"] = lambda value, **options: json.dumps(
+            value, **{"ensure_ascii": False, **options}
+        )
         sandbox.globals["raise_exception"] = raise_exception
         sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         return sandbox.from_string(self.chat_template or "")
@@ -177,6 +153,8 @@ class PlainTokenizer:
 def with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     """``message`` with its reasoning under the names that templates read."""
     given = [message[name] for name in REASONING if message.get(name) is not None]
-    if not given:
-        return dict(message)
-    return {"thinking": given[0], **message, "reasoning_content": given[0]}
+    return (
+        {"thinking": given[0], **message, "reasoning_content": given[0]}
+        if given
+        else {**message}
+    )
