@@ -56,6 +56,7 @@ class GSM8kEnv(SingleTurnEnv):
 
     name = "gsm8k"
     env_config_cls = GSM8kConfig
+    verifier = None  # until setup
 
     async def setup(self):
         self.verifier = VerifierPool(1)  # nearly all answers are plain numbers
@@ -77,7 +78,8 @@ class GSM8kEnv(SingleTurnEnv):
         return brevity_scores(rewards, lengths, self.config.max_token_length)
 
     async def close(self):
-        await self.verifier.close()
+        if self.verifier is not None:
+            await self.verifier.close()
         await super().close()
 
 

@@ -159,6 +159,7 @@ class MathZeroEnv(SequentialEnv):
 
     name = "math_zero"
     env_config_cls = MathZeroConfig
+    verifier = None  # until setup
     default_settings = {"steps_per_eval": 25}
 
     async def setup(self):
@@ -271,7 +272,8 @@ class MathZeroEnv(SequentialEnv):
         )
 
     async def close(self):
-        await self.verifier.close()
+        if self.verifier is not None:
+            await self.verifier.close()
         await super().close()
 
 

@@ -138,6 +138,7 @@ class RlaifEnv(SequentialEnv):
 
     name = "rlaif"
     env_config_cls = RlaifConfig
+    judge = None  # until setup
     default_settings = {"steps_per_eval": 100}
 
     async def setup(self):
@@ -274,7 +275,7 @@ class RlaifEnv(SequentialEnv):
         )
 
     async def close(self):
-        if self.judge is not self.server:
+        if self.judge not in (None, self.server):
             await self.judge.close()
         await super().close()
 

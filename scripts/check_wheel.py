@@ -26,6 +26,15 @@ ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 600.0
 MISSING = ("torch", "transformers", "math_verify", "sympy")
 MAX_HELP_CPU_S = 1.5  # a loaded machine; each needs a fraction of it
+# Words of atropos -> the extra that its one line has to name.
+LACKING = {
+    "train grpo --model-name m": "train",
+    "infer --model m": "inference",
+    "chat m": "inference",
+    "quickstart --model tiny": "quickstart",
+    "env run gsm8k process --openai.base_url http://127.0.0.1:1/v1": "math",
+    "data sft lines.jsonl --tokenizer owner/model": "transformers",
+}
 # Program of the last check: a fake server in this process, an environment in another.
 PROCESS = """
 import json, subprocess, sys
@@ -109,6 +118,8 @@ def check(python: str, folder: Path, max_mb: int) -> None:
         seconds = run(f"{command} --help", [str(bin_folder / command), "--help"], folder)
         if seconds > MAX_HELP_CPU_S:
             raise Failed(f"{command} --help took {seconds:.1f} s of CPU")
+    for words, extra in LACKING.items():
+        require_extra(bin_folder / "atropos", words, extra, folder)
     for name in sorted(path.stem for path in (ROOT / "environments").glob("*.py")):
         module = f"atroposlib.environments.{name}"
         run(f"-m {module} --help", [inside, "-m", module, "process", "--help"], folder)
@@ -117,6 +128,17 @@ def check(python: str, folder: Path, max_mb: int) -> None:
     run("env new", [str(bin_folder / "atropos"), "env", "new", "wordle"], folder)
     run("its gold answers", [inside, "-c", GOLD], folder)
     run("env try, process", [inside, "-c", PROCESS], folder, path)
+
+
+def require_extra(command: Path, words: str, extra: str, folder: Path) -> None:
+    """Require that a command without its extra fails with a last line that names it."""
+    line = [str(command), *words.split()]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=WAIT_S)
+    last = done.stderr.strip().splitlines()[-1:]
+    fine = done.returncode in (1, 2) and f"pip install 'atroposlib[{extra}]'" in "".join(last)
+    if not fine or "Traceback" in done.stderr:
+        raise Failed(f"atropos {words}: exit status {done.returncode}\n{done.stderr[-2000:]}")
+    print(f"check_wheel: {last[0]}", flush=True)
 
 
 def commands(python: str, folder: Path) -> list[str]:

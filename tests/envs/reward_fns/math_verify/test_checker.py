@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 
+from atroposlib.envs.reward_fns.math_verify import checker
 from atroposlib.envs.reward_fns.math_verify.checker import (
     CheckFailed,
     Correctness,
@@ -14,6 +15,7 @@ from atroposlib.envs.reward_fns.math_verify.checker import (
     as_number,
     boxed_answer,
 )
+from atroposlib.errors import ConfigError
 
 
 @pytest.fixture
@@ -91,3 +93,9 @@ async def test_expressions_are_checked_by_math_verify_even_after_one_that_hangs(
         await verifier.check("\\boxed{9^{9^{9}}}", "72")
     verifier.process.timeout_s = 20.0
     assert await verifier.check(r"\boxed{2 \cdot 36}", "72") is Correctness.CORRECT
+
+
+def test_a_missing_math_verify_is_an_error_with_its_extra_before_the_first_check(monkeypatch):
+    monkeypatch.setattr(checker, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'atroposlib\[math\]'"):
+        MathVerifier()
