@@ -22,7 +22,7 @@ from atroposlib.processes import (
 )
 from atroposlib.quickstart import models
 from atroposlib.quickstart.commands import processes, thread_env
-from atroposlib.quickstart.heldout import Check, Heldout
+from atroposlib.live.heldout import Check, Heldout
 from atroposlib.quickstart.recipes import Options, QuickstartPlan, Recipe, ServingEngine
 from atroposlib.trackers.jsonl import read_steps
 

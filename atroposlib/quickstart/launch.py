@@ -18,6 +18,8 @@ from pathlib import Path
 from rich.console import Console
 
 from atroposlib.errors import AtroposError
+from atroposlib.live.sources import Sources, version_of
+from atroposlib.live.view import View, open_view
 from atroposlib.processes import (
     Children,
     Interrupted,
@@ -39,9 +41,7 @@ from atroposlib.quickstart.recipes import (
     recipe_for,
 )
 from atroposlib.quickstart.report import Findings, next_steps, write_report
-from atroposlib.quickstart.sources import Sources, version_of
 from atroposlib.quickstart.verdict import judge
-from atroposlib.quickstart.view import View, open_view
 
 WATCH_INTERVAL_S = 0.5
 LAST_CHECK_TIMEOUT_S = 120.0
@@ -174,7 +174,7 @@ class QuickstartRun:
     def __post_init__(self) -> None:
         self.started = time.monotonic()
         self.trained_s = 0.0  # from the first process to the end of the trainer
-        self.sources = Sources(self.plan, self.started)
+        self.sources = Sources(self.plan.watched(), self.started)
         self.notes: list[str] = []
         self.server_version: int | None = None
         health_url = f"{self.plan.api_url}/health"

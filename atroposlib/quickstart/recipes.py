@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+from atroposlib.live.sources import WatchedRun
+
 GIGABYTE = 10**9
 
 
@@ -159,6 +161,21 @@ class QuickstartPlan:
     @property
     def checkpoints(self) -> Path:
         return self.options.out / "checkpoints"
+
+    def watched(self) -> WatchedRun:
+        """Return what the live view shows."""
+        return WatchedRun(
+            name="atropos quickstart",
+            title=f"{self.options.model} on {self.options.engine.value}",
+            steps=self.recipe.steps,
+            api_url=self.api_url,
+            server_url=self.server_url,
+            local_server=self.options.engine is ServingEngine.LOCAL,
+            metrics_path=self.metrics_path,
+            heldout_dir=self.heldout_dir,
+            task=self.recipe.task,
+            reward_words=self.recipe.reward,
+        )
 
     def settings(self) -> dict[str, object]:
         """Return the settings for the report, complete enough to repeat the run."""

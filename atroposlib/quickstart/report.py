@@ -15,8 +15,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from atroposlib.live.heldout import HeldoutSample
+from atroposlib.live.sources import column
 from atroposlib.quickstart.charts import Point, Series, line_chart
-from atroposlib.quickstart.heldout import HeldoutSample
 from atroposlib.quickstart.recipes import QuickstartPlan
 from atroposlib.quickstart.verdict import (
     LAST_STEPS,
@@ -24,7 +25,6 @@ from atroposlib.quickstart.verdict import (
     MISMATCH_LIMIT,
     Row,
     RunVerdict,
-    column,
     figure,
 )
 

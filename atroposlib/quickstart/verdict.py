@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atroposlib.live.sources import column
 from atroposlib.quickstart.recipes import Recipe
-from atroposlib.trackers import finite_number
 
 LAST_STEPS = 5
 MISMATCH_LIMIT = 1e-3  # nats; server and trainer both compute in float32
@@ -46,12 +46,6 @@ class RunVerdict:
 
 def figure(value: float | None) -> str:
     return "?" if value is None else f"{value:.2f}"
-
-
-def column(rows: Sequence[Row], name: str) -> list[float]:
-    """Return the finite numbers of one column, in row order."""
-    values = (finite_number(row.get(name)) for row in rows)
-    return [value for value in values if value is not None]
 
 
 def first(rows: Sequence[Row], name: str) -> float | None:

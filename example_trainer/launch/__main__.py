@@ -25,6 +25,7 @@ from example_trainer.settings.files import parse_override
 
 PROG = "atropos-launch"
 logger = logging.getLogger(__name__)
+NO_LIVE = "one line per step, no live view"
 ROLES = ("api", "inference", "environment", "trainer")
 
 
@@ -44,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
 
         exec_role(load_plan(args.plan), args.role, args.index, args.meet)
     plan = plan_of(args)
-    return _local(plan) if args.what == "local" else _slurm(plan, args.dry_run)
+    return _local(plan, args.live) if args.what == "local" else _slurm(plan, args.dry_run)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -64,6 +65,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         one.add_argument("--out", help="logs, queue, checkpoints (as out=)")
         one.add_argument("--nproc", type=int, help="trainer ranks per node (trainer.nproc=)")
         one.add_argument("overrides", nargs="*", metavar="key=value")
+    local.add_argument("--no-live", dest="live", action="store_false", help=NO_LIVE)
     slurm.add_argument("--dry-run", action="store_true", help="write scripts, submit nothing")
     node = what.add_parser("node", help="what a job of the cluster runs")
     node.add_argument("--plan", required=True)
@@ -80,10 +82,10 @@ def plan_of(args: argparse.Namespace) -> Plan:
     return read_plan(args.config, [parse_override(word) for word in words])
 
 
-def _local(plan: Plan) -> int:
+def _local(plan: Plan, live: bool) -> int:
     stop = StopRequest()
     stop.listen()
-    run_local(plan, stop, logger.info)
+    run_local(plan, stop, live)
     return 0
 
 

@@ -17,12 +17,17 @@ Only processes started here are signalled (atroposlib.processes).
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
+
 from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.live.sources import RunSnapshot, Sources, WatchedRun
+from atroposlib.live.view import View, clock, open_view
 from atroposlib.processes import (
     Child,
     Children,
@@ -38,15 +43,15 @@ from atroposlib.utils.command import logs
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
+from example_trainer.launch.servers import choose_engine
 from example_trainer.settings.weights import ServingSettings
 
-POLL_S = 0.2
+POLL_S = 0.5
 API_READY_TIMEOUT_S = 120.0
 RESTART_GRACE_S = 5.0
 GRACE_S = 30.0  # a trainer finishes publish and ack before it handles SIGTERM
 TRAINER = "trainer"
 FAILED, NOT_STARTED = 1, 2
-PrintLine = Callable[[str], None]
 
 
 class RestartPolicy:
@@ -122,8 +127,8 @@ def exit_status(prog: str, action: Callable[[], int]) -> int:
         return NOT_STARTED if isinstance(error, ConfigError) else FAILED
 
 
-def run_local(plan: Plan, stop: StopRequest, print_line: PrintLine = print) -> None:
-    """Start all processes and return when the trainer is done.
+def run_local(plan: Plan, stop: StopRequest, live: bool = True) -> None:
+    """Start all processes and return when the trainer is done; show its steps meanwhile.
 
     Raises:
         ConfigError: the plan cannot be used.
@@ -131,15 +136,37 @@ def run_local(plan: Plan, stop: StopRequest, print_line: PrintLine = print) -> N
         Interrupted: a signal came.
     """
     settings, cfg = trainer_settings(plan)
-    for note in settings.notes:
-        print_line(f"note: {note}")
-    specs = processes(plan, cfg)
-    logs = plan.directory / "logs"
+    specs, started = processes(plan, cfg), time.monotonic()
+    log_dir = plan.directory / "logs"
     policy = RestartPolicy(cfg.trainer_retries, plan.restarts, plan.restart_delay_s)
-    print_line(f"{plan.name}: logs in {logs}")
-    with Children(logs, stop) as children:
-        supervise(specs, children, stop, policy, print_line)
-    print_line(f"{plan.name}: done; models in {cfg.save_path}")
+    api, server = (str(spec.health_url).removesuffix("/health") for spec in specs[:2])
+    watched = WatchedRun(
+        name="atropos-launch",
+        title=f"{plan.name}: {cfg.model_name}",
+        steps=cfg.training_steps,
+        api_url=api,
+        server_url=server,  # of several, the first
+        local_server=choose_engine(plan.inference.engine) == "local",
+        metrics_path=cfg.metrics_file,
+        heldout_dir=plan.directory / "heldout",
+    )
+    sources = Sources(watched, started)
+    view = open_view(Console(), live, as_logs=True)
+    try:
+        for line in (*(f"note: {note}" for note in settings.notes), f"logs in {log_dir}"):
+            view.print_line(f"{plan.name}: {line}")
+        with Children(log_dir, stop) as children:
+            supervise(specs, children, stop, policy, view, sources.read)
+        view.show(sources.read())
+    finally:
+        view.close()
+        sources.probe.close()
+    metrics = cfg.metrics_file.absolute()
+    view.print_line(
+        f"{plan.name}: done, {len(sources.metrics.rows)} steps in "
+        f"{clock(time.monotonic() - started)}; model {Path(cfg.save_path) / 'final_model'}, "
+        f"metrics {metrics}, logs {log_dir}, run {plan.directory}"
+    )
 
 
 def supervise(
@@ -147,16 +174,19 @@ def supervise(
     children: Children,
     stop: StopRequest,
     policy: RestartPolicy,
-    print_line: PrintLine = print,
+    view: View,
+    snapshot: Callable[[], RunSnapshot],
 ) -> None:
     """Start every process, end all when the trainer exits with 0. Raises as run_local."""
     may_end = {spec.name for spec in specs if spec.health_url is None}
     run = Supervisor(
-        specs, children, stop, policy, may_end=lambda: may_end, print_line=print_line
+        specs, children, stop, policy, may_end=lambda: may_end, print_line=view.print_line
     )
-    run.start_servers()
+    run.start_servers(view.waiting)
     run.start_workers()
-    run.watch(lambda: run.completed(TRAINER), poll_s=POLL_S)
+    run.watch(
+        lambda: run.completed(TRAINER), observe=lambda: view.show(snapshot()), poll_s=POLL_S
+    )
     children.end(list(run.specs), GRACE_S)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atroposlib.quickstart.heldout import HeldoutSample
+from atroposlib.live.heldout import HeldoutSample
 from atroposlib.quickstart.recipes import recipe_for
 from atroposlib.quickstart.report import Findings, page, write_report
 from atroposlib.quickstart.verdict import judge

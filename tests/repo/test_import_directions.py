@@ -11,6 +11,7 @@ LIBRARY = (
     "atroposlib.utils",
     "atroposlib.client",
     "atroposlib.frontend",
+    "atroposlib.live",
     "atroposlib.trackers",
 )
 GENERATION = "atroposlib.generation"
@@ -93,6 +94,7 @@ ALONE: Mapping[str, tuple[str, ...]] = {
         "atroposlib.errors",
         "atroposlib.wire",
         "atroposlib.client",
+        "atroposlib.live",
         "atroposlib.trackers",
         "atroposlib.processes",
         "atroposlib.utils",
@@ -100,11 +102,13 @@ ALONE: Mapping[str, tuple[str, ...]] = {
     "atroposlib.quickstart": (
         *FOUNDATION,
         "atroposlib.client",
+        "atroposlib.live",
         "atroposlib.processes",
         "atroposlib.testing",
         "atroposlib.trackers",
         "atroposlib.utils",
     ),
+    "atroposlib.live": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
     "atroposlib.frontend": (*FOUNDATION, "atroposlib.utils"),
     "atroposlib.testing": FOUNDATION,
 }

@@ -88,7 +88,7 @@ class ProcessHandler(logging.StreamHandler[IO[str]]):
         self._given = stream
         super().__init__(stream or sys.stderr)
         self.setFormatter(formatter)
-        self.style, self.process = formatter.style, formatter.process
+        self.style = formatter.style
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = self._given or sys.stderr  # a live view replaces sys.stderr
@@ -106,13 +106,14 @@ class _Forwarding(logging.Logger):
 
 
 def configure(
-    process: str, style: str, level: str, stream: IO[str] | None = None
+    process: str, form: str, level: str, stream: IO[str] | None = None
 ) -> logging.Handler:
     """Send all logs of this process to stderr, in one of ``FORMATS``."""
     root, least = logging.getLogger(), getattr(logging, level.upper())
-    for old in active():
-        root.removeHandler(old)
-    handler = ProcessHandler(_Formatter(process, style), stream)
+    for old in root.handlers[:]:
+        if isinstance(old, ProcessHandler):
+            root.removeHandler(old)
+    handler = ProcessHandler(_Formatter(process, form), stream)
     root.addHandler(handler)
     root.setLevel(max(logging.INFO, least))
     library = logging.getLogger("transformers")
@@ -122,16 +123,17 @@ def configure(
         logging.getLogger(name).setLevel(least)
     for name in NOISY:
         logging.getLogger(name).setLevel(max(logging.WARNING, least))
-    if style == "json":
+    if form == "json":
         logging.captureWarnings(True)
         sys.excepthook = _log_exception
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # a bar is no JSON
     return handler
 
 
-def active() -> list[ProcessHandler]:
-    """The handler of this process in a list; empty before :func:`configure`."""
-    return [one for one in logging.getLogger().handlers if isinstance(one, ProcessHandler)]
+def style() -> str:
+    """The format of this process's logs; text before :func:`configure`."""
+    handlers = logging.getLogger().handlers
+    return next((one.style for one in handlers if isinstance(one, ProcessHandler)), "text")
 
 
 def _log_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -140,7 +142,7 @@ def _log_exception(kind: type[BaseException], error: BaseException, trace: Any) 
 
 def report(process: str, message: object) -> None:
     """Write the last line of a command: ``process: message``, or a JSON line where logs are."""
-    if any(one.style == "json" for one in active()):
+    if style() == "json":
         logging.getLogger(OURS[0]).error("%s", message)
     else:
         print(f"{process}: {redact(str(message))}", file=sys.stderr, flush=True)

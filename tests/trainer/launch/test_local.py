@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from atroposlib.live.sources import RunSnapshot
+from atroposlib.live.view import PlainView
 from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest
 from example_trainer.launch.local import RestartPolicy, processes, supervise
 from example_trainer.launch.plan import trainer_settings
@@ -54,7 +58,7 @@ def watch(tmp_path):
     """Run stand-ins to the end of the run; return the output and the starts of each."""
 
     def run(policy: RestartPolicy, **codes: list[int]):
-        printed: list[str] = []
+        console = Console(file=io.StringIO(), width=200)
         specs = [
             ProcessSpec(
                 name,
@@ -67,14 +71,15 @@ def watch(tmp_path):
         ]
         with Children(tmp_path / "logs") as children:
             try:
-                supervise(specs, children, StopRequest(), policy, printed.append)
+                view = PlainView(console)
+                supervise(specs, children, StopRequest(), policy, view, RunSnapshot)
             except RunFailed as failure:
-                printed.append(f"failed: {failure.line}")
+                view.print_line(f"failed: {failure.line}")
         starts = {
             name: (tmp_path / name).read_text().split() if (tmp_path / name).exists() else []
             for name in codes
         }
-        return printed, starts
+        return console.file.getvalue().splitlines(), starts
 
     return run
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from atroposlib.quickstart.heldout import Heldout, HeldoutSample
+from atroposlib.live.heldout import Heldout, HeldoutSample
 
 
 def write_check(directory, step, exact, samples):

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from atroposlib.quickstart.heldout import HeldoutSample
-from atroposlib.quickstart.sources import RunSnapshot
-from atroposlib.quickstart.view import PlainView, open_view, panel, sparkline, step_line
+from atroposlib.live.heldout import HeldoutSample
+from atroposlib.live.sources import RunSnapshot
+from atroposlib.live.view import PlainView, open_view, panel, sparkline, step_line
 
 ANSWER = HeldoutSample(0, "What is 4 + 3?", "It is\x1b[2J[b]many", "7", 0.25, False)
 MOMENT = RunSnapshot(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import textwrap
 import time
 from abc import ABC, abstractmethod
@@ -19,9 +20,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from atroposlib.quickstart.sources import RunSnapshot
+from atroposlib.live.sources import RunSnapshot
+from atroposlib.utils.command import logs
 
 BARS = " ▁▂▃▄▅▆▇█"
+logger = logging.getLogger(__name__)
 LABEL_WIDTH = 9
 FRAME_WIDTH = 6  # border, padding, and the space between label and text
 TALL = 32  # terminal lines from which curves have three lines
@@ -229,10 +232,17 @@ class LiveView(View):
 class PlainView(View):
     """Lines only; the same wait is repeated at most every ten seconds."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, as_logs: bool = False) -> None:
         super().__init__(console)
+        self._as_logs = as_logs
         self._shown_steps = 0
         self._quiet_until = 0.0
+
+    def print_line(self, line: str) -> None:
+        if self._as_logs:
+            logger.info(line)
+        else:
+            super().print_line(line)
 
     def show(self, snapshot: RunSnapshot) -> None:
         if snapshot.step > self._shown_steps:
@@ -245,5 +255,9 @@ class PlainView(View):
             self.print_line(line)
 
 
-def open_view(console: Console, live: bool) -> View:
-    return LiveView(console) if live and console.is_terminal else PlainView(console)
+def open_view(console: Console, live: bool, as_logs: bool = False) -> View:
+    """Open a panel on a terminal, else lines; lines are logs if ``as_logs`` or logs are JSON."""
+    as_json = logs.style() == "json"
+    if live and console.is_terminal and not as_json:
+        return LiveView(console)
+    return PlainView(console, as_logs or as_json)

@@ -1,4 +1,4 @@
-"""Status of a running quickstart, read from its files and its HTTP routes.
+"""Status of a running run, read from its files and its HTTP routes.
 
 metrics.jsonl (trainer) --.
 heldout/ (environment) ---+--> Snapshot --> view
@@ -17,9 +17,8 @@ from typing import Any
 
 import httpx
 
-from atroposlib.quickstart.heldout import Heldout, HeldoutSample
-from atroposlib.quickstart.recipes import QuickstartPlan, ServingEngine
-from atroposlib.quickstart.verdict import column
+from atroposlib.live.heldout import Heldout, HeldoutSample
+from atroposlib.trackers import finite_number
 
 REQUEST_TIMEOUT_S = 1.0  # a busy server may miss one poll; the next is half a second later
 RATE_WINDOW_S = 0.5
@@ -33,7 +32,7 @@ RECENT_STEPS = 8  # whose duration is the estimate of the next ones
 class RunSnapshot:
     """Status of a run at one moment. None: not known (yet)."""
 
-    name: str = "atropos quickstart"  # the command
+    name: str = ""  # the command
     title: str = ""
     task: str = ""
     reward_words: str = ""  # what the reward is
@@ -112,14 +111,30 @@ class Probe:
         self._client.close()
 
 
-class Sources:
-    """All sources of a snapshot, for one plan."""
+@dataclass(frozen=True)
+class WatchedRun:
+    """What identifies the sources of a run, and its words in the view."""
 
-    def __init__(self, plan: QuickstartPlan, started: float) -> None:
-        self.plan = plan
+    name: str  # the command
+    title: str
+    steps: int
+    api_url: str
+    server_url: str
+    local_server: bool  # atroposlib.inference, else vLLM or SGLang
+    metrics_path: Path
+    heldout_dir: Path
+    task: str = ""
+    reward_words: str = ""
+
+
+class Sources:
+    """All sources of a snapshot, for one run."""
+
+    def __init__(self, run: WatchedRun, started: float) -> None:
+        self.run = run
         self.started = started  # time.monotonic() of the first process
-        self.metrics = JsonLines(plan.metrics_path)
-        self.heldout = Heldout(plan.heldout_dir)
+        self.metrics = JsonLines(run.metrics_path)
+        self.heldout = Heldout(run.heldout_dir)
         self.probe = Probe()
         self.status: dict[str, Any] | None = None  # None while the API does not answer
         self.delivered = 0  # batches, by the last answer
@@ -129,7 +144,7 @@ class Sources:
     def read(self) -> RunSnapshot:
         """Read every source once; takes at most a few ANSWER_WITHIN_S."""
         rows = self.metrics.read()
-        self.status = self.probe.get(f"{self.plan.api_url}/status")
+        self.status = self.probe.get(f"{self.run.api_url}/status")
         if (delivered := number(self.status, "current_step")) is not None:
             self.delivered = int(delivered)
         info = self.server_info()
@@ -137,16 +152,17 @@ class Sources:
         if (total := self._generated_tokens(info)) is not None:
             self._rate.note(now, total)
         latest: Mapping[str, Any] = rows[-1] if rows else {}
-        recipe = self.plan.recipe
+        run = self.run
         return RunSnapshot(
-            title=f"{self.plan.options.model} on {self.plan.options.engine.value}",
-            task=recipe.task,
-            reward_words=recipe.reward,
+            name=run.name,
+            title=run.title,
+            task=run.task,
+            reward_words=run.reward_words,
             elapsed_s=now - self.started,
-            left_s=seconds_left(rows, recipe.steps),
+            left_s=seconds_left(rows, run.steps),
             phase=phase_of(self.status),
             step=len(rows),
-            steps=recipe.steps,
+            steps=run.steps,
             rewards=tuple(column(rows, "reward_mean")),
             exacts=tuple(column(rows, "env/exact")),
             heldout=tuple((check.step, check.exact) for check in self.heldout.read()),
@@ -162,20 +178,19 @@ class Sources:
         )
 
     def server_info(self) -> dict[str, Any] | None:
-        local = self.plan.options.engine is ServingEngine.LOCAL
-        route = "server_info" if local else "weight_info"
-        return self.probe.get(f"{self.plan.server_url}/{route}")
+        route = "server_info" if self.run.local_server else "weight_info"
+        return self.probe.get(f"{self.run.server_url}/{route}")
 
     def _generated_tokens(self, info: Mapping[str, Any] | None) -> float | None:
         """Return the number of tokens the server has generated since its start."""
-        if self.plan.options.engine is ServingEngine.LOCAL:
+        if self.run.local_server:
             return number(info, "generated_tokens_total")
-        text = self.probe.text(f"{self.plan.server_url}/metrics")
+        text = self.probe.text(f"{self.run.server_url}/metrics")
         return None if text is None else counter(text, "vllm:generation_tokens_total")
 
     def env_beat_after(self, moment: float) -> bool:
         """Whether an environment called the API after ``moment`` (monotonic seconds)."""
-        status = self.probe.get(f"{self.plan.api_url}/status")
+        status = self.probe.get(f"{self.run.api_url}/status")
         beats = [p for p in participants(status) if p.get("role") == "env"]
         # The API may count a beat sent just before the death just after it.
         return any(time.monotonic() - age_s(beat) > moment + 0.5 for beat in beats)
@@ -207,6 +222,12 @@ def seconds_left(rows: Sequence[Mapping[str, Any]], steps: int) -> float | None:
     recent = rows[-RECENT_STEPS:]
     spent = sum(sum(column([row], n)) for row in recent for n in row if n[:8] == "seconds_")
     return spent / len(recent) * max(0, steps - len(rows)) if spent > 0 else None
+
+
+def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """Return the finite numbers of one column, in row order."""
+    values = (finite_number(row.get(name)) for row in rows)
+    return [value for value in values if value is not None]
 
 
 def number(row: Mapping[str, Any] | None, name: str) -> float | None:

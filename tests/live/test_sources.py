@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import json
 
-from atroposlib.quickstart.recipes import ServingEngine
-from atroposlib.quickstart.sources import (
+from atroposlib.live.sources import (
     JsonLines,
     TokenRate,
     WaitHistory,
@@ -13,6 +12,7 @@ from atroposlib.quickstart.sources import (
     seconds_left,
     version_of,
 )
+from atroposlib.quickstart.recipes import ServingEngine
 
 STATUS = {
     "blocked_reason": "3 of 8 groups are queued",
