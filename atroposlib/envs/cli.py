@@ -13,9 +13,10 @@ import asyncio
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -258,7 +259,9 @@ def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSet
     mode, words = read_mode(words)
     defaults = Defaults(env_cls, mode)
     given = flags.read_flags(words, defaults.fields)
-    yaml_config = read_yaml(given.pop(flags.CONFIG_FLAG, None), defaults)
+    path = given.pop(flags.CONFIG_FLAG, None)
+    yaml_config = read_yaml(path, defaults)
+    sourced = partial(described, path=path, given=given)
 
     manager_names = ServerManagerConfig.model_fields.keys()
     env_values = merge_dicts(
@@ -275,12 +278,12 @@ def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSet
         if configs is None and not overrides and not from_yaml:
             return None
         base = APIServerConfig() if configs is None else configs
-        with described(namespace):
+        with sourced(namespace):
             return resolve_servers(base, from_yaml, overrides, namespace, logger)
 
-    with described(ENV_NAMESPACE):
+    with sourced(ENV_NAMESPACE):
         env = defaults.env_fields(**env_values)
-    with described(""):
+    with sourced(""):
         manager = ServerManagerConfig(**manager_values)
     return CommandSettings(
         mode=mode,
@@ -310,18 +313,25 @@ def help_page(env_cls: type[EnvRuntime], program: str, words: Sequence[str]) -> 
 
 
 @contextmanager
-def described(namespace: str) -> Iterator[None]:
-    """Convert pydantic's error: one sentence per rejected setting; API keys are not shown."""
+def described(
+    namespace: str, path: str | None = None, given: Container[str] = ()
+) -> Iterator[None]:
+    """Convert pydantic's error: one sentence per rejected setting; API keys are not shown.
+
+    A setting that no flag of ``given`` has set comes from the file ``path``, if there is one.
+    """
     try:
         yield
     except ValidationError as error:
         sentences = []
         for problem in error.errors():
-            path = [*([namespace] if namespace else []), *map(str, problem["loc"])]
+            parts = [*([namespace] if namespace else []), *map(str, problem["loc"])]
             simple = isinstance(problem["input"], (str, int, float, bool, list, type(None)))
-            shown = simple and "api_key" not in path
+            shown = simple and "api_key" not in parts
             got = f", got {problem['input']!r}" if shown else ""
-            sentences.append(f"{NAMESPACE_SEP.join(path)}: {problem['msg']}{got}")
+            name = NAMESPACE_SEP.join(parts)
+            where = f"--config {path}: " if path is not None and name not in given else ""
+            sentences.append(f"{where}{name}: {problem['msg']}{got}")
         raise ConfigError("; ".join(sentences)) from error
 
 
@@ -336,7 +346,9 @@ def read_yaml(path: str | None, defaults: Defaults) -> dict[str, Any]:
 
     try:
         loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {str(error.strerror).lower()}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path}: {error}") from error
     if loaded is None:
         return {}

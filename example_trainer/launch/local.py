@@ -157,16 +157,13 @@ def run_local(plan: Plan, stop: StopRequest, live: bool = True) -> None:
             view.print_line(f"{plan.name}: {line}")
         with Children(log_dir, stop) as children:
             supervise(specs, children, stop, policy, view, sources.read)
-        view.show(sources.read())
     finally:
         view.close()
         sources.probe.close()
-    metrics = cfg.metrics_file.absolute()
-    view.print_line(
-        f"{plan.name}: done, {len(sources.metrics.rows)} steps in "
-        f"{clock(time.monotonic() - started)}; model {Path(cfg.save_path) / 'final_model'}, "
-        f"metrics {metrics}, logs {log_dir}, run {plan.directory}"
-    )
+    took = f"{len(sources.metrics.rows)} steps in {clock(time.monotonic() - started)}"
+    print(f"{plan.name}: done, {took}, in {plan.directory}")
+    model = Path(cfg.save_path).absolute() / "final_model"
+    print(f"model {model}, metrics {cfg.metrics_file.absolute()}, logs {log_dir}", flush=True)
 
 
 def supervise(
@@ -187,6 +184,7 @@ def supervise(
     run.watch(
         lambda: run.completed(TRAINER), observe=lambda: view.show(snapshot()), poll_s=POLL_S
     )
+    view.show(snapshot())  # with the last step
     children.end(list(run.specs), GRACE_S)
 
 

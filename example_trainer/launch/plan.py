@@ -192,7 +192,10 @@ def read_plan(files: Sequence[str], overrides: Sequence[Assignment] = ()) -> Pla
     try:
         plan = Plan(**tree)
     except ValidationError as error:
-        raise ConfigError("; ".join(_sentence(found) for found in error.errors())) from error
+        sentences = "; ".join(_sentence(found) for found in error.errors())
+        raise ConfigError(
+            f"{', '.join(files)}: {sentences}" if files else sentences
+        ) from error
     for i, environment in enumerate(plan.environments):
         if (environment.script is None) == (environment.command is None):
             raise ConfigError(f"environments.{i} needs either script or command")

@@ -83,7 +83,7 @@ def parse(model: type[C], argv: Sequence[str] | None = None) -> C:
     except ConfigError as error:
         parser.error(str(error))
     except ValidationError as error:
-        parser.error(problems_of(error, {}))
+        parser.error(problems_of(error, places_of(given)))
 
 
 def settings_of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +101,14 @@ def settings_of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]
             raise ConfigError(f"{path}: {', '.join(unknown)}: no such setting")
         values |= settings
     return values | flags
+
+
+def places_of(given: dict[str, Any]) -> dict[str, str]:
+    """The file of each setting that no flag replaces, for messages."""
+    files = given.get("config", ())
+    return {
+        key: f"{key} ({path})" for path in files for key in load_yaml(path) if key not in given
+    }
 
 
 def build_parser(model: type[FileTraining]) -> CommandParser:

@@ -74,4 +74,4 @@ def test_the_help_page_shows_the_defaults_of_the_environment():
     fields = {"env.group_size": FIELDS["env.group_size"], "verbose": FIELDS["verbose"]}
     page = help_page("toy.py", "A toy.", {"serve": "run"}, fields, {"env.group_size": 6})
     assert "rows of a group, 100% of them [6]" in " ".join(page.split())
-    assert "--verbose VALUE" in page and "serve: run" in page
+    assert "--verbose BOOL" in page and "serve: run" in page

@@ -102,6 +102,7 @@ def test_a_trainer_that_keeps_failing_fails_the_run(watch, retries):
     assert printed[-1].startswith(
         f"failed: trainer failed (exit code 1); it was started {retries + 1}"
     )
+    assert printed[-1].endswith("logs/trainer.log")
 
 
 def test_crashed_environment_is_restarted_and_finished_environment_is_not(watch):
@@ -157,7 +158,15 @@ def test_one_yaml_file_starts_a_complete_run(tmp_path, model_dir):
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("atropos: done; models in")
+    out = tmp_path / "run"
+    result, paths = done.stdout.splitlines()
+    assert result.startswith("atropos: done, 2 steps in 0:") and result.endswith(f", in {out}")
+    named = f"metrics {out}/metrics.jsonl, logs {out}/logs"
+    assert paths == f"model {out}/checkpoints/final_model, {named}"
+    shown = [
+        line for line in done.stderr.splitlines() if " info    atropos-launch  step " in line
+    ]
+    assert ["step 1/2" in shown[0], "step 2/2" in shown[-1]] == [True, True]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
     assert (tmp_path / "run" / "checkpoints" / "final_model" / "config.json").exists()
