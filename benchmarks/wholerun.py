@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from atroposlib.live.heldout import Check, Heldout
 from atroposlib.processes import (
     Children,
     ProcessSpec,
@@ -22,7 +23,6 @@ from atroposlib.processes import (
 )
 from atroposlib.quickstart import models
 from atroposlib.quickstart.commands import processes, thread_env
-from atroposlib.live.heldout import Check, Heldout
 from atroposlib.quickstart.recipes import Options, QuickstartPlan, Recipe, ServingEngine
 from atroposlib.trackers.jsonl import read_steps
 

@@ -116,3 +116,13 @@ def test_the_plain_view_prints_each_step_once_and_does_not_repeat_a_wait():
     view.show(MOMENT)
     lines = console.file.getvalue().splitlines()
     assert lines == ["waiting for api: 1 of 60 s", step_line(MOMENT)]
+
+
+def test_lines_are_log_records_for_a_launcher_and_where_logs_are_json(caplog):
+    caplog.set_level("INFO")
+    console = Console(file=io.StringIO())
+    view = open_view(console, live=True, as_logs=True)
+    view.show(replace(MOMENT, step=13))
+    view.show(replace(MOMENT, step=13))
+    assert [line[:10] for line in caplog.messages] == ["step 13/40"]
+    assert console.file.getvalue() == ""

@@ -51,8 +51,9 @@ def output(target, *words):
 
 def pytest_generate_tests(metafunc):
     if "command" in metafunc.fixturenames:
-        root = metafunc.config.rootpath
-        metafunc.parametrize(("command", "target"), scripts(root).items(), ids=scripts(root))
+        found = scripts(metafunc.config.rootpath)
+        del found["atropos"]  # only names the others
+        metafunc.parametrize(("command", "target"), found.items(), ids=found)
 
 
 def test_help_and_version_of_a_command_need_no_torch(command, target):
@@ -62,6 +63,12 @@ def test_help_and_version_of_a_command_need_no_torch(command, target):
         assert words in shown.stdout, words
     version = output(target, "--version")
     assert (version.returncode, version.stdout) == (0, f"{command} {__version__}\n")
+
+
+@pytest.mark.parametrize("command_words", ["train grpo", "train sft", "infer", "run local"])
+def test_help_by_the_command_atropos_needs_no_torch(root, command_words):
+    shown = output(scripts(root)["atropos"], *command_words.split(), "--help")
+    assert (shown.returncode, shown.stderr) == (0, "") and "--log-format" in shown.stdout
 
 
 def test_an_unknown_flag_is_one_json_line_where_logs_are_json(command, target):
