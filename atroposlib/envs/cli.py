@@ -91,6 +91,7 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
     try:
         asyncio.run(run(env, settings))
     except (AtroposError, asyncio.CancelledError, KeyboardInterrupt) as error:
+        logger.debug("the traceback of the error below", exc_info=error)
         logs.report("error", str(error) or type(error).__name__)
         raise SystemExit(1) from error
 

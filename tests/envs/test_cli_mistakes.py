@@ -138,7 +138,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
         ["2 of 4 groups were made", "epochs"],
     ),
 }
-START = re.compile(r"[\d: ,-]+ INFO |.*UserWarning|  warn")  # lines of a start
+START = re.compile(r"\S+ info |.*UserWarning|  warn")  # lines of a start
 
 
 def run_script(
@@ -211,6 +211,13 @@ def test_a_refusing_server_is_named_with_the_remedy(status, says, tokenizer_dir,
         done = run_script(tmp_path, ["process", *flags(root_url, tokenizer_dir)])
     assert done.returncode == 1 and len(complaints(done)) <= 3, done.stderr
     assert says in done.stderr
+
+
+def test_the_traceback_is_shown_where_the_level_is_debug(url, tokenizer_dir, tmp_path):
+    words = ["process", *flags(url, tokenizer_dir), "--log-level", "debug"]
+    done = run_script(tmp_path, words, body="    return 1 / 0")
+    assert done.returncode == 1
+    assert 'env.py", line 8, in sums' in done.stderr and "Traceback" in done.stderr
 
 
 def test_a_function_without_a_mistake_makes_its_groups(url, tokenizer_dir, tmp_path):

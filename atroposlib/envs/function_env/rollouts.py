@@ -25,7 +25,7 @@ from atroposlib.envs.function_env.rollout_model import Endpoint, Model
 from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
 from atroposlib.envs.rollout.groups import Node, from_node, mean_metrics, standard_errors
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.errors import AtroposError, ConfigError, InferenceRefused, boundary
 
 if TYPE_CHECKING:
     from atroposlib.generation.proxy.in_process import AgentSession, RunningProxy
@@ -138,12 +138,19 @@ class RolloutRunner:
         with boundary(env, name, "rollout", self.function):
             try:
                 returned = await call_user(self.function, task, model, config=self.config)
+                model.refuse_forgotten_calls(env, name)
             except (AttributeError, TypeError) as error:
                 if "coroutine" in str(error):
                     model.refuse_forgotten_calls(env, name)
                 raise
-            else:
-                model.refuse_forgotten_calls(env, name)
+            except InferenceRefused as refused:
+                if "token ids" in refused.detail:
+                    raise ConfigError(
+                        f"the tokenizer {self.config.tokenizer_name} has more tokens than the "
+                        f"model {self.env.served_model_name()}: start the server with the model "
+                        f"of --env.tokenizer_name ({refused})"
+                    ) from refused
+                raise
             finally:
                 model.close_forgotten_calls()
         return await self.plan.score(env, name, task, returned, self.config, self.function)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 PROBED_ITEMS = 2
+LOG_INTERVAL_S = 30.0
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
 _OUTAGES = (
     InferenceUnavailable,
@@ -103,16 +105,12 @@ def is_outage(error: BaseException | None) -> bool:
     while error is not None:
         reply = getattr(error, "response", None)
         status = getattr(error, "status_code", getattr(reply, "status_code", None))
-        if isinstance(error, _OUTAGES) or (status in (408, 429) or _at_least_500(status)):
-            return True
-        if re.search("Timeout|Connect", type(error).__name__):  # of HTTP clients
+        overloaded = isinstance(status, int) and (status in (408, 429) or status >= 500)
+        named = re.search("Timeout|Connect", type(error).__name__)  # by HTTP clients
+        if overloaded or named or isinstance(error, _OUTAGES):
             return True
         error = error.__cause__
     return False
-
-
-def _at_least_500(status: Any) -> bool:
-    return isinstance(status, int) and status >= 500
 
 
 def _inner(error: BaseException) -> BaseException:
@@ -131,19 +129,13 @@ def remedy_of(error: AtroposError) -> str:
     """What to change."""
     inner = _inner(error)
     if isinstance(inner, InferenceRefused):
-        if "token ids" in inner.detail:
-            return (
-                "the tokenizer has more tokens than the server's model: start the server with "
-                "the model that --env.tokenizer_name names"
-            )
-        return _OF_STATUS.get(
-            inner.status_code, "the server's reply names what it does not accept"
-        )
+        reply = "the server's reply names what it does not accept"
+        return _OF_STATUS.get(inner.status_code, reply)
     if isinstance(inner, IncompleteGroup):
         return "end the function with a return; None means that a sample has no score"
     if isinstance(inner, ConfigError):
         return "change it and start again"
-    return "correct it and start again; None as the result means that a sample has no score"
+    return "correct it and start again (-v shows the traceback)"
 
 
 _OF_STATUS = {
@@ -156,19 +148,24 @@ _OF_STATUS = {
 
 @dataclass
 class Repeats:
-    """Log of failures: the first of each cause in full, then its counts 10, 100 and so on."""
+    """Log of failures: the first of each cause in full, then its count every 30 s at most."""
 
+    clock: Callable[[], float] = time.monotonic  # seconds
     seen: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    logged_at: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def note(self, key: tuple[str, ...], text: str, error: AtroposError | None = None) -> None:
         """Count one failure. The traceback of ``error`` is logged at the level debug."""
         self.seen[key] += 1
-        times = self.seen[key]
+        now, times = self.clock(), self.seen[key]
         if times == 1:
             shown = error if logger.isEnabledFor(logging.DEBUG) else None
             logger.warning("%s", text, exc_info=shown)
-        elif str(times).strip("0") == "1":
+        elif now - self.logged_at[key] >= LOG_INTERVAL_S:
             logger.warning("%d times so far: %s", times, text)
+        else:
+            return
+        self.logged_at[key] = now
 
     def failed(self, error: AtroposError) -> None:
         """Count an error by its cause."""

@@ -15,12 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from atroposlib.envs.rollout.causes import (
-    Cause,
-    IncompleteGroup,
-    mistake_of,
-    returned_none,
-)
+from atroposlib.envs.rollout.causes import Cause, IncompleteGroup, mistake_of, returned_none
 from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
     ScoredDataItem,
@@ -65,15 +60,11 @@ def is_infrastructure(error: AtroposError) -> bool:
     return isinstance(cause, (InferenceUnavailable, RolloutApiUnavailable, ConnectionError))
 
 
-def _uncounted(outcome: str, error: AtroposError | None = None) -> None:
-    return
-
-
 async def collect_group(
     sample: Draw,
     item: Any,
     group_size: int,
-    failed: Callable[..., None] = _uncounted,
+    failed: Callable[..., None] = lambda *failure: None,
     code: Callable[..., Any] | None = None,
 ) -> tuple[ScoredDataGroup, list[Any]]:
     """Draw ``group_size`` samples of ``item`` concurrently; redraw those without a score.
@@ -134,8 +125,7 @@ class _Drawing:
         mistake = mistake_of(error)
         self.ends.append(mistake)
         if mistake and len(self.ends) >= self.group_size and {*self.ends} == {mistake}:
-            message = f"all {self.group_size} samples failed: {error}"
-            raise IncompleteGroup(message, mistake) from error
+            raise IncompleteGroup(f"all samples failed: {error}", mistake) from error
 
     async def _draw(self) -> ScoredDataItem | None:
         with boundary("sample", self.item, "collect_trajectory", self.code):
