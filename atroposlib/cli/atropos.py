@@ -43,11 +43,11 @@ COMMANDS = {
     ),
     "chat": ("atroposlib.inference.chat:main", "Talk to a model directory."),
 }
-GROUPS = {
-    "api": "The rollout API: serve, status.",
-    "env": "Environments: new, try, run, list.",
-    "train": "Trainers: grpo, sft, dpo, rm.",
-    "data": "Training data from rollouts: sft, dpo.",
+NOUNS = {
+    "api": "Rollout API",
+    "env": "Environments",
+    "train": "Trainers",
+    "data": "Training data",
 }
 
 
@@ -109,7 +109,8 @@ def cli() -> None:
 for _words, (_target, _about) in COMMANDS.items():
     _first, _, _verb = _words.partition(" ")
     if _verb and _first not in cli.commands:
-        cli.add_command(Group(_first, help=GROUPS[_first]))
+        _verbs = [words.split()[1] for words in COMMANDS if words.startswith(f"{_first} ")]
+        cli.add_command(Group(_first, help=f"{NOUNS[_first]}: {', '.join(_verbs)}."))
     _parent = cli.commands[_first] if _verb else cli
     assert isinstance(_parent, click.Group)
     _parent.add_command(Existing(_verb or _first, _target, _about))

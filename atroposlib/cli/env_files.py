@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,16 +24,11 @@ from typing import Any
 
 import atroposlib.environments
 from atroposlib.errors import ConfigError, boundary
-from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser, did_you_mean, missing
+from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser, did_you_mean
+from atroposlib.utils.command.parser import show as print_page
 
 ENTRY_POINTS = "atroposlib.environments"
 USAGE = "an ENVIRONMENT is a FILE, FILE:CLASS or a name of `atropos env list`"
-# Module that an environment imports -> the package behind it, and the extra that installs it.
-EXTRAS = {
-    "text_game": ("gymnasium", "examples"),
-    "reasoning_gym": ("reasoning_gym", "reasoning-gym"),
-    "verifier_pool": ("math_verify", "math"),
-}
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,6 @@ class Listed:
     name: str
     module: str
     about: str
-    needs: str = ""  # the extra of a package that is missing here
 
 
 def listed() -> list[Listed]:
@@ -57,21 +51,10 @@ def listed() -> list[Listed]:
 
 
 def _described(path: Path) -> Listed:
-    """The name, docstring and missing packages of a file, which is parsed and not run."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    imported = {part for name in _imports(tree) for part in name.split(".")}
-    needs = [e for m, (package, e) in EXTRAS.items() if m in imported and missing(package)]
-    about = (ast.get_docstring(tree) or "").split("\n")[0].rstrip(".")
+    """The name and docstring of a file, which is parsed and not run."""
+    about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     name = path.stem.removesuffix("_server").removesuffix("_env")
-    return Listed(name, f"{ENTRY_POINTS}.{path.stem}", about, *needs[:1])
-
-
-def _imports(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            yield node.module or ""
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+    return Listed(name, f"{ENTRY_POINTS}.{path.stem}", about.split("\n")[0].rstrip("."))
 
 
 def show(argv: Sequence[str] | None = None) -> int:
@@ -81,13 +64,10 @@ def show(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON list of objects")
     options, found = parser.parse_args(argv), listed()
-    if options.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
-        return 0
     width = max(len(one.name) for one in found)
-    for one in found:
-        needs = f" (needs: pip install 'atroposlib[{one.needs}]')" if one.needs else ""
-        print(f"{one.name:<{width}}  {one.about}{needs}")
+    lines = [f"{one.name:<{width}}  {one.about}" for one in found]
+    asked = json.dumps([asdict(one) for one in found], indent=2)
+    print_page((asked if options.json else "\n".join(lines)) + "\n")
     return 0
 
 
@@ -142,9 +122,11 @@ def _module_of(place: str) -> ModuleType:
         if not path.is_file():
             raise ConfigError(f"{place}: no such file")
         sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does
-        spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+        taken = path.stem in sys.stdlib_module_names or path.stem == "atroposlib"
+        name = f"env_{path.stem}" if taken else path.stem
+        spec = importlib.util.spec_from_file_location(name, path.resolve())
         assert spec is not None and spec.loader is not None
-        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
         with boundary(place, None, "import"):
             spec.loader.exec_module(module)
         return module

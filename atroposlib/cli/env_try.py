@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(try_out(made(options, words), options.n))
     except AtroposError as error:
-        print(f"error: {error}", file=sys.stderr)
+        logging.getLogger(__name__).debug("where it failed", exc_info=True)
+        logs.report("error", error)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 

@@ -42,12 +42,10 @@ def test_the_list_has_every_shipped_environment_and_imports_none(capsys):
     assert "atroposlib.environments.copy_server" not in sys.modules
 
 
-def test_the_list_names_the_extra_of_a_missing_package(monkeypatch, capsys):
-    monkeypatch.setattr(env_files, "missing", lambda name: [name])
+def test_the_list_is_a_line_for_each_name(capsys):
     assert env_files.show([]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert lines["gymnasium"].endswith("(needs: pip install 'atroposlib[examples]')")
-    assert "needs" not in lines["copy"]
+    assert lines["gymnasium"].endswith("played turn by turn")
 
 
 def test_an_entry_point_of_an_installed_package_is_listed(monkeypatch):
@@ -65,6 +63,15 @@ def test_a_file_gives_its_one_environment(tmp_path):
     file = tmp_path / "written_a.py"
     file.write_text(ENVIRONMENT.format(name="one"))
     assert env_files.load(str(file)).name == "one"
+
+
+def test_a_file_named_like_a_standard_module_does_not_replace_it(tmp_path):
+    import copy
+
+    file = tmp_path / "copy.py"
+    file.write_text(ENVIRONMENT.format(name="one"))
+    assert env_files.load(str(file)).__module__ == "env_copy"
+    assert sys.modules["copy"] is copy
 
 
 def test_a_file_of_several_environments_needs_the_name_of_one(tmp_path):

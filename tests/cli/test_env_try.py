@@ -51,8 +51,14 @@ def test_the_first_error_ends_it_with_exit_status_1(wordle, tokenizer, capsys):
     with fake.running() as url:
         assert env_try.main([str(wordle), "--url", f"{url}/v1", "--model", tokenizer]) == 1
     error = capsys.readouterr().err
-    assert "ZeroDivisionError" in error and len(error.splitlines()) <= 3
+    assert "wordle.py:23: ZeroDivisionError" in error and "`return 1 / 0`" in error
+    assert len(error.splitlines()) <= 3
     assert len(fake.requests) == 1
+    sys.modules.pop("wordle")
+    with fake.running() as url:
+        words = [str(wordle), "--url", f"{url}/v1", "--model", tokenizer, "-v"]
+        assert env_try.main(words) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_an_absent_server_is_one_line_with_its_start_command(wordle, tokenizer, capsys):
