@@ -18,8 +18,8 @@ LINTED := atroposlib environments example_trainer helpers scripts tests benchmar
 # Prints how long a part took the last time before it runs it.
 TIMED = $(PY) scripts/timed.py $(VENV)/.times.json
 FAST := "fast tests" "about 4 min on 2 cores"
-SHARED := "tests in $(WORKERS) processes" "about 9 min on 2 cores"
-ALONE := "tests that run alone" "about 7 min on 2 cores"
+SHARED := "tests in $(WORKERS) processes" "about 10 min on 2 cores"
+ALONE := "tests that run alone" "about 8 min on 2 cores"
 
 # Compiled modules are kept even where the shell forbids it: 2 x 7 s less for the tests to be
 # collected, and a faster start of every process that they make.
