@@ -274,11 +274,12 @@ def run_logged(command: "list[str]", log: Path) -> None:
             out.write(line)
             out.flush()
             begun = next((PHASES[word] for word in PHASES if line.startswith(word)), phase)
-            detail = (
-                line.strip() if re.match(r"\s*(Collecting|Downloading) ", line) else detail
-            )
+            if re.match(r"\s*(Collecting|Downloading) ", line):
+                detail = ": " + line.strip().split(" (")[0]
+            if begun != phase:
+                detail = ""  # of the phase before
             if begun != phase or time.monotonic() - printed > QUIET_S:
-                say(begun + (f": {detail[:60]}" if begun == phase and detail else ""))
+                say(begun + detail)
                 phase, printed = begun, time.monotonic()
     if child.wait() != 0:
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]

@@ -112,10 +112,13 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
 def print_outcome(view: View, findings: Findings) -> int:
     """Print the unmet criteria if any, what to do next, and the summary line."""
     verdict, steps = findings.verdict, next_steps(findings.run)
+    if not (findings.run / "model").is_dir():  # a trainer that was stopped saves none
+        steps = steps[1:]
     lines = [f"fell short: {shortcoming}" for shortcoming in verdict.shortcomings]
     if shutil.which("atropos") is None:  # make does not activate the environment it made
         lines.append(f"next: source {shown_path(Path(sys.prefix))}/bin/activate")
-    lines += [f"next: {how:<45} {what}" for what, how in steps]
+    width = max(len(how) for _, how in steps)
+    lines += [f"next: {how:<{width}}  {what}" for what, how in steps]
     for line in [*lines, verdict.line()]:
         view.print_line(line)
     return ExitStatus.LEARNED if verdict.learned else ExitStatus.FELL_SHORT
