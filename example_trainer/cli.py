@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from atroposlib.utils.command.parser import require
-from example_trainer.settings.args import PROG, config_from_args, parse_args
+from example_trainer.settings.args import PROG, config_from_args, parse_args, require_models
 
 __all__ = ["config_from_args", "main", "parse_args"]
 
@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run atropos-grpo; return the exit status."""
     cfg = parse_args(argv)
     require(PROG, "train", "torch", "transformers")
+    require_models(cfg)
     from example_trainer import grpo
 
     return grpo.run(partial(grpo.train, cfg))

@@ -47,7 +47,7 @@ from example_trainer.run.connect import HeartbeatThread, WaitReporter
 from example_trainer.run.evaluator import Evaluator
 from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
-from example_trainer.settings.args import PROG, parse_args
+from example_trainer.settings.args import PROG, parse_args, require_models
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import Frequency, Stopped, StopSignal
 from example_trainer.update.optimizer import build_optimizer
@@ -62,7 +62,9 @@ logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``atropos-grpo``; return 0 when done or stopped, 1 on an error."""
-    return run(partial(train, parse_args(argv)))
+    cfg = parse_args(argv)
+    require_models(cfg)
+    return run(partial(train, cfg))
 
 
 def run(training: Callable[[StopSignal], None]) -> int:

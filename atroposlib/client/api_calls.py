@@ -26,7 +26,7 @@ from atroposlib.errors import (
     UnknownEnv,
 )
 from atroposlib.utils.backoff import Backoff, jittered
-from atroposlib.utils.http_server import is_loopback
+from atroposlib.utils.http_server import is_loopback, start_hint
 from atroposlib.wire import Heartbeat
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def problem_of(error: httpx.RequestError) -> str:
     import httpx  # not above: loading it takes as long as all else an environment imports
 
     if isinstance(error, httpx.ConnectError):
-        return "connection refused" if "refused" in str(error).lower() else str(error)
+        refused = "connection refused" if "refused" in str(error).lower() else str(error)
+        return f"{refused} ({start_hint('run-api', str(error.request.url))})"
     if isinstance(error, httpx.TimeoutException):
         return "no answer in time"
     return str(error) or type(error).__name__

@@ -12,14 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import warnings
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 from pydantic_cli.argparse import FailedExecutionException
@@ -35,6 +33,7 @@ from atroposlib.envs.settings.config import (
     nearest,
     with_new_names,
 )
+from atroposlib.envs.settings.from_server import named_by_servers
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.generation.configs import (
     APIServerConfig,
@@ -44,18 +43,19 @@ from atroposlib.generation.configs import (
     as_server_list,
     resolve_servers,
 )
+from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.utils.cli import extract_namespace, merge_dicts
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import common_flags, show
 
 logger = logging.getLogger(__name__)
-LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})
 
 MODES = {
     "serve": "roll out for a trainer, through the rollout API",
     "process": "write scored groups to a jsonl file, without a trainer",
     "evaluate": "evaluate the model once",
 }
+FAILURES = (AtroposError, asyncio.CancelledError, KeyboardInterrupt)
 # Override config_init in this subcommand; the YAML file and flags override these.
 FORCED = {"process": {"ensure_scores_are_not_same": False, "include_messages": True}}
 
@@ -83,14 +83,14 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
     try:
         _refuse_running_loop()
         settings = read_settings(env_cls, words)
-        # Outside the event loop: constructors of older environments require that.
-        env = make_env(env_cls, settings)
-    except (ConfigError, FailedExecutionException) as error:
-        logs.report("error", error)
-        raise SystemExit(2) from error
+        env = make_named_env(env_cls, settings)
+    except (*FAILURES, FailedExecutionException) as error:
+        logs.report("error", str(error) or type(error).__name__)
+        invalid = isinstance(error, (ConfigError, FailedExecutionException))
+        raise SystemExit(2 if invalid else 1) from error
     try:
         asyncio.run(run(env, settings))
-    except (AtroposError, asyncio.CancelledError, KeyboardInterrupt) as error:
+    except FAILURES as error:
         logger.debug("the traceback of the error below", exc_info=error)
         logs.report("error", str(error) or type(error).__name__)
         raise SystemExit(1) from error
@@ -112,12 +112,38 @@ async def run(env: EnvRuntime, settings: CommandSettings) -> None:
     if settings.mode == "serve":
         await env.env_manager()
         return
-    warn_of_local_urls(settings.servers)
     if settings.mode == "process":
         await env.process_manager()
     else:
         _keep_config(settings)
         await run_evaluate(env)
+
+
+def make_named_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime:
+    """Create the environment; model and tokenizer that are not set are those of its servers."""
+    options = settings.manager
+    asked = ServerManager(
+        settings.servers,
+        env_cls.server_cls,
+        slurm=options.slurm,
+        testing=options.testing,
+        proxy_url=options.proxy_url,
+    )
+    wait = settings.mode != "serve" and not asked.use_proxy
+    loop = asyncio.new_event_loop()  # asyncio.run would take the constructor's loop away
+    try:
+        naming = named_by_servers(settings.env, asked.servers, wait=wait)
+        config, tokenizer = loop.run_until_complete(naming)
+        loop.run_until_complete(asked.close())
+    finally:
+        loop.close()
+    # Outside the event loop: constructors of older environments require that.
+    env = make_env(env_cls, replace(settings, env=config))
+    for server, known in zip(env.server.servers, asked.servers):
+        server.config = known.config
+    if tokenizer is not None:
+        vars(env).setdefault("tokenizer", tokenizer)
+    return env
 
 
 def make_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime:
@@ -147,21 +173,6 @@ def make_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime
         server.proxy_url = manager.proxy_url
         server.use_proxy = True
     return env
-
-
-def warn_of_local_urls(servers: ServerConfigs) -> None:
-    """Warn of servers on this machine: without a trainer they may not be running."""
-    local = [
-        server.base_url
-        for server in as_server_list(servers) or []
-        if urlsplit(server.base_url or "").hostname in LOCAL_HOSTS
-    ]
-    if local:
-        warnings.warn(
-            f"inference on this machine: {', '.join(map(str, local))} must be running",
-            UserWarning,
-            stacklevel=2,
-        )
 
 
 def _keep_config(settings: CommandSettings) -> None:

@@ -24,9 +24,10 @@ from typing import Any
 from atroposlib.envs.rollout.causes import Repeats, gather_probed
 from atroposlib.envs.rollout.groups import mean_metrics, standard_errors
 from atroposlib.envs.runtime.evaluation import report_results
-from atroposlib.errors import AtroposError, ConfigError, InferenceUnavailable, boundary
+from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines.http import HttpClient, server_root
+from atroposlib.generation.engines.http import server_root
+from atroposlib.generation.engines.served import UNNAMED
 from atroposlib.generation.routing.discovery import LOCAL_URLS
 from atroposlib.generation.routing.manager import ServerManager
 
@@ -34,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 ItemResult = tuple[dict[str, float], list[Mapping[str, Any]]]  # metrics, samples
 DEFAULT_CONCURRENCY = 64  # items at once
-MODELS_TIMEOUT_S = 30.0
 
 
 def pass_at_k(m: int, c: int, k: int) -> float:
@@ -212,34 +212,16 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
 async def eval_runner(eval: EvalBase, argv: Sequence[str] | None = None) -> dict[str, float]:
     """Run ``eval`` against the server of the command line: ``--server-url --model-name``.
 
-    Without a model name, the first model that the server lists is used.
+    Without a model name, the model that the server lists is used.
     """
     parser = argparse.ArgumentParser(description=f"evaluate {eval.task_name}")
     parser.add_argument("--server-url", default=LOCAL_URLS[0], help="[%(default)s]")
-    parser.add_argument("--model-name", help="as the server lists it [its first model]")
+    parser.add_argument("--model-name", help="as the server lists it [its model]")
     args = parser.parse_args(argv)
     url = f"{server_root(args.server_url)}/v1"
-    name = args.model_name or eval.model_name or await first_model(url)
+    name = args.model_name or eval.model_name or UNNAMED
     manager = ServerManager([APIServerConfig(base_url=url, model_name=name)])
     try:
         return await eval.eval(manager)
     finally:
         await manager.close()
-
-
-async def first_model(base_url: str) -> str:
-    """The first model of an OpenAI-compatible server.
-
-    Raises:
-        InferenceUnavailable: the server does not answer, or lists no model.
-        InferenceRefused: the server requires an API key; pass the model's name instead.
-    """
-    http = HttpClient(timeout_s=MODELS_TIMEOUT_S, max_connections=1, api_key=None)
-    try:
-        payload = (await http.get(f"{base_url}/models")).payload
-    finally:
-        await http.aclose()
-    models = payload.get("data") if isinstance(payload, dict) else None
-    if not models:
-        raise InferenceUnavailable(f"{base_url}/models lists no model; pass --model-name")
-    return str(models[0]["id"])

@@ -102,14 +102,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         for name in {tokenizer_of(teacher) for teacher in listed}:
             if name == self.config.tokenizer_name:
                 continue
-            try:
-                vocabulary = load_tokenizer_named(name).get_vocab()
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"teacher tokenizer {name!r} cannot be loaded; set "
-                    f"--{self.teacher_namespace}.tokenizer_name: {error}"
-                ) from error
-            if vocabulary != self.tokenizer.get_vocab():
+            if load_tokenizer_named(name).get_vocab() != self.tokenizer.get_vocab():
                 raise ConfigError(
                     f"teacher tokenizer {name!r} has another vocabulary than "
                     f"{self.config.tokenizer_name!r}: their token ids cannot be compared"

@@ -9,6 +9,7 @@ from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import GPUS, HUB, CommandParser, require
 from atroposlib.utils.http_server import bind, is_loopback
+from atroposlib.utils.tokenizers.hub import require_model
 
 if TYPE_CHECKING:
     import socket
@@ -28,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     require(PROG, "inference", "torch", "transformers")
     try:
         refuse_exposure(options.host, allow_remote=options.allow_remote)
+        require_model(options.model)  # before torch is imported
         # Before the model is loaded, so that a taken port costs no minute.
         with bind(options.host, options.port, BACKLOG) as listener:
             return serve(options, listener)

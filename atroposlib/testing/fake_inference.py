@@ -77,6 +77,7 @@ class FakeInference:
         self.returns_logprobs = True
         self.ignores_n = False
         self.healthy = True
+        self.cards: list[Json] = [{"id": "fake", "object": "model"}]  # of /v1/models
         self.fail_next: deque[int] = deque()  # statuses of the next generations
         # token counts after which the next generations abort
         self.abort_next: deque[int] = deque()
@@ -138,7 +139,7 @@ class FakeInference:
         )
 
     async def _models(self, request: Request) -> Response:
-        return self._json({"object": "list", "data": [{"id": "fake", "object": "model"}]})
+        return self._json({"object": "list", "data": self.cards})
 
     async def _weight_info(self, request: Request) -> Response:
         return self._json({"weight_version": self.weight_version})

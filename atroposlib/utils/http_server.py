@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from atroposlib.errors import ConfigError
 
@@ -66,6 +67,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def start_hint(command: str, url: str) -> str:
+    """The remedy for an absent server: ``start it: run-api --port 8000``, or its host."""
+    address = urlsplit(url)
+    if not is_loopback(address.hostname or ""):
+        return f"check the address, or start it on {address.hostname}: {command}"
+    return f"start it: {command} --port {address.port or 80}"
 
 
 def is_address(name: str) -> bool:

@@ -28,7 +28,9 @@ class SequentialEnv(BaseEnv, ABC):
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig]:
         config = cls.env_config_cls(wandb_name=cls.name, **cls.default_settings)
-        return config, model_server(config)
+        return config, APIServerConfig(
+            base_url="http://localhost:9001/v1", server_type="vllm", num_requests_for_eval=256
+        )
 
     def hold_out(self, items: list[dict[str, Any]], count: int) -> None:
         """Shuffle ``items`` by the seed; ``test`` gets ``count`` of them, at most half."""
@@ -43,16 +45,6 @@ class SequentialEnv(BaseEnv, ABC):
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
         super().save_checkpoint(step, {"iter": self.iter})
-
-
-def model_server(config: BaseEnvConfig) -> APIServerConfig:
-    """Server of the trained model, at the default address of this repository's servers."""
-    return APIServerConfig(
-        model_name=config.tokenizer_name,
-        base_url="http://localhost:9001/v1",
-        server_type="vllm",
-        num_requests_for_eval=256,
-    )
 
 
 def mean(values: Iterable[float]) -> float:

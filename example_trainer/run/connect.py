@@ -74,7 +74,7 @@ class HeartbeatThread:
 
 
 SERVER_START_TIMEOUT_S = 600.0
-WAIT_LOG_INTERVAL_S = 30.0
+WAIT_LOG_INTERVAL_S = 10.0
 
 
 class WaitReporter:

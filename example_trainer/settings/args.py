@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, TRACKERS, CommandParser
+from atroposlib.utils.tokenizers.hub import require_model
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import (
     FIELDS,
@@ -70,6 +71,15 @@ def parse_args(argv: Sequence[str] | None = None, prog: str = PROG) -> TrainingC
     for note in settings.notes:
         logger.info(f"note: {note}")
     return cfg
+
+
+def require_models(cfg: TrainingConfig) -> None:
+    """Exit with status 2 if a model cannot be loaded, before any other process is waited for."""
+    try:
+        for name in filter(None, (cfg.model_name, cfg.reference_model, cfg.critic_model)):
+            require_model(name)
+    except ConfigError as error:
+        build_parser().error(f"model: {error}")
 
 
 def config_from_args(args: argparse.Namespace) -> TrainingConfig:

@@ -19,8 +19,6 @@ from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
 from tests.envs.old_style import NodesConfig, NodesEnv
 
-pytestmark = pytest.mark.filterwarnings("ignore:inference on this machine")
-
 MODES = ("serve", "process", "evaluate")
 OLD_ADDRESS = "http://init:1/v1"
 CONFIG_INIT = {
@@ -290,13 +288,6 @@ def test_a_command_line_inside_a_running_loop_names_the_alternative(capsys):
         asyncio.run(notebook())
     assert stopped.value.code == 2
     assert "await its env_manager" in capsys.readouterr().err
-
-
-def test_local_addresses_cause_a_warning_without_a_trainer(right_url, tokenizer_dir):
-    env_cls = env_class("single", tokenizer_name=tokenizer_dir)
-    words = ["evaluate", "--openai.base_url", right_url]
-    with pytest.warns(UserWarning, match="inference on this machine: .* must be running"):
-        main(env_cls, words)
 
 
 def test_an_environment_that_overrides_cli_is_run_by_its_own(tmp_path):

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.eval import EvalBase, eval_runner, evaluate_log, first_model, pass_at_k
-from atroposlib.errors import AtroposError, ConfigError, InferenceUnavailable
+from atroposlib.envs.eval import EvalBase, eval_runner, evaluate_log, pass_at_k
+from atroposlib.errors import AtroposError, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,6 @@ async def test_a_given_model_name_is_not_requested(fake, inference_url):
         Asked(verbose=False), ["--server-url", inference_url, "--model-name", "mine"]
     )
     assert {body["model"] for _, body in fake.requests} == {"mine"}
-
-
-async def test_an_absent_server_is_named(unused_tcp_port):
-    with pytest.raises(InferenceUnavailable, match=str(unused_tcp_port)):
-        await first_model(f"http://127.0.0.1:{unused_tcp_port}/v1")
 
 
 @pytest.mark.slow

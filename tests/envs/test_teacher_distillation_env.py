@@ -222,9 +222,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(tokenizer_dir, tmp_path):
 def test_a_tokenizer_that_cannot_be_loaded_is_named(tokenizer_dir, tmp_path):
     config = Config(teacher_enabled=True, tokenizer_name=tokenizer_dir)
     absent = SERVER.model_copy(update={"tokenizer_name": str(tmp_path / "absent")})
-    with pytest.raises(
-        ConfigError, match="absent' cannot be loaded.*--teacher.tokenizer_name"
-    ):
+    with pytest.raises(ConfigError, match="no directory .*absent"):
         TaughtEnv(config, SERVER, teacher_server_configs=absent)
 
 

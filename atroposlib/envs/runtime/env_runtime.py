@@ -35,13 +35,13 @@ from atroposlib.envs.runtime.shutdown import Shutdown
 from atroposlib.envs.runtime.wait_status import WaitStatus
 from atroposlib.envs.settings.config import FAILING_BACKOFF, BaseEnvConfig
 from atroposlib.errors import AtroposError, RolloutError, boundary
-from atroposlib.generation.chat.template import tokenizer_named
 from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.trackers import require
 from atroposlib.type_definitions import Item
+from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -202,7 +202,7 @@ class EnvRuntime(EnvHooks):
         Raises:
             ConfigError: it cannot be loaded.
         """
-        return tokenizer_named(self.config.tokenizer_name)
+        return load_tokenizer_named(self.config.tokenizer_name)
 
     @cached_property
     def eval_workers(self) -> set[asyncio.Task[Any]]:

@@ -120,14 +120,15 @@ class MetricsLogger:
     def open_trackers(self, run: JoinedRun) -> None:
         """Record in the trackers of the settings too, each in a new run of its own.
 
-        ``use_wandb`` without the package is a line of the log.
+        ``use_wandb`` without the package is a line of the log, if a setting asks for it.
 
         Raises:
             ConfigError: a tracker requires an account.
         """
         names = run.config.tracker_names
         if "wandb" in names and not installed("wandb"):
-            logger.warning("wandb is not installed: metrics are recorded without it")
+            if run.config.model_fields_set & {"use_wandb", "trackers"}:
+                logger.warning("wandb is not installed: metrics are recorded without it")
             names.remove("wandb")
         suffix = "".join(random.choices(string.ascii_lowercase, k=6))
         tracked = Run(

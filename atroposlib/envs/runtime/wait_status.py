@@ -1,4 +1,4 @@
-"""Current wait reason: reported in heartbeats, logged every 30 s."""
+"""Current wait reason: reported in heartbeats, logged every 10 s."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
-LOG_INTERVAL_S = 30.0
+LOG_INTERVAL_S = 10.0
 _REASON_CHARS = 20  # these distinguish reasons; counted seconds come later in the text
 
 
@@ -22,7 +22,7 @@ class WaitStatus:
         self._logged_at = 0.0
 
     def start(self, reason: str, *, usual: bool = False) -> None:
-        """Set the wait reason and log it, at the beginning and every 30 s.
+        """Set the wait reason and log it, at the beginning and every 10 s.
 
         ``usual``: such waits occur in every step, so their beginning is not logged.
         """

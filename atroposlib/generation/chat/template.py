@@ -225,24 +225,7 @@ def load_tokenizer(config: APIServerConfig) -> Any:
     """The tokenizer of ``tokenizer_name``, else of ``model_name``.
 
     Raises:
-        ConfigError: it cannot be loaded; the message names the setting.
+        ConfigError: it cannot be loaded.
     """
     named = config.tokenizer_name not in ("", "none")
-    return tokenizer_named(config.tokenizer_name if named else config.model_name)
-
-
-def tokenizer_named(name: str) -> Any:
-    """The tokenizer of a directory or of a model of the hub.
-
-    Raises:
-        ConfigError: it cannot be loaded; the message names the setting.
-    """
-    try:
-        return load_tokenizer_named(name)
-    except ConfigError:
-        raise
-    except (OSError, ValueError) as cause:
-        raise ConfigError(
-            f"tokenizer_name: no tokenizer can be loaded from {name!r}; name the directory or "
-            "the hub model that the server serves: --env.tokenizer_name DIR"
-        ) from cause
+    return load_tokenizer_named(config.tokenizer_name if named else config.model_name)

@@ -301,9 +301,9 @@ class APIServer(LegacyServerAttributes, ABC):
     async def _call(self, hook: Callable[..., Awaitable[T]], kwargs: dict[str, Any]) -> T:
         """Result of ``hook`` for ``kwargs`` without ``split``, and with the server's model."""
         stats = self._stats_of(kwargs.pop("split", None) or "train")
-        attempt = partial(hook, **{**kwargs, "model": self.config.model_name})
         with stats.track():
-            await self.health.wait_until_healthy()
+            await self.health.wait_until_healthy()  # the first one may set the model's name
+            attempt = partial(hook, **{**kwargs, "model": self.config.model_name})
             async with stats.slots:
                 started = time.monotonic()
                 result, attempts = await with_retries(attempt, self.health)

@@ -19,12 +19,13 @@ from typing import TypeVar
 
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.engines.http import HttpClient, current_call
+from atroposlib.utils.http_server import start_hint
 
 logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 10.0
 PROBE_INTERVAL_S = 1.0
-LOG_INTERVAL_S = 30.0
+LOG_INTERVAL_S = 10.0
 
 
 class FailoverRequired(InferenceUnavailable):
@@ -56,6 +57,7 @@ class HealthMonitor:
         enabled: bool,
     ) -> None:
         self.name = name
+        self.remedy = start_hint("atropos-infer --model MODEL_DIR", name)
         self.probe = probe
         self.timeout_s = timeout_s
         self.enabled = enabled
@@ -93,7 +95,7 @@ class HealthMonitor:
             if waited >= self.timeout_s:
                 raise InferenceUnavailable(
                     f"inference server {self.name} did not answer GET /health for "
-                    f"{self.timeout_s:g} s; start it, or set health_check false if it has none"
+                    f"{self.timeout_s:g} s; {self.remedy} (health_check false: it has none)"
                 )
             self._log_wait(waited)
             await asyncio.sleep(min(PROBE_INTERVAL_S, self.timeout_s - waited))
@@ -139,7 +141,7 @@ class HealthMonitor:
     def _log_wait(self, waited_s: float) -> None:
         self.waiting_on = (
             f"inference server {self.name}: no answer, "
-            f"{waited_s:.0f} s of at most {self.timeout_s:g} s"
+            f"{waited_s:.0f} s of at most {self.timeout_s:g} s; {self.remedy}"
         )
         if time.monotonic() - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = time.monotonic()

@@ -81,8 +81,14 @@ class HttpClient:
             await self.send("POST", url, json=body, headers=headers, timeout_s=timeout_s)
         )
 
-    async def get(self, url: str, timeout_s: float | None = None) -> JsonReply:
-        return read_json(await self.send("GET", url, timeout_s=timeout_s))
+    async def field(self, method: str, url: str, name: str, json: Any = None) -> Any:
+        """A field of a JSON object that came with status 200; None for any other response."""
+        response = await self.send(method, url, json=json, timeout_s=CONNECT_TIMEOUT_S)
+        try:
+            decoded = response.json() if response.status_code == 200 else None
+        except ValueError:
+            return None
+        return decoded.get(name) if isinstance(decoded, dict) else None
 
     async def send(
         self,

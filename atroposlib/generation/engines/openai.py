@@ -14,6 +14,7 @@ from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
 from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.served import served_model
 from atroposlib.generation.sampling.generation import (
     FourTuple,
     Generation,
@@ -26,6 +27,7 @@ from atroposlib.generation.sampling.generation import (
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.generation.sampling.resume import Decode
 from atroposlib.utils.gathering import gather_or_cancel
+from atroposlib.utils.tokenizers.hub import is_path
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 C = TypeVar("C", "ChatCompletion", "Completion")
 Payload = dict[str, Any]
+# Capitals, accents and signs tell vocabularies of characters apart too.
+SENTENCE = "What is 12 + 7? [The answer]: {19}, as anyone can see; naïve #42 = 'x'\n"
 
 
 def request_body(kwargs: Mapping[str, Any]) -> Payload:
@@ -79,6 +83,24 @@ class OpenAICompatibleServer(APIServer):
 
     #: Whether a response showed it; ``config.n_kwarg_is_ignored`` states it beforehand.
     n_is_ignored = False
+    #: Of the served model or its tokenizer: directory or hub name, if the server lists it.
+    directory: str | None = None
+    identified = False
+
+    async def _check_health(self) -> bool:
+        return await super()._check_health() and await self.identify()
+
+    async def identify(self) -> bool:
+        """Ask once which model is served, as :func:`served_model`; set unset names. True."""
+        has_list = self.returns_tokens or self.base_url.endswith("/v1")
+        if not self.identified and not self.is_official_openai and has_list:
+            name, tokenizer = self.config.model_name, self.config.tokenizer_name
+            known, self.directory = await served_model(self.http, self.root_url, name)
+            if self.directory and tokenizer == "none" and not is_path(name):
+                tokenizer = self.directory
+            names = {"model_name": known, "tokenizer_name": tokenizer}
+            self.config, self.identified = self.config.model_copy(update=names), True
+        return True
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         payloads = await self._complete("chat/completions", kwargs)
@@ -199,6 +221,18 @@ class TokenServer(OpenAICompatibleServer):
     def offer_tokenizer(self, tokenizer: Any) -> None:
         """Set the tokenizer if there is none, so that none has to be loaded."""
         vars(self).setdefault("tokenizer", tokenizer)
+
+    async def require_tokenizer(self, tokenizer: Any, name: str) -> None:
+        """Compare the tokens of a sentence, as the trainer does, if the server has /tokenize."""
+        model, ours = self.config.model_name, list(tokenizer.encode(SENTENCE))
+        url, body = f"{self.root_url}/tokenize", {"model": model, "prompt": SENTENCE}
+        theirs = self.identified and await self.http.field("POST", url, "tokens", body)
+        if theirs and theirs != ours:
+            raise ConfigError(
+                f"tokenizer {name} is not that of model {model} at {self.root_url}: the same "
+                f"sentence is {len(ours)} tokens here and {len(theirs)} there; set "
+                "--env.tokenizer_name to the directory of that model, or leave it out"
+            )
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
         """As the base class. A continuation that a weight update aborts is resumed."""

@@ -5,6 +5,7 @@ P prompts, T tokens of the longest prompt, B running rows, V vocabulary.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,7 @@ def load_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    path = os.path.abspath(path) if os.path.isdir(path) else path
     where = torch.device(
         ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     )

@@ -41,6 +41,10 @@ def openai_router(service: InferenceService) -> APIRouter:
         }
         return {"object": "list", "data": [card]}
 
+    @routes.post("/tokenize")
+    async def tokenize(body: CompletionRequest) -> Json:
+        return {"tokens": _prompts(service, body)[0]}
+
     @routes.post("/v1/chat/completions", response_class=JsonResponse)
     async def chat(body: ChatRequest, http: Request) -> Response:
         prompt_ids = service.encode_chat(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -80,7 +81,8 @@ class InferenceService:
         """
         context_left = self._context_left(prompt_ids, fields)
         self._require_tokens(prompt_ids)
-        if fields.model not in (None, "", "default", self.served.name, self.served.path):
+        own = (self.served.name, self.served.path)
+        if fields.model not in (None, "", "default", *own, os.path.relpath(own[1])):
             raise InferenceRefused(
                 404, f"model {fields.model!r} is not served here; {self.served.name!r} is"
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.tokenizers.hub import require_model
 from atroposlib.utils.tokenizers.plain import PlainTokenizer, obstacle, read_json
 
 # Classes that add nothing to tokenizer.json.
@@ -22,11 +23,9 @@ def load_tokenizer_named(name: str) -> Any:
     loaded directly, and without transformers by :class:`PlainTokenizer`.
 
     Raises:
-        OSError, ValueError: there is no tokenizer of that name.
-        ConfigError: it needs transformers, which are not installed.
+        ConfigError: there is no tokenizer of that name, or it needs transformers, which are
+            not installed.
     """
-    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
-        raise OSError(f"no directory {name}")  # a hub would be asked for it first
     directory = Path(name)
     plain = _is_plain(directory)
     if find_spec("transformers") is None:
@@ -36,13 +35,15 @@ def load_tokenizer_named(name: str) -> Any:
                 f"the tokenizer {name}: {reason}, which needs transformers: {INSTALL}"
             )
         return PlainTokenizer(directory)
-    if plain:
-        from transformers import PreTrainedTokenizerFast
+    require_model(name)
+    import transformers
 
-        return PreTrainedTokenizerFast.from_pretrained(name)
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(name)
+    kind = "PreTrainedTokenizerFast" if plain else "AutoTokenizer"
+    try:
+        return getattr(transformers, kind).from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(f"no tokenizer can be loaded from {name!r}: {reason}") from error
 
 
 def _is_plain(directory: Path) -> bool:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from atroposlib.errors import ConfigError, InferenceError, InferenceUnavailable
+from atroposlib.utils.http_server import start_hint
 from atroposlib.utils.process_group import GroupSpec
 from example_trainer.weights.engines.http import Bucket, Http, InferenceServer
 from example_trainer.weights.engines.local import LocalEngine
@@ -59,6 +60,7 @@ def connect(
 
 def _wait_until_healthy(http: Http, wait_s: float, on_wait: Callable[[str], None]) -> None:
     started = time.monotonic()
+    remedy = start_hint("atropos-infer --model MODEL_DIR", http.url)
     while True:
         try:
             http.get("/health")
@@ -68,11 +70,11 @@ def _wait_until_healthy(http: Http, wait_s: float, on_wait: Callable[[str], None
             if waited_s > wait_s:
                 raise InferenceUnavailable(
                     f"no inference server at {http.url} after {waited_s:.0f} s: {error};"
-                    " set --inference-urls"
+                    f" set --inference-urls, or {remedy}"
                 ) from error
             on_wait(
                 f"inference server at {http.url}: {error}; {waited_s:.0f} s of at most"
-                f" {wait_s:.0f} s"
+                f" {wait_s:.0f} s; {remedy}"
             )
             time.sleep(0.5)
 

@@ -201,9 +201,10 @@ class InferenceServer(ABC):
         dtype = self.http.get(self._info_route).get("dtype")
         return None if dtype in (None, "auto") else str(dtype)
 
-    @abstractmethod
     def token_ids(self, text: str) -> list[int]:
         """Tokenize ``text`` with the server's tokenizer."""
+        ids: list[int] = self.http.post("/tokenize", {"prompt": text})["tokens"]
+        return ids
 
     @abstractmethod
     def score(self, tokens: list[int]) -> list[float]:

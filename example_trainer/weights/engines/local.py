@@ -66,13 +66,8 @@ class LocalEngine(InferenceServer):
     def label(self, version: int) -> None:
         self.http.post("/update_weight_version", {"weight_version": version})
 
-    def token_ids(self, text: str) -> list[int]:
-        # Here and in score no token is generated, so a paused server replies too.
-        body = {"prompt": text, "max_tokens": 0, "logprobs": 0, "prompt_logprobs": 0}
-        ids: list[int] = self.http.post("/generate", body)["prompt_token_ids"]
-        return ids
-
     def score(self, tokens: list[int]) -> list[float]:
+        # No token is generated, so a paused server replies too.
         answer = self._generate(tokens, max_tokens=0, prompt_logprobs=0)
         return by_token(answer["prompt_logprobs"][1:], tokens[1:])
 

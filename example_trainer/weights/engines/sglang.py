@@ -59,10 +59,6 @@ class SglangEngine(InferenceServer):
         body = {"new_version": str(version), "abort_all_requests": False}
         self.http.post("/update_weight_version", body)
 
-    def token_ids(self, text: str) -> list[int]:
-        answer = self._generate({"text": text})
-        return [int(entry[1]) for entry in answer["input_token_logprobs"]]
-
     def score(self, tokens: list[int]) -> list[float]:
         entries = self._generate({"input_ids": tokens})["input_token_logprobs"]
         return [float(entry[0]) for entry in entries[1:]]

@@ -155,11 +155,6 @@ class VllmEngine(InferenceServer):
     def dtype(self) -> str | None:
         return None
 
-    def token_ids(self, text: str) -> list[int]:
-        choice = self._complete(text, max_tokens=1, return_token_ids=True)
-        ids: list[int] = choice["prompt_token_ids"]
-        return ids
-
     def score(self, tokens: list[int]) -> list[float]:
         choice = self._complete(tokens, max_tokens=1, prompt_logprobs=0)
         return by_token(choice["prompt_logprobs"][1:], tokens[1:])

@@ -80,6 +80,7 @@ def vllm_app(
         return {"weight_version": state["version"]}
 
     _vllm_models(app, diary)
+    _tokenizes(app)
     if lora:
         notes("/v1/load_lora_adapter")
     if transfer:
@@ -88,6 +89,12 @@ def vllm_app(
         for route in ("/init_weight_transfer_engine", "/update_weights", *bracket):
             notes(route)
     return app
+
+
+def _tokenizes(app: FastAPI) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: dict[str, Any]) -> dict[str, Any]:
+        return {"tokens": [1, 2, 3]}
 
 
 def _vllm_models(app: FastAPI, diary: Diary) -> None:
@@ -101,8 +108,6 @@ def _vllm_models(app: FastAPI, diary: Diary) -> None:
     async def completions(body: dict[str, Any]) -> dict[str, Any]:
         if body["model"] != "served":
             diary.append(("model", body["model"]))
-        if isinstance(body["prompt"], str):
-            return {"choices": [{"prompt_token_ids": [1, 2, 3]}]}
         if body.get("return_token_ids"):
             sampled = {"token_ids": [7, 8], "logprobs": {"token_logprobs": [-0.7, -0.8]}}
             return {"choices": [sampled]}
@@ -126,6 +131,7 @@ def sglang_app(
 
         app.post(route)(handler)
 
+    _tokenizes(app)
     for route in routes:
         notes(route)
 

@@ -1,0 +1,111 @@
+"""Environments as processes: names from the server, and mistakes about servers and models."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+
+from atroposlib.testing.tiny import ASCII_ALPHABET, write_tiny_model
+from tests.serving import served
+
+ROOT = Path(__file__).resolve().parents[3]
+WAIT_S = 120.0
+SUMS = '''
+from atroposlib.envs import environment
+
+@environment([{"id": str(n)} for n in range(64)], group_size=2, max_tokens=4)
+async def sums(task, model):
+    """Asks anything."""
+    await model.chat(task["id"])
+    return 1.0
+
+sums.cli()
+'''
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models") / "small"
+    return write_tiny_model(directory, max_positions=512, alphabet=ASCII_ALPHABET)
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    """atropos-infer, started with a relative directory."""
+    words = ["--model", model.name, "--port", "0", "--threads", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "atroposlib.inference", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=model.parent,
+        env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+    ) as process:
+        try:
+            yield re.search(r"http://\S+", process.stdout.readline())[0]
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Run ``sums.py process`` with flags; returns status and output lines."""
+    (tmp_path / "sums.py").write_text(SUMS)
+
+    def run(url, *flags):
+        words = ["process", "--openai.base_url", f"{url}/v1", "--env.total_steps", "2", *flags]
+        done = subprocess.run(
+            [sys.executable, "sums.py", *words],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_without_flags_model_and_tokenizer_are_those_of_the_server(server, environment, model):
+    status, output = environment(server)
+    assert status == 0, output
+    assert f"tokenizer of the served model: {model}" in output and "wandb" not in output
+
+
+def test_a_model_that_is_not_served_is_refused_with_the_served_name(server, environment):
+    status, output = environment(server, "--openai.model_name", "large")
+    assert status == 2
+    assert "model 'large' is not served" in output and "to small, or leave it out" in output
+
+
+def test_the_tokenizer_of_another_model_is_refused(server, environment, tmp_path):
+    other = write_tiny_model(tmp_path / "other")
+    status, output = environment(server, "--env.tokenizer_name", str(other))
+    assert status == 2
+    assert f"tokenizer {other} is not that of model small" in output
+
+
+def test_a_tokenizer_directory_that_does_not_exist_is_named(server, environment):
+    status, output = environment(server, "--env.tokenizer_name", "./no-model")
+    assert (status, output.count("\n")) == (2, 2) and "no directory ./no-model" in output
+
+
+def test_another_server_at_the_address_is_named(environment):
+    with served(FastAPI()) as url:
+        status, output = environment(url)
+    assert status == 2 and f"{url} answers, but is no inference server" in output
+
+
+def test_an_absent_server_is_waited_for_with_its_start_command(environment, unused_tcp_port):
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    status, output = environment(url, "--openai.timeout", "1")
+    assert status == 1
+    command = f"start it: atropos-infer --model MODEL_DIR --port {unused_tcp_port}"
+    assert f"waiting for inference server {url}" in output and output.count(command) >= 2
