@@ -122,14 +122,8 @@ async def run(env: EnvRuntime, settings: CommandSettings) -> None:
 def make_named_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime:
     """Create the environment; model and tokenizer that are not set are those of its servers."""
     options = settings.manager
-    asked = ServerManager(
-        settings.servers,
-        env_cls.server_cls,
-        slurm=options.slurm,
-        testing=options.testing,
-        proxy_url=options.proxy_url,
-    )
-    wait = settings.mode != "serve" and not asked.use_proxy
+    asked = ServerManager(settings.servers, env_cls.server_cls, options.slurm, options.testing)
+    wait = settings.mode != "serve" and not (asked.use_proxy or options.proxy_url)
     loop = asyncio.new_event_loop()  # asyncio.run would take the constructor's loop away
     try:
         naming = named_by_servers(settings.env, asked.servers, wait=wait)

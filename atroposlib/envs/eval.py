@@ -27,7 +27,6 @@ from atroposlib.envs.runtime.evaluation import report_results
 from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.http import server_root
-from atroposlib.generation.engines.served import UNNAMED
 from atroposlib.generation.routing.discovery import LOCAL_URLS
 from atroposlib.generation.routing.manager import ServerManager
 
@@ -219,7 +218,7 @@ async def eval_runner(eval: EvalBase, argv: Sequence[str] | None = None) -> dict
     parser.add_argument("--model-name", help="as the server lists it [its model]")
     args = parser.parse_args(argv)
     url = f"{server_root(args.server_url)}/v1"
-    name = args.model_name or eval.model_name or UNNAMED
+    name = args.model_name or eval.model_name or "default"
     manager = ServerManager([APIServerConfig(base_url=url, model_name=name)])
     try:
         return await eval.eval(manager)

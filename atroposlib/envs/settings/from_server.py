@@ -23,13 +23,8 @@ async def named_by_servers(
 ) -> tuple[BaseEnvConfig, Any]:
     """``config`` with the tokenizer of the served model; and that tokenizer, or None.
 
-    Args:
-        wait: for a server, within its timeout, if none answers; else an absent one is asked
-            at the first call. A tokenizer that is not named is always waited for.
-
-    Raises:
-        InferenceUnavailable: no server answered in time.
-        ConfigError: a server does not serve the model or its tokenizer, or is none.
+    ``wait`` for a server if none answers; otherwise only a tokenizer that is not named is
+    waited for, and an absent server is asked at the first call.
     """
     named = "tokenizer_name" in config.model_fields_set
     asked = [server for server in servers if isinstance(server, OpenAICompatibleServer)]
@@ -46,8 +41,7 @@ async def named_by_servers(
         logger.info("tokenizer of the served model: %s", found[0])
         config = config.model_copy(update={"tokenizer_name": found[0]})
     elif tokens and not named:
-        default = config.tokenizer_name
-        logger.warning("no server names a tokenizer: --env.tokenizer_name is %s", default)
+        logger.warning("no server names a tokenizer: default %s", config.tokenizer_name)
     if not tokens or not (found or named):
         return config, None
     tokenizer = load_tokenizer_named(config.tokenizer_name)

@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -88,7 +89,9 @@ class OpenAICompatibleServer(APIServer):
     identified = False
 
     async def _check_health(self) -> bool:
-        return await super()._check_health() and await self.identify()
+        with suppress(InferenceUnavailable):
+            return await super()._check_health() and await self.identify()
+        return False
 
     async def identify(self) -> bool:
         """Ask once which model is served, as :func:`served_model`; set unset names. True."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, InferenceUnavailable
 from atroposlib.generation.engines.http import HttpClient
-from atroposlib.utils.http_server import start_hint
 
 UNNAMED = "default"  # model_name where none is set
 LOCAL, SGLANG, VLLM = (
@@ -23,9 +22,7 @@ GENERATION_PATHS = ("/generate", "/generate/", "/v1/completions", "/v1/chat/comp
 async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, str | None]:
     """The name that requests use for ``wanted``; the directory of the served model, or None.
 
-    Raises:
-        InferenceUnavailable: no answer.
-        ConfigError: it is no inference server, or does not serve ``wanted``.
+    Raises ConfigError: it is no inference server, or does not serve ``wanted``.
     """
     listed = await http.field("GET", f"{root}/v1/models", "data")
     cards = [card for card in listed or () if isinstance(card, dict)]
@@ -54,13 +51,15 @@ async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, s
 
 
 async def _require_generation(http: HttpClient, root: str) -> None:
-    """Require a route that generates: it answers an empty body by 401, 5xx or JSON."""
+    """Require a route that generates: it answers an empty body by 401, 500 or JSON."""
     for path in GENERATION_PATHS:
         found = await http.send("POST", root + path, json={})
         is_json, code = "json" in found.headers.get("content-type", ""), found.status_code
-        if code in (401, 403) or code not in (404, 405, 501) and (is_json or code >= 500):
+        if code in (502, 503, 504):
+            raise InferenceUnavailable(f"POST {root}{path}: status {code}")
+        if code in (401, 403, 500) or is_json and code not in (404, 405, 501):
             return
-    start = start_hint("atropos-infer --model MODEL_DIR", "http://localhost:9001")
     raise ConfigError(
-        f"{root} answers, but is no inference server: correct the address, or {start}"
+        f"{root} answers, but is no inference server: correct --openai.base_url, or start one "
+        "at a free port: atropos-infer --model MODEL_DIR --port 9001"
     )

@@ -20,9 +20,7 @@ def require_model(name: str) -> None:
     """Check that ``name`` is a directory, or a model of the hub that can be loaded now.
 
     If the hub does not answer one request, its client goes offline and loads from its cache.
-
-    Raises:
-        ConfigError: there is no such directory, and no such model in reach.
+    Raises ConfigError.
     """
     if Path(name).is_dir():
         return

@@ -33,12 +33,22 @@ async def test_a_listed_name_is_kept(connect, fake, name) -> None:
     assert server.config.model_name == name
 
 
-async def test_a_name_that_is_not_served_is_refused_with_the_served_ones(connect, fake) -> None:
-    fake.cards = [BASE, ADAPTER]
-    server = connect("vllm", model_name="other")
-    with pytest.raises(ConfigError, match="'other' is not served at .* to small or tuned"):
-        await server.chat_completion(messages=HELLO)
-    assert fake.requests == []
+@pytest.mark.parametrize("adapters_may_come", [False, True])
+async def test_a_name_that_is_not_served_is_refused_with_the_served_ones(
+    adapters_may_come,
+) -> None:
+    app = FastAPI()
+    app.get("/v1/models")(lambda: {"data": [BASE, ADAPTER]})
+    if adapters_may_come:
+        app.post("/v1/load_lora_adapter")(lambda: None)
+    with served(app) as url:
+        server = VLLMServer(APIServerConfig(base_url=f"{url}/v1", model_name="other"))
+        if adapters_may_come:
+            await server.identify()
+        else:
+            with pytest.raises(ConfigError, match="'other' is not served .* small or tuned"):
+                await server.chat_completion(messages=HELLO)
+        await server.close()
 
 
 async def test_unknown_kinds_of_servers_may_serve_names_that_they_do_not_list(connect) -> None:

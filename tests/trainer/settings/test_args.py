@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from example_trainer import TrainingConfig, parse_args
 from example_trainer.settings.args import ALIASES, build_parser, flag, settings_of, with_set
 from example_trainer.settings.files import SECTIONS
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_setting_has_a_kebab_case_flag_and_a_sentence():
@@ -109,3 +115,14 @@ def test_help_lists_the_settings_by_section(capsys):
     said = capsys.readouterr().out
     places = [said.index(f"\n{section}:\n") for section in SECTIONS]
     assert places == sorted(places) and "key=value" in said
+
+
+@pytest.mark.parametrize("setting", ["model-name", "reference-model"])
+def test_a_model_directory_that_does_not_exist_is_refused_before_torch_is_loaded(setting):
+    words = {"model-name": "tests", "reference-model": "tests", setting: "./nope"}
+    flags = [word for name, value in words.items() for word in (f"--{name}", value)]
+    code = "import sys; from example_trainer.cli import main; main(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *flags], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 2 and "no directory ./nope" in done.stderr
