@@ -113,8 +113,8 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
     "no tokenizer": (
         {},
         ["--env.tokenizer_name", "./no-model"],
-        1,
-        ["no tokenizer can be loaded from './no-model'"],
+        2,
+        ["no directory ./no-model"],
     ),
     "await": (
         {"body": "    other = model.chat('x')\n    return other.strip() == '7'"},
