@@ -12,7 +12,9 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.tokenizers.hub import is_path, require_model
 
 
-@pytest.mark.parametrize("name", ["./model", "../model", "~/m", "/m", "runs/a/model", "tests/m"])
+@pytest.mark.parametrize(
+    "name", ["./model", "../model", "~/m", "/m", "runs/a/model", "tests/m"]
+)
 def test_a_path_without_a_directory_is_named(name, monkeypatch):
     monkeypatch.chdir(os.path.dirname(__file__).split("/tests/")[0])
     assert is_path(name)
