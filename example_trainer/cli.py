@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run atropos-grpo; return the exit status."""
     cfg = parse_args(argv)
     require(PROG, "train", "torch", "transformers")
-    require_models(cfg)
+    require_models(cfg.model_name, cfg.reference_model, cfg.critic_model)
     from example_trainer import grpo
 
     return grpo.run(partial(grpo.train, cfg))

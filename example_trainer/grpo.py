@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``atropos-grpo``; return 0 when done or stopped, 1 on an error."""
     cfg = parse_args(argv)
-    require_models(cfg)
+    require_models(cfg.model_name, cfg.reference_model, cfg.critic_model)
     return run(partial(train, cfg))
 
 

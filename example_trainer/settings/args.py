@@ -73,10 +73,10 @@ def parse_args(argv: Sequence[str] | None = None, prog: str = PROG) -> TrainingC
     return cfg
 
 
-def require_models(cfg: TrainingConfig) -> None:
+def require_models(*names: str | None) -> None:
     """Exit with status 2 if a model cannot be loaded, before any other process is waited for."""
     try:
-        for name in filter(None, (cfg.model_name, cfg.reference_model, cfg.critic_model)):
+        for name in filter(None, names):
             require_model(name)
     except ConfigError as error:
         build_parser().error(f"model: {error}")
