@@ -217,7 +217,7 @@ class Model:
         for name, coroutine, line in self.calls:
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 text = f"the call was never awaited: write `await model.{name}(...)`"
-                raise RolloutError(env, item, "rollout", TypeError(text), line)
+                raise RolloutError(env, repr(item), "rollout", TypeError(text), line)
 
     def close_forgotten_calls(self) -> None:
         """Close calls that were never awaited, which Python would warn of otherwise."""
