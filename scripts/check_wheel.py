@@ -133,11 +133,18 @@ def check(python: str, folder: Path, max_mb: int) -> None:
 def require_extra(command: Path, words: str, extra: str, folder: Path) -> None:
     """Require that a command without its extra fails with a last line that names it."""
     line = [str(command), *words.split()]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=WAIT_S)
-    last = done.stderr.strip().splitlines()[-1:]
+    done = subprocess.run(
+        line,
+        cwd=folder,
+        text=True,
+        timeout=WAIT_S,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    last = done.stdout.strip().splitlines()[-1:]
     fine = done.returncode in (1, 2) and f"pip install 'atroposlib[{extra}]'" in "".join(last)
-    if not fine or "Traceback" in done.stderr:
-        raise Failed(f"atropos {words}: exit status {done.returncode}\n{done.stderr[-2000:]}")
+    if not fine or "Traceback" in done.stdout:
+        raise Failed(f"atropos {words}: exit status {done.returncode}\n{done.stdout[-2000:]}")
     print(f"check_wheel: {last[0]}", flush=True)
 
 
