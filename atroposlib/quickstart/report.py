@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from atroposlib.live.heldout import HeldoutSample
 from atroposlib.live.sources import column
@@ -32,7 +31,7 @@ PROBLEMS_SHOWN = 8
 PHASES = ("wait", "train", "publish", "check")
 STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 TEMPLATE = Path(__file__).with_name("report_page.html").read_text(encoding="utf-8")
-Figure = tuple[str, Markup]  # caption and drawing; an empty one is left out
+Figure = tuple[str, str]  # caption and drawing; an empty one is left out
 # No script runs and nothing is loaded, regardless of the text of a completion.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -60,7 +59,7 @@ def page(f: Findings) -> str:
     return environment.from_string(TEMPLATE).render(
         f=f,
         policy=POLICY,
-        style=Markup(STYLE),
+        style=STYLE,
         cards=_cards(f),
         steps=sorted({sample.step for samples in f.answers for sample in samples}),
         problems=[(a[0], {s.step: s for s in a}) for a in f.answers[:PROBLEMS_SHOWN]],
@@ -133,7 +132,7 @@ def _soundness(f: Findings) -> list[Figure]:
 
 
 def _figure(caption: str, *series: Series, **axis: Any) -> Figure:
-    return caption, Markup(line_chart(series, title=caption, **axis))  # escaped by line_chart
+    return caption, line_chart(series, title=caption, **axis)  # escaped by line_chart
 
 
 def next_steps(run: Path) -> tuple[tuple[str, str], ...]:

@@ -27,9 +27,8 @@ def add_docs(app: FastAPI) -> None:
 def page(document: Mapping[str, Any]) -> str:
     """Render an OpenAPI document; every text in it is escaped."""
     import jinja2  # here: run-api starts without it
-    from markupsafe import Markup
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     style = TEMPLATE.with_suffix(".css").read_text(encoding="utf-8")
-    return template.render(document, style=Markup(style))
+    return template.render(document, style=style)
