@@ -7,6 +7,7 @@ import pytest
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
 from atroposlib.envs.cli import main, make_env, read_settings
 from atroposlib.envs.settings.config import EvalHandlingEnum
+from atroposlib.envs.settings.flags import GROUPS
 from atroposlib.errors import ConfigError
 
 
@@ -210,3 +211,26 @@ def test_a_yaml_file_may_hold_the_former_name_of_a_setting(tmp_path):
     assert read("serve", tmp_path=tmp_path, yaml=yaml).env.trainer_timeout_s == 12
     settings = read("serve", "--env.trainer_timeout_s", "13", tmp_path=tmp_path, yaml=yaml)
     assert settings.env.trainer_timeout_s == 13
+
+
+def test_an_error_of_a_value_names_the_file_unless_a_flag_set_it(tmp_path):
+    yaml = "env: {group_size: many}"
+    with pytest.raises(ConfigError, match=r"--config \S+settings.yaml: env.group_size: "):
+        read("serve", tmp_path=tmp_path, yaml=yaml)
+    with pytest.raises(ConfigError, match="^env.group_size: "):
+        read("serve", "--env.group_size", "few", tmp_path=tmp_path, yaml=yaml)
+    with pytest.raises(ConfigError, match="--config nothere.yaml: no such file or directory"):
+        read("serve", "--config", "nothere.yaml")
+
+
+def test_the_help_has_groups_types_and_defaults_by_value(capsys):
+    with pytest.raises(SystemExit):
+        main(Env, ["serve", "--help"])
+    shown = capsys.readouterr().out
+    places = [
+        shown.index(f"\n{title}:\n") for title in ("settings of this environment", *GROUPS)
+    ]
+    assert places == sorted(places)
+    assert "--env.group_size INT" in shown and "--env.lower FLOAT" in shown
+    assert "--env.eval_handling STOP_TRAIN|LIMIT_TRAIN|NONE" in shown
+    assert "[STOP_TRAIN]" in shown and "EvalHandlingEnum" not in shown

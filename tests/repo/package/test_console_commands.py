@@ -78,6 +78,16 @@ def test_an_unknown_flag_is_one_json_line_where_logs_are_json(command, target):
     assert (event["level"], event["process"]) == ("error", command)
 
 
+def test_an_environment_has_the_common_flags_and_every_line_of_its_log_is_json():
+    words = ("process", "--log-format", "json", "--openai.api_key", "x")
+    done = output("environments.copy_server:CopyEnv.cli", *words, "--env.group_size", "many")
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 2 and "env.group_size" in events[-1]["message"]
+    assert {event["process"] for event in events} == {"copy"}
+    shown = output("environments.copy_server:CopyEnv.cli", "--version")
+    assert (shown.returncode, shown.stdout.split()[1:]) == (0, [__version__])
+
+
 @pytest.mark.parametrize("name", NEEDS)
 def test_a_command_without_its_extra_is_one_line_and_status_2(root, tmp_path, name):
     extra, words = NEEDS[name]

@@ -126,3 +126,24 @@ def test_a_model_directory_that_does_not_exist_is_refused_before_torch_is_loaded
         [sys.executable, "-c", code, *flags], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 2 and "no directory ./nope" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("--learning-rate", "--lr"), ("--traning-steps", "--training-steps")],
+)
+def test_an_unknown_flag_is_one_line_with_the_one_that_is_meant(capsys, given, meant):
+    with pytest.raises(SystemExit) as stopped:
+        parse_args(["--model", "m", given, "1"], prog="atropos-grpo-run")
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said == f"atropos-grpo-run: error: unknown flag {given}; did you mean {meant}?\n"
+
+
+def test_a_missing_file_of_settings_is_named_in_plain_words(capsys):
+    with pytest.raises(SystemExit):
+        parse_args(["--config", "nothere.yaml"])
+    said = capsys.readouterr().err
+    assert (
+        "cannot read nothere.yaml: no such file or directory" in said and "Errno" not in said
+    )
