@@ -44,6 +44,7 @@ from atroposlib.generation.configs import (
     resolve_servers,
 )
 from atroposlib.generation.routing.manager import ServerManager
+from atroposlib.trackers import require
 from atroposlib.utils.cli import extract_namespace, merge_dicts
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import common_flags, show
@@ -122,6 +123,8 @@ async def run(env: EnvRuntime, settings: CommandSettings) -> None:
 def make_named_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime:
     """Create the environment; model and tokenizer that are not set are those of its servers."""
     options = settings.manager
+    for name in settings.env.trackers:  # before a wait for a server
+        require(name)
     asked = ServerManager(settings.servers, env_cls.server_cls, options.slurm, options.testing)
     wait = settings.mode != "serve" and not (asked.use_proxy or options.proxy_url)
     loop = asyncio.new_event_loop()  # asyncio.run would take the constructor's loop away

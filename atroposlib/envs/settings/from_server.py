@@ -23,8 +23,7 @@ async def named_by_servers(
 ) -> tuple[BaseEnvConfig, Any]:
     """``config`` with the tokenizer of the served model; and that tokenizer, or None.
 
-    ``wait`` for a server if none answers; otherwise only a tokenizer that is not named is
-    waited for, and an absent server is asked at the first call.
+    ``wait`` for a server if none answers; a tokenizer that is not named is always waited for.
     """
     named = "tokenizer_name" in config.model_fields_set
     asked = [server for server in servers if isinstance(server, OpenAICompatibleServer)]

@@ -20,10 +20,7 @@ GENERATION_PATHS = ("/generate", "/generate/", "/v1/completions", "/v1/chat/comp
 
 
 async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, str | None]:
-    """The name that requests use for ``wanted``; the directory of the served model, or None.
-
-    Raises ConfigError: it is no inference server, or does not serve ``wanted``.
-    """
+    """The name that requests use for ``wanted``; the directory of the served model, or None."""
     listed = await http.field("GET", f"{root}/v1/models", "data")
     cards = [card for card in listed or () if isinstance(card, dict)]
     if not cards:

@@ -19,8 +19,7 @@ def is_path(name: str) -> bool:
 def require_model(name: str) -> None:
     """Check that ``name`` is a directory, or a model of the hub that can be loaded now.
 
-    If the hub does not answer one request, its client goes offline and loads from its cache.
-    Raises ConfigError.
+    If the hub does not answer one request, its client goes offline. Raises ConfigError.
     """
     if Path(name).is_dir():
         return
