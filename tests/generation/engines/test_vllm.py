@@ -94,10 +94,10 @@ def test_a_token_server_without_an_address_is_rejected(connect, server_type: str
         connect(server_type, base_url="")
 
 
-async def test_an_unloadable_tokenizer_raises_an_error_that_names_the_setting(
+async def test_an_unloadable_tokenizer_raises_an_error_that_names_it(
     connect, tmp_path
 ) -> None:
     server = connect("vllm", model_name=str(tmp_path))
-    with pytest.raises(ConfigError, match="tokenizer_name: no tokenizer"):
+    with pytest.raises(ConfigError, match="no tokenizer can be loaded from"):
         await server.tokens_and_logprobs_completion(prompt="hi")
     assert isinstance(server, VLLMServer)
