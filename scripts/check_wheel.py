@@ -32,7 +32,6 @@ LACKING = {
     "infer --model m": "inference",
     "chat m": "inference",
     "quickstart --model tiny": "quickstart",
-    "env run gsm8k process --openai.base_url http://127.0.0.1:1/v1": "math",
     "data sft lines.jsonl --tokenizer owner/model": "transformers",
 }
 # Program of the last check: a fake server in this process, an environment in another.
@@ -56,6 +55,10 @@ with FakeInference(reply=lambda prompt, i: "5").running() as url:
         "--env.data_path_to_save_groups", "wordle.jsonl")
     run(sys.executable, "-m", "atroposlib.environments.copy_server", "process", *flags,
         "--env.data_path_to_save_groups", "copy.jsonl")
+    gsm8k = ["atropos", "env", "run", "gsm8k", "process", *flags]
+    done = subprocess.run(gsm8k, timeout=120, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode in (1, 2) and "pip install 'atroposlib[math]'" in last, done.stderr
 for name in ("wordle", "copy"):
     groups = [json.loads(line) for line in Path(name + ".jsonl").read_text().splitlines()]
     assert len(groups) == 2 and all(len(group["scores"]) == 2 for group in groups), groups
