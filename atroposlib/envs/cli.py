@@ -131,8 +131,8 @@ def make_named_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvR
     try:
         naming = named_by_servers(settings.env, asked.servers, wait=wait)
         config, tokenizer = loop.run_until_complete(naming)
-        loop.run_until_complete(asked.close())
     finally:
+        loop.run_until_complete(asked.close())
         loop.close()
     # Outside the event loop: constructors of older environments require that.
     env = make_env(env_cls, replace(settings, env=config))

@@ -57,7 +57,13 @@ def env_of():
                 base_url=f"{url}/v1", server_type="vllm", model_name="fake"
             )
             config = env_cls.config_init()[0].model_copy(
-                update={"use_wandb": False, "total_steps": 2, **settings}
+                # The template of the character tokenizer has no tools.
+                update={
+                    "use_wandb": False,
+                    "total_steps": 2,
+                    "describe_tools": True,
+                    **settings,
+                }
             )
             env = env_cls(config, [server])
             env.tokenizer = char_tokenizer(ASCII_ALPHABET)

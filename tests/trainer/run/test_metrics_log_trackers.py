@@ -157,7 +157,7 @@ def test_failing_tracker_is_logged_once_and_counted_while_training_continues(
     cfg = config(trackers=["tensorboard"])
     write_steps(cfg, range(1, 15))
     out = caplog.text
-    assert out.count("no route") == 1 and "off after 10" in out
+    assert out.count("ConnectionError: no route") == 1 and "off after 10" in out
     counts = [line["failures_tensorboard"] for line in read_steps(cfg.metrics_file)]
     assert counts == [1, 1, *range(2, 12), 11, 11]
     assert not failing.closed
