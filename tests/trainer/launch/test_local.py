@@ -166,7 +166,7 @@ def test_one_yaml_file_starts_a_complete_run(tmp_path, model_dir):
     shown = [
         line for line in done.stderr.splitlines() if " info    atropos-launch  step " in line
     ]
-    assert ["step 1/2" in shown[0], "step 2/2" in shown[-1]] == [True, True]
+    assert "step 2/2" in shown[-1]  # quick steps may share a line: the newest is shown
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
     assert (tmp_path / "run" / "checkpoints" / "final_model" / "config.json").exists()
