@@ -17,6 +17,7 @@ import click
 
 from atroposlib import __version__
 from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import USAGE_ERROR, did_you_mean
 
 FILE_TRAINERS = "example_trainer.supervised.commands"
@@ -52,7 +53,7 @@ NOUNS = {
 
 
 def fail(text: str, status: int) -> None:
-    print(f"error: {text}", file=sys.stderr)
+    logs.report("error", text)
     raise SystemExit(status)
 
 

@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, words = parser.parse_known_args(argv)
     if options.n < 1:
         parser.error("-n is at least 1")
-    style = getattr(options, "log_format", "text")
-    logs.configure(PROG, style, getattr(options, "log_level", "warning"))
+    options = parser.with_log_settings(options, "warning")
+    logs.configure(PROG, options.log_format, options.log_level)
     try:
         asyncio.run(try_out(made(options, words), options.n))
     except AtroposError as error:

@@ -188,11 +188,10 @@ class FirstItems:
         if number >= PROBED_ITEMS or number in self.ended:
             return None
         self.ended[number] = None if error is None else mistake_of(error)
-        if len(self.ended) < PROBED_ITEMS or len({*self.ended.values()}) > 1:
+        causes = {*self.ended.values()}
+        if len(self.ended) < PROBED_ITEMS or len(causes) > 1 or None in causes:
             return None
-        if error is None or None in self.ended.values():
-            return None
-        return hopeless(error)
+        return None if error is None else hopeless(error)
 
 
 def hopeless(error: AtroposError) -> OnlyFailures:

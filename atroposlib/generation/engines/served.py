@@ -11,11 +11,8 @@ from atroposlib.errors import ConfigError, InferenceUnavailable
 from atroposlib.generation.engines.http import HttpClient
 
 UNNAMED = "default"  # model_name where none is set
-LOCAL, SGLANG, VLLM = (
-    "atropos-local",
-    "sglang",
-    "vllm",
-)  # owned_by: they serve listed models only
+# owned_by of servers that serve listed models only.
+LOCAL, SGLANG, VLLM = "atropos-local", "sglang", "vllm"
 GENERATION_PATHS = ("/generate", "/generate/", "/v1/completions", "/v1/chat/completions")
 
 

@@ -84,8 +84,14 @@ class CommandParser(argparse.ArgumentParser):
             what = "flag" if flag.startswith("-") else "argument"
             hint = self._hint(flag) if self._hint else did_you_mean(flag, self.flags())
             self.error(f"unknown {what} {flag}{hint or ' (--help lists all)'}")
+        return self.with_log_settings(options)
+
+    def with_log_settings(
+        self, options: argparse.Namespace, level: str = "info"
+    ) -> argparse.Namespace:
+        """``options`` with the environment variables, or defaults, of log flags not given."""
         for name, allowed, default in (
-            ("log_level", logs.LEVELS, "info"),
+            ("log_level", logs.LEVELS, level),
             ("log_format", logs.FORMATS, "text"),
         ):
             value = os.environ.get(f"ATROPOS_{name.upper()}") or default
