@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import random
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -308,4 +307,4 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ranks.end_process(main())

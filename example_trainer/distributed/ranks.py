@@ -14,12 +14,14 @@ device.
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -32,7 +34,7 @@ from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.run import OriginalSettings
 
-__all__ = ["RankLost", "Ranks", "start"]
+__all__ = ["RankLost", "Ranks", "end_process", "start"]
 
 # Bound of loading Python and torch on every rank.
 START_TIMEOUT_S = 600.0
@@ -151,6 +153,19 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process without finalizing Python.
+
+    After the last collective a thread of gloo can hold the last reference to a tensor for a
+    moment; if it drops it while Python is finalizing, the process aborts and torchrun reports
+    a finished run as failed (pytorch/pytorch#179291).
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _place(settings: OriginalSettings) -> tuple[int, int, int]:

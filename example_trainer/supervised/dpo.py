@@ -10,7 +10,6 @@ the formulae.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -116,4 +115,4 @@ class Preference:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ranks.end_process(main())

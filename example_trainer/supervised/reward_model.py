@@ -8,7 +8,6 @@ returns at its last token; the saved model opens with AutoModelForTokenClassific
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,4 +91,4 @@ def _told(rewards_R: Tensor) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ranks.end_process(main())

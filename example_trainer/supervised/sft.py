@@ -8,7 +8,6 @@ them. Completions and turns of the assistant are trained; every token counts the
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -68,4 +67,4 @@ class CrossEntropy:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ranks.end_process(main())
