@@ -19,9 +19,9 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
 
 from atroposlib.envs.function_env.recorder import ModelCall, Recorder
-from atroposlib.envs.function_env.tools import Tool, answer, described_in_system, schema_of
+from atroposlib.envs.function_env.tools import Tool, answer, schema_of
 from atroposlib.errors import ConfigError, InferenceError, RolloutError, SourceLine
-from atroposlib.generation.chat.template import shows_tools
+from atroposlib.generation.chat.tool_call_translator import with_visible_tools
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -130,8 +130,11 @@ class Model:
         if tools:
             schemas = sampling["tools"] = [schema_of(tool) for tool in tools]
             tokenizer = getattr(self.session, "tokenizer", None)
-            if tokenizer is not None and not shows_tools(tokenizer, schemas):
-                shown = self._with_tools(history, schemas, tokenizer)
+            if tokenizer is not None:
+                parser = getattr(self.session, "tool_parser", "hermes")
+                shown = with_visible_tools(
+                    history, schemas, tokenizer, parser, describe=self.describe_tools
+                )
         params = self._params(sampling)
         completion = await self.session.chat_completion(messages=shown, **params)
         return self._replied(completion, params, history)
@@ -187,26 +190,6 @@ class Model:
         return AsyncOpenAI(
             base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http
         )
-
-    def _with_tools(
-        self, history: list[dict[str, Any]], schemas: Sequence[Any], tokenizer: Any
-    ) -> list[dict[str, Any]]:
-        """``history`` with the tools in its system message.
-
-        Raises:
-            ConfigError: this was not asked for, or the calls have another format.
-        """
-        if not self.describe_tools:
-            name = getattr(tokenizer, "name_or_path", None) or "this tokenizer"
-            raise ConfigError(
-                f"the chat template of {name} ignores tools, so the model would not see them: "
-                "take a model whose template has tools, or set --env.describe_tools true"
-            )
-        if (parser := getattr(self.session, "tool_parser", "hermes")) != "hermes":
-            raise ConfigError(
-                f"describe_tools: calls are described for tool_parser hermes, not {parser}"
-            )
-        return described_in_system(history, schemas)
 
     def refuse_forgotten_calls(self, env: str, item: str) -> None:
         """Check, after the function has ended, that each of its calls was awaited.

@@ -168,6 +168,7 @@ class RolloutRunner:
                 split=split,
                 # A greedy agent would make all samples of a group equal.
                 sampling={"temperature": temperature},
+                describe_tools=config.describe_tools,
             )
             endpoints.append(await stack.enter_async_context(opened))
             return opened

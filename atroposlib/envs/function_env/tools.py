@@ -23,11 +23,6 @@ from atroposlib.errors import ConfigError
 
 Tool = Union[Callable[..., Any], Mapping[str, Any]]  # a function, or OpenAI's description
 
-HOW_TO_CALL = (
-    "To call one, answer with a line "
-    '<tool_call>{"name": "...", "arguments": {...}}</tool_call>; its result follows.'
-)
-
 
 def schema_of(tool: Tool) -> dict[str, Any]:
     """OpenAI's description of ``tool``; a description is returned unchanged.
@@ -45,18 +40,6 @@ def schema_of(tool: Tool) -> dict[str, Any]:
     if tool.__doc__:
         function["description"] = inspect.cleandoc(tool.__doc__)
     return {"type": "function", "function": function}
-
-
-def described_in_system(
-    messages: Sequence[dict[str, Any]], schemas: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """``messages`` with ``schemas`` in the system message, in the format of Hermes."""
-    lines = [json.dumps(schema.get("function", schema)) for schema in schemas]
-    text = "\n".join(["You may call these functions:", *lines, HOW_TO_CALL])
-    first = messages[0] if messages else {}
-    if first.get("role") != "system":
-        return [{"role": "system", "content": text}, *messages]
-    return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
 
 
 def _arguments(tool: Callable[..., Any]) -> type[BaseModel]:

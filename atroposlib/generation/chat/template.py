@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, TokensMissing
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
@@ -108,6 +108,21 @@ def decoded(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
     """Text of ``ids``, without the clean-up of spaces, which would change the text."""
     options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
     return str(_call(tokenizer.decode, list(ids), **options))
+
+
+def require_known(tokenizer: Any, ids: Sequence[int]) -> None:
+    """Check that the tokenizer has all sampled ``ids``; decoding would drop the others.
+
+    Raises:
+        TokensMissing: the vocabulary of the server is larger.
+    """
+    known = len(tokenizer) if hasattr(tokenizer, "__len__") else None
+    if known is not None and (highest := max(ids, default=-1)) >= known:
+        raise TokensMissing(
+            f"the server sampled token {highest}, so its vocabulary has at least {highest + 1} "
+            f"tokens, and the tokenizer {getattr(tokenizer, 'name_or_path', '')} has {known}: "
+            "set tokenizer_name to the model of the server"
+        )
 
 
 def continuation(

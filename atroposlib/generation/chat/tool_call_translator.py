@@ -13,7 +13,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from atroposlib.generation.chat.template import Message, continuation, decoded, plain_message
+from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.template import (
+    Message,
+    continuation,
+    decoded,
+    plain_message,
+    shows_tools,
+)
 from atroposlib.generation.chat.tool_parsers import (
     VLLM_AVAILABLE,
     FoundCall,
@@ -23,6 +30,11 @@ from atroposlib.generation.chat.tool_parsers import (
 __all__ = ["ToolCall", "ToolCallTranslator", "VLLM_AVAILABLE"]
 
 ID_CHARS = 9  # Mistral's chat template accepts ids of nine letters and digits only
+
+HOW_TO_CALL = (
+    "To call one, answer with a line "
+    '<tool_call>{"name": "...", "arguments": {...}}</tool_call>; its result follows.'
+)
 
 
 class ToolCall(dict[str, Any]):
@@ -133,3 +145,37 @@ def _found_call(call: Message) -> FoundCall:
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments)
     return FoundCall(str(function.get("name", "")), arguments)
+
+
+def with_visible_tools(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    parser: str | None,
+    *,
+    describe: bool,
+) -> list[Message]:
+    """``messages``; tools that the chat template ignores are described in the system message.
+
+    Raises:
+        ConfigError: the template ignores them and not ``describe``, or calls are not Hermes'.
+    """
+    if shows_tools(tokenizer, tools):
+        return list(messages)
+    if not describe:
+        name = getattr(tokenizer, "name_or_path", None) or "this tokenizer"
+        raise ConfigError(
+            f"the chat template of {name} ignores tools, so the model would not see them: "
+            "take a model whose template has tools, or set --env.describe_tools true "
+            "(of a proxy: describe_tools in POST /sessions/create)"
+        )
+    if parser != "hermes":
+        raise ConfigError(
+            f"describe_tools: calls are described for tool_parser hermes, not {parser}"
+        )
+    lines = [json.dumps(tool.get("function", tool)) for tool in tools]
+    text = "\n".join(["You may call these functions:", *lines, HOW_TO_CALL])
+    if not messages or messages[0].get("role") != "system":
+        return [{"role": "system", "content": text}, *messages]
+    first = messages[0]
+    return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]

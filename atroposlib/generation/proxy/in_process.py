@@ -19,9 +19,11 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.generation.proxy import ProxyLimits
+from atroposlib.generation.proxy.main import create_app
 from atroposlib.generation.proxy.sample_tree import SessionRow
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
-from atroposlib.generation.proxy.sessions import ProxyLimits, Servers, Sessions
+from atroposlib.generation.proxy.sessions import Servers, Sessions
 from atroposlib.generation.sessions.sequences import SequenceNode
 
 LOOPBACK = "127.0.0.1"
@@ -90,6 +92,7 @@ class RunningProxy:
         preserve_think_blocks: bool = False,
         split: str = "train",
         sampling: Mapping[str, Any] | None = None,
+        describe_tools: bool = False,
     ) -> AgentSession:
         """Open a session for one agent.
 
@@ -98,6 +101,8 @@ class RunningProxy:
             split: slots that its calls take, "train" or "eval".
             sampling: parameters that override those of the agent, such as
                 {"temperature": 1.0, "max_tokens": 512}.
+            describe_tools: describe tools in a system message if the chat template ignores
+                them, which otherwise is an error (400).
 
         Raises:
             InferenceRefused: no such server, or too many sessions.
@@ -109,6 +114,7 @@ class RunningProxy:
             preserve_think_blocks=preserve_think_blocks,
             split=split,
             sampling=dict(sampling or {}),
+            describe_tools=describe_tools,
         )
         session = await self._sessions.open(settings, base_url)
         return AgentSession(self._sessions, session, self.url)
@@ -129,8 +135,6 @@ async def serving_proxy(
     Raises:
         ConfigError: the server did not start.
     """
-    from atroposlib.generation.proxy.main import create_app
-
     admin_token = secrets.token_urlsafe(32)
     app = create_app(
         server_manager, tokenizer, model_name, admin_token=admin_token, limits=limits

@@ -18,27 +18,18 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
-
-from fastapi import FastAPI
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
+from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import AtroposError, ConfigError
-from atroposlib.generation.proxy import routes_agent, routes_owner
-from atroposlib.generation.proxy.apis.agent_api import (
-    anthropic_body,
-    message_of,
-    openai_body,
-    status_of,
-)
-from atroposlib.generation.proxy.auth import ProxyAuth, refuse_page
-from atroposlib.generation.proxy.routes_agent import json_reply
-from atroposlib.generation.proxy.sessions import ProxyLimits, Servers, Sessions, Setup
+from atroposlib.generation.proxy import ProxyLimits
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
 from atroposlib.utils.http_server import HostGuard, SameSiteGuard, bind, is_loopback
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from atroposlib.generation.proxy.sessions import Servers
 
 __all__ = ["ProxyLimits", "create_app", "main"]
 
@@ -67,6 +58,14 @@ def create_app(
         admin_token: needed to open sessions and to list or configure them and the servers.
         allowed_hosts: names of this proxy that have a dot, such as proxy.example.org.
     """
+    # Here, because --help and a wrong flag need none of them.
+    from fastapi import FastAPI
+    from starlette.exceptions import HTTPException
+
+    from atroposlib.generation.proxy import routes_agent, routes_owner
+    from atroposlib.generation.proxy.auth import ProxyAuth, refuse_page
+    from atroposlib.generation.proxy.sessions import Sessions
+
     sessions = Sessions(server_manager, tokenizer, model_name, limits)
     auth = ProxyAuth(admin_token)
 
@@ -90,22 +89,9 @@ def create_app(
     app.include_router(routes_agent.router(sessions, auth))
     app.add_middleware(HostGuard, allowed=tuple(allowed_hosts), refuse=refuse_page)
     app.add_middleware(SameSiteGuard, refuse=refuse_page)
-    app.add_exception_handler(AtroposError, _on_error)
-    app.add_exception_handler(HTTPException, _on_error)
+    app.add_exception_handler(AtroposError, routes_agent.on_error)
+    app.add_exception_handler(HTTPException, routes_agent.on_error)
     return app
-
-
-async def _on_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        status, message = error.status_code, str(error.detail)
-    else:
-        status, message = status_of(error), message_of(error)
-    is_anthropic = "/v1/messages" in request.url.path
-    body = anthropic_body if is_anthropic else openai_body
-    reply = json_reply(body(status, message), status)
-    if status == 401:
-        reply.headers["WWW-Authenticate"] = "Bearer"
-    return reply
 
 
 # --- command line ---------------------------------------------------------------------
@@ -167,6 +153,8 @@ def serve(options: argparse.Namespace) -> None:
         ConfigError: a setting cannot be used.
     """
     import uvicorn
+
+    from atroposlib.generation.proxy.sessions import Setup
 
     admin_token = os.environ.get(TOKEN_VARIABLE) or None
     reject_open_proxy(options.host, admin_token, options.allow_remote)

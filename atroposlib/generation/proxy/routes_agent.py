@@ -8,12 +8,18 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from atroposlib.errors import AtroposError, InferenceRefused, UnknownSession
 from atroposlib.generation.proxy.apis import APIS, AgentApi
-from atroposlib.generation.proxy.apis.agent_api import message_of, status_of
+from atroposlib.generation.proxy.apis.agent_api import (
+    anthropic_body,
+    message_of,
+    openai_body,
+    status_of,
+)
 from atroposlib.generation.proxy.apis.exchange import Json, SamplingResponse
 from atroposlib.generation.proxy.apis.idempotency import CallIdentity, IdempotentCall
 from atroposlib.generation.proxy.auth import ProxyAuth, key_of, read_body
@@ -148,3 +154,16 @@ def json_object(body: bytes) -> Json:
 
 def json_reply(payload: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(payload), status, media_type="application/json")
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """The response to an error, in the shape of the API that was called."""
+    if isinstance(error, HTTPException):
+        status, message = error.status_code, str(error.detail)
+    else:
+        status, message = status_of(error), message_of(error)
+    body = anthropic_body if "/v1/messages" in request.url.path else openai_body
+    reply = json_reply(body(status, message), status)
+    if status == 401:
+        reply.headers["WWW-Authenticate"] = "Bearer"
+    return reply

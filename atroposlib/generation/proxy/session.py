@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from atroposlib.errors import AtroposError, InferenceRefused, boundary
+from atroposlib.generation.chat.tool_call_translator import with_visible_tools
 from atroposlib.generation.proxy.apis.exchange import (
     Json,
     SamplingRequest,
@@ -42,6 +43,9 @@ class SessionSettings(msgspec.Struct, kw_only=True, frozen=True):
     preserve_think_blocks: bool = False
     split: str = "train"
     sampling: Json = {}  # overrides the agent's values
+    # Tools that the chat template ignores: described in a system message, rejected, or (None)
+    # left to the caller.
+    describe_tools: bool | None = False
 
 
 class ProxySession:
@@ -100,13 +104,32 @@ class ProxySession:
         split = request.split or self.settings.split
         return replace(request, messages=messages, sampling=sampling, split=split)
 
+    def _keywords(self, request: SamplingRequest) -> Json:
+        """Arguments of the managed session.
+
+        Raises:
+            ConfigError: the chat template ignores the request's tools.
+        """
+        found, settings = request.keywords(), self.settings
+        if not request.tools or not settings.tool_parser or settings.describe_tools is None:
+            return found
+        if isinstance(self.managed, ManagedServer):  # else the server renders the prompt
+            found["messages"] = with_visible_tools(
+                request.messages,
+                request.tools,
+                self.managed.tokenizer,
+                settings.tool_parser,
+                describe=settings.describe_tools,
+            )
+        return found
+
     async def prompt(self, request: SamplingRequest) -> tuple[str, list[int]]:
         """Text and token ids of the prompt of ``request``. Nothing is sampled.
 
         Raises:
             InferenceRefused: 400; the prompt cannot be rendered.
         """
-        keywords = self._completed(request).keywords()
+        request = self._completed(request)
         render = getattr(self.managed, "prompt_of", None)
         if render is None:
             raise InferenceRefused(
@@ -114,15 +137,15 @@ class ProxySession:
             )
         try:
             with boundary("proxy", self.uuid, "rendering"):
-                text, ids = await render(**keywords)
+                text, ids = await render(**self._keywords(request))
                 return str(text), list(ids)
         except AtroposError as error:
             raise InferenceRefused(400, str(error)) from error
 
     async def _sample(self, request: SamplingRequest, response_id: str) -> SamplingResponse:
         created = int(time.time())
-        keywords = {**request.keywords(), "split": request.split}
         with boundary("proxy", self.uuid, "generation"):
+            keywords = {**self._keywords(request), "split": request.split}
             completion: Any
             if request.prompt is not None:
                 completion = await self.managed.completion(**keywords)

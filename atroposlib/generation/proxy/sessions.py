@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from atroposlib.errors import ConfigError, InferenceRefused, Unauthorized, UnknownSession
 from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.proxy import ProxyLimits
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
 from atroposlib.generation.routing.calls import sticky_session
 from atroposlib.generation.routing.failover import pick_server, token_servers
@@ -97,16 +98,6 @@ class Setup(msgspec.Struct, kw_only=True):
         """
         name = self.tokenizer_name or self.model_name
         return load_tokenizer(APIServerConfig(model_name=self.model_name, tokenizer_name=name))
-
-
-@dataclass(frozen=True)
-class ProxyLimits:
-    """Limits of sessions, bodies and streams."""
-
-    max_sessions: int = 4096
-    idle_s: float = 3600.0  # a session without calls for longer is closed
-    max_body_bytes: int = 64 * 2**20
-    keep_alive_s: float = 5.0  # between keep-alive frames of a stream that is still sampling
 
 
 class Sessions:

@@ -23,6 +23,7 @@ from atroposlib.generation.chat.template import (
     encode_prompt,
     load_tokenizer,
     render,
+    require_known,
 )
 from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
 from atroposlib.generation.engines.api_server import APIServer
@@ -295,6 +296,8 @@ class ManagedServer:
         sequences = self._sequences
         parent, input_ids = self._extended(prompt_text, encode, ids)
         outputs = await sample_tokens(self.server, prompt_text, input_ids, kwargs)
+        for output in outputs:
+            require_known(self.tokenizer, output.tokens)
         samples = [
             SequenceSample(output, prompt_text + self._text_of(output, skip_special=False))
             for output in outputs

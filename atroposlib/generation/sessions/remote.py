@@ -186,6 +186,7 @@ async def create_proxy_session(
         "base_url": base_url,
         "preserve_think_blocks": preserve_think_blocks,
         "split": split,
+        "describe_tools": None,  # the caller describes them, as with a session in its process
     }
     try:
         opened = await http.ask("POST", f"{root}/sessions/create", body)

@@ -212,6 +212,21 @@ async def test_an_unmodified_agent_is_trained_on_the_samples_of_its_session(
         assert {v for v, trained in zip(versions, on) if trained} == {0}
 
 
+async def test_tools_of_an_agent_are_also_described_to_a_template_that_ignores_them(
+    fake, env_of, tmp_path
+):
+    @environment([TASK])
+    async def agent(task, model):
+        endpoint = await model.endpoint()
+        return await external_agent(endpoint.base_url, endpoint.api_key, "17 * 23") == "391"
+
+    with pytest.raises(OnlyFailures, match="ignores tools.*--env.describe_tools true"):
+        await env_of(agent, CHAT_TEMPLATE).process_manager()
+    fake.reply = calls_and_then_answers
+    env = env_of(agent, CHAT_TEMPLATE, describe_tools=True)
+    assert (await only_group(env, tmp_path))["scores"] == [1.0, 1.0]
+
+
 async def test_direct_calls_and_agent_calls_are_rows_of_one_rollout(fake, env_of, tmp_path):
     @environment([TASK], max_num_workers=1)
     async def both(task, model):

@@ -32,6 +32,13 @@ def test_an_open_proxy_for_other_machines_needs_an_explicit_flag(
     assert "none.json" in capsys.readouterr().err
 
 
+def test_a_server_framework_is_imported_after_the_arguments_are_parsed():
+    heavy = "{'fastapi', 'pydantic', 'starlette'}"
+    code = f"import sys, {main.__module__}; print({heavy} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout == "set()\n"
+
+
 @pytest.mark.slow
 def test_the_proxy_runs_as_a_process_and_ends_on_a_signal(tmp_path):
     tool_tokenizer().save_pretrained(tmp_path / "tokenizer")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.generation.proxy.proxy_kit import AppProxy
+from atroposlib.testing.tiny import CHAT_TEMPLATE
+from tests.generation.proxy.proxy_kit import AppProxy, tool_call
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -55,3 +56,25 @@ async def test_nodes_of_a_tree_session_are_also_returned_as_a_list():
     await proxy.ask("POST", f"/{uuid}/v1/chat/completions", {**HELLO, "n": 2})
     assert len((await proxy.ask("GET", f"/{uuid}/nodes"))["nodes"]) == 2
     assert len((await proxy.ask("GET", f"/sessions/{uuid}/rows"))["rows"]) == 2
+
+
+async def test_tools_that_the_template_ignores_are_rejected_or_described():
+    proxy = AppProxy(lambda prompt, i: tool_call(1, 2))
+    proxy.server.tokenizer.chat_template = CHAT_TEMPLATE
+    function = {"name": "add", "parameters": {"type": "object"}}
+    body = {**HELLO, "tools": [{"type": "function", "function": function}]}
+    path = "v1/chat/completions"
+    uuid = await proxy.open()
+    refused = await proxy.ask("POST", f"/{uuid}/{path}", body, status=400)
+    assert "ignores tools" in refused["error"]["message"]
+    assert "describe_tools" in refused["error"]["message"]
+    await proxy.ask("POST", f"/{uuid}/{path}/render", body, status=400)
+    uuid = await proxy.open(describe_tools=True)
+    prompt = await proxy.ask("POST", f"/{uuid}/{path}/render", body)
+    assert prompt["prompt_text"].startswith("<|system|>You may call these functions:")
+    reply = await proxy.ask("POST", f"/{uuid}/{path}", body)
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+    (row,) = (await proxy.ask("GET", f"/sessions/{uuid}/rows"))["rows"]
+    assert row["tokens"][: prompt["num_tokens"]] == prompt["token_ids"]
+    uuid = await proxy.open(describe_tools=None)
+    await proxy.ask("POST", f"/{uuid}/{path}", body)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, TokensMissing
 from atroposlib.generation.chat.template import render
 from atroposlib.generation.engines.harness import ServerHarness
 from atroposlib.generation.sessions.managed import (
@@ -14,6 +14,7 @@ from atroposlib.generation.sessions.managed import (
     SequenceNode,
 )
 from atroposlib.testing.fake_inference import END, decode, encode, fake_logprob
+from atroposlib.testing.tiny import char_tokenizer
 
 Messages = list[dict[str, str]]
 
@@ -153,8 +154,6 @@ async def test_a_call_that_ends_after_a_reset_adds_no_rows(managed, fake) -> Non
 async def test_a_template_that_drops_thinking_splits_rows_unless_it_is_preserved(
     preserve: bool, rows: int
 ) -> None:
-    from atroposlib.testing.tiny import char_tokenizer
-
     alphabet = "abcdefghijklmnopqrstuvwxyz0123456789 .,:?+-=\n"
     thinker = char_tokenizer(alphabet + "<>/\u2060[]")
     thinker.chat_template = THINKING_TEMPLATE
@@ -226,8 +225,6 @@ async def test_identical_siblings_extended_concurrently_are_each_extended_once(
 async def test_chat_template_options_are_passed_to_the_template_and_not_to_the_server(
     connect, fake
 ) -> None:
-    from atroposlib.testing.tiny import char_tokenizer
-
     tokenizer = char_tokenizer()
     tokenizer.chat_template += "{% if mood %}{{ mood }}{% endif %}"
     managed = ManagedServer(connect("vllm"), tokenizer)
@@ -241,3 +238,16 @@ async def test_chat_template_options_are_passed_to_the_template_and_not_to_the_s
     assert body["min_p"] == 0.25 and "chat_template_kwargs" not in body
     with pytest.raises(ConfigError, match="stream"):
         await managed.chat_completion(messages=[user("a")], stream=True)
+
+
+async def test_a_token_beyond_the_vocabulary_of_the_tokenizer_is_a_typed_error(
+    connect, fake
+) -> None:
+    fake.reply = lambda prompt, i: "{"  # of ASCII_ALPHABET only
+    tokenizer = char_tokenizer()
+    managed = ManagedServer(connect("vllm"), tokenizer)
+    (sampled,) = encode("{")
+    sizes = f"at least {sampled + 1} tokens, and the tokenizer .* has {len(tokenizer)}:"
+    with pytest.raises(TokensMissing, match=f"{sizes} set tokenizer_name"):
+        await managed.chat_completion(messages=[user("a")])
+    assert managed.get_state()["nodes"] == []
