@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from atroposlib.utils.command.parser import require
-from example_trainer.settings.args import PROG, config_from_args, parse_args, require_models
+from example_trainer.settings.args import config_from_args, config_to_run, parse_args
 
 __all__ = ["config_from_args", "main", "parse_args"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run atropos-grpo; return the exit status."""
-    cfg = parse_args(argv)
-    require(PROG, "train", "torch", "transformers")
-    require_models(cfg.model_name, cfg.reference_model, cfg.critic_model)
+    cfg = config_to_run(argv)
     from example_trainer import grpo
 
     return grpo.run(partial(grpo.train, cfg))

@@ -16,6 +16,11 @@ order, so that no batch is trained twice or skipped (``checkpoint/recovery``).
 
 from __future__ import annotations
 
+from example_trainer.settings.args import PROG, config_to_run
+
+if __name__ == "__main__":
+    CONFIG = config_to_run()  # before torch is imported, so that an error costs no seconds
+
 import logging
 import random
 import signal
@@ -46,14 +51,13 @@ from example_trainer.run.connect import HeartbeatThread, WaitReporter
 from example_trainer.run.evaluator import Evaluator
 from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
-from example_trainer.settings.args import PROG, parse_args, require_models
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import Frequency, Stopped, StopSignal
 from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
 from example_trainer.weights import make_publisher, verify
 from example_trainer.weights.engines import InferenceServer
-from example_trainer.weights.fleet import Announce, Publisher
+from example_trainer.weights.fleet import Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
 logger = logging.getLogger(__name__)
@@ -61,9 +65,7 @@ logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``atropos-grpo``; return 0 when done or stopped, 1 on an error."""
-    cfg = parse_args(argv)
-    require_models(cfg.model_name, cfg.reference_model, cfg.critic_model)
-    return run(partial(train, cfg))
+    return run(partial(train, config_to_run(argv)))
 
 
 def run(training: Callable[[StopSignal], None]) -> int:
@@ -89,28 +91,6 @@ class Connections:
     servers: Sequence[InferenceServer]
     waits: WaitReporter
     log: MetricsLog | None
-
-    @property
-    def announce(self) -> Announce | None:
-        """Send the published version to the rollout API."""
-        return None if self.client is None else self.client.announce_version
-
-    def prefetcher(
-        self,
-        state: TrainerState,
-        stack: ExitStack,
-        *,
-        batches: int,
-        ahead: bool,
-        lease_s: float,
-    ) -> BatchPrefetcher | None:
-        """The source of batches on rank 0; None on the others."""
-        if self.client is None:
-            return None
-        claims = BatchPrefetcher(
-            self.client, state, batches=batches, ahead=ahead, lease_s=lease_s
-        )
-        return stack.enter_context(claims)
 
 
 def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
@@ -232,7 +212,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     phase("loading the model")
     models = _load(cfg, world)
     policy, optimizer, critic = models.policy, models.optimizer, models.critic
-    publisher = make_publisher(cfg, peers.servers, peers.announce)
+    publisher = make_publisher(cfg, peers.servers, client.announce_version if client else None)
     stack.enter_context(closing(publisher))
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
@@ -242,9 +222,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     tolerance = cfg.logprob_tolerance if cfg.check_rows else None
     state = _resume(models, recovery, publisher, peers, tolerance)
     left = cfg.training_steps - state.step
-    prefetcher = peers.prefetcher(
-        state, stack, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s
-    )
+    claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
+    prefetcher = stack.enter_context(claims(client, state)) if client else None
     evaluation = evaluator.at_start(state, cfg.servers)
 
     while state.step < cfg.training_steps:
@@ -307,4 +286,4 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
 
 
 if __name__ == "__main__":
-    ranks.end_process(main())
+    ranks.end_process(run(partial(train, CONFIG)))

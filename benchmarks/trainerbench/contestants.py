@@ -28,8 +28,8 @@ from example_trainer import losses
 from example_trainer.data.packing import padding_share
 from example_trainer.data.rows import Row
 from example_trainer.model import loading
+from example_trainer.model.scoring import pad_to_tensor
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.update.pad import pad_to_tensor
 
 Step = Callable[[list[Row]], float]
 

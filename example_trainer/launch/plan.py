@@ -251,7 +251,7 @@ def trainer_settings(
         assignments += read_file(path)
     assignments += flatten(plan.trainer.settings, "trainer.settings")
     settings = translate(assignments)
-    return settings, validated(settings)
+    return settings, validated(TrainingConfig, settings)
 
 
 def default_settings(plan: Plan) -> dict[str, Any]:

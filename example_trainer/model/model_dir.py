@@ -171,7 +171,7 @@ def untied_copy(model_name: str, directory: Path) -> Path:
 
 def is_tied(policy: PackedModel) -> bool:
     """Whether output head and embedding are one tensor."""
-    return bool(tied_heads(inner_model(policy.model))[1])
+    return bool(state_dict.tied_heads(inner_model(policy.model))[1])
 
 
 def _as_written(
@@ -181,21 +181,12 @@ def _as_written(
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in weights.items()
     }
-    embedding, heads = tied_heads(model)
+    embedding, heads = state_dict.tied_heads(model)
     for head in heads:  # safetensors would write the alias as a second tensor
         written.pop(head, None)
         if untie_head:
             written[head] = written[embedding].clone()
     return written
-
-
-def tied_heads(model: Any) -> tuple[str, list[str]]:
-    """The name of the input embedding, and those of an output head tied to it."""
-    weight = model.get_input_embeddings().weight
-    parameters = model.named_parameters(remove_duplicate=False)
-    names = [name for name, parameter in parameters if parameter is weight]
-    embedding = next((name for name in names if "embed" in name), names[0])
-    return embedding, [name for name in names if name != embedding]
 
 
 def _patch_config(path: Path, dtype: torch.dtype, untie_head: bool) -> None:

@@ -96,19 +96,22 @@ class PackedModel:
             padded=self.padded,
         )
 
+    def plan_share(self, rows: Sequence[Row]) -> list[MicroBatch]:
+        """The micro-batches of this rank; on every rank as many."""
+        return self.plan(rows, divisor=self.world.size)[self.world.rank :: self.world.size]
+
     @torch.no_grad()
     def _trained(
         self, rows: Sequence[Row], score: Callable[[MicroBatch], Tensor]
     ) -> list[list[float]]:
         """One number per trained token, of all ranks together; every rank calls it."""
-        world = self.world
         ends = list(accumulate((len(row.trained) for row in rows), initial=0))
         found = torch.zeros(ends[-1])
-        for microbatch in self.plan(rows, divisor=world.size)[world.rank :: world.size]:
+        for microbatch in self.plan_share(rows):
             scored = score(microbatch).cpu()
             for b, i in enumerate(microbatch.row_ids):
                 found[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
-        values = world.sum_(found).tolist()
+        values = self.world.sum_(found).tolist()
         return [values[start:end] for start, end in zip(ends, ends[1:])]
 
 

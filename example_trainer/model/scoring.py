@@ -4,12 +4,13 @@ All parameters are used inside ``forward`` of one module, the base model as well
 output head, so that FSDP2 can shard that module and each of its decoder layers.
 
 Letters: lines and width of a micro-batch, D hidden size, H positions that need logits, N (row,
-token) pairs, K candidates of a teacher.
+token) pairs, B rows, T trained tokens of the longest one, K candidates of a teacher.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from atroposlib.errors import ConfigError
 from example_trainer.data.packing import MicroBatch
+from example_trainer.data.rows import Row, at_trained
 from example_trainer.model.attention import Layout, layout_of
 from example_trainer.model.fused_logprobs import TokenScores, Wanted, token_scores
 
@@ -198,3 +200,34 @@ def scored_mask(microbatch: MicroBatch, device: torch.device) -> Tensor:
     mask = torch.zeros(microbatch.shape, dtype=torch.bool)
     mask[microbatch.rows, microbatch.columns] = True
     return mask.to(device)
+
+
+def pad_to_tensor(
+    microbatch: MicroBatch,
+    values_R_T: Sequence[Sequence[float]],
+    device: torch.device,
+    fill: float = 0.0,
+) -> Tensor:
+    """(B, T): entry (b, t) belongs to trained token t of the b-th row of the micro-batch."""
+    result = torch.full(microbatch.shape, fill)
+    for b, i in enumerate(microbatch.row_ids):
+        result[b, : len(values_R_T[i])] = torch.tensor(values_R_T[i], dtype=result.dtype)
+    return result.to(device)
+
+
+def pad_teacher(
+    microbatch: MicroBatch, rows: Sequence[Row], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Teacher logprobs and whether there is one, both (B, T, K); K of the longest entry."""
+    entries = [
+        at_trained(rows[i], rows[i].teacher_logprobs or [[] for _ in rows[i].labels])
+        for i in microbatch.row_ids
+    ]
+    width = max((len(found) for row in entries for found in row), default=0)
+    logprobs = torch.zeros(*microbatch.shape, width)
+    present = torch.zeros(*microbatch.shape, width, dtype=torch.bool)
+    for b, row in enumerate(entries):
+        for t, found in enumerate(row):
+            logprobs[b, t, : len(found)] = torch.tensor(found)
+            present[b, t, : len(found)] = True
+    return logprobs.to(device), present.to(device)

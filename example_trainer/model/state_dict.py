@@ -1,4 +1,4 @@
-"""Whole weights of a sharded model: gather, merge an adapter, load.
+"""Whole weights of a sharded model: gather, merge an adapter, load, export.
 
 Names are those of the transformers model's ``state_dict``; tied weights appear under each
 of their names. Every function is collective: all ranks call it, in the same order, and
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives
 from example_trainer.model import adapter
 from example_trainer.model.policy import PackedModel
+from example_trainer.model.scoring import inner_model
 
 
 def iter_weights(model: PackedModel, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
@@ -134,3 +137,57 @@ def _refuse_mismatch(entries: Mapping[str, Tensor], shapes: Mapping[str, list[in
             f" {len(wrong)} of another name or shape {wrong[:3]}, {len(missing)} missing"
             f" {missing[:3]} (weights with a merged adapter do not fit one with an adapter)"
         )
+
+
+# --- as inference engines load them ---------------------------------------------------
+
+
+def tied_heads(model: Any) -> tuple[str, list[str]]:
+    """The name of the input embedding, and those of an output head tied to it."""
+    weight = model.get_input_embeddings().weight
+    parameters = model.named_parameters(remove_duplicate=False)
+    names = [name for name, parameter in parameters if parameter is weight]
+    embedding = next((name for name in names if "embed" in name), names[0])
+    return embedding, [name for name in names if name != embedding]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype and shape of one tensor."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+@torch.no_grad()
+def export_weights(policy: PackedModel, *, untie_head: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and whole tensor in the compute dtype, adapter merged, on the device.
+
+    Collective: every rank must consume all of them.
+
+    Args:
+        untie_head: a tied output head comes as a separate tensor, else not at all.
+    """
+    left_out = [] if untie_head else tied_heads(inner_model(policy.model))[1]
+    for name, tensor in iter_weights(policy):
+        if name in left_out:
+            continue
+        floating = tensor.is_floating_point()
+        yield name, tensor.to(policy.compute_dtype) if floating else tensor
+
+
+def layout(policy: PackedModel, *, untie_head: bool) -> list[TensorSpec]:
+    """Return the specs that :func:`export_weights` yields, in its order. Collective."""
+    return [
+        TensorSpec(name, tensor.dtype, tuple(tensor.shape))
+        for name, tensor in export_weights(policy, untie_head=untie_head)
+    ]

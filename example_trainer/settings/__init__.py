@@ -7,7 +7,6 @@ loss        the policy loss, its corrections, KL, distillation
 advantage   rewards -> advantages
 weights     how new weights reach the inference servers
 run         rollout API, saving, recovery, evaluation, metrics, ranks
-corpus      training on files
 section     base class; option names of earlier releases; commands with placeholders
 files       YAML files and key=value; args: flags; areal/: AReaL's names
 """

@@ -12,15 +12,22 @@ import logging
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, TRACKERS, CommandParser
+from atroposlib.utils.command.parser import (
+    API_TOKEN,
+    GPUS,
+    HUB,
+    TRACKERS,
+    CommandParser,
+    require,
+)
 from atroposlib.utils.tokenizers.hub import require_model
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import (
@@ -43,6 +50,7 @@ VARIABLES = (
     "RANK, WORLD_SIZE, LOCAL_RANK: set by torchrun",
     *(HUB, TRACKERS, GPUS),
 )
+S = TypeVar("S", bound=BaseModel)
 logger = logging.getLogger(__name__)
 ALIASES = {
     "model_name": "--model",
@@ -65,7 +73,7 @@ def parse_args(argv: Sequence[str] | None = None, prog: str = PROG) -> TrainingC
     logs.configure(prog, args.log_format, args.log_level)
     try:
         settings = settings_of(args)
-        cfg = validated(settings)
+        cfg = validated(TrainingConfig, settings)
     except ConfigError as error:
         parser.error(str(error))
     for note in settings.notes:
@@ -73,13 +81,19 @@ def parse_args(argv: Sequence[str] | None = None, prog: str = PROG) -> TrainingC
     return cfg
 
 
-def require_models(*names: str | None) -> None:
-    """Exit with status 2 if a model cannot be loaded, before any other process is waited for."""
+def config_to_run(argv: Sequence[str] | None = None) -> TrainingConfig:
+    """As :func:`parse_args`; exit with status 2 if torch or a model is missing, too.
+
+    It imports no torch and calls no other process of the run.
+    """
+    cfg = parse_args(argv)
+    require(PROG, "train", "torch", "transformers")
     try:
-        for name in filter(None, names):
+        for name in filter(None, (cfg.model_name, cfg.reference_model, cfg.critic_model)):
             require_model(name)
     except ConfigError as error:
         build_parser().error(f"model: {error}")
+    return cfg
 
 
 def config_from_args(args: argparse.Namespace) -> TrainingConfig:
@@ -88,7 +102,7 @@ def config_from_args(args: argparse.Namespace) -> TrainingConfig:
     Raises:
         ConfigError: names the flag or key, and what it accepts.
     """
-    return validated(settings_of(args))
+    return validated(TrainingConfig, settings_of(args))
 
 
 def settings_of(args: argparse.Namespace) -> GivenSettings:
@@ -102,26 +116,24 @@ def settings_of(args: argparse.Namespace) -> GivenSettings:
     return translate(assignments)
 
 
-def validated(settings: GivenSettings) -> TrainingConfig:
+def validated(kind: type[S], settings: GivenSettings) -> S:
+    """The given settings as ``kind``.
+
+    Raises:
+        ConfigError: each problem under the place of its setting, else under its flag.
+    """
     try:
-        return TrainingConfig(**settings.values)
+        return kind(**settings.values)
     except ValidationError as error:
-        problems = problems_of(error, settings.places, "{} (or {}=...) is required")
-        raise ConfigError(problems) from error
-
-
-def problems_of(
-    error: ValidationError, places: Mapping[str, str], missing: str = "{} is required"
-) -> str:
-    """Each problem under the place of its setting, else under its flag."""
-    problems = []
-    for found in error.errors():
-        name = str(found["loc"][0])
-        told = missing.format(flag(name), name)
-        if found["type"] != "missing":
-            told = f"{places.get(name, flag(name))}: {found['msg']}"
-        problems.append(told)
-    return "; ".join(problems)
+        problems = []
+        for found in error.errors():
+            name = str(found["loc"][0])
+            problem = f"{settings.places.get(name, flag(name))}: {found['msg']}"
+            if found["type"] == "missing":
+                assigned = f" (or {name}=...)" if kind is TrainingConfig else ""
+                problem = f"{flag(name)}{assigned} is required"
+            problems.append(problem)
+        raise ConfigError("; ".join(problems)) from error
 
 
 def flag(name: str) -> str:
@@ -185,22 +197,32 @@ def with_set(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def build_parser(prog: str = PROG) -> CommandParser:
+def command_parser(prog: str, fields: Iterable[str], **texts: str) -> CommandParser:
     """A parser that returns only given flags, as text; pydantic converts the types."""
     parser = CommandParser(
         prog=prog,
         variables=VARIABLES,
-        hint=lambda word: flag_hint(word, FIELDS),
+        hint=lambda word: flag_hint(word, fields),
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        **texts,
+    )
+    parser.add_argument("--config", action="append", metavar="FILE", help="settings as YAML")
+    return parser
+
+
+def build_parser(prog: str = PROG) -> CommandParser:
+    """The parser of the trainer's command line."""
+    parser = command_parser(
+        prog,
+        FIELDS,
         usage=f"{prog} [--config FILE ...] [--flag VALUE ...] [key=value ...]",
         description="Train a model on groups scored by environments.",
         epilog=EPILOG,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
     )
     parser.register("action", None, _Assign)
     parser.register("action", argparse.BooleanOptionalAction, _Switch)
     add = parser.add_argument
-    add("--config", action="append", metavar="FILE", help="settings as YAML")
     add("--set", action=_Set, metavar="KEY=VALUE", help="the same as a bare key=value")
     for section, model in SECTIONS.items():
         group = parser.add_argument_group(section, model.__doc__)

@@ -27,7 +27,7 @@ from atroposlib.utils.tokenize_for_trainer import (
 )
 from atroposlib.wire import MASKED
 from example_trainer.data.rows import Row, unsampled_row
-from example_trainer.settings.corpus import CorpusSettings
+from example_trainer.supervised.settings import CorpusSettings
 
 Example = list[Row]
 

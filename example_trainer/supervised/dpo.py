@@ -28,11 +28,6 @@ from example_trainer.supervised.preference import RowSums, sides
 from example_trainer.supervised.settings import DpoConfig, parse
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0 when done, 1 on an error."""
-    return loop.run(train, parse(DpoConfig, argv))
-
-
 def train(cfg: DpoConfig) -> None:
     """Train and write ``save_path/final_model``.
 
@@ -115,4 +110,4 @@ class Preference:
 
 
 if __name__ == "__main__":
-    ranks.end_process(main())
+    ranks.end_process(loop.run(train, parse(DpoConfig)))

@@ -69,35 +69,30 @@ class RowSums(Generic[M]):
     @torch.no_grad()
     def of(self, rows: Sequence[Row]) -> Tensor:
         """Compute the sums, (R,), without a gradient, on the CPU. Collective."""
-        world = self.model.world
         sums = torch.zeros(len(rows), dtype=torch.float64)
-        for microbatch in self._mine(rows):
-            sums += self._sums(microbatch, len(rows)).cpu()
-        return world.sum_(sums)
+        for microbatch in self.model.plan_share(rows):
+            sums += self._sums(microbatch, len(rows))
+        return self.model.world.sum_(sums)
 
     def backward(self, rows: Sequence[Row], loss_of: RowLoss) -> Tensor:
         """Add the gradient of ``loss_of(sums)`` to the parameters; return the sums.
         Collective.
         """
-        mine = self._mine(rows)
+        mine = self.model.plan_share(rows)
         if self.model.world.size == 1 and len(mine) == 1:
-            sums = self._sums(mine[0], len(rows)).cpu()
+            sums = self._sums(mine[0], len(rows))
             torch.autograd.backward(loss_of(sums))
             return sums.detach()
         sums = self.of(rows)
         leaf = sums.clone().requires_grad_()
         (weights,) = torch.autograd.grad(loss_of(leaf), leaf)
         for microbatch in mine:
-            torch.autograd.backward(self._sums(microbatch, len(rows)).cpu() @ weights)
+            torch.autograd.backward(self._sums(microbatch, len(rows)) @ weights)
         return sums
 
-    def _mine(self, rows: Sequence[Row]) -> list[MicroBatch]:
-        world = self.model.world
-        return self.model.plan(rows, divisor=world.size)[world.rank :: world.size]
-
     def _sums(self, microbatch: MicroBatch, count: int) -> Tensor:
-        numbers = self.score(microbatch).double().sum(1)  # (B,)
-        places = torch.tensor(microbatch.row_ids, dtype=torch.long, device=numbers.device)
+        numbers = self.score(microbatch).double().sum(1).cpu()  # (B,)
+        places = torch.tensor(microbatch.row_ids, dtype=torch.long)
         return numbers.new_zeros(count).index_add(0, places, numbers)
 
 

@@ -26,11 +26,6 @@ from example_trainer.supervised.preference import RowSums, sides
 from example_trainer.supervised.settings import RewardConfig, parse
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0 when done, 1 on an error."""
-    return loop.run(train, parse(RewardConfig, argv))
-
-
 def train(cfg: RewardConfig) -> None:
     """Train and write ``save_path/final_model``.
 
@@ -91,4 +86,4 @@ def _told(rewards_R: Tensor) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    ranks.end_process(main())
+    ranks.end_process(loop.run(train, parse(RewardConfig)))

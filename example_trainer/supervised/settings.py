@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, Field
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
-from example_trainer.settings.args import (
-    VARIABLES,
-    add_flag,
-    flag,
-    flag_hint,
-    problems_of,
-)
+from example_trainer.settings.args import add_flag, command_parser, flag, validated
+from example_trainer.settings.batch import StepSettings
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.settings.corpus import CorpusSettings, DpoSettings, SftSettings
-from example_trainer.settings.files import load_yaml
+from example_trainer.settings.files import GivenSettings, load_yaml
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.run import WatchSettings
 from example_trainer.settings.section import RENAMED
+
+
+class CorpusSettings(StepSettings):
+    """Training on files of text: which, how often, in steps of how many lines."""
+
+    train_file: str = Field(description="JSON lines to train on")
+    valid_file: str | None = Field(None, description="JSON lines to measure the loss on")
+    valid_every_steps: int | None = Field(
+        None, ge=1, description="steps between validations (default: after each epoch)"
+    )
+    epochs: int = Field(1, ge=1, description="times the file is gone through")
+    training_steps: int | None = Field(
+        None, ge=1, description="end after so many steps (default: when the epochs are over)"
+    )
+    shuffle: bool = Field(
+        True, description="another order of lines in each epoch, by the seed"
+    )
+
+    gradient_accumulation_steps: int = Field(
+        8, ge=1, description="lines per step in units of batch_size"
+    )
+
+    save_path: str = Field("trained_model", description="final_model goes here")
+    checkpoint_interval: int = Field(
+        0, ge=0, description="steps between saved models; 0: only the final one"
+    )
+    keep_saved: int | None = Field(
+        None, ge=1, description="saved models kept (default: all of them)"
+    )
+
+    @property
+    def lines_per_step(self) -> int:
+        return self.sequences_per_step
 
 
 class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
@@ -49,18 +77,36 @@ class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
         return TrainingConfig(**{**given, **own})
 
 
-class SftConfig(SftSettings, FileTraining):
+class SftConfig(FileTraining):
     """Settings of atropos-sft."""
 
     prog = "atropos-sft"
     about = "Train a model on text, by plain cross entropy."
 
+    end_completions: bool = Field(
+        False, description="add the end token to completions that lack it"
+    )
 
-class DpoConfig(DpoSettings, FileTraining):
+
+class DpoConfig(FileTraining):
     """Settings of atropos-dpo."""
 
     prog = "atropos-dpo"
     about = "Train a model to prefer the better of two answers, by DPO or IPO."
+
+    lr: float = Field(1e-6, gt=0, description="learning rate after the warm-up")
+    preference_loss: Literal["sigmoid", "ipo"] = Field(
+        "sigmoid", description="DPO's logistic loss, or the squared one of IPO"
+    )
+    beta: float = Field(
+        0.1, gt=0, description="how dearly the distance to the reference model is paid"
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="share of pairs thought to be the wrong way round"
+    )
+    reference_model: str | None = Field(
+        None, description="model the policy is compared with (default: the model at the start)"
+    )
 
 
 class RewardConfig(FileTraining):
@@ -79,65 +125,47 @@ def parse(model: type[C], argv: Sequence[str] | None = None) -> C:
     given = vars(parser.parse_args(argv))
     logs.configure(model.prog, given.pop("log_format"), given.pop("log_level"))
     try:
-        return model(**settings_of(model, given))
+        return validated(model, settings_of(model, given))
     except ConfigError as error:
         parser.error(str(error))
-    except ValidationError as error:
-        parser.error(problems_of(error, places_of(given)))
 
 
-def settings_of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
+def settings_of(model: type[FileTraining], flags: dict[str, Any]) -> GivenSettings:
     """Combine settings of files and flags; flags take precedence.
 
     Raises:
         ConfigError: a file cannot be read, or has a key that is no setting.
     """
-    flags = dict(given)
-    values: dict[str, Any] = {}
+    given = GivenSettings()
     for path in flags.pop("config", ()):
         settings = load_yaml(path)
         known = model.model_fields.keys() | RENAMED.keys()
         if unknown := sorted(settings.keys() - known):
             raise ConfigError(f"{path}: {', '.join(unknown)}: no such setting")
-        values |= settings
-    return values | flags
-
-
-def places_of(given: dict[str, Any]) -> dict[str, str]:
-    """The file of each setting that no flag replaces, for messages."""
-    files = given.get("config", ())
-    return {
-        key: f"{key} ({path})" for path in files for key in load_yaml(path) if key not in given
-    }
+        given.values |= settings
+        given.places |= {key: f"{key} ({path})" for key in settings.keys() - flags.keys()}
+    given.values |= flags
+    return given
 
 
 def build_parser(model: type[FileTraining]) -> CommandParser:
-    """Build a parser with a flag per field, by section; only given flags are passed, as text,
-    for pydantic.
-    """
-    parser = CommandParser(
-        prog=model.prog,
-        description=model.about,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
+    """Build a parser with a flag per field, by section."""
+    parser = command_parser(
+        model.prog,
+        model.model_fields,
         usage=f"{model.prog} [--config FILE ...] [--flag VALUE ...]",
+        description=model.about,
         epilog="How to use it: docs/other-training.md",
-        variables=VARIABLES,
-        hint=lambda word: flag_hint(word, model.model_fields),
     )
-    parser.add_argument("--config", action="append", metavar="FILE", help="settings as YAML")
     left = dict(model.model_fields)
     for section in reversed(model.__mro__):
         own = [name for name in vars(section).get("__annotations__", {}) if name in left]
-        group = parser.add_argument_group(title_of(section)) if own else parser
+        # CorpusSettings is corpus, DpoConfig is dpo.
+        title = re.sub("(Settings|Config)$", "", section.__name__).lower()
+        group = parser.add_argument_group(title) if own else parser
         for name in own:
             add_flag(group, name, left.pop(name))
     for old, new in RENAMED.items():
         if new in model.model_fields:
             parser.add_argument(flag(old), help=argparse.SUPPRESS)
     return parser
-
-
-def title_of(section: type) -> str:
-    """The heading of a section's flags: ``CorpusSettings`` is corpus."""
-    return section.__name__.removesuffix("Settings").lower()

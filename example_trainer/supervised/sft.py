@@ -22,11 +22,6 @@ from example_trainer.supervised.corpus import Example
 from example_trainer.supervised.settings import SftConfig, parse
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return 0 when done, 1 on an error."""
-    return loop.run(train, parse(SftConfig, argv))
-
-
 def train(cfg: SftConfig) -> None:
     """Train and write ``save_path/final_model``.
 
@@ -51,14 +46,14 @@ class CrossEntropy:
     def learn(self, examples: Sequence[Example]) -> dict[str, float]:
         rows = corpus.flat(examples)
         tokens = sum(len(row.trained) for row in rows)
-        policy, world = self.policy, self.policy.world
         total = torch.zeros((), dtype=torch.float64)
-        for microbatch in policy.plan(rows, divisor=world.size)[world.rank :: world.size]:
+        for microbatch in self.policy.plan_share(rows):
             # One divisor for the whole step: the gradient is the same for any split.
-            loss_sum = -policy.score(microbatch).logprobs.sum()
+            loss_sum = -self.policy.score(microbatch).logprobs.sum()
             torch.autograd.backward(loss_sum / tokens)
             total += loss_sum.detach().cpu().double()
-        return {"loss": float(world.sum_(total)) / tokens, "trained_tokens": tokens}
+        loss = float(self.policy.world.sum_(total)) / tokens
+        return {"loss": loss, "trained_tokens": tokens}
 
     def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
         logprobs_R_T = self.policy.trained_logprobs(corpus.flat(examples))
@@ -67,4 +62,4 @@ class CrossEntropy:
 
 
 if __name__ == "__main__":
-    ranks.end_process(main())
+    ranks.end_process(loop.run(train, parse(SftConfig)))

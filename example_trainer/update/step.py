@@ -30,17 +30,12 @@ from example_trainer.losses.tokens import LossInputs
 from example_trainer.model.critic import ValueModel, value_loss
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy, Scores
+from example_trainer.model.scoring import pad_teacher, pad_to_tensor
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.loss import LossSettings
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.state import StopSignal
 from example_trainer.update.optimizer import clipped_step
-from example_trainer.update.pad import (
-    pad_teacher,
-    pad_to_tensor,
-    reduce_mismatch,
-    sampled_mismatch,
-)
 from example_trainer.update.step_metrics import (
     StepMetrics,
     add_logprobs,
@@ -48,7 +43,7 @@ from example_trainer.update.step_metrics import (
     with_deviations,
 )
 from example_trainer.weights import verify
-from example_trainer.weights.mismatch import Mismatch
+from example_trainer.weights.mismatch import Mismatch, reduce_mismatch, sampled_mismatch
 
 Optimizer = torch.optim.Optimizer
 
@@ -156,7 +151,7 @@ class _Update:
         kept_R_T = self._kept()
         sampled = Mismatch()
         loss = torch.zeros((), dtype=torch.float64, device=policy.device)
-        for microbatch in policy.plan(rows, divisor=world.size)[world.rank :: world.size]:
+        for microbatch in policy.plan_share(rows):
             if world.size == 1:  # several ranks stop together, between batches
                 self.stop.check()
             found, loss_of_microbatch = self._backward(microbatch, weights_R_T, kept_R_T, sums)
@@ -282,10 +277,9 @@ def _critic_backward(
     model: ValueModel, prepared: Prepared, clip_eps: float, sums: StepMetrics
 ) -> None:
     """Gradient of the value model on the rows of a policy step."""
-    world = model.world
     assert prepared.values_R_T is not None and prepared.returns_R_T is not None
     tokens = max(1, prepared.tokens)
-    for microbatch in model.plan(prepared.rows, divisor=world.size)[world.rank :: world.size]:
+    for microbatch in model.plan_share(prepared.rows):
         values, mask = model.score(microbatch)
         old = pad_to_tensor(microbatch, prepared.values_R_T, model.device)
         returns = pad_to_tensor(microbatch, prepared.returns_R_T, model.device)

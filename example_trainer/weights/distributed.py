@@ -22,9 +22,9 @@ from atroposlib.utils.process_group import GroupSpec
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
+from example_trainer.model.state_dict import TensorSpec, export_weights, layout
 from example_trainer.weights.broadcast import BROKEN, Group, NativeGroup, TorchGroup, Transfer
 from example_trainer.weights.engines import Bucket
-from example_trainer.weights.export import TensorSpec, export_weights, layout
 from example_trainer.weights.fleet import Publisher, call_all
 
 MIB = 2**20

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from example_trainer.distributed.collectives import gather_objects
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import adapter
 from example_trainer.model.model_dir import is_tied
-from example_trainer.model.policy import Policy
+from example_trainer.model.policy import Policy, Scores
 
 # A rare token may differ by more than the tolerance where low precision rounds badly, or
 # where a router of experts flips; wrong weights move nearly all tokens.
@@ -75,6 +80,32 @@ def compare(ours: Sequence[float], theirs: Sequence[float], tolerance: float) ->
         max=max(distances, default=0.0),
         beyond=sum(d > tolerance for d in distances),
     )
+
+
+@torch.no_grad()
+def sampled_mismatch(
+    scores: Scores, behaviour: Tensor, versions: Tensor, version: int, tolerance: float
+) -> Mismatch:
+    """Distance to the sampler on tokens that it sampled with the very weights held here."""
+    same = scores.mask & (versions == version)
+    distance = (scores.logprobs - behaviour)[same].abs()
+    if not len(distance):
+        return Mismatch()
+    return Mismatch(
+        tokens=len(distance),
+        total=float(distance.sum()),
+        max=float(distance.max()),
+        # Negated so that a NaN counts as beyond.
+        beyond=int((~(distance <= tolerance)).sum()),
+    )
+
+
+def reduce_mismatch(found: Mismatch, world: Ranks) -> Mismatch:
+    """The mismatch of all ranks together, the same on each, so that all stop or none."""
+    if world.size == 1:
+        return found
+    of_ranks = gather_objects(world, asdict(found))
+    return sum((Mismatch(**one) for one in of_ranks), Mismatch())
 
 
 def explain_mismatch(

@@ -16,9 +16,11 @@ import os
 import secrets
 import tempfile
 import weakref
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,10 +29,10 @@ from atroposlib.errors import CheckpointError
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
-from example_trainer.weights.cuda_buffer import CudaBuffer
+from example_trainer.model.state_dict import TensorSpec, export_weights, layout
 from example_trainer.weights.engines import InferenceServer
-from example_trainer.weights.export import TensorSpec, export_weights, layout
 from example_trainer.weights.fleet import Publisher
+from example_trainer.weights.vllm_worker import HANDLE_FIELDS
 
 DTYPE_CODES = {
     torch.float64: "F64",
@@ -45,6 +47,8 @@ DTYPE_CODES = {
 VERSION_CHARS = 20
 UNFINISHED = "unfinished"
 PREFIX = "atropos-weights-"
+ALIGN = 256  # bytes in the GPU buffer; as of a separate allocation
+BRIDGE_FILE = "vllm_bridge_config.json"
 
 
 class SharedWeightsFile:
@@ -134,7 +138,87 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
             os.close(descriptor)
 
 
-BRIDGE_FILE = "vllm_bridge_config.json"
+class CudaBuffer:
+    """GPU buffer of the trainer that vLLM workers on the same machine open by CUDA handle.
+
+    It lives as long as the trainer, because workers keep the handle open. Needs a GPU and has
+    not been run.
+    """
+
+    def __init__(
+        self, tensors: Sequence[TensorSpec], device: torch.device, path: Path, model: str
+    ) -> None:
+        self.path = path
+        self._model = model
+        self._specs = list(tensors)
+        self._starts: list[int] = []
+        size = 0
+        for tensor in tensors:
+            self._starts.append(size)
+            size += -(-tensor.bytes // ALIGN) * ALIGN
+        self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        starts = zip(self._specs, self._starts)
+        self._views = {t.name: self._bytes[at : at + t.bytes] for t, at in starts}
+        storage: Any = self._bytes.untyped_storage()
+        self._handle: tuple[Any, ...] = storage._share_cuda_()
+
+    def write(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace all contents, then write the description of this version."""
+        self.path.unlink(missing_ok=True)  # no description until all is written
+        for name, tensor in tensors:
+            plain = tensor.detach().contiguous().flatten()
+            self._views[name].copy_(plain.view(torch.uint8))
+        torch.cuda.synchronize(self._bytes.device)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_name(f".{self.path.name}.draft")
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(self.describe(version), file)
+        os.replace(draft, self.path)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def describe(self, version: int) -> dict[str, Any]:
+        """Return the fields of the bridge file: layout and CUDA handle of the buffer."""
+        device = self._bytes.device
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        mappings, handles = {}, {}
+        for tensor, start in zip(self._specs, self._starts):
+            shape = list(tensor.shape)
+            mappings[tensor.name] = {
+                "vllm_name": tensor.name,
+                "shape": shape,
+                "dtype": tensor.dtype_name,
+                "device": str(device),
+            }
+            handles[tensor.name] = {
+                **handle_fields(self._handle),
+                "tensor_storage_offset": start // tensor.dtype.itemsize,
+                "shape": shape,
+                "stride": list(torch.empty(shape, device="meta").stride()),
+                "dtype": tensor.dtype_name,
+            }
+        return {
+            "model": self._model,
+            "version": str(version),
+            "device_uuid": uuid,
+            "tp_degree": 1,
+            "dp_shard_degree": 1,
+            "param_names": list(handles),
+            "param_mappings": mappings,
+            "ipc_handles": handles,
+            "shared_weights_enabled": True,
+            "num_params": len(handles),
+            "single_copy_enabled": False,
+        }
+
+
+def handle_fields(handle: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the values of ``UntypedStorage._share_cuda_`` under the original's names."""
+    values = (b64encode(v).decode() if isinstance(v, bytes) else v for v in handle)
+    return dict(zip(HANDLE_FIELDS, values, strict=True))
 
 
 class SharedMemoryPublisher(Publisher):

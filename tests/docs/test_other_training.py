@@ -31,9 +31,9 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
     import torch
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-    from example_trainer.supervised import dpo, reward_model, sft
+    from example_trainer.supervised.commands import dpo, reward_model, sft
 
-    train = {"atropos-sft": sft.main, "atropos-dpo": dpo.main, "atropos-rm": reward_model.main}
+    train = {"atropos-sft": sft, "atropos-dpo": dpo, "atropos-rm": reward_model}
     model = str(write_tiny_model(tmp_path / "model"))
     tokenizer = AutoTokenizer.from_pretrained(model)
     monkeypatch.chdir(tmp_path)

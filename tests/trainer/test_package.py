@@ -16,6 +16,13 @@ def test_importing_the_package_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_the_trainer_run_as_a_module_reads_its_flags_before_it_imports_torch():
+    command = [sys.executable, "-X", "importtime", "-m", "example_trainer.grpo", "--lrr=1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "unknown flag --lrr" in done.stderr
+    assert "| torch" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "mode", "publisher"),
     [

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from atroposlib.errors import ConfigError
+from example_trainer.data.packing import pack_rows, plan_microbatches
+from example_trainer.model.scoring import pad_teacher, pad_to_tensor
 from tests.trainer.rows import flat, row
 
 # peft still reads a name that transformers 5.23 deprecates, and warns of tied heads.
@@ -40,3 +45,31 @@ def test_an_adapter_on_the_output_head_is_refused(policy):
     policy.module.model = peft.get_peft_model(policy.model, settings)
     with pytest.raises(ConfigError, match="lora_target_modules"):
         policy.trained_logprobs(ROWS)
+
+
+CPU = torch.device("cpu")
+RAGGED = [row([1], [2]), row([1], [3, 4, 5])]
+
+
+def microbatch(rows):
+    packs = pack_rows(rows, max_tokens=64, crossover=100.0, share=False)
+    (found,) = plan_microbatches(packs, rows, 64)
+    return found
+
+
+def test_rows_are_padded_to_the_longest_in_the_order_of_the_microbatch():
+    one = microbatch(RAGGED)
+    table = pad_to_tensor(one, [[7.0], [1.0, 2.0, 3.0]], CPU, fill=-1.0)
+    by_row = dict(zip(one.row_ids, table.tolist()))
+    assert by_row == {0: [7.0, -1.0, -1.0], 1: [1.0, 2.0, 3.0]}
+
+
+def test_a_teacher_is_padded_to_its_longest_entry():
+    taught = replace(
+        RAGGED[1],
+        teacher_ids=[[9], [8, 9], []],
+        teacher_logprobs=[[-0.5], [-1.0, -2.0], []],
+    )
+    logprobs, present = pad_teacher(microbatch([taught]), [taught], CPU)
+    assert logprobs.tolist() == [[[-0.5, 0.0], [-1.0, -2.0], [0.0, 0.0]]]
+    assert present.tolist() == [[[True, False], [True, True], [False, False]]]

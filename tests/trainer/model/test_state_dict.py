@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from example_trainer.model import adapter, loading, state_dict
+from example_trainer.model.state_dict import TensorSpec, layout
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
@@ -74,3 +75,11 @@ def test_full_weights_of_a_single_rank_are_copies(policy):
     assert policy.logprobs_of([[5, 6, 7]]) == before
     state_dict.load_full_weights(policy, whole)
     assert not any(parameter.any() for parameter in policy.parameters())
+
+
+def test_tied_head_is_exported_separately_if_untied(policy):
+    assert "lm_head.weight" in {t.name for t in layout(policy, untie_head=True)}
+
+
+def test_bytes_of_a_layout_are_those_of_its_tensors():
+    assert TensorSpec("w", torch.bfloat16, (3, 5)).bytes == 30

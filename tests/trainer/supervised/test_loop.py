@@ -12,7 +12,7 @@ import torch
 
 from atroposlib.cli import dpo_gen, sft_gen
 from example_trainer.model import critic, loading
-from example_trainer.supervised import corpus, dpo
+from example_trainer.supervised import commands, corpus, dpo
 from example_trainer.supervised import loop as supervised
 from example_trainer.supervised import reward_model, sft
 from example_trainer.supervised.settings import parse
@@ -120,7 +120,7 @@ def test_command_line_errors_name_the_cause(tmp_path, capsys, words, message):
     config = tmp_path / "mine.yaml"
     config.write_text("minibatches: 4\n")
     with pytest.raises(SystemExit):
-        sft.main([str(config) if word == "CONFIG" else word for word in words])
+        commands.sft([str(config) if word == "CONFIG" else word for word in words])
     assert message in capsys.readouterr().err
 
 
@@ -129,7 +129,8 @@ def test_flags_take_precedence_over_files(tmp_path, capsys):
     config.write_text("model_name: none\nlr: 1e-4\nbeta: 0.3\ntrain_file: none\n")
     cfg = parse(dpo.DpoConfig, ["--config", str(config), "--beta", "0.5", "--no-shuffle"])
     assert (cfg.lr, cfg.beta, cfg.shuffle) == (1e-4, 0.5, False)
-    assert sft.main(["--model", "no model", "--train-file", "none", "--device", "cpu"]) == 1
+    words = ["--model", "no model", "--train-file", "none", "--device", "cpu"]
+    assert commands.sft(words) == 1
     assert "cannot be loaded" in capsys.readouterr().err
 
 

@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from atroposlib.errors import ConfigError, PublishFailed
+from example_trainer.model.state_dict import layout
 from example_trainer.weights.distributed import buckets
-from example_trainer.weights.export import layout
 from tests.trainer.weights.support.fleets import state
 
 

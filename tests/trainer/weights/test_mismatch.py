@@ -8,8 +8,15 @@ import torch
 from atroposlib.errors import StaleWeights
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
+from example_trainer.model.policy import Scores
 from example_trainer.weights import verify
-from example_trainer.weights.mismatch import Mismatch, compare, without_adapter
+from example_trainer.weights.mismatch import (
+    Mismatch,
+    compare,
+    reduce_mismatch,
+    sampled_mismatch,
+    without_adapter,
+)
 from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcessEngine, head_of
 
 
@@ -48,3 +55,20 @@ def test_single_outliers_pass_and_more_fail_the_check():
     assert not Mismatch(tokens=1000, beyond=11).is_rounding
     assert not Mismatch(tokens=5, beyond=1).is_rounding
     assert Mismatch().is_rounding
+
+
+def test_only_tokens_of_the_version_held_here_are_compared():
+    scores = Scores(
+        logprobs=torch.tensor([[-1.0, -1.0, -1.0]]),
+        entropy=torch.zeros(1, 3),
+        mask=torch.tensor([[True, True, True]]),
+    )
+    behaviour, versions = torch.tensor([[-1.5, -1.1, -9.0]]), torch.tensor([[4, 4, 3]])
+    found = sampled_mismatch(scores, behaviour, versions, 4, tolerance=0.2)
+    assert (found.tokens, found.beyond) == (2, 1)
+    assert (found.total, found.max) == (pytest.approx(0.6), pytest.approx(0.5))
+
+
+def test_mismatch_of_a_single_rank_needs_no_reduction():
+    own = Mismatch(tokens=3, total=0.5, max=0.25, beyond=1)
+    assert reduce_mismatch(own, Ranks.single()) is own

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from atroposlib.errors import StaleWeights
-from example_trainer.update.pad import pad_to_tensor, sampled_mismatch
+from example_trainer.model.scoring import pad_to_tensor
 from example_trainer.weights import verify
+from example_trainer.weights.mismatch import sampled_mismatch
 from tests.trainer.rows import row
 from tests.trainer.weights.support.fleets import change
 from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcessEngine, head_of

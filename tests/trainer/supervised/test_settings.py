@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from example_trainer.settings.corpus import CorpusSettings
+from example_trainer.supervised.settings import CorpusSettings
 
 
 def test_lines_per_step_are_the_product_of_batch_and_accumulation():
