@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from atroposlib.errors import AtroposError, RolloutApiUnavailable
+from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, CommandParser
 from atroposlib.wire import RunStatus
 
@@ -50,6 +51,5 @@ def page(url: str, status: RunStatus) -> str:
         lines.append(f"waits: {status.blocked_reason}")
     for one in status.participants:
         waiting = f", waits for {one.waiting_on}" if one.waiting_on else ""
-        line = f"{one.role:<9} {one.name}: {one.phase}{waiting} ({one.age_s:.0f} s ago)"
-        lines.append("".join(c if c.isprintable() else "?" for c in line))
-    return "\n".join(lines)
+        lines.append(f"{one.role:<9} {one.name}: {one.phase}{waiting} ({one.age_s:.0f} s ago)")
+    return "\n".join(map(logs.printable, lines))

@@ -167,5 +167,4 @@ def turns(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def print_block(label: str, text: str) -> None:
     """Print text with its label; control characters never reach the terminal."""
     for i, line in enumerate(text.split("\n")):
-        clean = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-        print(f"  {'' if i else label:<10} {clean}".rstrip())
+        print(f"  {'' if i else label:<10} {logs.printable(line)}".rstrip())

@@ -97,7 +97,9 @@ def reply(engine: Engine, messages: list[Message], options: argparse.Namespace) 
     request = GenerationRequest(
         prompt_ids=ids,
         params=params,
-        on_event=lambda event: print(event.text, end="", flush=True),
+        on_event=lambda event: print(
+            logs.printable(event.text, logs.LINES), end="", flush=True
+        ),
     )
     engine.submit(request)
     (output,) = request.future.result().outputs

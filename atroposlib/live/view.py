@@ -66,14 +66,10 @@ def left(s: RunSnapshot) -> str:
     return "" if s.left_s is None else f"about {clock(s.left_s)} left"
 
 
-def printable(text: str) -> str:
-    """Return one line without control characters: model output must not steer a terminal."""
-    return "".join(c if c.isprintable() else " " for c in text.replace("\n", "⏎"))
-
-
 def wrapped(text: str, width: int, most: int = 2) -> list[str]:
     """Return at most ``most`` lines, cut between words where possible."""
-    lines = textwrap.wrap(printable(text), max(8, width), max_lines=most, placeholder=" …")
+    line = logs.printable(text.replace("\n", "⏎"))
+    lines = textwrap.wrap(line, max(8, width), max_lines=most, placeholder=" …")
     return lines or [""]
 
 
@@ -191,6 +187,12 @@ def step_line(s: RunSnapshot) -> str:
     ).rstrip()
 
 
+def print_plain(console: Console, text: str) -> None:
+    """Print ``text`` as it is, but for control characters."""
+    shown = logs.printable(text, logs.LINES)
+    console.print(shown, markup=False, highlight=False, soft_wrap=True)
+
+
 class View(ABC):
     """Output of the launcher."""
 
@@ -204,7 +206,7 @@ class View(ABC):
     def waiting(self, line: str) -> None: ...
 
     def print_line(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_plain(self._console, line)
 
     def close(self) -> None:
         """Do nothing."""

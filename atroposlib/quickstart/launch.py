@@ -19,7 +19,7 @@ from rich.console import Console
 
 from atroposlib.errors import AtroposError
 from atroposlib.live.sources import Sources, version_of
-from atroposlib.live.view import View, open_view
+from atroposlib.live.view import View, open_view, print_plain
 from atroposlib.processes import (
     Children,
     Interrupted,
@@ -43,11 +43,12 @@ from atroposlib.quickstart.recipes import (
 from atroposlib.quickstart.report import Findings, next_steps, write_report
 from atroposlib.quickstart.verdict import judge
 
+GUIDE = "docs/environments.md"  # in a clone, and in the installed package
 WATCH_INTERVAL_S = 0.5
 LAST_CHECK_TIMEOUT_S = 120.0
 WARM_UP_TIMEOUT_S = 180.0
 _PACKAGE = Path(__file__).resolve().parents[1]
-# The folder with environments/: the clone, or the installed package.
+# The folder with environments/ and docs/: the clone, or the installed package.
 REPO = _PACKAGE.parent if (_PACKAGE.parent / "environments").is_dir() else _PACKAGE
 
 
@@ -71,14 +72,14 @@ def quickstart(options: Options, console: Console | None = None) -> int:
         print_failure(console, failure)
         return ExitStatus.FELL_SHORT
     except AtroposError as error:
-        console.print(f"quickstart: {error}", markup=False, highlight=False, soft_wrap=True)
+        print_plain(console, f"quickstart: {error}")
         return ExitStatus.NOT_STARTED
 
 
 def print_failure(console: Console, failure: RunFailed) -> None:
     if failure.tail:
-        console.print(failure.tail, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"quickstart: {failure.line}", markup=False, highlight=False, soft_wrap=True)
+        print_plain(console, failure.tail)
+    print_plain(console, f"quickstart: {failure.line}")
 
 
 def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
@@ -111,7 +112,7 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
 
 def print_outcome(view: View, findings: Findings) -> int:
     """Print the unmet criteria if any, what to do next, and the summary line."""
-    verdict, steps = findings.verdict, next_steps(findings.run)
+    verdict, steps = findings.verdict, next_steps(findings)
     if not (findings.run / "model").is_dir():  # a trainer that was stopped saves none
         steps = steps[1:]
     lines = [f"fell short: {shortcoming}" for shortcoming in verdict.shortcomings]
@@ -281,6 +282,7 @@ class QuickstartRun:
             answers=heldout.answers(),
             settings={**plan.settings(), **provenance(plan.repo)},
             run=shown_path(plan.options.out),
+            guide=shown_path(plan.repo / GUIDE),
             repeat=repeat_command(plan.options),
             notes=self.notes,
         )

@@ -49,6 +49,7 @@ class Findings:
     answers: Sequence[Sequence[HeldoutSample]]  # per problem, one per check
     settings: Mapping[str, Any]
     run: Path  # its directory
+    guide: Path  # for authors of environments
     repeat: str  # the command that repeats it
     notes: Sequence[str] = ()  # restarts, a stop before the end
 
@@ -65,7 +66,7 @@ def page(f: Findings) -> str:
         problems=[(a[0], {s.step: s for s in a}) for a in f.answers[:PROBLEMS_SHOWN]],
         learning=_learning(f),
         soundness=_soundness(f),
-        next_steps=next_steps(f.run),
+        next_steps=next_steps(f),
         spent={phase: sum(column(f.rows, f"seconds_{phase}")) for phase in PHASES},
         last_steps=LAST_STEPS,
     )
@@ -135,13 +136,13 @@ def _figure(caption: str, *series: Series, **axis: Any) -> Figure:
     return caption, line_chart(series, title=caption, **axis)  # escaped by line_chart
 
 
-def next_steps(run: Path) -> tuple[tuple[str, str], ...]:
-    """Return three things to do after a run, each with its command or page."""
-    return (
-        ("talk to the trained model", f"atropos chat {shlex.quote(str(run / 'model'))}"),
+def next_steps(f: Findings) -> list[tuple[str, str]]:
+    """Return what to do after a run, each with its command or page that exists."""
+    steps = [
+        ("talk to the trained model", f"atropos chat {shlex.quote(str(f.run / 'model'))}"),
         ("write your own environment", "atropos env new NAME"),
-        ("read the guide", "docs/environments.md"),
-    )
+    ]
+    return [*steps, ("read the guide", str(f.guide))] if f.guide.is_file() else steps
 
 
 def write_report(f: Findings, plan: QuickstartPlan) -> Path:

@@ -78,7 +78,8 @@ class EnvironmentSection(_Section):
 
     name: str | None = Field(None, description="of its log (default: the script's)")
     script: str | None = Field(
-        None, description="a script with a serve command; addresses are passed to it"
+        None,
+        description="a script with a serve command, or a ready one of environments/; gets the addresses",
     )
     command: list[str] | None = Field(
         None,

@@ -11,9 +11,11 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from atroposlib.errors import ConfigError
 from example_trainer.launch.plan import EnvironmentSection, Plan, default_settings
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
 from example_trainer.settings.section import filled
@@ -102,8 +104,24 @@ def environment(
         return Command(tuple(words), dict(wanted.env))
     path = plan.launched / f"environment-{number}.yaml"
     write_yaml(path, environment_settings(plan, wanted, served, at))
-    argv = (python, str(wanted.script), "serve", "--config", str(path), *wanted.args)
-    return Command(argv, dict(wanted.env))
+    words = (*script_words(str(wanted.script)), "serve", "--config", str(path))
+    return Command((python, *words, *wanted.args), dict(wanted.env))
+
+
+def script_words(script: str) -> tuple[str, ...]:
+    """Return what follows ``python``: a file, or the same environment of the package.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path = Path(script)
+    if path.is_file():
+        return (script,)
+    module = f"atroposlib.environments.{path.stem}"
+    is_ready = str(path.parent) in (".", "environments") and path.stem.isidentifier()
+    if is_ready and find_spec(module) is not None:
+        return ("-m", module)
+    raise ConfigError(f"environments: no file {script} here (`atropos env list` lists others)")
 
 
 def environment_settings(

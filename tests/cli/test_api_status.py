@@ -35,7 +35,7 @@ def test_the_page_names_every_process_and_what_it_waits_for():
         "http://x: STARTED, step 3, policy version 3",
         "32 sequences queued, 16 with the trainer; 3 batches acked, 0 open",
         "waits: 32 of 64 sequences queued",
-        "env       a?[31mb: rollout, waits for x (2 s ago)",
+        r"env       a\x1b[31mb: rollout, waits for x (2 s ago)",
     ]
 
 

@@ -98,10 +98,10 @@ def test_the_panel_fits_the_terminal(width, height):
 
 
 def test_a_sample_shows_the_first_and_the_latest_answer_without_control_characters():
-    text = text_of(panel(MOMENT, 110, 40))
+    text = text_of(panel(MOMENT, 140, 40))
     assert "before, step 0" in text
     assert "now, step 10" in text
-    assert "0.25  It is [2J[b]many" in text
+    assert r"0.25  It is \x1b[2J[b]many" in text
     assert "0.25  7" in text
     assert "\x1b" not in text
 

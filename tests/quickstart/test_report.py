@@ -9,7 +9,7 @@ import pytest
 
 from atroposlib.live.heldout import HeldoutSample
 from atroposlib.quickstart.recipes import recipe_for
-from atroposlib.quickstart.report import Findings, page, write_report
+from atroposlib.quickstart.report import Findings, next_steps, page, write_report
 from atroposlib.quickstart.verdict import judge
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -45,6 +45,7 @@ def findings():
         answers=[answers, answers[1:]],
         settings={"model": EVIL},
         run=Path("runs/first one"),
+        guide=Path(__file__),
         repeat=f"quickstart {EVIL}",
         notes=[EVIL],
     )
@@ -116,8 +117,17 @@ def test_held_out_checks_are_dots_without_a_line_between_them(findings):
 
 def test_a_run_without_a_single_figure_still_has_a_page(findings):
     empty = judge(recipe_for("tiny"), [], server_version=None, seconds=1, cores=1)
-    bare = Findings("t", "t", empty, [], [], [], [], {}, Path("r"), "again")
+    bare = Findings("t", "t", empty, [], [], [], [], {}, Path("r"), Path("none"), "again")
     assert "the trainer finished no step" in page(bare)
+
+
+def test_the_guide_is_a_next_step_where_its_file_exists(findings):
+    assert next_steps(findings)[-1] == ("read the guide", __file__)
+    elsewhere = next_steps(replace(findings, guide=Path("none")))
+    assert [what for what, _ in elsewhere] == [
+        "talk to the trained model",
+        "write your own environment",
+    ]
 
 
 def test_report_and_summary_are_written_into_the_run(findings, plan):

@@ -15,11 +15,13 @@ import re
 import sys
 import time
 from typing import IO, Any
+from unicodedata import category
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 FIELDS = "fields"  # extra={"fields": {...}} of a record: words of its line, keys of its object
 REDACTED = "[redacted]"
+LINES = "\n\t"  # what ``printable`` keeps of a text of several lines
 TOKEN_PREFIX = "atr_"  # of every token of this package; secret scanners look for it as well
 OURS = ("atroposlib", "example_trainer", "environments", "__main__")
 # Libraries that log every request or file at level info.
@@ -33,12 +35,25 @@ _SECRET = re.compile(
     r"|(?i:(?<=://)[^/\s:@]*:[^/\s@]+(?=@))"  # postgresql://user:password@host
 )
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/{}@\[\]+-]+")  # values that need no quotes
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # one event is one line
 
 
 def redact(text: str) -> str:
     """``text`` without tokens and passwords."""
     return _SECRET.sub(REDACTED, text)
+
+
+def printable(text: str, kept: str = "") -> str:
+    """``text`` with control characters, but for those ``kept``, as escapes.
+
+    All text of a model passes here on its way to a terminal, which it must not steer.
+    """
+
+    def is_safe(character: str) -> bool:
+        return character.isprintable() or character in kept or category(character) == "Zs"
+
+    if text.isprintable():
+        return text
+    return "".join(c if is_safe(c) else repr(c)[1:-1] for c in text)
 
 
 class _Formatter(logging.Formatter):
@@ -72,8 +87,8 @@ def _text(event: dict[str, Any]) -> str:
         event["logger"] = source
     words = [f"{moment} {level:<7} {process}  {message}"]
     words += [f"{key}={_quoted(value)}" for key, value in event.items()]
-    line = _CONTROL.sub(lambda found: repr(found[0])[1:-1], " ".join(words))
-    return line if exception is None else f"{line}\n{exception}"
+    line = printable(" ".join(words))  # one event is one line
+    return line if exception is None else f"{line}\n{printable(exception, LINES)}"
 
 
 def _quoted(value: object) -> str:
@@ -145,4 +160,5 @@ def report(process: str, message: object) -> None:
     if style() == "json":
         logging.getLogger(OURS[0]).error("%s", message)
     else:
-        print(f"{process}: {redact(str(message))}", file=sys.stderr, flush=True)
+        text = printable(redact(str(message)), LINES)
+        print(f"{process}: {text}", file=sys.stderr, flush=True)

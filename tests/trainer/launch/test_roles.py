@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from atroposlib.errors import ConfigError
 from example_trainer.launch import roles
 from example_trainer.launch.plan import trainer_settings
 from example_trainer.launch.roles import Endpoints
@@ -27,6 +28,18 @@ def test_environment_script_gets_all_addresses_and_its_settings_take_precedence(
         "http://a:9000/v1",
         "http://b:9001/v1",
     ]
+
+
+def test_a_ready_environment_is_run_from_the_package_where_its_file_is_absent(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    ready = ("-m", "atroposlib.environments.copy_server")
+    assert roles.script_words("environments/copy_server.py") == ready
+    assert roles.script_words("copy_server") == ready
+    for absent in ("mine.py", "elsewhere/copy_server.py", "a.b.py"):
+        with pytest.raises(ConfigError, match=f"no file {absent}"):
+            roles.script_words(absent)
 
 
 def test_environment_command_gets_addresses_in_its_placeholders(tmp_path):

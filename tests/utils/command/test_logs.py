@@ -40,6 +40,19 @@ def test_control_characters_in_an_event_do_not_break_its_line(logged):
     assert r"a\nlevel=error\r\x1b[31m" in line and 'k="v w"' in line
 
 
+def test_text_of_a_model_cannot_steer_a_terminal(logged, capsys):
+    text, said = logged("text"), "a\x1b[2J\n\tb\u202e\x9b c\u202fd"
+    assert logs.printable(said) == r"a\x1b[2J\n\tb\u202e\x9b c" + "\u202fd"
+    assert logs.printable(said, logs.LINES) == "a\\x1b[2J\n\tb\\u202e\\x9b c\u202fd"
+    try:
+        raise ValueError(said)
+    except ValueError:
+        logging.getLogger("atroposlib.x").exception("could not")
+    logs.report("run-api", said)
+    assert text().endswith("ValueError: a\\x1b[2J\n\tb\\u202e\\x9b c\u202fd\n")
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_a_line_has_time_level_process_and_message_and_json_the_same_fields(logged):
     text = logged("text")
     logging.getLogger("example_trainer.x").info("step %d", 3)
