@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from rich.cells import set_cell_size
 from rich.console import Console, RenderableType
@@ -66,11 +67,11 @@ def left(s: RunSnapshot) -> str:
     return "" if s.left_s is None else f"about {clock(s.left_s)} left"
 
 
-def wrapped(text: str, width: int, most: int = 2) -> list[str]:
+def wrapped(text: str, width: int, most: int = 2, indent: str = "") -> list[str]:
     """Return at most ``most`` lines, cut between words where possible."""
-    line = logs.printable(text.replace("\n", "⏎"))
-    lines = textwrap.wrap(line, max(8, width), max_lines=most, placeholder=" …")
-    return lines or [""]
+    line, room = logs.printable(text.replace("\n", "⏎")), max(8, width)
+    more: Any = {"max_lines": most, "placeholder": " …", "subsequent_indent": indent}
+    return textwrap.wrap(line, room, **more) or [""]
 
 
 def panel(s: RunSnapshot, width: int = 80, height: int = 24) -> RenderableType:
@@ -107,9 +108,8 @@ def _progress(s: RunSnapshot, inner: int, lines: int) -> list[Row]:
             continue  # few environments have this measure
         curve = sparkline(values, inner - 6, lines=lines, steps=s.steps).split("\n")
         number = formatted(values[-1] if values else None)
-        texts = [Text.assemble(f"{'':6}", (line, "green")) for line in curve]
-        texts[-1] = Text.assemble(f"{number:6}", (curve[-1], "green"))
-        rows += _labelled(name, texts)
+        cells = zip([number, *[""] * lines], curve)
+        rows += _labelled(name, [Text.assemble(f"{n:6}", (c, "green")) for n, c in cells])
         if name == "reward" and s.reward_words:
             rows += _labelled("", wrapped(s.reward_words, inner), "dim")
     if s.heldout:
@@ -146,11 +146,9 @@ def _samples(s: RunSnapshot, inner: int, room: int) -> list[Row]:
     rows: list[Row] = [("samples", columns(heads, ("dim", "dim", "dim")))]
     for before, *later in s.answers:
         answers = (before, later[-1] if later else None)
-        texts = [
-            before.prompt,
-            *(f"{a.reward:.2f}  {a.completion}" if a else "–" for a in answers),
-        ]
-        cells = [wrapped(text, width - 2) for text, width in zip(texts, widths)]
+        texts = [f"{a.reward:.2f}  {a.completion}" if a else "–" for a in answers]
+        cells = [wrapped(before.prompt, widths[0] - 2)]
+        cells += [wrapped(text, widths[1] - 2, indent=" " * 6) for text in texts]
         styles = ("", *("green" if a and a.right else "yellow" for a in answers))
         rows += [("", columns(line, styles)) for line in zip_longest(*cells, fillvalue="")]
         if len(rows) >= room - 1:

@@ -284,7 +284,7 @@ class QuickstartRun:
             run=shown_path(plan.options.out),
             guide=shown_path(plan.repo / GUIDE),
             repeat=repeat_command(plan.options),
-            notes=self.notes,
+            notes=[note for note in self.notes if not note.endswith(" is done")],
         )
 
 

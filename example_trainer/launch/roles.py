@@ -104,8 +104,8 @@ def environment(
         return Command(tuple(words), dict(wanted.env))
     path = plan.launched / f"environment-{number}.yaml"
     write_yaml(path, environment_settings(plan, wanted, served, at))
-    words = (*script_words(str(wanted.script)), "serve", "--config", str(path))
-    return Command((python, *words, *wanted.args), dict(wanted.env))
+    start = (*script_words(str(wanted.script)), "serve", "--config", str(path))
+    return Command((python, *start, *wanted.args), dict(wanted.env))
 
 
 def script_words(script: str) -> tuple[str, ...]:

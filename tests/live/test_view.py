@@ -48,8 +48,10 @@ def test_the_panel_shows_every_figure():
         "sums [of two]",
         "training",
         "12 of 40",
-        "1.00  ▁▁",
-        "0.25  ▁▁",
+        "reward  1.00",
+        "exact  0.25",
+        "▁▁▁██████",
+        "▁▁▁▇▇▇",
         "about 3:20 left",
         "1 for the number",
         "0.01 at step 0 → 0.20 at step 10",
@@ -98,10 +100,10 @@ def test_the_panel_fits_the_terminal(width, height):
 
 
 def test_a_sample_shows_the_first_and_the_latest_answer_without_control_characters():
-    text = text_of(panel(MOMENT, 140, 40))
+    text = text_of(panel(MOMENT, 110, 40))
     assert "before, step 0" in text
     assert "now, step 10" in text
-    assert r"0.25  It is \x1b[2J[b]many" in text
+    assert r"0.25  It is\x1b[2J[b]many" in text
     assert "0.25  7" in text
     assert "\x1b" not in text
 
