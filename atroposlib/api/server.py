@@ -21,8 +21,7 @@ from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBod
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import Store, open_store
-from atroposlib.api.web.docs_page import add_docs
-from atroposlib.api.web.openapi import describe
+from atroposlib.api.web.openapi import add_docs, describe
 from atroposlib.api.web.routes_batches import batch_routes
 from atroposlib.api.web.routes_groups import admission_routes, data_routes, group_routes
 from atroposlib.api.web.routes_ops import ops_routes

@@ -18,11 +18,11 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from atroposlib.api.guards.request_log import RequestLog
 from atroposlib.api.guards.slow_clients import SlowClientProtocol
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
+from atroposlib.api.web.routing import RequestLog
 from atroposlib.cli.api_options import parse, variable_of
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs

@@ -1,4 +1,4 @@
-"""Selection of the groups of the next batch. Pure.
+"""Selection of the groups of the next batch, or the reason why there is none. Pure.
 
     queue -> staleness (drop) -> fair share (order by weights) -> exact fill (minima kept)
 
@@ -17,10 +17,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from atroposlib.api.common.records import GroupSummary, Selection
+from atroposlib.api.common.records import GroupCount, GroupState, GroupSummary, Selection
 from atroposlib.api.decisions import fair_share
-from atroposlib.api.decisions.blocked import no_batch
-from atroposlib.api.decisions.exact_fill import first_exact
+from atroposlib.api.decisions.exact_fill import Key, first_exact, is_feasible, min_sum
 from atroposlib.wire import StalenessPolicy
 
 
@@ -115,3 +114,143 @@ def complete_buffer(buffer: Sequence[tuple[int, int]], expected: int) -> list[in
     """
     places = first_exact([(None, n_seq) for _, n_seq in buffer], expected) or []
     return [buffer[place][0] for place in places]
+
+
+# --- the blocked reason -----------------------------------------------------------------
+
+# From counts by kind, so the cost of /status and of an empty claim does not depend on the
+# length of the queue.
+Counts = Mapping[Key, int]  # groups queued, by (env, n_seq)
+
+
+def blocked_reason(
+    group_counts: Iterable[GroupCount],
+    batch_size: int,
+    needs: Mapping[int, int],
+    names: Mapping[int, str] | None = None,
+) -> str | None:
+    """The reason why the queued groups hold no batch; None if they hold one.
+
+    A claim may still fail because too many of them are stale.
+    """
+    counts: Counter[Key] = Counter()
+    for group_count in group_counts:
+        if group_count.state is GroupState.PENDING:
+            counts[group_count.env, group_count.n_seq] += group_count.groups
+    if is_feasible(counts, batch_size, needs):
+        return None
+    return no_batch(counts, batch_size, needs, names or {})
+
+
+def no_batch(
+    counts: Counts, batch_size: int, needs: Mapping[int, int], names: Mapping[int, str]
+) -> str:
+    """The reason, for ``counts`` without an exact batch that keeps every minimum."""
+    usable = {key: count for key, count in counts.items() if 0 < key[1] <= batch_size}
+    needs = {env: need for env, need in needs.items() if need > 0}
+    reason = (
+        _nothing(counts, usable, batch_size, names)
+        or _impossible_minima(usable, batch_size, needs, names)
+        or _too_few(usable, batch_size)
+        or _unmet_minimum(usable, needs, names)
+        or _no_combination(usable, batch_size, needs, names)
+    )
+    oversized = sum(counts.values()) - sum(usable.values())
+    if oversized and usable:
+        reason += f" (left out: {oversized} larger than a whole batch)"
+    return reason
+
+
+def _nothing(
+    counts: Counts, usable: Counts, batch_size: int, names: Mapping[int, str]
+) -> str | None:
+    if usable:
+        return None
+    oversized = sorted(counts, key=lambda key: (key[1], key[0] is not None, key[0] or 0))
+    if not oversized:
+        return "the queue is empty: waiting for scored groups"
+    who = _listed(f"{_call(env, names)} {size}" for env, size in oversized)
+    return (
+        f"every queued group is larger than a batch of {batch_size} sequences ({who}): "
+        "raise the batch size, or lower the group size of the environments"
+    )
+
+
+def _too_few(usable: Counts, batch_size: int) -> str | None:
+    queued = sum(size * count for (_, size), count in usable.items())
+    if queued >= batch_size:
+        return None
+    return f"{queued} of {batch_size} sequences queued: waiting for scored groups"
+
+
+def _unmet_minimum(
+    usable: Counts, needs: Mapping[int, int], names: Mapping[int, str]
+) -> str | None:
+    held: Counter[int | None] = Counter()
+    for (env, size), count in usable.items():
+        held[env] += size * count
+    for env, need in needs.items():
+        if held[env] < need:
+            return (
+                f"each batch holds at least {need} sequences of {_call(env, names)}, "
+                f"but {held[env]} are queued: waiting for it"
+            )
+    return None
+
+
+def _impossible_minima(
+    usable: Counts, batch_size: int, needs: Mapping[int, int], names: Mapping[int, str]
+) -> str | None:
+    """A reason that more groups cannot remove, once each env with a minimum has queued."""
+    sizes: dict[int, list[int]] = {
+        env: sorted({size for other, size in usable if other == env}) for env in needs
+    }
+    if not needs or not all(sizes.values()):
+        return None
+    least = {env: min_sum(sizes[env], need, batch_size) for env, need in needs.items()}
+    total = sum(count or batch_size + 1 for count in least.values())
+    if total <= batch_size:
+        return None
+    parts = _listed(
+        f"{_call(env, names)} at least {needs[env]} in groups of {_sizes(sizes[env])}"
+        for env in needs
+    )
+    return (
+        f"the minimum allocations can never be met by a batch of {batch_size} sequences "
+        f"({parts}): lower them, or choose group sizes that fit"
+    )
+
+
+def _no_combination(
+    usable: Counts, batch_size: int, needs: Mapping[int, int], names: Mapping[int, str]
+) -> str:
+    sizes: Counter[int] = Counter()
+    for (_, size), count in usable.items():
+        sizes[size] += count
+    listed = _listed(f"{count} of size {size}" for size, count in sorted(sizes.items()))
+    reason = f"no combination of the queued groups ({listed}) makes exactly {batch_size}"
+    endless = {key: batch_size for key in usable}
+    if needs and is_feasible(usable, batch_size):
+        minima = _listed(f"{_call(env, names)} at least {need}" for env, need in needs.items())
+        reason += f" sequences with the minimum allocations kept ({minima})"
+    else:
+        reason += " sequences"
+    if is_feasible(endless, batch_size, needs):
+        return reason + ": waiting for groups that fill the gap"
+    return reason + ": choose a batch size that the group sizes divide"
+
+
+def _call(env: int | None, names: Mapping[int, str]) -> str:
+    if env is None:
+        return "groups without env"
+    return f"{names[env]} (env {env})" if env in names else f"env {env}"
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return " or ".join(str(size) for size in sizes[:4]) + (" ..." if len(sizes) > 4 else "")
+
+
+def _listed(parts: Iterable[str], most: int = 8) -> str:
+    shown = list(parts)
+    tail = [f"{len(shown) - most} more"] if len(shown) > most else []
+    return ", ".join(shown[:most] + tail)

@@ -20,7 +20,7 @@ import msgspec
 from atroposlib.api.common.records import EnvEntry, RunRecord, StoreStats
 from atroposlib.api.common.threads import BroadcastEvent, Pool, Threads
 from atroposlib.api.decisions.allocation import Supply, supply_of
-from atroposlib.api.decisions.blocked import blocked_reason
+from atroposlib.api.decisions.batching import blocked_reason
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, find_env
 from atroposlib.api.run.events import Events

@@ -21,7 +21,7 @@ def _open_memory(name: str, data_dir: Path | None, max_bytes: int) -> Store:
 
 
 def _open_sqlite(name: str, data_dir: Path | None, max_bytes: int) -> Store:
-    from atroposlib.api.store.sqlite.store import SqliteStore
+    from atroposlib.api.store.sqlite import SqliteStore
 
     if data_dir is None:
         raise ConfigError("the sqlite store needs a data directory (--data-dir)")
@@ -29,7 +29,7 @@ def _open_sqlite(name: str, data_dir: Path | None, max_bytes: int) -> Store:
 
 
 def _open_postgres(name: str, data_dir: Path | None, max_bytes: int) -> Store:
-    from atroposlib.api.store.postgres.store import PostgresStore
+    from atroposlib.api.store.postgres import PostgresStore
 
     return PostgresStore(name, max_bytes)
 

@@ -1,4 +1,4 @@
-"""OpenAPI schemas of the bodies that FastAPI does not parse, and of errors.
+"""OpenAPI schemas of errors and of the bodies that FastAPI does not parse, and page ``/docs``.
 
 Scored groups are parsed without pydantic, so their schema is generated here from the record
 (:class:`atroposlib.wire.ScoredData`). All errors have one shape.
@@ -6,11 +6,15 @@ Scored groups are parsed without pydantic, so their schema is generated here fro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
 
 from atroposlib.api.codec import GROUP_MEDIA, GROUPS_MEDIA
 from atroposlib.wire import ClaimedBatch, ScoredData
@@ -94,3 +98,29 @@ def describe(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+# --- the page /docs -------------------------------------------------------------------
+
+TEMPLATE = Path(__file__).with_name("docs_page.html")
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def add_docs(app: FastAPI) -> None:
+    """Serve the page ``/docs`` of ``app``, without scripts or network."""
+
+    async def docs(_: Request) -> HTMLResponse:
+        return HTMLResponse(page(app.openapi()), headers={"content-security-policy": POLICY})
+
+    for path in ("/docs", "/redoc"):
+        app.add_route(path, docs, include_in_schema=False)
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """Render an OpenAPI document; every text in it is escaped."""
+    import jinja2  # here: run-api starts without it
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    style = TEMPLATE.with_suffix(".css").read_text(encoding="utf-8")
+    return template.render(document, style=style)

@@ -1,4 +1,4 @@
-"""Route classes, fast path of the frequent routes, bodies, and the response of each error.
+"""Route classes, fast path, times and log of requests, bodies, response of each error.
 
 FastAPI's router, exception handling and exit stacks cost more than a small post itself. The
 fast path dispatches a :class:`BytesRoute` at a fixed path without them; its responses are
@@ -8,9 +8,10 @@ identical.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from time import monotonic
 from typing import Any, TypeAlias
 
 import msgspec
@@ -42,7 +43,10 @@ from atroposlib.errors import (
     Unauthorized,
     UnknownEnv,
 )
+from atroposlib.utils.command.logs import FIELDS
 from atroposlib.utils.http_server import Exchange
+
+log = logging.getLogger(__name__)
 
 # Response to each error: status code, and the word in ``status``.
 STATUS_OF: dict[type[Exception], tuple[int, str]] = {
@@ -154,7 +158,7 @@ class RequestTimes:
             await self.app(scope, receive, send)
             return
         seen = Exchange(receive, send)
-        begun = monotonic()
+        begun = time.monotonic()
         with self._metrics.requests_in_flight.track_inprogress():
             try:
                 await self.app(scope, receive, seen.send)
@@ -163,8 +167,50 @@ class RequestTimes:
                     route_of(scope["method"], scope["path"]) or UNKNOWN,
                     scope["method"],
                     seen.status,
-                    (seen.endless_since or monotonic()) - begun,
+                    (seen.endless_since or time.monotonic()) - begun,
                 )
+
+
+class RequestLog:
+    """ASGI middleware: one log line per request, without data sent by its client.
+
+    Level debug for 2xx and 3xx, info for 4xx and 503, error for other 5xx.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        seen = Exchange(receive, send)
+        began = time.perf_counter()
+        try:
+            await self.app(scope, seen.receive, seen.send)
+        finally:
+            self._note(scope, seen, time.perf_counter() - began)
+
+    def _note(self, scope: Scope, seen: Exchange, seconds: float) -> None:
+        level = _level(seen.status)
+        if not log.isEnabledFor(level):
+            return
+        fields = {
+            "method": scope["method"],
+            # Known routes only: any other path is arbitrary text.
+            "route": route_of(scope["method"], scope["path"]) or UNKNOWN,
+            "status": seen.status,
+            "ms": round(seconds * 1000, 1),
+            "bytes_in": seen.bytes_in,
+            "bytes_out": seen.bytes_out,
+        }
+        log.log(level, "request", extra={FIELDS: fields})
+
+
+def _level(status: int) -> int:
+    if status < 400:
+        return logging.DEBUG
+    return logging.ERROR if status >= 500 and status != 503 else logging.INFO
 
 
 # --- requests -------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 from atroposlib.api.store import DEFAULT_MAX_BYTES, Store, open_store
 from atroposlib.api.store.memory import MemoryStore
-from atroposlib.api.store.sqlite.store import SqliteStore
+from atroposlib.api.store.sqlite import SqliteStore
 
 Open = Callable[..., Store]
 Factory = Callable[[Path, Callable[[str], Any]], Open]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from atroposlib.api.common.records import Claim, NewGroup
 from atroposlib.api.decisions.batching import choose, complete_buffer
-from atroposlib.api.store.sqlite.store import DATABASE, SqliteStore
+from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, CorruptPayload, StoreError
 from tests.torture.figures import Figures, fast_folder
 

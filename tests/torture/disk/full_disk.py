@@ -9,7 +9,7 @@ import apsw
 
 from atroposlib.api.common.records import Claim, NewGroup
 from atroposlib.api.decisions.batching import choose, complete_buffer
-from atroposlib.api.store.sqlite.store import RESERVE_BYTES, SqliteStore
+from atroposlib.api.store.sqlite import RESERVE_BYTES, SqliteStore
 from atroposlib.errors import StoreFull
 from tests.torture.figures import MB, Figures, fast_folder
 

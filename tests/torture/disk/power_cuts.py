@@ -19,7 +19,7 @@ import apsw
 
 from atroposlib.api.common.records import NewGroup
 from atroposlib.api.decisions.batching import StalenessRule, complete_buffer
-from atroposlib.api.store.sqlite.store import SqliteStore
+from atroposlib.api.store.sqlite import SqliteStore
 from atroposlib.errors import CorruptPayload, StoreError
 from tests.torture.disk.lossy_disk import Disk, LossyVfs
 from tests.torture.figures import Figures, fast_folder

@@ -17,7 +17,7 @@ from itertools import count
 import pytest
 
 from atroposlib.api.common.records import LeasedBatch
-from atroposlib.api.store.postgres.store import PostgresStore
+from atroposlib.api.store.postgres import PostgresStore
 from atroposlib.errors import StoreError
 from tests.api.store.store_talk import ack, claim, group, in_order, register
 from tests.postgres_server import running_server

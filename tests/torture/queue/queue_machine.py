@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from atroposlib.api.decisions.batching import StalenessRule
 from atroposlib.api.store import Store
 from atroposlib.api.store.memory import MemoryStore
-from atroposlib.api.store.sqlite.store import DATABASE, SqliteStore
+from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from tests.postgres_server import PostgresServer
 from tests.torture.queue.queue_actions import MAX_BYTES, SIZES, Actions, Draft
 from tests.torture.queue.queue_duel import Wish

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.api.server import create_app
-from atroposlib.api.store.sqlite.store import SqliteStore
+from atroposlib.api.store.sqlite import SqliteStore
 from tests.torture.figures import MB, Figures, fast_folder, settled_rss_bytes, slope
 from tests.torture.web.asgi_caller import App, Request, ask
 

@@ -1,1 +1,88 @@
-"""PostgreSQL store: one schema that several API replicas share."""
+"""PostgreSQL store: one schema per run, shared by several API replicas.
+
+    put, claim, ack ... -> writer thread -> BEGIN, lock of the run, ..., COMMIT
+    read, stats, load   -> up to four connections of one snapshot each, outside the lock
+
+Replicas take the lock of the run in turns, so each transaction reads the commits before it.
+If the server is unreachable, operations retry until a timeout. If the response to a COMMIT
+is lost, its outcome is read from the server before the caller gets a result.
+"""
+
+from __future__ import annotations
+
+import re
+
+from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
+from atroposlib.api.store.sql.writer import Writer
+from atroposlib.errors import ConfigError
+
+SCHEMA = "atropos"
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+RECONNECT_TIMEOUT_S = 20.0  # of an operation while the server is unreachable
+
+
+class PostgresStore(Store):
+    """See :class:`atroposlib.api.store.sql.sql_store.Store`.
+
+    Args:
+        url: ``postgresql://user@host/database``, with ``?schema=name`` for another schema
+            than ``atropos``. One schema is one run; it is created if missing.
+        max_bytes: bound on the bytes of stored payloads.
+        reconnect_timeout_s: retry period of an operation while the server is unreachable.
+
+    Raises:
+        ConfigError: psycopg is not installed; the server is older than 15, a standby,
+            read-only or without fsync; or the tables have another layout.
+        StoreError: the server is unreachable.
+    """
+
+    shared = True
+
+    def __init__(
+        self,
+        url: str,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+    ) -> None:
+        try:
+            from atroposlib.api.store.postgres import connection, database
+        except ImportError as cause:
+            raise ConfigError(
+                "a store on PostgreSQL needs psycopg: pip install 'atroposlib[postgres]'"
+            ) from cause
+        address, schema = split_schema(url)
+        self._server = connection.PostgresServer(address, schema, reconnect_timeout_s)
+        connection.make_tables(self._server)
+        self._readers = database.PostgresReaders(self._server)
+        self._writer = Writer(database.PostgresDatabase(self._server))
+        super().__init__(self._writer.do, self._readers.run, max_bytes)
+
+    def close(self) -> None:
+        """Finish pending operations and disconnect. Idempotent."""
+        self._server.stop_retrying()
+        self._writer.close()
+        self._readers.close()
+
+
+def split_schema(url: str) -> tuple[str, str]:
+    """The URL as libpq takes it, and the schema.
+
+    Example: "postgresql://u@h/d?schema=b&sslmode=require" -> ("...?sslmode=require", "b").
+
+    Raises:
+        ConfigError: the name of the schema is invalid.
+    """
+    address, _, query = url.partition("?")
+    schema, rest = SCHEMA, []
+    for part in query.split("&") if query else []:
+        name, _, value = part.partition("=")
+        if name == "schema":
+            schema = value
+        else:
+            rest.append(part)
+    if not _NAME.fullmatch(schema) or schema.startswith("pg_"):
+        raise ConfigError(
+            f"schema {schema!r} of the store: use lower case letters, digits and _, at most "
+            "63 characters, and no pg_ in front"
+        )
+    return address + ("?" + "&".join(rest) if rest else ""), schema

@@ -1,1 +1,193 @@
-"""SQLite store: one file that survives kill -9 and power cuts."""
+"""SQLite store: one file that survives kill -9 and power cuts.
+
+put, claim, ack ... -> writer thread -> one connection that writes
+read, stats, load   -> up to four read-only connections, concurrent to the writer
+
+The data directory is locked by one process, and must be on a local file system.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+import apsw
+
+from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
+from atroposlib.api.store.sql.writer import Writer
+from atroposlib.api.store.sqlite.database import (
+    SqliteDatabase,
+    SqliteReaders,
+    connect,
+    fault,
+    require_layout,
+)
+from atroposlib.errors import ConfigError, StoreLocked
+
+# Before 3.51.3 a reset of the write-ahead log can corrupt the file.
+MIN_SQLITE_VERSION = 3_051_003
+DATABASE = "queue.sqlite"
+# The size of three checkpoints. Claims and acks write too, and a failed checkpoint keeps its
+# log: a disk that puts fill completely could never be drained.
+RESERVE_BYTES = 48 * 2**20
+# f_type of statfs(2). On these, locks and fsync are unreliable, and the shared memory of the
+# log does not work across machines. 9p and FUSE are not listed: containers (gVisor,
+# fuse-overlayfs) report them for the local disk of their host.
+NETWORK_FILE_SYSTEMS = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB2",
+    0x5346414F: "AFS",
+    0x73757245: "Coda",
+    0x00C36400: "Ceph",
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x19830326: "BeeGFS",
+    0x7461636F: "OCFS2",
+    0x01161970: "GFS2",
+}
+LOCAL_DIRECTORIES = ("/var/tmp", "/tmp", "/dev/shm")
+
+
+# --- the directory --------------------------------------------------------------------
+
+
+def network_file_system(magic: int) -> str | None:
+    """Name of the network file system with this magic number; None for all others."""
+    return NETWORK_FILE_SYSTEMS.get(magic & 0xFFFFFFFF)
+
+
+def magic_of(path: Path) -> int:
+    """``f_type`` of the file system of ``path``; 0 where the platform has none."""
+    if sys.platform != "linux":
+        return 0
+    answer = ctypes.create_string_buffer(512)  # longer than any struct statfs
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.statfs(os.fsencode(path), answer) != 0:
+        return 0
+    return ctypes.c_long.from_buffer(answer).value
+
+
+def require_local(path: Path) -> None:
+    """Reject a directory on a network file system.
+
+    Raises:
+        ConfigError: the message names local directories.
+    """
+    found = network_file_system(magic_of(path))
+    if found is None:
+        return
+    places = [
+        place
+        for place in LOCAL_DIRECTORIES
+        if os.access(place, os.W_OK) and network_file_system(magic_of(Path(place))) is None
+    ]
+    raise ConfigError(
+        f"{path} is on {found}, where a queue on SQLite can be lost: give a --data-dir on a "
+        f"local disk ({', '.join(places) or 'none was found'}; /dev/shm ends with the "
+        "machine), or use --store postgresql://..."
+    )
+
+
+def free_bytes_of(path: Path) -> int:
+    return shutil.disk_usage(path).free
+
+
+def lock_directory(data_dir: Path) -> IO[str]:
+    """Lock the directory until this process ends.
+
+    Raises:
+        StoreLocked: another process holds the lock.
+    """
+    lock_file = open(data_dir / "lock", "a+")  # noqa: SIM115 - held until close()
+    try:
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as cause:
+        lock_file.seek(0)
+        owner = lock_file.read().strip() or "another process"
+        lock_file.close()
+        raise StoreLocked(
+            f"{data_dir} belongs to process {owner}: stop it, or choose another --data-dir"
+        ) from cause
+    lock_file.truncate(0)
+    lock_file.write(str(os.getpid()))
+    lock_file.flush()
+    return lock_file
+
+
+# --- the store ------------------------------------------------------------------------
+
+
+class SqliteStore(Store):
+    """See :class:`atroposlib.api.store.sql.sql_store.Store`.
+
+    Args:
+        data_dir: created if missing; on a local disk.
+        max_bytes: bound on the bytes of stored payloads.
+        free_bytes: function from a path to the free bytes of its file system.
+        vfs: name of a registered apsw VFS, for tests.
+        synchronous: values other than FULL are not durable; for tests.
+
+    Raises:
+        StoreLocked: another process owns ``data_dir``.
+        StoreError: the file is damaged, or the disk fails.
+        ConfigError: the SQLite library is too old, the file system is a network one, or
+            the files have another layout.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        free_bytes: Callable[[Path], int] = free_bytes_of,
+        vfs: str | None = None,
+        synchronous: str = "FULL",
+    ) -> None:
+        if apsw.SQLITE_VERSION_NUMBER < MIN_SQLITE_VERSION:
+            raise ConfigError(
+                f"SQLite {apsw.sqlite_lib_version()} may corrupt its log: "
+                "install apsw 3.51.3 or later"
+            )
+        data_dir.mkdir(parents=True, exist_ok=True)
+        require_local(data_dir)
+        self._data_dir = data_dir
+        self._free_bytes = free_bytes
+        path = data_dir / DATABASE
+        self._log_file = data_dir / (DATABASE + "-wal")
+        with ExitStack() as undo:  # unlock the directory on an error
+            self._lock_file = lock_directory(data_dir)
+            undo.callback(self._lock_file.close)
+            try:
+                connection = connect(path, vfs, synchronous, read_only=False)
+                undo.callback(connection.close, True)
+                require_layout(connection, path)
+            except apsw.Error as cause:
+                raise fault(cause) from cause
+            undo.pop_all()
+        self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
+        self._database = SqliteDatabase(connection, self._readers)
+        self._writer = Writer(self._database)
+        super().__init__(self._writer.do, self._readers.run, max_bytes)
+
+    def _spare_bytes(self) -> int:
+        # A restarted log keeps its length, which is part of the reserve. Counting it twice
+        # would reject every put once the log has grown.
+        log = (
+            min(self._log_file.stat().st_size, RESERVE_BYTES) if self._log_file.exists() else 0
+        )
+        on_disk = self._free_bytes(self._data_dir) - RESERVE_BYTES + log
+        return on_disk + self._database.free_page_bytes()
+
+    def close(self) -> None:
+        """Finish pending operations and close the files. Idempotent."""
+        self._readers.close()  # first: the last connection to close copies the log into the file
+        self._writer.close()
+        self._lock_file.close()

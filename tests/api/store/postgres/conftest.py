@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.store.postgres.store import PostgresStore
+from atroposlib.api.store.postgres import PostgresStore
 
 
 @pytest.fixture

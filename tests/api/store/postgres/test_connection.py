@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from atroposlib.api.store import open_store
-from atroposlib.api.store.postgres.store import PostgresStore
+from atroposlib.api.store.postgres import PostgresStore
 from atroposlib.errors import ConfigError, StoreError
 from tests.api.store.store_talk import group, held, put
 from tests.postgres_server import running_server

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from atroposlib.api.store.postgres.store import split_schema
+from atroposlib.api.store.postgres import split_schema
 from atroposlib.errors import StoreError
 from tests.api.store.postgres.postgres_line import Line
 from tests.api.store.store_talk import ack, claim, group, held, put, register

@@ -12,7 +12,7 @@ import pytest
 import atroposlib.api.store
 from atroposlib.api.common.records import LeasedBatch
 from atroposlib.api.store import open_store
-from atroposlib.api.store.postgres.store import split_schema
+from atroposlib.api.store.postgres import split_schema
 from atroposlib.errors import ConfigError, RunChanged, StaleGeneration
 from tests.api.store.store_talk import ack, claim, group, held, in_order, put, register
 

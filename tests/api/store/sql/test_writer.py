@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import apsw
 import pytest
 
-from atroposlib.api.store.sqlite.store import SqliteStore
+from atroposlib.api.store.sqlite import SqliteStore
 from atroposlib.errors import StoreError
 from tests.api.store.store_talk import claim, group, held, put, register
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.store.sqlite.store import SqliteStore
+from atroposlib.api.store.sqlite import SqliteStore
 
 
 @pytest.fixture

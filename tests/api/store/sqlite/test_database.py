@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from atroposlib.api.store.sqlite import database as sqlite_database
-from atroposlib.api.store.sqlite.store import DATABASE, SqliteStore
 from atroposlib.errors import CorruptPayload
 from tests.api.store.store_talk import ack, claim, group, held, put, register
 

@@ -9,8 +9,8 @@ import signal
 import apsw
 import pytest
 
-from atroposlib.api.store.sqlite import store as sqlite
-from atroposlib.api.store.sqlite.store import (
+from atroposlib.api.store import sqlite
+from atroposlib.api.store.sqlite import (
     DATABASE,
     RESERVE_BYTES,
     SqliteStore,
@@ -72,7 +72,7 @@ def test_network_file_systems_are_distinguished_from_local_ones(magic, name):
 def test_a_network_file_system_is_rejected_with_suggested_locations(tmp_path, monkeypatch):
     require_local(tmp_path)
     monkeypatch.setattr(
-        "atroposlib.api.store.sqlite.store.magic_of",
+        "atroposlib.api.store.sqlite.magic_of",
         lambda path: 0x6969 if path == tmp_path else 0xEF53,
     )
     with pytest.raises(ConfigError, match="NFS.*--data-dir.*/dev/shm.*--store postgresql"):

@@ -9,8 +9,8 @@ import pytest
 from starlette.responses import PlainTextResponse, Response
 
 from atroposlib.api.guards.auth import AuthMiddleware
-from atroposlib.api.guards.request_log import RequestLog
 from atroposlib.api.guards.tokens import TokenFile, add_token
+from atroposlib.api.web.routing import RequestLog
 from atroposlib.utils.command import logs
 from atroposlib.utils.http_server import NO_REPLY
 from tests.logged import logged

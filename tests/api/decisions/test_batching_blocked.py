@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.api.common.records import GroupCount, GroupState
-from atroposlib.api.decisions.blocked import blocked_reason
+from atroposlib.api.decisions.batching import blocked_reason
 from tests.api.decisions.summaries import SOME, groups, needs, pick, queue_of
 
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 from atroposlib.api.guards.auth import SCOPES_OF
 from atroposlib.api.server import create_app
-from atroposlib.api.web.docs_page import page
+from atroposlib.api.web.openapi import page
 
 
 class Tags(HTMLParser):
