@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from atroposlib.client.api_calls import (
     BEST_EFFORT_TIMEOUT_S,
@@ -46,14 +46,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Extends(Protocol):
-    """The methods of a client that LeaseKeeper uses."""
-
-    def extend(self, batch: ClaimedBatch, *, lease_s: float) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class LeaseKeeper:
     """Context manager with a thread that extends a lease at once and at every third of it.
 
@@ -61,7 +53,7 @@ class LeaseKeeper:
     ack raise it. An API that is absent for a while is no loss if it returns in time.
     """
 
-    def __init__(self, client: Extends, batch: ClaimedBatch, lease_s: float) -> None:
+    def __init__(self, client: RolloutClient, batch: ClaimedBatch, lease_s: float) -> None:
         self._client = client
         self._batch = batch
         self._lease_s = lease_s

@@ -22,7 +22,6 @@ from atroposlib.wire.messages import (
     ExtendRequest,
     GroupsReceived,
     Label,
-    Natural,
     Outcome,
     PolicyVersion,
     Registered,
@@ -32,14 +31,12 @@ from atroposlib.wire.messages import (
     ScoredData,
     StalenessPolicy,
     Whole,
-    validate_messages,
 )
 from atroposlib.wire.status import (
     EnvShare,
     Heartbeat,
     Lag,
     Participant,
-    Role,
     RunStatus,
     StalenessReport,
 )

@@ -45,7 +45,7 @@ from atroposlib.wire.columns import (
     without_values,
 )
 from atroposlib.wire.messages import MASKED, ScoredData
-from atroposlib.wire.safetensors import MalformedBinary
+from atroposlib.wire.safetensors import MalformedBody
 
 FORMAT = "atropos-group/1"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -96,7 +96,7 @@ def unpack_group(data: bytes | memoryview) -> ScoredData:
     """Decode a file, or a zstd frame of one.
 
     Raises:
-        MalformedBinary: the data is neither.
+        MalformedBody: the data is neither.
         InvalidGroup: the group cannot be trained on.
     """
     return to_group(unpack_columns(data))
@@ -114,7 +114,7 @@ def unpack_columns(data: bytes | memoryview) -> Columns:
     """Checked columns; the arrays are views of ``data`` if it is not compressed.
 
     Raises:
-        MalformedBinary, InvalidGroup: as for :func:`unpack_group`.
+        MalformedBody, InvalidGroup: as for :func:`unpack_group`.
     """
     if is_zstd(data):
         size = inflated_size(data)
@@ -185,14 +185,13 @@ def _columns(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
         if values.ndim != 1 and name not in _CHOICES:
             raise InvalidGroup(name, "", "its shape does not fit")
     tokens = tensors["tokens"]
-    versions = tensors.get("versions")
     return Columns(
         seq_lens=tensors["seq_lens"],
         tokens=tokens,
         masks=_masks(tokens, tensors["mask"], tensors.get("labels")),
         scores=tensors["scores"].astype(np.float64),
         floats={name: tensors[name] for name in FLOATS if name in tensors},
-        versions=versions,
+        versions=tensors.get("versions"),
         distilled=_distilled(tensors),
         env_id=_env_id(metadata.get("env_id")),
         group_id=metadata.get("group_id"),
@@ -264,16 +263,16 @@ def is_zstd(data: bytes | memoryview) -> bool:
     return bytes(data[:4]) == ZSTD_MAGIC
 
 
-def inflated_size(data: bytes | memoryview, max_bytes: int = MAX_GROUP_BYTES) -> int:
+def inflated_size(data: bytes | memoryview) -> int:
     """Declared content size of a zstd frame, in bytes.
 
     Raises:
-        MalformedBinary: damaged, without a content size, or larger than ``max_bytes``.
+        MalformedBody: damaged, without a content size, or larger than ``MAX_GROUP_BYTES``.
     """
     with _undamaged():
         frame = zstandard.get_frame_parameters(data)
-    if frame.content_size > max_bytes or frame.dict_id:  # an unknown size is 2^64 - 1
-        raise MalformedBinary(f"a zstd frame tells its size, at most {max_bytes} bytes")
+    if frame.content_size > MAX_GROUP_BYTES or frame.dict_id:  # an unknown size is 2^64 - 1
+        raise MalformedBody(f"a zstd frame tells its size, at most {MAX_GROUP_BYTES} bytes")
     return int(frame.content_size)
 
 
@@ -296,7 +295,7 @@ def _undamaged() -> Iterator[None]:
     try:
         yield
     except zstandard.ZstdError as error:
-        raise MalformedBinary("damaged zstd frame") from error
+        raise MalformedBody("damaged zstd frame") from error
 
 
 # --- many groups ------------------------------------------------------------------------
@@ -316,17 +315,17 @@ def split_frames(data: bytes | memoryview, max_frames: int = MAX_FRAMES) -> list
     """Split frames into files, as views of ``data``.
 
     Raises:
-        MalformedBinary: truncated, or more than ``max_frames``.
+        MalformedBody: truncated, or more than ``max_frames``.
     """
     view = memoryview(data)
     files: list[memoryview] = []
     start = 0
     while start < len(view):
         if start + 8 > len(view) or len(files) == max_frames:
-            raise MalformedBinary("frames cut short, or too many")
+            raise MalformedBody("frames cut short, or too many")
         size = _LENGTH.unpack_from(view, start)[0]
         start += 8 + size
         if start > len(view):
-            raise MalformedBinary("a frame is cut short")
+            raise MalformedBody("a frame is cut short")
         files.append(view[start - size : start])
     return files

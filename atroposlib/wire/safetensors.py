@@ -28,7 +28,7 @@ _NAME_OF = {np.dtype(code): name for name, code in DTYPES.items()}
 _LENGTH = struct.Struct("<Q")
 
 
-class MalformedBinary(ValueError):
+class MalformedBody(ValueError):
     """The bytes are not of their declared format, so the error names no field."""
 
 
@@ -80,22 +80,22 @@ def read_header(
         allowed: the types that each tensor may have.
 
     Raises:
-        MalformedBinary: not a safetensors file, or its arrays do not fill it exactly.
+        MalformedBody: not a safetensors file, or its arrays do not fill it exactly.
         InvalidGroup: a tensor that is not allowed, or whose shape does not fit its bytes.
     """
     length = _LENGTH.unpack(beginning[:8])[0] if len(beginning) >= 8 else 0
     start = 8 + length
     if not 2 <= length <= MAX_HEADER_BYTES or start > min(len(beginning), size):
-        raise MalformedBinary("not a safetensors file: its header has no usable length")
+        raise MalformedBody("not a safetensors file: its header has no usable length")
     head = bytes(beginning[8:start])
     try:
         raw = _HEADER.decode(head)
         metadata = _METADATA.decode(raw.pop("__metadata__", msgspec.Raw(b"{}")))
         tensors = {name: _TENSOR.decode(one) for name, one in raw.items()}
     except (ValueError, RecursionError) as error:
-        raise MalformedBinary("not a safetensors file: its header cannot be read") from error
+        raise MalformedBody("not a safetensors file: its header cannot be read") from error
     if head[:1] != b"{" or head.count(b'"data_offsets"') != len(tensors):  # a name twice
-        raise MalformedBinary("not a safetensors file: its header is not canonical")
+        raise MalformedBody("not a safetensors file: its header is not canonical")
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda one: one[1].data_offsets):
         if tensor.dtype not in allowed.get(name, ()):
@@ -103,13 +103,13 @@ def read_header(
             raise InvalidGroup(known, "", "a tensor or type that the record does not have")
         begin, stop = tensor.data_offsets
         if begin != end or stop < begin:
-            raise MalformedBinary("the arrays overlap or leave a gap")
+            raise MalformedBody("the arrays overlap or leave a gap")
         wanted = prod(tensor.shape) * np.dtype(DTYPES[tensor.dtype]).itemsize
         if min(tensor.shape, default=0) < 0 or wanted != stop - begin:
             raise InvalidGroup(name, "", "its shape does not fit its bytes")
         end = stop
     if start + end != size:
-        raise MalformedBinary("the arrays do not fill the file")
+        raise MalformedBody("the arrays do not fill the file")
     return Header(start, tensors, metadata)
 
 

@@ -21,7 +21,7 @@ from atroposlib.wire.binary import (
     split_frames,
     unpack_group,
 )
-from atroposlib.wire.safetensors import MalformedBinary
+from atroposlib.wire.safetensors import MalformedBody
 from tests.api.codec.group_strategies import broken, groups
 from tests.wire.records import GROUP, as_record
 
@@ -160,7 +160,7 @@ def streamed(data):
     ids=lambda data: f"{len(data)} bytes",
 )
 def test_invalid_files_and_incomplete_frames_are_rejected(data):
-    with pytest.raises(MalformedBinary):
+    with pytest.raises(MalformedBody):
         unpack_group(data)
 
 
@@ -168,7 +168,7 @@ def test_a_frame_of_zeros_is_rejected_before_memory_is_allocated():
     bomb = zstandard.ZstdCompressor().compress(bytes(100 * 2**20))
     tracemalloc.start()
     try:
-        with pytest.raises(MalformedBinary):
+        with pytest.raises(MalformedBody):
             unpack_group(bomb)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
@@ -181,7 +181,7 @@ def test_damaged_files_raise_only_the_validation_error(data, whole):
     damaged = data.draw(broken(whole))
     try:
         group = unpack_group(damaged)
-    except (MalformedBinary, InvalidGroup):
+    except (MalformedBody, InvalidGroup):
         return
     assert (
         unpack_group(pack_group(group)) is not None
@@ -198,7 +198,7 @@ def test_splitting_inverts_joining_of_frames():
 
 @pytest.mark.parametrize("cut", [1, 7, 9, 20])
 def test_truncated_frames_are_rejected(cut):
-    with pytest.raises(MalformedBinary):
+    with pytest.raises(MalformedBody):
         split_frames(frames([ZSTD])[:-cut] if cut < 9 else frames([ZSTD])[: cut - 8])
-    with pytest.raises(MalformedBinary, match="too many"):
+    with pytest.raises(MalformedBody, match="too many"):
         split_frames(frames([b"", b"", b""]), max_frames=2)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from atroposlib.api.codec.formats import (
     GROUP_MEDIA,
     GROUPS_MEDIA,
-    MalformedBody,
     ParsedGroup,
     media_type,
     read_binary_group,
     read_frames,
 )
 from atroposlib.api.codec.json import read_json_group, read_json_groups
+from atroposlib.wire.safetensors import MalformedBody
 
 __all__ = [
     "GROUP_MEDIA",

@@ -1,6 +1,7 @@
 """Formats of a group body: parsed form, binary parsing, transcoding at delivery. Pure.
 
-A group is kept as it was received, so a batch is served without decoding one.
+A group is kept as it was received, so a batch is served without decoding one. Parsers raise
+the errors of :func:`atroposlib.api.codec.read_group`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from atroposlib.wire.binary import (
     unpack_columns,
 )
 from atroposlib.wire.columns import Columns, from_group, stale_masked, to_group
-from atroposlib.wire.safetensors import MalformedBinary
+from atroposlib.wire.safetensors import MalformedBody
 
 T = TypeVar("T")
 
@@ -33,10 +34,6 @@ GROUP_MEDIA = "application/x-safetensors"  # one group, as safetensors or a zstd
 GROUPS_MEDIA = "application/x-atropos-groups"  # frames of them
 # A mark that the API writes into an accepted group whose ``advantages`` do not fit its tokens.
 ADVANTAGES_LENGTH = "advantages_length"
-
-
-class MalformedBody(ValueError):
-    """The body is not of its declared format, so the error names no field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,33 +98,16 @@ def read_binary_group(body: bytes, key: str | None = None) -> ParsedGroup:
     """Parse a safetensors file, or a zstd frame of one.
 
     ``key`` applies if the group has no key; it is not written into the bytes.
-
-    Raises:
-        InvalidGroup: names field and index, never a value.
-        MalformedBody: neither a safetensors file nor a zstd frame of one.
     """
-    try:
-        large = is_zstd(body) and inflated_size(body) > _LARGE_BYTES
-        if large:
-            with _ONE_LARGE:
-                return _read(body, key)
-        return _read(body, key)
-    except MalformedBinary as error:
-        raise MalformedBody(str(error)) from error
+    if is_zstd(body) and inflated_size(body) > _LARGE_BYTES:
+        with _ONE_LARGE:
+            return _read(body, key)
+    return _read(body, key)
 
 
 def read_frames(body: bytes) -> list[ParsedGroup]:
-    """Parse the groups in frames.
-
-    Raises:
-        InvalidGroup: the first invalid group; the field begins with its place.
-        MalformedBody: the frames or a file cannot be read.
-    """
-    try:
-        files = split_frames(body)
-    except MalformedBinary as error:
-        raise MalformedBody(str(error)) from error
-    return parse_each(lambda file: read_binary_group(bytes(file)), files)
+    """Parse the groups in frames."""
+    return parse_each(lambda file: read_binary_group(bytes(file)), split_frames(body))
 
 
 def _read(body: bytes, key: str | None) -> ParsedGroup:
@@ -172,12 +152,6 @@ def is_stored_as(media: Media, form: Encoding) -> bool:
     return (media is Media.JSON) == (form is Encoding.JSON)
 
 
-def is_stale(member: BatchMember, min_version: int | None) -> bool:
-    """Whether some tokens are older than ``min_version`` and must be masked."""
-    version = member.oldest_version
-    return min_version is not None and version is not None and version < min_version
-
-
 def encode_group(
     payload: Payload, member: BatchMember, form: Encoding, min_version: int | None
 ) -> bytes:
@@ -186,12 +160,12 @@ def encode_group(
     Raises:
         CorruptPayload: the payload is no group, although its digest matches.
     """
-    stale = is_stale(member, min_version)
+    stale = member.is_older_than(min_version)
     if is_stored_as(payload.media, form) and not stale:
         return payload.data
     try:
         columns = read_columns(payload)
-    except (InvalidGroup, MalformedBinary, msgspec.DecodeError) as error:
+    except (InvalidGroup, MalformedBody, msgspec.DecodeError) as error:
         raise CorruptPayload([member.gid]) from error
     if stale and min_version is not None:
         columns = stale_masked(columns, min_version)
@@ -202,7 +176,7 @@ def read_columns(payload: Payload) -> Columns:
     """The numbers of a stored group.
 
     Raises:
-        InvalidGroup, MalformedBinary, msgspec.DecodeError: the payload is no group.
+        InvalidGroup, MalformedBody, msgspec.DecodeError: the payload is no group.
     """
     if payload.media is not Media.JSON:
         return unpack_columns(payload.data)

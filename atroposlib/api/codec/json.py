@@ -2,7 +2,8 @@
 
 The fast path accepts only bodies that it proves valid; the full decoder decides all others.
 The parser is lenient on purpose: environments of the original drop a group after a 4xx, so
-it accepts the type errors that the original accepted.
+it accepts the type errors that the original accepted. Both parsers raise the errors of
+:func:`atroposlib.api.codec.read_group`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from atroposlib.api.codec.formats import (
-    MalformedBody,
-    ParsedGroup,
-    find_marks,
-    parse_each,
-    parsed_group,
-)
+from atroposlib.api.codec.formats import ParsedGroup, find_marks, parse_each, parsed_group
 from atroposlib.api.codec.json_columns import KEYS, count_byte, parse_columns
 from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import PER_SEQUENCE, PER_TOKEN, ScoredData
 from atroposlib.wire.columns import from_group, without_values
+from atroposlib.wire.safetensors import MalformedBody
 
 _ONE = msgspec.json.Decoder(ScoredData)
 _MANY = msgspec.json.Decoder(list[ScoredData])
@@ -38,12 +34,7 @@ MAX_LISTS = 2**18  # of a body for the full decoder
 
 
 def read_json_group(body: bytes, key: str | None = None) -> ParsedGroup:
-    """Parse the group of a JSON object; ``key`` applies if the group has no key.
-
-    Raises:
-        InvalidGroup: names field and index, never a value.
-        MalformedBody: the body cannot be parsed.
-    """
+    """Parse the group of a JSON object; ``key`` applies if the group has no key."""
     _require_few_objects(body)
     return _proven_group(body, key) or _decoded_group(body, key)
 
@@ -54,12 +45,7 @@ def _require_few_objects(body: bytes) -> None:
 
 
 def read_json_groups(body: bytes) -> list[ParsedGroup]:
-    """Parse the groups of a JSON list.
-
-    Raises:
-        InvalidGroup: the first invalid group; the field begins with its place in the list.
-        MalformedBody: as for :func:`read_json_group`.
-    """
+    """Parse the groups of a JSON list."""
     _require_few_objects(body)
     places = split_list(body)
     if places is None:

@@ -69,6 +69,11 @@ class GroupSummary:
         """Its version, or else that at its arrival as an upper bound; None if unknown."""
         return self.version if self.version is not None else self.arrived_version
 
+    def is_older_than(self, bound: int | None) -> bool:
+        """Whether some tokens are known to be of versions below ``bound``, if there is one."""
+        version = self.oldest_version
+        return bound is not None and version is not None and version < bound
+
 
 @dataclass(frozen=True, slots=True)
 class BatchMember(GroupSummary):

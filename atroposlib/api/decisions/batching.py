@@ -45,22 +45,14 @@ class StalenessRule:
 
     def drops(self, group: GroupSummary) -> bool:
         """Whether a claim frees ``group`` instead of delivering it."""
-        if self.policy != "drop" or self.oldest_version is None:
-            return False
-        version = group.oldest_version
-        return version is not None and version < self.oldest_version
+        return self.policy == "drop" and group.is_older_than(self.oldest_version)
 
     def split(
-        self, queue: Iterable[GroupSummary]
+        self, queue: Sequence[GroupSummary]
     ) -> tuple[list[GroupSummary], tuple[int, ...]]:
         """The groups to train on, and the gids of the groups to free."""
-        fresh, stale = [], []
-        for group in queue:
-            if self.drops(group):
-                stale.append(group.gid)
-            else:
-                fresh.append(group)
-        return fresh, tuple(stale)
+        fresh = [group for group in queue if not self.drops(group)]
+        return fresh, tuple(group.gid for group in queue if self.drops(group))
 
 
 KEEP_ALL = StalenessRule()
@@ -121,13 +113,14 @@ def complete_buffer(buffer: Sequence[tuple[int, int]], expected: int) -> list[in
 # From counts by kind, so the cost of /status and of an empty claim does not depend on the
 # length of the queue.
 Counts = Mapping[Key, int]  # groups queued, by (env, n_seq)
+MAX_LISTED = 8  # parts of one list in a message
 
 
 def blocked_reason(
     group_counts: Iterable[GroupCount],
     batch_size: int,
     needs: Mapping[int, int],
-    names: Mapping[int, str] | None = None,
+    names: Mapping[int, str],
 ) -> str | None:
     """The reason why the queued groups hold no batch; None if they hold one.
 
@@ -139,7 +132,7 @@ def blocked_reason(
             counts[group_count.env, group_count.n_seq] += group_count.groups
     if is_feasible(counts, batch_size, needs):
         return None
-    return no_batch(counts, batch_size, needs, names or {})
+    return no_batch(counts, batch_size, needs, names)
 
 
 def no_batch(
@@ -250,7 +243,8 @@ def _sizes(sizes: Sequence[int]) -> str:
     return " or ".join(str(size) for size in sizes[:4]) + (" ..." if len(sizes) > 4 else "")
 
 
-def _listed(parts: Iterable[str], most: int = 8) -> str:
+def _listed(parts: Iterable[str]) -> str:
     shown = list(parts)
-    tail = [f"{len(shown) - most} more"] if len(shown) > most else []
-    return ", ".join(shown[:most] + tail)
+    if len(shown) > MAX_LISTED:
+        shown[MAX_LISTED:] = [f"{len(shown) - MAX_LISTED} more"]
+    return ", ".join(shown)

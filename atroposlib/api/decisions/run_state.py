@@ -60,11 +60,7 @@ def rebase(run: RunRecord, trained: int) -> RunRecord:
 
 
 def start(run: RunRecord) -> RunRecord:
-    """Start the run at the first claim of the trainer.
-
-    Raises:
-        NotRegistered: no trainer has registered.
-    """
+    """Start the run at the first claim of the trainer."""
     run.registration
     return msgspec.structs.replace(run, state=RunState.STARTED)
 
@@ -120,11 +116,7 @@ def require_run(run: RunRecord, run_id: str | None) -> None:
 
 
 def find_env(run: RunRecord, env_id: int, run_id: str | None = None) -> EnvEntry:
-    """The environment of a request.
-
-    Raises:
-        UnknownEnv: no such id in this run, or the run id is of another run.
-    """
+    """The environment of a request; UnknownEnv if this run has none, or is another one."""
     require_run(run, run_id)
     if not 0 <= env_id < len(run.envs):
         raise UnknownEnv(f"this run has no env {env_id}: POST /register-env again")
@@ -166,3 +158,9 @@ def require_key(key: str | None) -> None:
         raise InvalidGroup("idempotency_key", "", f"at most {MAX_KEY_CHARACTERS} characters")
     if key is not None and "\0" in key:
         raise InvalidGroup("idempotency_key", "", "no NUL character")
+
+
+def require_plain(name: str, text: str | None) -> None:
+    """Reject an id with a NUL character, which databases reject."""
+    if text is not None and "\0" in text:
+        raise ConfigError(f"{name}: no NUL character")

@@ -145,12 +145,8 @@ class RequestBody:
                 body = await self._read(headers, receive, reservation)
             except DamagedBody as error:
                 await PlainTextResponse(str(error), 400)(scope, receive, send)
-            except TooSlow as error:
-                await _refuse(408, str(error))(scope, receive, send)
-            except BodyTooLarge as error:
-                await _refuse(413, str(error))(scope, receive, send)
-            except BudgetExceeded as error:
-                await _refuse(503, str(error))(scope, receive, send)
+            except (TooSlow, BodyTooLarge, BudgetExceeded) as error:
+                await _refusal(error)(scope, receive, send)
             except ClientDisconnect:
                 return
             else:
@@ -240,8 +236,11 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-def _refuse(status: int, detail: str) -> Response:
-    headers = {"connection": "close"}
+_STATUS_OF = {TooSlow: 408, BodyTooLarge: 413, BudgetExceeded: 503}
+
+
+def _refusal(error: Exception) -> Response:
+    status, headers = _STATUS_OF[type(error)], {"connection": "close"}
     if status == 503:
         headers["retry-after"] = str(RETRY_AFTER_S)
-    return JSONResponse({"detail": detail}, status, headers=headers)
+    return JSONResponse({"detail": str(error)}, status, headers=headers)

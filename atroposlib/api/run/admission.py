@@ -6,8 +6,8 @@ import uuid
 
 from atroposlib.api.common.records import AdmissionGrant, EnvEntry
 from atroposlib.api.decisions.allocation import budget
+from atroposlib.api.decisions.run_state import require_plain
 from atroposlib.api.run.context import ServiceContext
-from atroposlib.errors import ConfigError
 from atroposlib.wire import AdmissionReply, AdmissionRequest
 
 
@@ -18,15 +18,11 @@ class AdmissionControl:
         self._context = context
 
     async def admit(self, asked: AdmissionRequest, entry: EnvEntry) -> AdmissionReply:
-        """How many rollouts of the environment ``entry`` may begin.
-
-        Raises:
-            NotRegistered: no trainer has registered.
-        """
+        """How many rollouts of the environment ``entry`` may begin."""
         context = self._context
         trainer, run = context.run.registration, context.run
         admission_id = asked.admission_id or uuid.uuid4().hex
-        _require_id(admission_id)
+        require_plain("admission_id", admission_id)
         now = context.clock()
         wanted = AdmissionGrant(admission_id, entry.env_id, asked.sequences, now + asked.ttl_s)
         allowed = budget(
@@ -39,12 +35,18 @@ class AdmissionControl:
         granted = await self._admit(wanted, allowed, now)
         if not granted and (relief := await self._relief()) is not None:
             granted = await self._admit(wanted, relief, now)
+        reason = None
         if granted:
             context.events.publish("admission", env=entry.env_id, sequences=granted)
+        else:
+            reason = (
+                f"rollouts that begin now would be trained on more than {trainer.max_staleness} "
+                "policy versions later: waiting for the trainer"
+            )
         return AdmissionReply(
             admission_id=admission_id,
             granted=granted,
-            blocked_reason=None if granted else _refusal(trainer.max_staleness),
+            blocked_reason=reason,
             credit_bytes=await context.queue_stats.credit_bytes(),
         )
 
@@ -72,18 +74,6 @@ class AdmissionControl:
 
     async def release(self, admission_id: str) -> bool:
         """End an admission. False if it is unknown or has expired."""
-        _require_id(admission_id)
+        require_plain("admission_id", admission_id)
         context = self._context
         return await context.threads.reads.run(context.store.release, admission_id)
-
-
-def _refusal(max_staleness: int | None) -> str:
-    return (
-        f"rollouts that begin now would be trained on more than {max_staleness} "
-        "policy versions later: waiting for the trainer"
-    )
-
-
-def _require_id(admission_id: str) -> None:
-    if "\0" in admission_id:
-        raise ConfigError("admission_id: no NUL character")

@@ -28,7 +28,7 @@ from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wai
 from atroposlib.api.decisions.allocation import shard
 from atroposlib.api.decisions.batching import StalenessRule, choose
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
-from atroposlib.api.decisions.run_state import rebase, sent, start
+from atroposlib.api.decisions.run_state import rebase, require_plain, sent, start
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
@@ -44,7 +44,11 @@ T = TypeVar("T")
 
 
 class Claims:
-    """Calls of the trainer."""
+    """Calls of the trainer.
+
+    Those about a batch raise StaleGeneration if a newer trainer or a later delivery owns it,
+    or if there is no such batch; with a rank outside of the world they raise ConfigError.
+    """
 
     def __init__(self, context: ServiceContext, max_deliveries: int = MAX_DELIVERIES) -> None:
         self._context = context
@@ -57,14 +61,11 @@ class Claims:
 
         Raises:
             NotRegistered: no trainer has registered.
-            StaleGeneration: another trainer registered after this one.
-            ConfigError: the rank is outside of the world.
         """
         _require_counts(asked.generation)
         if asked.rank is not None and asked.rank >= asked.world_size:
             raise ConfigError(f"rank: lies in 0 .. {asked.world_size - 1}")
-        if asked.claim_id is not None and "\0" in asked.claim_id:
-            raise ConfigError("claim_id: no NUL character")
+        require_plain("claim_id", asked.claim_id)
         await self._begin(asked.generation)
         now = asyncio.get_running_loop().time
         end = now() + asked.wait_s
@@ -146,23 +147,13 @@ class Claims:
         return Delivery(batch, shard(batch.members, batch.world_size, rank))
 
     async def shard_of(self, no: int, generation: int, epoch: int, rank: int) -> Delivery:
-        """The shard of ``rank`` of a batch that another rank claimed.
-
-        Raises:
-            StaleGeneration: a later delivery or a newer trainer owns the batch.
-            ConfigError: there is no such rank.
-        """
+        """The shard of ``rank`` of a batch that another rank claimed."""
         _require_counts(no, generation, epoch)
         batch = await self._blocking(self._context.store.lookup, no, generation, epoch)
         return self._delivery(batch, rank)
 
     async def ack(self, no: int, generation: int, epoch: int, rank: int | None = None) -> bool:
-        """Mark batch ``no`` as trained on. True for the first call that does.
-
-        Raises:
-            StaleGeneration: a later delivery or a newer trainer owns the batch.
-            ConfigError: there is no such rank.
-        """
+        """Mark batch ``no`` as trained on. True for the first call that does."""
         _require_counts(no, generation, epoch, rank or 0)
         context = self._context
         await context.run_cache.refresh_if_old()
@@ -178,21 +169,13 @@ class Claims:
         return first
 
     async def extend(self, no: int, generation: int, epoch: int, lease_s: float) -> None:
-        """Extend the lease: it ends ``lease_s`` from now.
-
-        Raises:
-            StaleGeneration: a later delivery or a newer trainer owns the batch.
-        """
+        """Extend the lease: it ends ``lease_s`` from now."""
         _require_counts(no, generation, epoch)
         until = self._context.clock() + lease_s
         await self._blocking(self._context.store.extend, no, generation, epoch, until)
 
     async def commit(self, no: int, generation: int) -> int:
-        """Free all batches up to ``no``, which a durable checkpoint holds; returns their number.
-
-        Raises:
-            StaleGeneration: another trainer registered, or there is no such batch.
-        """
+        """Free all batches up to ``no``, which a durable checkpoint holds; returns their number."""
         _require_counts(no, generation)
         context = self._context
         freed = await self._blocking(context.store.commit, no, generation)
@@ -202,11 +185,7 @@ class Claims:
         return freed
 
     async def rewind(self, no: int, generation: int) -> RewindResult:
-        """Queue again what was acked after batch ``no``, the last one of the checkpoint.
-
-        Raises:
-            StaleGeneration: another trainer registered, or there is no such batch.
-        """
+        """Queue again what was acked after batch ``no``, the last one of the checkpoint."""
         _require_counts(no, generation)
         context = self._context
         rewound = await self._blocking(context.store.rewind, no, generation)
@@ -235,10 +214,7 @@ class Claims:
 
 
 def _require_counts(*counts: int) -> None:
-    """
-    Raises:
-        StaleGeneration: a generation, batch or epoch is outside of the range of a store.
-    """
+    """Reject a generation, batch or epoch outside of the range of a store."""
     if not all(0 <= count <= _MAX_COUNT for count in counts):
         raise StaleGeneration("there is no such batch or trainer generation")
 

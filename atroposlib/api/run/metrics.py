@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from threading import Lock
 from time import monotonic
 from typing import ParamSpec, TypeVar
@@ -58,47 +59,42 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         self._make_counters()
         self._make_histograms()
-        self._gauges = _Gauges(self._registry)
+        gauge = partial(Gauge, namespace="atropos", registry=self._registry)
+        self.requests_in_flight = gauge("http_in_flight", "requests being answered")
+        self._gauges = _Gauges(gauge)
 
     def _make_counters(self) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"atropos_{name}", text, labels, registry=self._registry)
-
-        self._groups = counter("groups_in", "groups accepted", "env", "media")
-        self._bytes = counter("bytes_in", "payload bytes accepted", "env", "media")
-        self._sequences = counter("sequences_in", "sequences accepted", "env")
-        self._tokens = counter("tokens_in", "trained tokens accepted", "env")
-        self._duplicates = counter("groups_duplicate", "repeated groups absorbed", "env")
-        self.marked = counter("groups_marked", "groups let pass with an oddity", "mark")
-        self.refused = counter("requests_refused", "refusals, by their word", "reason")
+        counter = partial(Counter, namespace="atropos", registry=self._registry)
+        env = ("env",)
+        self._groups = counter("groups_in", "groups accepted", ("env", "media"))
+        self._bytes = counter("bytes_in", "payload bytes accepted", ("env", "media"))
+        self._sequences = counter("sequences_in", "sequences accepted", env)
+        self._tokens = counter("tokens_in", "trained tokens accepted", env)
+        self._duplicates = counter("groups_duplicate", "repeated groups absorbed", env)
+        self.marked = counter("groups_marked", "groups let pass with an oddity", ("mark",))
+        self.refused = counter("requests_refused", "refusals, by their word", ("reason",))
         self._delivered = counter("batches_delivered", "batches handed over first")
         self._redelivered = counter("batches_redelivered", "batches handed over again")
         self._stale = counter("groups_stale", "groups freed as too old by a claim")
         self.acked = counter("batches_acked", "batches that were trained on")
         self.committed = counter("batches_committed", "batches freed by a checkpoint")
-        self._requests = counter("http_requests", "answers", "method", "route", "status")
+        self._requests = counter("http_requests", "answers", ("method", "route", "status"))
 
     def _make_histograms(self) -> None:
-        def histogram(
-            name: str, text: str, buckets: Sequence[float], *labels: str
-        ) -> Histogram:
-            return Histogram(
-                f"atropos_{name}", text, labels, registry=self._registry, buckets=buckets
-            )
-
-        self._in_flight = histogram(
-            "staleness_in_flight", "policy versions between sampling and arrival", _VERSIONS
+        versions = partial(
+            Histogram, namespace="atropos", registry=self._registry, buckets=_VERSIONS
         )
-        self._in_queue = histogram(
-            "staleness_in_queue", "policy versions between arrival and claim", _VERSIONS
+        self._in_flight = versions(
+            "staleness_in_flight", "policy versions between sampling and arrival"
         )
-        self._latency = histogram(
-            "http_seconds", "from the first byte in to the last out", _SECONDS, "route"
+        self._in_queue = versions(
+            "staleness_in_queue", "policy versions between arrival and claim"
         )
-        self._store = histogram("store_seconds", "calls of the store", _SECONDS, "call")
-        self.requests_in_flight = Gauge(
-            "atropos_http_in_flight", "requests being answered", registry=self._registry
+        seconds = partial(versions, buckets=_SECONDS)
+        self._latency = seconds(
+            "http_seconds", "from the first byte in to the last out", ("route",)
         )
+        self._store = seconds("store_seconds", "calls of the store", ("call",))
 
     # --- what happened --------------------------------------------------------------
 
@@ -190,20 +186,18 @@ _PLAIN = (  # field of /status, name and help text of the gauge
 class _Gauges:
     """The fields of ``/status`` as gauges."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"atropos_{name}", text, labels, registry=registry)
-
-        self._state = gauge("run_state", "1 for the state the run is in", "state")
-        self._sequences = gauge("sequences", "sequences held", "state")
-        self._batches = gauge("batches", "batches of this run", "state")
+    def __init__(self, gauge: Callable[..., Gauge]) -> None:
+        state, env, role = ("state",), ("env",), ("role",)
+        self._state = gauge("run_state", "1 for the state the run is in", state)
+        self._sequences = gauge("sequences", "sequences held", state)
+        self._batches = gauge("batches", "batches of this run", state)
         self._lag = gauge(
-            "staleness", "of the last groups, in policy versions", "stat", "where"
+            "staleness", "of the last groups, in policy versions", ("stat", "where")
         )
-        self._asked = gauge("env_share_asked", "of the trained tokens, 0..1", "env")
-        self._realised = gauge("env_share_realised", "of the trained tokens, 0..1", "env")
-        self._waiting = gauge("participants_waiting", "processes that wait", "role")
-        self._participants = gauge("participants", "processes with a heartbeat", "role")
+        self._asked = gauge("env_share_asked", "of the trained tokens, 0..1", env)
+        self._realised = gauge("env_share_realised", "of the trained tokens, 0..1", env)
+        self._waiting = gauge("participants_waiting", "processes that wait", role)
+        self._participants = gauge("participants", "processes with a heartbeat", role)
         self._blocked = gauge("blocked", "1 while no batch can be formed")
         self._plain = {field: gauge(name, text) for field, name, text in _PLAIN}
 
@@ -212,44 +206,29 @@ class _Gauges:
         for field, plain in self._plain.items():
             plain.set(getattr(status, field))
         self._blocked.set(status.blocked_reason is not None)
-        _refill(self._state, {(status.state,): 1.0})
+        _refill(self._state, [(status.state, 1)])
         held = ("queued", "leased", "buffered")
-        _refill(self._sequences, {(s,): getattr(status, f"{s}_sequences") for s in held})
+        _refill(self._sequences, [(s, getattr(status, f"{s}_sequences")) for s in held])
         batches = ("open", "acked", "dead")
-        _refill(self._batches, {(s,): getattr(status, f"batches_{s}") for s in batches})
-        _refill(self._lag, _lags(status.staleness))
+        _refill(self._batches, [(s, getattr(status, f"batches_{s}")) for s in batches])
         shares = [(NO_ENV if s.env_id is None else label(s.name), s) for s in status.shares]
-        _refill(self._asked, _summed(((env,), share.asked) for env, share in shares))
-        _refill(self._realised, _summed(((env,), share.realised) for env, share in shares))
-        roles = [(one.role, one.waiting_on is not None) for one in status.participants]
-        _refill(self._participants, _summed(((role,), 1.0) for role, _ in roles))
-        _refill(self._waiting, _summed(((role,), float(waits)) for role, waits in roles))
+        _refill(self._asked, [(env, share.asked) for env, share in shares])
+        _refill(self._realised, [(env, share.realised) for env, share in shares])
+        here = status.participants
+        _refill(self._participants, [(one.role, 1) for one in here])
+        _refill(self._waiting, [(one.role, one.waiting_on is not None) for one in here])
+        self._lag.clear()
+        for where, lag in status.staleness or ():  # its fields and their values
+            if isinstance(lag, Lag):
+                for stat, value in lag:
+                    self._lag.labels(stat, where).set(value)
 
 
-def _refill(gauge: Gauge, values: dict[tuple[str, ...], float]) -> None:
+def _refill(gauge: Gauge, values: Iterable[tuple[str, float]]) -> None:
+    """Set ``gauge`` to the sum of the values of each label."""
     gauge.clear()  # an environment that left does not stay at its last value
-    for labels, value in values.items():
-        gauge.labels(*labels).set(value)
-
-
-def _lags(report: StalenessReport | None) -> dict[tuple[str, ...], float]:
-    if report is None:
-        return {}
-    return {
-        (stat, where): getattr(lag, stat)
-        for where, lag in (("in_flight", report.in_flight), ("in_queue", report.in_queue))
-        if lag is not None
-        for stat in ("mean", "p95", "max")
-    }
-
-
-def _summed(
-    pairs: Iterable[tuple[tuple[str, ...], float]],
-) -> dict[tuple[str, ...], float]:
-    total: dict[tuple[str, ...], float] = {}
-    for labels, value in pairs:
-        total[labels] = total.get(labels, 0.0) + value
-    return total
+    for label, value in values:
+        gauge.labels(label).inc(value)
 
 
 def lag_of(values: Sequence[int]) -> Lag:

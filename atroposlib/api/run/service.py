@@ -46,7 +46,9 @@ MAX_SHARES = 256  # environments listed by /status, which people read and monito
 class RolloutService:
     """One per process; it owns the store.
 
-    ``posts`` and ``claims`` move groups, ``legacy_batches`` serves GET /batch.
+    ``posts`` and ``claims`` move groups, ``legacy_batches`` serves GET /batch. Calls of an
+    environment raise Forbidden if the token is bound to another one, and UnknownEnv if this
+    run has no such environment.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class RolloutService:
         max_deliveries: int = MAX_DELIVERIES,
     ) -> None:
         self.context = ServiceContext(store, clock)
-        self.store, self.clock = store, clock
+        self.store = store
         self.metrics, self.events = self.context.metrics, self.context.events
         self.posts = Posts(self.context)
         self.claims = Claims(self.context, max_deliveries)
@@ -132,7 +134,6 @@ class RolloutService:
 
         Raises:
             ConfigError: there are too many.
-            Forbidden: the token is bound to an environment of another name.
         """
         require_env(caller, body.desired_name)
         context = self.context
@@ -159,12 +160,7 @@ class RolloutService:
         return joined[0], view
 
     async def disconnect_env(self, who: EnvIdentifier, caller: Caller | None = None) -> None:
-        """Disconnect an environment, which ends its share of the batches.
-
-        Raises:
-            UnknownEnv: no such env in this run.
-            Forbidden: the token is bound to another environment.
-        """
+        """Disconnect an environment, which ends its share of the batches."""
         entry = await self.context.find_env(who.env_id, who.run_id)
         require_env(caller, entry.desired_name)
 
@@ -176,12 +172,7 @@ class RolloutService:
         self.events.publish("env_left", env=who.env_id)
 
     async def env_status(self, who: EnvIdentifier, caller: Caller | None = None) -> EnvStatus:
-        """The status by which one environment paces itself.
-
-        Raises:
-            UnknownEnv: no such env in this run.
-            Forbidden: the token is bound to another environment.
-        """
+        """The status by which one environment paces itself."""
         entry = await self._calling_env(who, caller)
         trainer = self.context.run.registration
         stats = await self.context.queue_stats.read()
@@ -198,12 +189,7 @@ class RolloutService:
     async def admit(
         self, asked: AdmissionRequest, caller: Caller | None = None
     ) -> AdmissionReply:
-        """How many rollouts of an environment may begin.
-
-        Raises:
-            UnknownEnv: no such env in this run.
-            Forbidden: the token is bound to another environment.
-        """
+        """How many rollouts of an environment may begin."""
         entry = await self._calling_env(asked, caller)
         return await self.admission.admit(asked, entry)
 

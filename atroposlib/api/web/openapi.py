@@ -39,8 +39,8 @@ class Full(Problem):
 
 def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
     """``responses=`` of a route that may fail with these codes, in addition to the usual."""
-    usual = (400, 401, 403, 413, 421, 422, 500, 503)
-    return {code: {"model": Problem} for code in sorted({*usual, *codes} - {500})}
+    usual = (400, 401, 403, 413, 421, 422, 503)
+    return {code: {"model": Problem} for code in sorted({*usual, *codes})}
 
 
 def _raw(content: dict[str, Any], text: str, required: bool = True) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from atroposlib.api.codec.formats import MalformedBody
+from atroposlib.api.codec import MalformedBody
 from atroposlib.api.common.threads import IsDisconnected
 from atroposlib.api.guards.auth import RETRY_AFTER_S, route_of
 from atroposlib.api.run.metrics import Metrics

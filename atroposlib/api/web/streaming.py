@@ -20,7 +20,6 @@ from atroposlib.api.codec.formats import (
     Encoding,
     accepted_encoding,
     encode_group,
-    is_stale,
     is_stored_as,
 )
 from atroposlib.api.common.records import BatchMember, Delivery
@@ -80,7 +79,7 @@ class DeliveryReply(Response):
         """Size of the body in bytes, if it is known before it is written."""
         members = self._delivery.members
         for one in members:
-            if not is_stored_as(one.media, self._form) or is_stale(one, self._min_version):
+            if not is_stored_as(one.media, self._form) or one.is_older_than(self._min_version):
                 return None
         between = (
             8 * len(members) if self._form is Encoding.FRAMES else max(len(members) - 1, 0)

@@ -22,7 +22,7 @@ def tallies_of(queue):
 @SOME
 def test_the_reason_computed_from_tallies_equals_that_of_a_claim(queue, target, needs):
     selection = pick(queue, target, needs)
-    assert blocked_reason(tallies_of(queue), target, needs) == selection.blocked_reason
+    assert blocked_reason(tallies_of(queue), target, needs, {}) == selection.blocked_reason
 
 
 @pytest.mark.parametrize(

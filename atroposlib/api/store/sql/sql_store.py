@@ -67,6 +67,10 @@ class Read(Protocol):
 class Store(ABC):
     """A durable queue of groups, the batches made of them, and the state of the run.
 
+    Calls with a ``generation`` raise StaleGeneration if it is not the current one, or if
+    there is no such batch; those with an ``epoch`` also if a later delivery owns the batch,
+    or if it is dead.
+
     Args:
         write: runs an operation under an exclusive write lock; durable when it returns.
         read: runs one on a single snapshot of the tables, without waiting for a writer.
@@ -150,18 +154,11 @@ class Store(ABC):
         of each kind (env, n_seq); more cannot be part of one batch. Groups that it drops
         are freed in the same transaction. If it dropped groups and chose none, it is
         called again.
-
-        Raises:
-            StaleGeneration: ``generation`` is not the current one.
         """
         return self._write(lambda c: claim_queries.claim(c, claim, choose))
 
     def lookup(self, no: int, generation: int, epoch: int) -> LeasedBatch:
-        """The batch as delivered, for the shards of other ranks.
-
-        Raises:
-            StaleGeneration: as for :meth:`ack`.
-        """
+        """The batch as delivered, for the shards of other ranks."""
         return self._read(lambda c: ack_queries.lookup(c, no, generation, epoch))
 
     def read(self, gids: Sequence[int]) -> list[Payload]:
@@ -187,11 +184,7 @@ class Store(ABC):
         self._write(lambda c: ack_queries.discard(c, no, gids))
 
     def extend(self, no: int, generation: int, epoch: int, lease_until: float) -> None:
-        """Move the end of a lease.
-
-        Raises:
-            StaleGeneration: as for :meth:`ack`.
-        """
+        """Move the end of a lease."""
         self._write(lambda c: ack_queries.extend(c, no, generation, epoch, lease_until))
 
     def ack(
@@ -203,7 +196,6 @@ class Store(ABC):
         ``commit`` frees the payloads at once, for trainers that never rewind.
 
         Raises:
-            StaleGeneration: no such batch, a later delivery or generation owns it, or it is dead.
             ConfigError: there is no such rank.
         """
         return self._write(lambda c: ack_queries.ack(c, no, generation, epoch, rank, commit))
@@ -212,9 +204,6 @@ class Store(ABC):
         """Free all batches up to ``no``, whose effect a durable checkpoint holds.
 
         Open batches up to ``no`` count as acked. Returns the number of batches committed.
-
-        Raises:
-            StaleGeneration: ``generation`` is not the current one, or ``no`` was never formed.
         """
         return self._write(lambda c: ack_queries.commit(c, no, generation))
 
@@ -223,9 +212,6 @@ class Store(ABC):
 
         Acked and open batches after ``no`` are delivered again, first and in their order;
         their former holders are fenced. Open batches up to ``no`` count as acked.
-
-        Raises:
-            StaleGeneration: as for :meth:`commit`.
         """
         return self._write(lambda c: ack_queries.rewind(c, no, generation))
 

@@ -62,16 +62,15 @@ class _Operation:
 class Writer:
     """Owns ``database`` and its thread."""
 
-    def __init__(self, database: Database, name: str = "store-writer") -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._name = name
         self._waiting: list[_Operation] = []
         self._wake = threading.Condition()
         self._open = True
         self._thread = self._started()
 
     def _started(self) -> threading.Thread:
-        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         thread.start()
         return thread
 
