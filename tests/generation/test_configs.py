@@ -4,11 +4,13 @@ import pytest
 from pydantic_cli import FailedExecutionException
 
 from atroposlib.errors import ConfigError
-from atroposlib.generation.configs import OpenaiConfig, as_server_list, resolve_openai_configs
-from atroposlib.generation.engines.api_server import (
+from atroposlib.generation.configs import (
     APIServerConfig,
+    OpenaiConfig,
     ServerBaseline,
     ServerManagerConfig,
+    as_server_list,
+    resolve_openai_configs,
 )
 
 LOCAL = APIServerConfig(base_url="http://localhost:1/v1", api_key="k", model_name="m")

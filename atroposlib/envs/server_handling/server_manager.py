@@ -1,9 +1,5 @@
 """The original's import path of :mod:`atroposlib.generation.routing.manager`."""
 
-from atroposlib.generation.routing.manager import (
-    APIServer,
-    APIServerConfig,
-    ServerBaseline,
-    ServerManager,
-    ServerManagerConfig,
-)
+from atroposlib.generation.configs import APIServerConfig, ServerBaseline, ServerManagerConfig
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.routing.manager import ServerManager

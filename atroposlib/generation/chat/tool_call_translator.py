@@ -21,11 +21,8 @@ from atroposlib.generation.chat.template import (
     plain_message,
     shows_tools,
 )
-from atroposlib.generation.chat.tool_parsers import (
-    VLLM_AVAILABLE,
-    FoundCall,
-    tool_parser_named,
-)
+from atroposlib.generation.chat.tool_parsers import VLLM_AVAILABLE, tool_parser_named
+from atroposlib.generation.chat.tool_parsers.parsing import FoundCall
 
 __all__ = ["ToolCall", "ToolCallTranslator", "VLLM_AVAILABLE"]
 

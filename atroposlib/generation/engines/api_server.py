@@ -17,16 +17,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.generation.chat.template import load_tokenizer
-from atroposlib.generation.configs import APIServerConfig, ServerBaseline, ServerManagerConfig
+from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.health import (
     CustomHealthCheck,
     HealthMonitor,
+    LegacyHealth,
     responds,
     with_retries,
 )
 from atroposlib.generation.engines.http import HttpClient, server_root
-from atroposlib.generation.engines.legacy_attributes import LegacyServerAttributes
-from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, SplitStats
+from atroposlib.generation.engines.slots import SplitStats
 from atroposlib.generation.sampling.generation import (
     DEFAULT_MAX_TOKENS,
     FourTuple,
@@ -37,7 +37,6 @@ from atroposlib.generation.sampling.generation import (
 )
 from atroposlib.generation.sampling.reasoning import (
     OFFICIAL_OPENAI_URL,
-    VALID_REASONING_EFFORTS,
     ReasoningConfig,
     in_official_form,
     is_official_openai,
@@ -49,23 +48,13 @@ if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
-__all__ = [
-    "APIServer",
-    "APIServerConfig",
-    "AsyncSemWithAdaptiveWeight",
-    "ReasoningConfig",
-    "ServerBaseline",
-    "ServerManagerConfig",
-    "VALID_REASONING_EFFORTS",
-]
-
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SPARE_CONNECTIONS = 4  # health checks must not queue behind generations
 
 
-class APIServer(LegacyServerAttributes, ABC):
+class APIServer(LegacyHealth, ABC):
     """One inference server. Train and eval calls have separate slots and timings."""
 
     #: Whether rows can be trained on: the backend returns token ids and logprobs.
@@ -80,8 +69,14 @@ class APIServer(LegacyServerAttributes, ABC):
     def __init__(
         self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None
     ) -> None:
-        super().__init__(config)
         self.config = config
+        kept = config.rolling_buffer_length
+        self.train_stats = train = SplitStats(config.num_max_requests_at_once, kept)
+        self.eval_stats = evals = SplitStats(config.num_requests_for_eval, kept)
+        # Names of the original, which its environments read.
+        self.sem, self.attempts_list = train.slots, train.attempts
+        self.eval_sem, self.eval_attempts_list = evals.slots, evals.attempts
+        self.request_timings, self.eval_request_timings = train.timings_s, evals.timings_s
         self.reasoning_config = reasoning_config or ReasoningConfig()
         self.sessions = 0  # open managed and dedicated sessions, counted as used slots
         self.base_url = (config.base_url or "").rstrip("/") or OFFICIAL_OPENAI_URL

@@ -184,6 +184,30 @@ class CustomHealthCheck:
             self.task = None
 
 
+class LegacyHealth:
+    """Health under the attributes that environments of the original read and set."""
+
+    health: HealthMonitor
+    _custom_check: CustomHealthCheck
+
+    @property
+    def server_healthy(self) -> bool:
+        return self.health.state is not HealthState.DOWN
+
+    @server_healthy.setter
+    def server_healthy(self, healthy: bool) -> None:
+        self._custom_check.reported = healthy
+        self.health.report(healthy)
+
+    @property
+    def initialized(self) -> bool:
+        return self.health.state is not HealthState.UNKNOWN
+
+    @property
+    def check_task(self) -> asyncio.Future[bool | None] | None:
+        return self._custom_check.task
+
+
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 3

@@ -15,7 +15,7 @@ from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
 from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.api_server import APIServer
-from atroposlib.generation.engines.served import served_model
+from atroposlib.generation.engines.http import served_model
 from atroposlib.generation.sampling.generation import (
     FourTuple,
     Generation,
@@ -276,6 +276,15 @@ def take_top_k(kwargs: dict[str, Any]) -> int:
     """
     asked = (kwargs.pop("top_k", None), kwargs.pop("top_logprobs", None))
     return max(0, int(next((k for k in asked if k is not None), 1)))
+
+
+def prompt_logprobs(ids: list[int], rows: list[dict[int, float]]) -> dict[str, Any]:
+    """Result of ``get_logprobs``. ``rows``: logprob by token id, for each position."""
+    return {
+        "prompt_tokens": ids,
+        "prompt_topk_token_ids": [list(row) for row in rows],
+        "prompt_topk_logprobs": [list(row.values()) for row in rows],
+    }
 
 
 def require(value: Any, name: str, path: str) -> Any:

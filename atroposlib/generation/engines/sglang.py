@@ -9,6 +9,7 @@ from atroposlib.errors import TokensMissing
 from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
+    prompt_logprobs,
     require,
     take_top_k,
 )
@@ -46,12 +47,7 @@ class SGLangServer(TokenServer):
         reply = await self.http.post(
             f"{self.root_url}{GENERATE_PATH}", body, **request_options(kwargs)
         )
-        topk_ids, topk_logprobs = read_prompt_logprobs(reply.payload, ids)
-        return {
-            "prompt_tokens": ids,
-            "prompt_topk_token_ids": topk_ids,
-            "prompt_topk_logprobs": topk_logprobs,
-        }
+        return prompt_logprobs(ids, read_prompt_logprobs(reply.payload, ids))
 
 
 def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,12 +99,10 @@ def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
     return generations
 
 
-def read_prompt_logprobs(
-    payload: Any, ids: Sequence[int]
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Ids and logprobs per position: its own token first, then the most likely others.
+def read_prompt_logprobs(payload: Any, ids: Sequence[int]) -> list[dict[int, float]]:
+    """Logprobs per position: its own token first, then the most likely others.
 
-    Nothing predicts the token at position 0, so its lists are empty.
+    Nothing predicts the token at position 0, so its dict is empty.
     """
     output = payload[0] if isinstance(payload, list) else payload
     meta = require(output.get("meta_info"), "meta_info", GENERATE_PATH)
@@ -123,4 +117,4 @@ def read_prompt_logprobs(
         for logprob, token, *_ in entries:
             row.setdefault(int(token), float(logprob))
         rows.append(row)
-    return [list(row) for row in rows], [list(row.values()) for row in rows]
+    return rows

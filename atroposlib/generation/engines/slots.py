@@ -12,7 +12,6 @@ import statistics
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Literal
 
 from atroposlib.utils.metrics import percentile
@@ -97,12 +96,7 @@ class AsyncSemWithAdaptiveWeight:
     async def __aenter__(self) -> None:
         await self.acquire()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.release()
 
 

@@ -22,6 +22,7 @@ from atroposlib.generation.engines.http import read_json
 from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
+    prompt_logprobs,
     require,
     take_top_k,
 )
@@ -79,12 +80,7 @@ class VLLMServer(TokenServer):
         route = await self._token_route()
         body = route.body(self.config.model_name, ids, {**params, **wanted})
         reply = await self.http.post(f"{self.root_url}{route.path}", body)
-        topk_ids, topk_logprobs = topk_lists(route.read_prompt_logprobs(reply.payload))
-        return {
-            "prompt_tokens": ids,
-            "prompt_topk_token_ids": topk_ids,
-            "prompt_topk_logprobs": topk_logprobs,
-        }
+        return prompt_logprobs(ids, topk_rows(route.read_prompt_logprobs(reply.payload)))
 
     async def _token_route(self) -> TokenRoute:
         """The first route of this server, detected once and without generation.
@@ -250,8 +246,8 @@ class CompletionsRoute(ChoicesRoute):
 TOKEN_ROUTES: tuple[TokenRoute, ...] = (DemoRoute(), ScaleOutRoute(), CompletionsRoute())
 
 
-def topk_lists(raw: Any) -> tuple[list[list[int]], list[list[float]]]:
-    """Ids and logprobs per position, as two parallel lists; [] for unreported positions.
+def topk_rows(raw: Any) -> list[dict[int, float]]:
+    """Logprob by token id, for each position; {} for unreported positions.
 
     ``raw`` is [position] or [sequence][position] of a dict, a list of dicts, or null; a value
     is a number or {"logprob": number}.
@@ -261,14 +257,12 @@ def topk_lists(raw: Any) -> tuple[list[list[int]], list[list[float]]]:
     positions = raw
     if len(raw) == 1 and isinstance(raw[0], list) and _is_nested(raw[0]):
         positions = raw[0]
-    ids: list[list[int]] = []
-    logprobs: list[list[float]] = []
+    rows = []
     for position in positions:
         entries = position if isinstance(position, list) else [position]
         pairs = [pair for entry in entries for pair in (entry or {}).items()]
-        ids.append([int(token) for token, _ in pairs])
-        logprobs.append([_number(value) for _, value in pairs])
-    return ids, logprobs
+        rows.append({int(token): _number(value) for token, value in pairs})
+    return rows
 
 
 def _is_nested(row: list[Any]) -> bool:

@@ -29,31 +29,19 @@ class ProxyAuth:
         self._admin_token = admin_token
 
     def require_setup_access(self, request: HTTPConnection) -> None:
-        """Check access to the proxy's configuration.
-
-        Raises:
-            Unauthorized, Forbidden: see the table.
-        """
+        """Check access to the proxy's configuration. Raises Unauthorized or Forbidden."""
         if self._admin_token is not None:
             self.require_admin_token(request)
         elif not is_local(request):
             raise Forbidden("only from this machine, or start the proxy with an admin token")
 
     def require_admin_token(self, request: HTTPConnection) -> None:
-        """Check access to all sessions.
-
-        Raises:
-            Unauthorized: there is an admin token and the request does not carry it.
-        """
+        """Check access to all sessions. Raises Unauthorized."""
         if self._admin_token is not None and not self._is_admin(key_of(request)):
             raise Unauthorized("Authorization: Bearer with the proxy's admin token is needed")
 
     def require_session_access(self, request: HTTPConnection, session: ProxySession) -> None:
-        """Check access to one session.
-
-        Raises:
-            Unauthorized: the request carries neither the session's key nor the admin token.
-        """
+        """Check access to one session. Raises Unauthorized."""
         if self._admin_token is None:
             return
         key = key_of(request) or ""

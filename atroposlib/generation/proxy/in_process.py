@@ -53,21 +53,14 @@ class AgentSession:
         return self._session.nodes()
 
     def rows(self, discount: float = 1.0) -> list[SessionRow]:
-        """The fewest rows in which every sampled token is trained exactly once.
+        """As :meth:`ProxySession.rows`.
 
         ``groups.from_nodes(rows, [row.reward for row in rows])`` makes them a group.
-
-        Raises:
-            InferenceRefused: the inference server returns text only.
         """
         return self._session.rows(discount)
 
     def reward(self, reward: float, completion_id: str | None = None) -> None:
-        """Reward one completion (its id, or "last"), or the whole session (None).
-
-        Raises:
-            InferenceRefused: the reward is not finite, or there is no such completion.
-        """
+        """As :meth:`ProxySession.reward`, by default of the whole session."""
         self._session.reward(reward, completion_id)
 
     async def close(self) -> None:

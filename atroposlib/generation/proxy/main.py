@@ -148,10 +148,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """
-    Raises:
-        ConfigError: a setting cannot be used.
-    """
+    """Serve until interrupted. Raises ConfigError for a setting that cannot be used."""
     import uvicorn
 
     from atroposlib.generation.proxy.sessions import Setup
@@ -180,10 +177,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def reject_open_proxy(host: str, admin_token: str | None, allow_remote: bool) -> None:
-    """
-    Raises:
-        ConfigError: other machines could use the proxy without authentication.
-    """
+    """Raises ConfigError if other machines could use the proxy without authentication."""
     if admin_token is None and not allow_remote and not is_loopback(host):
         raise ConfigError(
             f"--host {host} can be reached by other machines: set {TOKEN_VARIABLE}, or add "

@@ -138,11 +138,7 @@ def model_card(name: str) -> Json:
 
 
 def json_object(body: bytes) -> Json:
-    """Decode a body that must be a JSON object; an empty body is an empty object.
-
-    Raises:
-        InferenceRefused: 400; the body is not JSON, or not an object.
-    """
+    """Decode a JSON object; an empty body is an empty one. Raises InferenceRefused (400)."""
     try:
         found = msgspec.json.decode(body) if body else {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -173,10 +173,7 @@ def _add_session_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) 
 
 
 def discount_of(text: str) -> float:
-    """
-    Raises:
-        InferenceRefused: 400; not a number from 0 to 1.
-    """
+    """Raises InferenceRefused (400) for a text that is no number from 0 to 1."""
     try:
         discount = float(text)
     except ValueError:

@@ -85,11 +85,7 @@ class ProxySession:
     # --- calls ----------------------------------------------------------------------
 
     def call(self, request: SamplingRequest, identity: CallIdentity) -> IdempotentCall:
-        """Start a call for ``request``, or return the call that it repeats.
-
-        Raises:
-            KeyConflict: the idempotency key was used before with another body.
-        """
+        """Start a call, or return the one that it repeats (KeyConflict: its body differs)."""
         original = self.calls.find_original(identity)
         if original is not None:
             return original
@@ -124,11 +120,7 @@ class ProxySession:
         return found
 
     async def prompt(self, request: SamplingRequest) -> tuple[str, list[int]]:
-        """Text and token ids of the prompt of ``request``. Nothing is sampled.
-
-        Raises:
-            InferenceRefused: 400; the prompt cannot be rendered.
-        """
+        """Text and token ids of a prompt, unsampled. Raises InferenceRefused (400)."""
         request = self._completed(request)
         render = getattr(self.managed, "prompt_of", None)
         if render is None:
@@ -186,11 +178,7 @@ class ProxySession:
     # --- samples ----------------------------------------------------------------------
 
     def nodes(self, completion_id: str | None = None) -> list[SequenceNode]:
-        """Sequences of the session, or those of one completion's choices.
-
-        Raises:
-            InferenceRefused: 404; there is no such completion.
-        """
+        """Sequences of the session, or of one completion. Raises InferenceRefused (404)."""
         if completion_id is None:
             state = self.managed.get_state()
             return list(state["nodes"] if "nodes" in state else state["sequences"].values())

@@ -55,10 +55,7 @@ class Setup(msgspec.Struct, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> Setup:
-        """
-        Raises:
-            ConfigError: the file cannot be read, or does not hold a setup.
-        """
+        """The setup in a file. Raises ConfigError if it cannot be read."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except OSError as error:
@@ -67,10 +64,7 @@ class Setup(msgspec.Struct, kw_only=True):
             raise ConfigError(f"--config {path}: {error}") from error
 
     def manager(self) -> ServerManager:
-        """
-        Raises:
-            ConfigError: there is no server, or the settings of a server are invalid.
-        """
+        """The servers. Raises ConfigError for none, and for invalid settings of one."""
         if not self.servers:
             raise ConfigError("servers: at least one is needed")
         return ServerManager([self._server(i, entry) for i, entry in enumerate(self.servers)])
@@ -92,10 +86,7 @@ class Setup(msgspec.Struct, kw_only=True):
             raise ConfigError(f"servers[{i}].{where}: {first['msg']}") from error
 
     def tokenizer(self) -> Any:
-        """
-        Raises:
-            ConfigError: there is no tokenizer of that name.
-        """
+        """The named tokenizer. Raises ConfigError if there is none of that name."""
         name = self.tokenizer_name or self.model_name
         return load_tokenizer(APIServerConfig(model_name=self.model_name, tokenizer_name=name))
 
@@ -156,10 +147,7 @@ class Sessions:
         return session
 
     def find(self, session_id: str) -> ProxySession:
-        """
-        Raises:
-            UnknownSession: there is no such session, or it has ended.
-        """
+        """The open session of this id. Raises UnknownSession."""
         session = self._sessions.get(session_id)
         if session is None:
             raise UnknownSession(
@@ -169,11 +157,7 @@ class Sessions:
         return session
 
     def of_key(self, api_key: str | None) -> ProxySession:
-        """The session of an API key.
-
-        Raises:
-            Unauthorized: no open session has this key.
-        """
+        """The open session of an API key. Raises Unauthorized."""
         session = self._by_key.get(api_key or "")
         if session is None:
             raise Unauthorized(

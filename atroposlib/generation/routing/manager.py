@@ -13,7 +13,6 @@ from atroposlib.generation.configs import (
     APIServerConfig,
     ServerBaseline,
     ServerConfigs,
-    ServerManagerConfig,
     as_server_list,
 )
 from atroposlib.generation.engines.api_server import APIServer
@@ -37,14 +36,6 @@ from atroposlib.generation.sessions.managed import ManagedServer, managed_over
 
 if TYPE_CHECKING:
     from atroposlib.generation.sessions.remote import ProxyManagedServer
-
-__all__ = [
-    "APIServer",
-    "APIServerConfig",
-    "ServerBaseline",
-    "ServerManager",
-    "ServerManagerConfig",
-]
 
 logger = logging.getLogger(__name__)
 PROXY_VARIABLE = "ATROPOS_PROXY_URL"

@@ -277,11 +277,10 @@ class ManagedServer:
                 lambda node, text: encode_after(self.tokenizer, node.tokens, text),
             )
             if found is not None:
-                return found.parent, found.input_ids
+                return found
             ids = encode()
         ids = without_doubled_bos(list(ids), self._bos())
-        found = token_extension(known, ids)
-        return (None, ids) if found is None else (found.parent, found.input_ids)
+        return token_extension(known, ids) or (None, ids)
 
     async def _sample(
         self,

@@ -111,14 +111,6 @@ def pop_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**(inner or {}), **(kwargs.pop("chat_template_kwargs", None) or {})}
 
 
-class ManagedCalls(Protocol):
-    """The two calls that the adapter forwards."""
-
-    async def chat_completion(self, **kwargs: Any) -> Any: ...
-
-    async def completion(self, **kwargs: Any) -> Any: ...
-
-
 class ManagedServerAdapter:
     """Interface of ``openai.AsyncOpenAI`` over a managed session.
 
@@ -126,7 +118,7 @@ class ManagedServerAdapter:
     ``copy`` would bypass the session and raise NotImplementedError.
     """
 
-    def __init__(self, managed: ManagedCalls, base_url: str) -> None:
+    def __init__(self, managed: Any, base_url: str) -> None:
         self.managed = managed
         self.base_url = base_url
         self.completions = SimpleNamespace(create=managed.completion)

@@ -35,12 +35,8 @@ class SequenceNode(BaseModel):
         return bool(self.masked_tokens) and self.masked_tokens[-1] != MASKED
 
 
-@dataclass(frozen=True)
-class Extension:
-    """``parent`` is a token prefix of ``input_ids`` (P,), the prompt to send."""
-
-    parent: SequenceNode
-    input_ids: list[int]
+# A node, and the prompt to send (P,), of which its tokens are a prefix.
+Extension = tuple[SequenceNode, list[int]]
 
 
 def text_extension(
@@ -57,7 +53,7 @@ def text_extension(
     for node in _longest_first(nodes):
         if prompt_text.startswith(node.full_text):
             suffix = prompt_text[len(node.full_text) :]
-            return Extension(node, node.tokens + encode_after(node, suffix))
+            return node, node.tokens + encode_after(node, suffix)
     return None
 
 
@@ -67,7 +63,7 @@ def token_extension(
     """The longest earlier sequence whose tokens are a prefix of the prompt, or None."""
     for node in _longest_first(nodes):
         if is_prefix(node, prompt_ids):
-            return Extension(node, list(prompt_ids))
+            return node, list(prompt_ids)
     return None
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import AtroposError, InferenceUnavailable
-from atroposlib.inference.engine.batch import RunningBatch
+from atroposlib.inference.engine.batch import RunningBatch, Scheduler, prefill_groups
 from atroposlib.inference.engine.kv_cache import SlotCache, plan_capacity
 from atroposlib.inference.engine.request import (
     FinishReason,
@@ -35,7 +35,6 @@ from atroposlib.inference.engine.sampling import (
     top_logprobs,
     uniform,
 )
-from atroposlib.inference.engine.scheduler import Scheduler, prefill_groups
 from atroposlib.inference.engine.served_model import ServedModel
 
 

@@ -27,10 +27,11 @@ from atroposlib.errors import AtroposError, InferenceUnavailable, boundary
 from atroposlib.inference.engine.core import Counters, EngineCore, EngineLimits
 from atroposlib.inference.engine.request import GenerationRequest
 from atroposlib.inference.engine.served_model import ServedModel
-from atroposlib.inference.weights.adapter import MergedAdapter
-from atroposlib.inference.weights.load import load_in_place
+from atroposlib.inference.weights import MergedAdapter, load_in_place
 
 T = TypeVar("T")
+CONTROL_TIMEOUT_S = 60.0
+WEIGHTS_TIMEOUT_S = 600.0
 GATHER_S = 0.002  # an idle engine waits this long for further requests after the
 GATHER_MAX_S = 0.02  # first one, again after each, and at most this long in total
 
@@ -81,10 +82,10 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, timeout_s: float = 30.0) -> None:
+    def close(self) -> None:
         """Abort running sequences and end the thread."""
         self._inbox.put(self._close)
-        self._thread.join(timeout_s)
+        self._thread.join(timeout=30.0)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request; its future resolves when all its sequences ended."""
@@ -112,23 +113,14 @@ class Engine:
         self._inbox.put(lambda: self._pause(mode, done, resume_after_s))
         self._await(done, timeout_s, f"pause(mode={mode.value})")
 
-    def resume(self, timeout_s: float = 60.0) -> None:
-        self._control(lambda: self._enter_state(EngineState.RUNNING), timeout_s, "resume")
+    def resume(self) -> None:
+        self._control(lambda: self._enter_state(EngineState.RUNNING), "resume")
 
-    def update_weights(
-        self, directory: str, version: int | None = None, timeout_s: float = 600.0
-    ) -> int:
-        """Load new weights from a directory in place; returns the number of tensors.
+    def update_weights(self, directory: str, version: int | None = None) -> int:
+        """:meth:`replace_weights` by those of a model directory; returns the number of tensors."""
+        return self.replace_weights(partial(load_in_place, directory=directory), version)
 
-        Raises:
-            WeightsError: nothing changed.
-        """
-        load = partial(load_in_place, directory=directory)
-        return self.replace_weights(load, version, timeout_s)
-
-    def replace_weights(
-        self, load: Callable[[Any], int], version: int | None, timeout_s: float = 600.0
-    ) -> int:
+    def replace_weights(self, load: Callable[[Any], int], version: int | None) -> int:
         """Let ``load`` replace all weights of the model it is given; returns its count.
 
         Running sequences keep their tokens; their KV is recomputed, so that every later
@@ -139,46 +131,30 @@ class Engine:
             WeightsError: nothing changed.
         """
 
-        def update() -> int:
-            count = self._change_weights(load, version)
+        def replace(model: Any) -> int:
+            count = load(model)
             self._adapter.forget()
             return count
 
-        return self._control(update, timeout_s, "update_weights")
+        return self._change_weights(replace, version, "update_weights")
 
-    def load_adapter(
-        self, directory: str, name: str, version: int | None, timeout_s: float = 600.0
-    ) -> int:
-        """Merge a LoRA adapter in place of the current one; return the number of weights.
-
-        Raises:
-            WeightsError: nothing changed.
-        """
+    def load_adapter(self, directory: str, name: str, version: int | None) -> int:
+        """Merge a LoRA adapter in place of the current one; as :meth:`replace_weights`."""
         load = partial(self._adapter.load, directory=directory, name=name)
-        return self._control(
-            lambda: self._change_weights(load, version), timeout_s, "load_adapter"
-        )
+        return self._change_weights(load, version, "load_adapter")
 
-    def unload_adapter(self, name: str, version: int | None, timeout_s: float = 600.0) -> int:
-        """Serve the weights without the adapter; return the number of changed ones.
-
-        Raises:
-            WeightsError: it is not loaded.
-        """
+    def unload_adapter(self, name: str, version: int | None) -> int:
+        """Serve the weights without the adapter; as :meth:`replace_weights`."""
         unload = partial(self._adapter.unload, name=name)
-        return self._control(
-            lambda: self._change_weights(unload, version), timeout_s, "unload_adapter"
-        )
+        return self._change_weights(unload, version, "unload_adapter")
 
-    def stay_paused(self, timeout_s: float = 60.0) -> None:
+    def stay_paused(self) -> None:
         """Lift the bound of a pause: weights are about to change."""
-        self._control(self._lift_bound, timeout_s, "stay_paused")
+        self._control(self._lift_bound, "stay_paused")
 
-    def set_weight_version(self, version: int, timeout_s: float = 60.0) -> None:
+    def set_weight_version(self, version: int) -> None:
         """Set the version number of the current weights."""
-        self._control(
-            lambda: self._core.begin_version(version), timeout_s, "set_weight_version"
-        )
+        self._control(lambda: self._core.begin_version(version), "set_weight_version")
 
     @property
     def weight_version(self) -> int:
@@ -211,7 +187,18 @@ class Engine:
     def is_paused(self) -> bool:
         return self.state is not EngineState.RUNNING
 
-    def _control(self, command: Callable[[], T], timeout_s: float, name: str) -> T:
+    def _change_weights(
+        self, load: Callable[[Any], int], version: int | None, name: str
+    ) -> int:
+        def change() -> int:
+            self._lift_bound()  # also on failure: other servers may hold the new weights
+            return self._core.update_weights(load, version)
+
+        return self._control(change, name, WEIGHTS_TIMEOUT_S)
+
+    def _control(
+        self, command: Callable[[], T], name: str, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> T:
         done: Future[T] = Future()
 
         def run() -> None:
@@ -292,10 +279,6 @@ class Engine:
     def _cancel(self, request: GenerationRequest) -> None:
         self._core.remove(request)
         self._pause_if_drained()
-
-    def _change_weights(self, load: Callable[[Any], int], version: int | None) -> int:
-        self._lift_bound()  # even on failure: other servers may already hold the new weights
-        return self._core.update_weights(load, version)
 
     def _lift_bound(self) -> None:
         self._resume_at = None

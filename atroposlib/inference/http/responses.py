@@ -14,11 +14,7 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from atroposlib.errors import AtroposError
-from atroposlib.inference.engine.request import (
-    GenerationRequest,
-    Output,
-    TokenEvent,
-)
+from atroposlib.inference.engine.request import GenerationRequest, Output, TokenEvent
 from atroposlib.inference.http.protocol import ChatRequest, CompletionRequest
 from atroposlib.inference.http.service import Detokenizer, InferenceService
 
@@ -129,7 +125,7 @@ COMPLETION = ReplyFormat(
 
 @dataclass(frozen=True)
 class OpenAIReply:
-    """OpenAIReply to one request, whole or streamed."""
+    """Reply to one request, whole or streamed."""
 
     form: ReplyFormat
     service: InferenceService
@@ -142,6 +138,13 @@ class OpenAIReply:
             "created": int(time.time()),
             "model": self.service.served.name,
         }
+
+    def whole(
+        self, choices: list[Json], num_prompt_tokens: int, outputs: list[Output], **extra: Any
+    ) -> JsonResponse:
+        counts = usage(num_prompt_tokens, outputs)
+        head = self.head(self.form.kind)
+        return JsonResponse({**head, "choices": choices, "usage": counts, **extra})
 
     def choices(self, outputs: list[Output]) -> list[Json]:
         """One whole choice per output."""

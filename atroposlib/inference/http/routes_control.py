@@ -1,12 +1,5 @@
 """Routes that pause the server, describe it and replace its weights.
 
-    /pause /resume /is_paused /server_info
-    /update_weights_from_disk              a model directory
-    /update_weights_from_shared_memory     a file in memory, on this machine
-    /init_weights_update_group ...         broadcast by the trainer
-    /v1/load_lora_adapter ...              an adapter, merged into the served weights
-    /update_weight_version                 another version number for the present weights
-
 The weight routes have the names of SGLang and vLLM. Each either replaces every tensor and sets
 the new version, or changes nothing and returns the reason (400, ``success`` false). Requests are
 answered while weights travel; tensors are copied between two steps of the engine.
@@ -40,7 +33,7 @@ from atroposlib.inference.http.protocol import (
 from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
-from atroposlib.inference.weights.load import copy_tensors, load_shared, verify_shapes
+from atroposlib.inference.weights import copy_tensors, load_shared, verify_shapes
 
 
 def control_router(service: InferenceService) -> APIRouter:

@@ -21,12 +21,11 @@ from atroposlib.inference.http.responses import (
     JsonResponse,
     OpenAIReply,
     generate_logprobs,
-    usage,
 )
 from atroposlib.inference.http.service import InferenceService
 
 
-def openai_router(service: InferenceService) -> APIRouter:
+def router(service: InferenceService) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/v1/models")
@@ -60,14 +59,8 @@ def openai_router(service: InferenceService) -> APIRouter:
             return reply.stream(prompt_ids)
         (result,) = await service.run([service.request(prompt_ids, body)], http)
         extra: Json = {"prompt_token_ids": prompt_ids} if body.return_token_ids else {}
-        return JsonResponse(
-            {
-                **reply.head(CHAT.kind),
-                "choices": reply.choices(result.outputs),
-                "usage": usage(len(prompt_ids), result.outputs),
-                **extra,
-            }
-        )
+        choices = reply.choices(result.outputs)
+        return reply.whole(choices, len(prompt_ids), result.outputs, **extra)
 
     @routes.post("/v1/completions", response_class=JsonResponse)
     async def completions(body: CompletionRequest, http: Request) -> Response:
@@ -84,23 +77,11 @@ def openai_router(service: InferenceService) -> APIRouter:
             for choice in reply.choices(result.outputs):
                 made.append({**choice, "index": len(made), **extra})
         outputs = [output for result in results for output in result.outputs]
-        return JsonResponse(
-            {
-                **reply.head(COMPLETION.kind),
-                "choices": made,
-                "usage": usage(sum(map(len, prompts)), outputs),
-            }
-        )
-
-    return routes
-
-
-def generate_router(service: InferenceService) -> APIRouter:
-    """vLLM's /generate: tokens in, tokens and logprobs out."""
-    routes = APIRouter()
+        return reply.whole(made, sum(map(len, prompts)), outputs)
 
     @routes.post("/generate", response_class=JsonResponse)
     async def generate(body: GenerateRequest, http: Request) -> JsonResponse:
+        """vLLM's: tokens in, tokens and logprobs out."""
         if body.stream:
             raise InferenceRefused(400, "/generate does not stream; /v1/completions does")
         if isinstance(body.prompt, TokenPrompt):
@@ -135,11 +116,8 @@ def _prompts(service: InferenceService, body: CompletionRequest) -> list[list[in
     if not prompt:
         raise InferenceRefused(400, "the prompt is empty")
     several = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    special = body.add_special_tokens
     return [
-        (
-            service.encode(p, add_special_tokens=body.add_special_tokens)
-            if isinstance(p, str)
-            else p
-        )
+        service.encode(p, add_special_tokens=special) if isinstance(p, str) else p
         for p in several
     ]

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from atroposlib.generation.engines.api_server import APIServer, APIServerConfig
-from atroposlib.generation.engines.harness import create_chat_completion, create_completion
+from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.harness import (
+    ServerHarness,
+    create_chat_completion,
+    create_completion,
+)
 from atroposlib.generation.engines.vllm import VLLMServer
 from atroposlib.generation.routing.manager import ServerManager
 
@@ -195,3 +200,15 @@ async def test_timings_are_kept_up_to_the_rolling_length(connect, fake) -> None:
     assert metrics["kept"] == 1 and metrics["server/server_0_average_num_attempts"] == 1
     assert metrics["server/server_0_request_time_99p"] == max(server.request_timings)
     assert not any("eval" in name for name in metrics)
+
+
+def test_former_names_are_views_of_the_slots_and_timings_of_both_splits() -> None:
+    server = ServerHarness(
+        APIServerConfig(num_max_requests_at_once=3, num_requests_for_eval=2)
+    )
+    assert (server.sem.max_val, server.eval_sem.max_val) == (3, 2)
+    server.train_stats.record(0.5, attempts=2)
+    server.eval_stats.record(0.25, attempts=1)
+    assert (list(server.request_timings), list(server.attempts_list)) == ([0.5], [2])
+    assert list(server.eval_request_timings) == [0.25]
+    assert list(server.eval_attempts_list) == [1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import ConfigError, InferenceRefused
-from atroposlib.generation.engines.api_server import APIServerConfig
+from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.harness import (
     ServerHarness,
     create_chat_completion,

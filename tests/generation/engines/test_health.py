@@ -8,8 +8,9 @@ import socket
 import pytest
 
 from atroposlib.errors import InferenceUnavailable
+from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines import health
-from atroposlib.generation.engines.api_server import APIServerConfig
+from atroposlib.generation.engines.harness import ServerHarness
 from atroposlib.generation.engines.health import HealthState
 from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.testing.fake_inference import FakeInference
@@ -72,3 +73,13 @@ async def test_a_server_that_restarts_during_a_call_delays_the_call(no_backoff, 
     with FakeInference(reply=lambda prompt, i: "back").running(port):
         assert (await pending).choices[0].message.content == "back"
         await server.close()
+
+
+def test_setting_the_health_attribute_sets_the_state_of_the_monitor() -> None:
+    server = ServerHarness()
+    assert server.server_healthy and not server.initialized
+    assert server.check_task is None
+    server.server_healthy = False
+    assert server.health.state is HealthState.DOWN and server.initialized
+    server.server_healthy = True
+    assert server.health.state is HealthState.HEALTHY

@@ -1,14 +1,21 @@
-"""Addresses and answers of the HTTP client."""
+"""Addresses and answers of the HTTP client; which model a server serves."""
 
 from __future__ import annotations
 
 import pytest
+from fastapi import FastAPI
 
 from atroposlib.errors import ConfigError
-from atroposlib.generation.engines.api_server import APIServerConfig
+from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.http import server_root
 from atroposlib.generation.engines.openai import OpenAIServer
+from atroposlib.generation.engines.sglang import SGLangServer
+from atroposlib.generation.engines.vllm import VLLMServer
+from atroposlib.testing.fake_inference import FakeInference
+from tests.serving import served
 
+BASE = {"id": "small", "owned_by": "vllm", "root": "org/small", "parent": None}
+ADAPTER = {"id": "tuned", "owned_by": "vllm", "root": "adapters/1", "parent": "small"}
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -22,3 +29,82 @@ async def test_an_address_that_is_not_a_url_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="base_url"):
         await server.chat_completion(messages=HELLO)
     await server.close()
+
+
+async def test_a_server_without_names_takes_model_and_tokenizer_of_vllm(connect, fake) -> None:
+    fake.cards = [BASE, ADAPTER]
+    server = connect("vllm")
+    await server.chat_completion(messages=HELLO)
+    assert fake.requests[-1][1]["model"] == "small"
+    assert (server.config.tokenizer_name, server.directory) == ("org/small", "org/small")
+
+
+@pytest.mark.parametrize("name", ["small", "tuned"])
+async def test_a_listed_name_is_kept(connect, fake, name) -> None:
+    fake.cards = [BASE, ADAPTER]
+    server = connect("vllm", model_name=name)
+    await server.identify()
+    assert server.config.model_name == name
+
+
+@pytest.mark.parametrize("adapters_may_come", [False, True])
+async def test_a_name_that_is_not_served_is_refused_with_the_served_ones(
+    adapters_may_come,
+) -> None:
+    app = FastAPI()
+    app.get("/v1/models")(lambda: {"data": [BASE, ADAPTER]})
+    if adapters_may_come:
+        app.post("/v1/load_lora_adapter")(lambda: None)
+    with served(app) as url:
+        server = VLLMServer(APIServerConfig(base_url=f"{url}/v1", model_name="other"))
+        if adapters_may_come:
+            await server.identify()
+        else:
+            with pytest.raises(ConfigError, match="'other' is not served .* small or tuned"):
+                await server.chat_completion(messages=HELLO)
+        await server.close()
+
+
+async def test_unknown_kinds_of_servers_may_serve_names_that_they_do_not_list(connect) -> None:
+    server = connect("vllm", model_name="other")
+    await server.identify()
+    assert server.config.model_name == "other"
+
+
+async def test_the_directory_of_the_local_server_is_its_name(connect, fake, tmp_path) -> None:
+    fake.cards = [{"id": "m", "owned_by": "atropos-local", "root": str(tmp_path)}]
+    server = connect("vllm", model_name=f"{tmp_path}/../{tmp_path.name}")
+    await server.identify()
+    assert server.config.model_name == "m"
+
+
+async def test_sglang_names_its_tokenizer_and_serves_base_and_adapter() -> None:
+    app = FastAPI()
+    cards = [{"id": "small", "owned_by": "sglang", "root": "small"}]
+    app.get("/v1/models")(lambda: {"data": cards})
+    app.get("/get_model_info")(lambda: {"model_path": "/m", "tokenizer_path": "/m/tokens"})
+    with served(app) as url:
+        for name, known in (("default", "small"), ("small:tuned", "small:tuned")):
+            config = APIServerConfig(base_url=f"{url}/v1", model_name=name)
+            server = SGLangServer(config)
+            await server.identify()
+            assert (server.config.model_name, server.directory) == (known, "/m/tokens")
+            await server.close()
+
+
+async def test_something_else_at_the_address_is_named() -> None:
+    with served(FastAPI()) as url:
+        server = VLLMServer(APIServerConfig(base_url=f"{url}/v1"))
+        with pytest.raises(ConfigError, match=f"{url} answers, but is no inference server"):
+            await server.chat_completion(messages=HELLO)
+        await server.close()
+
+
+async def test_a_server_that_lists_no_models_is_used(no_backoff) -> None:
+    fake = FakeInference(shapes={"trl"})
+    fake.cards = []
+    with fake.running() as url:
+        server = VLLMServer(APIServerConfig(base_url=f"{url}/v1", model_name="any"))
+        await server.identify()
+        assert server.identified and server.directory is None
+        await server.close()

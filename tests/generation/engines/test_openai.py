@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
-from atroposlib.generation.engines.api_server import APIServerConfig, ReasoningConfig
+from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.openai import OpenAIServer
+from atroposlib.generation.sampling.reasoning import ReasoningConfig
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -50,8 +50,8 @@ def test_prompt_logprobs_start_with_the_token_itself() -> None:
         "input_token_logprobs": [[None, 1, None], [-0.5, 2, None]],
         "input_top_logprobs": [None, [[-0.1, 9, None], [-0.5, 2, None]]],
     }
-    ids, logprobs = read_prompt_logprobs({"meta_info": meta}, [1, 2])
-    assert ids == [[], [2, 9]]
-    assert logprobs == [[], [-0.5, -0.1]]
+    rows = read_prompt_logprobs({"meta_info": meta}, [1, 2])
+    assert [list(row) for row in rows] == [[], [2, 9]]
+    assert [list(row.values()) for row in rows] == [[], [-0.5, -0.1]]
     with pytest.raises(TokensMissing, match="tokens other than"):
         read_prompt_logprobs({"meta_info": meta}, [1, 3])

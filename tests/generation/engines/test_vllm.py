@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
-from atroposlib.generation.engines.vllm import VLLMServer, topk_lists
+from atroposlib.generation.engines.openai import prompt_logprobs
+from atroposlib.generation.engines.vllm import VLLMServer, topk_rows
 from atroposlib.testing.fake_inference import END, encode, fake_logprob
 
 ROUTES = {
@@ -63,12 +64,14 @@ async def test_the_four_tuple_call_encodes_text_and_returns_the_sent_prompt_ids(
     ],
 )
 def test_prompt_logprobs_of_any_nesting_become_parallel_lists(raw: object) -> None:
-    assert topk_lists(raw) == ([[], [7, 2]], [[], [-0.5, -1.0]])
+    listed = prompt_logprobs([1, 2], topk_rows(raw))
+    assert listed["prompt_topk_token_ids"] == [[], [7, 2]]
+    assert listed["prompt_topk_logprobs"] == [[], [-0.5, -1.0]]
 
 
 def test_missing_prompt_logprobs_are_rejected() -> None:
     with pytest.raises(TokensMissing, match="no prompt_logprobs"):
-        topk_lists(None)
+        topk_rows(None)
 
 
 async def test_a_gateway_error_during_route_detection_is_retried(

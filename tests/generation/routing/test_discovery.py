@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.generation.engines.api_server import APIServerConfig, ServerBaseline
+from atroposlib.generation.configs import APIServerConfig, ServerBaseline
 from atroposlib.generation.routing.discovery import node_urls
 from atroposlib.generation.routing.manager import ServerManager
 

@@ -7,8 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.generation.configs import ServerType
-from atroposlib.generation.engines.api_server import APIServerConfig, ServerBaseline
+from atroposlib.generation.configs import APIServerConfig, ServerBaseline, ServerType
 from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.trl import TrlVllmServer

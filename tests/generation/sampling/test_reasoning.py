@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from atroposlib.generation.engines.api_server import APIServerConfig, ReasoningConfig
+from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.routing.manager import backend_for
+from atroposlib.generation.sampling.reasoning import ReasoningConfig
 
 OFFICIAL = "https://api.openai.com/v1"
 

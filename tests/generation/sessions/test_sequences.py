@@ -80,7 +80,7 @@ def test_the_longest_of_several_prefixes_is_extended() -> None:
     short, long = node_of([1], [2]), node_of([1, 2, 3], [1])
     for nodes in ([short, long], [long, short]):
         for found in (by_text(nodes, "abcab"), token_extension(nodes, as_ids("abcab"))):
-            assert found is not None and found.parent is long
+            assert found is not None and found[0] is long
 
 
 def test_a_sequence_without_a_sample_at_its_end_is_not_extended() -> None:
@@ -93,7 +93,7 @@ def test_sampled_tokens_are_kept_where_the_tokenizer_would_choose_others() -> No
     """Token 9 stands for "bb", which the tokenizer itself would write as two tokens."""
     node = extend_node(None, sampled([1], [9]), "abb")
     found = by_text([node], "abbc")
-    assert found is not None and found.input_ids == [1, 9, 3]
+    assert found is not None and found[1] == [1, 9, 3]
 
 
 def test_a_prompt_that_rewrites_an_earlier_turn_starts_anew() -> None:
@@ -107,7 +107,7 @@ def test_identical_siblings_are_each_continued_once() -> None:
     for _ in twins:
         found = by_text(sequences.candidates(), "abc")
         assert found is not None
-        add(sequences, found.parent, sampled(found.input_ids, [1]), "abca")
+        add(sequences, found[0], sampled(found[1], [1]), "abca")
     assert [node.tokens for node in sequences.leaves] == [[1, 2, 3, 1]] * 2
     assert all(node.masked_tokens == [-100, 2, -100, 1] for node in sequences.leaves)
 
@@ -120,8 +120,8 @@ def test_a_second_branch_of_a_turn_carries_that_turn_too() -> None:
         assert found is not None
         add(
             sequences,
-            found.parent,
-            sampled(found.input_ids, [token]),
+            found[0],
+            sampled(found[1], [token]),
             "abc" + as_text([token]),
         )
     assert [node.masked_tokens for node in sequences.leaves] == [
@@ -152,7 +152,7 @@ def test_a_conversation_is_one_row_whose_trained_tokens_are_those_sampled(
         history, labels = history + given_ids, labels + [MASKED] * len(given_ids)
         text = as_text(history)
         found = token_extension(sequences.candidates(), history)
-        parent = None if found is None else found.parent
+        parent = None if found is None else found[0]
         add(sequences, parent, sampled(history, tokens), text + as_text(tokens))
         history, labels = history + tokens, labels + tokens
     if turns:

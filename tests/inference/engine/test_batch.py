@@ -1,16 +1,22 @@
-"""Rows of the running batch: joining, appending tokens, leaving."""
+"""Rows of the running batch: joining, appending, leaving. Admission and grouping of prompts."""
 
 from __future__ import annotations
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from atroposlib.inference.engine.batch import RunningBatch
+from atroposlib.inference.engine.batch import RunningBatch, Scheduler, prefill_groups
 from atroposlib.inference.engine.request import SequenceState
 from tests.inference.helpers import request
 
 
 def sequence(prompt_len: int, **params) -> SequenceState:
     return SequenceState(request=request([5] * prompt_len, **params), index=0, seed=prompt_len)
+
+
+def waiting(prompt_len: int, max_tokens: int) -> SequenceState:
+    return sequence(prompt_len, max_tokens=max_tokens)
 
 
 def batch_of(*sequences: SequenceState) -> RunningBatch:
@@ -45,3 +51,42 @@ def test_removed_rows_are_replaced_by_the_last_rows():
     assert batch.column("length", slice(0, 2)).tolist() == [3, 2]
     assert [s.prompt_len for s in batch.sequences] == [3, 2]
     assert not batch.any_greedy
+
+
+def test_sixty_four_short_requests_are_one_batch():
+    scheduler = Scheduler(max_batch=64, kv_budget_tokens=64 * 20)
+    scheduler.add(waiting(10, 10) for _ in range(70))
+    assert len(scheduler.admit([])) == 64
+    assert len(scheduler.waiting) == 6
+
+
+def test_a_sequence_joins_as_soon_as_a_row_is_free():
+    scheduler = Scheduler(max_batch=2, kv_budget_tokens=1000)
+    scheduler.add(waiting(10, 10) for _ in range(3))
+    running = scheduler.admit([])
+    assert scheduler.admit(running) == []
+    assert len(scheduler.admit(running[:1])) == 1
+
+
+def test_memory_counts_the_rectangle_of_the_longest_waiting():
+    scheduler = Scheduler(max_batch=10, kv_budget_tokens=300)
+    short = [waiting(5, 5), waiting(5, 5)]
+    scheduler.add([waiting(50, 50)])
+    assert len(scheduler.admit(short)) == 1  # 3 rows x 100 columns
+    scheduler.add([waiting(50, 51)])
+    assert scheduler.admit(short) == []  # 3 x 101 do not fit
+
+
+def test_a_long_request_is_not_overtaken_by_later_short_ones():
+    scheduler = Scheduler(max_batch=10, kv_budget_tokens=300)
+    scheduler.add([waiting(200, 50), waiting(5, 5)])
+    assert scheduler.admit([waiting(5, 5)]) == []
+
+
+@given(st.lists(st.integers(1, 200), max_size=40), st.integers(1, 500))
+def test_prefill_groups_hold_each_prompt_once_within_the_bound(lengths, max_tokens):
+    groups = prefill_groups(lengths, max_tokens)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        padded = len(group) * max(lengths[i] for i in group)
+        assert len(group) == 1 or padded <= max_tokens

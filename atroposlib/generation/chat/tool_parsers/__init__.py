@@ -13,25 +13,14 @@ from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.tool_parsers.hermes import HermesParser
 from atroposlib.generation.chat.tool_parsers.llama3_json import Llama3JsonParser
 from atroposlib.generation.chat.tool_parsers.mistral import MistralParser
-from atroposlib.generation.chat.tool_parsers.parsing import (
-    FoundCall,
-    Parsed,
-    ToolParser,
-)
+from atroposlib.generation.chat.tool_parsers.parsing import ToolParser
 from atroposlib.generation.chat.tool_parsers.qwen3_coder import Qwen3CoderParser
 from atroposlib.generation.chat.tool_parsers.vllm_parsers import (
     VLLM_AVAILABLE,
     VllmParser,
 )
 
-__all__ = [
-    "FoundCall",
-    "Parsed",
-    "TOOL_PARSERS",
-    "ToolParser",
-    "VLLM_AVAILABLE",
-    "tool_parser_named",
-]
+__all__ = ["TOOL_PARSERS", "VLLM_AVAILABLE", "tool_parser_named"]
 
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "hermes": HermesParser,

@@ -38,14 +38,7 @@ class MessagesBody(ApiBody, kw_only=True):
     tool_choice: dict[str, Any] | None = None
     stop_sequences: list[str] | None = None
     thinking: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
-    container: Any = None
-    context_management: Any = None
-    mcp_servers: Any = None
     output_config: dict[str, Any] | None = None
-    betas: list[str] | None = None
-    cache_control: dict[str, Any] | None = None
-    output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -30,7 +30,8 @@ B = TypeVar("B")
 IGNORED_FIELDS = frozenset(
     {"include", "metadata", "modalities", "model", "prediction", "store", "user"}
     | {"prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"}
-    | {"reasoning_effort", "verbosity"}
+    | {"reasoning_effort", "verbosity", "background", "betas", "cache_control", "container"}
+    | {"context_management", "conversation", "max_tool_calls", "mcp_servers", "output_format"}
 )
 MAX_CHOICES = 128
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name")
@@ -107,11 +108,7 @@ class ApiBody(msgspec.Struct, kw_only=True):
 
 
 def parsed(body: Any, shape: type[B]) -> B:
-    """``body`` as a declared type.
-
-    Raises:
-        InferenceRefused: 400; the message contains the invalid field, not its value.
-    """
+    """``body`` as a declared type. Raises InferenceRefused (400) with the field, not its value."""
     try:
         return msgspec.convert(body, shape)
     except msgspec.ValidationError as error:

@@ -1,1 +1,0 @@
-"""In-place weight updates of the local server."""
