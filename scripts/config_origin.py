@@ -20,8 +20,8 @@ ORIGINAL: dict[str, frozenset[str]] = {
     ),
     "atroposlib.envs.base:APIServerConfig": _BASELINE
     | {"api_key", "base_url", "n_kwarg_is_ignored", "health_check"},
-    "atroposlib.generation.engines.api_server:ServerBaseline": _BASELINE,
-    "atroposlib.generation.routing.manager:ServerManagerConfig": frozenset(
+    "atroposlib.generation.configs:ServerBaseline": _BASELINE,
+    "atroposlib.generation.configs:ServerManagerConfig": frozenset(
         ("slurm", "testing", "max_n_completions", "proxy_url")
     ),
     "example_trainer.settings.config:TrainingConfig": frozenset(

@@ -53,17 +53,17 @@ SECTIONS = (
     ),
     Section(
         "Defaults for servers that are not listed one by one",
-        "atroposlib.generation.engines.api_server:ServerBaseline",
+        "atroposlib.generation.configs:ServerBaseline",
         "In Python only: what `config_init` returns in place of a list of servers.",
     ),
     Section(
         "Server manager",
-        "atroposlib.generation.routing.manager:ServerManagerConfig",
+        "atroposlib.generation.configs:ServerManagerConfig",
         "Command line: `--<option>`, without a prefix: these apply to all servers together.",
     ),
     Section(
         "Thinking of hosted models",
-        "atroposlib.generation.engines.api_server:ReasoningConfig",
+        "atroposlib.generation.sampling.reasoning:ReasoningConfig",
         "Made from three options of the environment; naming an effort or a number of tokens "
         "switches it on.",
     ),
