@@ -59,7 +59,7 @@ ROLLOUT_API = (
 )
 INFERENCE = (
     (*FOUNDATION, "atroposlib.utils"),
-    ("atroposlib.inference.weights",),
+    ("atroposlib.inference.engine.weights",),
     ("atroposlib.inference.engine",),
     ("atroposlib.inference.http",),
     ("atroposlib.inference",),

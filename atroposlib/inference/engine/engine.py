@@ -27,7 +27,7 @@ from atroposlib.errors import AtroposError, InferenceUnavailable, boundary
 from atroposlib.inference.engine.core import Counters, EngineCore, EngineLimits
 from atroposlib.inference.engine.request import GenerationRequest
 from atroposlib.inference.engine.served_model import ServedModel
-from atroposlib.inference.weights import MergedAdapter, load_in_place
+from atroposlib.inference.engine.weights import MergedAdapter, load_in_place
 
 T = TypeVar("T")
 CONTROL_TIMEOUT_S = 60.0

@@ -19,6 +19,7 @@ from fastapi import APIRouter, Query
 
 from atroposlib.errors import InferenceRefused, WeightsError
 from atroposlib.inference.engine.engine import PauseMode
+from atroposlib.inference.engine.weights import copy_tensors, load_shared, verify_shapes
 from atroposlib.inference.http.protocol import (
     CollectiveRpc,
     InitWeightsGroup,
@@ -33,7 +34,6 @@ from atroposlib.inference.http.protocol import (
 from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
-from atroposlib.inference.weights import copy_tensors, load_shared, verify_shapes
 
 
 def control_router(service: InferenceService) -> APIRouter:

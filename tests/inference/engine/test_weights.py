@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from atroposlib.errors import WeightsError
 from atroposlib.inference.engine.request import VersionSpan
 from atroposlib.inference.engine.served_model import load_model
-from atroposlib.inference.weights import load_in_place, load_shared
+from atroposlib.inference.engine.weights import load_in_place, load_shared
 from tests.inference.helpers import fresh_logprobs, generate, request
 
 EXACT = 1e-4
