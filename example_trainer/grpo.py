@@ -100,7 +100,6 @@ def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
         AtroposError: the message names the remedy; the batch in hand stays unacked.
         Stopped: ``stop`` was requested; published weights stay published.
     """
-    cfg = cfg.model_copy(update={"device": loading.resolve_device(cfg.device)})
     with ExitStack() as stack:
         world = stack.enter_context(ranks.start(cfg))
         cfg = cfg.model_copy(update={"device": str(world.device)})  # of this rank

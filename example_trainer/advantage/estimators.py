@@ -52,8 +52,6 @@ from example_trainer.settings.advantage import AdvantageSettings
 # errors up to advantages.
 STD_FLOOR = 1e-8
 
-Groups = Mapping[Hashable, Sequence[int]]  # rows of each group
-
 
 def compute(
     rewards: Any,
@@ -119,9 +117,6 @@ def varied(rewards: Any, group_ids: Any) -> list[bool]:
 
     Equal means exactly equal; pass rewards as the environment gave them, since a length
     penalty would make any group vary. A group of one never varies.
-
-    Raises:
-        InvalidGroup: as ``compute``.
     """
     rewards_R = numbers("rewards", rewards)
     ids_R = of_length("group_ids", to_list(group_ids), len(rewards_R))
@@ -166,7 +161,9 @@ ESTIMATORS: dict[str, Callable[[float, _Moments], float]] = {
 }
 
 
-def _estimated(name: str, rewards_R: list[float], groups: Groups) -> list[float]:
+def _estimated(
+    name: str, rewards_R: list[float], groups: Mapping[Hashable, Sequence[int]]
+) -> list[float]:
     """The advantage of every row that shares its group; the reward of the others."""
     _, batch_std = _moments(rewards_R, [1.0] * len(rewards_R))
     advantages_R = list(rewards_R)

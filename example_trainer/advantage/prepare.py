@@ -1,11 +1,9 @@
 """A batch -> the inputs of the loss, computed once before the first optimizer step.
 
-    rewards, group ids --> advantages per row --+
-    reference model   --> KL in the reward -----+--> advantages per trained token
-    value model       --> values, returns ------+
-    proximal logprobs: of the policy before the first step on this batch
-
-Ragged lists ``x_R_T`` have one entry per trained token of each row.
+rewards, group ids --> advantages per row --+
+reference model   --> KL in the reward -----+--> advantages per trained token
+value model       --> values, returns ------+
+proximal logprobs: of the policy before the first step on this batch
 """
 
 from __future__ import annotations

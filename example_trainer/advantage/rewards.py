@@ -84,9 +84,7 @@ def to_list(values: Any) -> list[Any]:
 def numbers(field: str, values: Any, expected: int | None = None) -> list[float]:
     """Finite floats from anything ``to_list`` takes.
 
-    Raises:
-        InvalidGroup: one is not a finite number (names the row), or their number is not
-            ``expected``.
+    Raises InvalidGroup unless there are ``expected`` finite numbers; names the row.
     """
     found = of_length(field, to_list(values), expected)
     return [_number(field, row, value) for row, value in enumerate(found)]

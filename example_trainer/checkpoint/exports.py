@@ -29,7 +29,11 @@ Save = Callable[[PackedModel, Path, TrainerState], Path]
 
 
 class ModelExporter:
-    """All methods are collective."""
+    """All methods are collective.
+
+    Raises:
+        CheckpointError: the disk refused the write; earlier exports are unchanged.
+    """
 
     def __init__(self, settings: RunSettings, world: Ranks, *, adapter: bool) -> None:
         self._world = world
@@ -45,26 +49,15 @@ class ModelExporter:
             time.time(),
         )
 
-    def maybe(self, model: PackedModel, state: TrainerState, epoch_ended: bool) -> Path | None:
-        """Save after this step if it is due; call once per step.
-
-        Raises:
-            CheckpointError: the disk refused the write; earlier ones are unchanged.
-        """
-        if not run_on_rank0(self._world, lambda: self.frequency.due(epoch_ended, time.time())):
-            return None
-        directory = self._directory / f"{self._prefix}_{state.step}"
-        self._save(model, directory, state)
-        if self._world.is_rank0 and self._keep is not None:
-            self._let_go(state, self._keep)
-        return directory
+    def maybe(self, model: PackedModel, state: TrainerState, epoch_ended: bool) -> None:
+        """Save after this step if it is due; call once per step."""
+        if run_on_rank0(self._world, lambda: self.frequency.due(epoch_ended, time.time())):
+            self._save(model, self._directory / f"{self._prefix}_{state.step}", state)
+            if self._world.is_rank0 and self._keep is not None:
+                self._let_go(state, self._keep)
 
     def final(self, model: PackedModel, state: TrainerState) -> Path:
-        """Save the final model.
-
-        Raises:
-            CheckpointError: the disk refused the write; earlier ones are unchanged.
-        """
+        """Save the final model; return its directory."""
         directory = self._directory / ("final_adapter" if self._adapter else "final_model")
         self._save(model, directory, state)
         if self._adapter:

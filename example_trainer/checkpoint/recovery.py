@@ -33,11 +33,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from atroposlib import errors
+import torch
+
 from atroposlib.client import RolloutClient
-from atroposlib.errors import CheckpointError, ConfigError, RunStateError
+from atroposlib.errors import (
+    CheckpointError,
+    ConfigError,
+    RunChanged,
+    RunStateError,
+    StaleGeneration,
+)
 from atroposlib.wire import Registration
 from example_trainer.checkpoint import snapshots
 from example_trainer.checkpoint.snapshots import STATE, Snapshot, Snapshots
@@ -45,15 +52,11 @@ from example_trainer.distributed.collectives import gather_objects, run_on_rank0
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import state_dict
 from example_trainer.model.model_dir import TrainerState, read_state, tidy
+from example_trainer.model.policy import Policy
 from example_trainer.settings.run import RunSettings
 from example_trainer.state import Frequency
 from example_trainer.update.optimizer import load_optimizer_state, optimizer_state
-
-if TYPE_CHECKING:
-    import torch
-
-    from example_trainer.model.policy import Policy
-    from example_trainer.update.step import Critic
+from example_trainer.update.step import Critic
 
 logger = logging.getLogger(__name__)
 RETRY_VARIABLE = "ATROPOS_RUN_ID"  # set by the launcher: number of restarts of this trainer
@@ -124,7 +127,7 @@ class Recovery:
 
         Raises:
             CheckpointError: the disk refused the write; earlier ones are unchanged.
-            errors.StaleGeneration: another trainer took the run over.
+            StaleGeneration: another trainer took the run over.
         """
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         documents: dict[str, Any] = {}
@@ -166,10 +169,7 @@ class Recovery:
         """Whether no trainer ran before in this run, so that servers hold the initial weights.
 
         If not, they may hold any version: publish before the first batch. Nothing is
-        registered or rewound yet.
-
-        Raises:
-            ConfigError, CheckpointError: as :meth:`resume`.
+        registered or rewound yet. Raises as :meth:`resume`.
         """
 
         def look() -> bool:
@@ -221,14 +221,14 @@ class Recovery:
             self._registration.model_copy(update={"starting_step": plan.state.step})
         )
         if plan.run_id not in ("", registered.run_id):
-            raise errors.RunChanged(
-                "the rollout API was reset just now: start the trainer again"
-            )
+            raise RunChanged("the rollout API was reset just now: start the trainer again")
         state = replace(plan.state, run_id=registered.run_id)
         if self.enabled:
             _rewind(client, state)
-            if plan.snapshot is None:
-                self._set_aside()
+            # What is there is of another run, or of this one before it restarted from the
+            # beginning.
+            if plan.snapshot is None and (aside := self._snapshots.set_aside()):
+                logger.info(f"training begins anew; earlier recovery checkpoints: {aside}")
         if state.step:
             logger.info(f"continuing at step {state.step}{_named(plan.state, state)}")
         return state, plan.snapshot
@@ -275,13 +275,6 @@ class Recovery:
             return published, None
         return TrainerState(run_id, 0, 0, None), None
 
-    def _set_aside(self) -> None:
-        """Move aside the files of another run, or of this one before it restarted from the
-        beginning.
-        """
-        if aside := self._snapshots.set_aside("earlier"):
-            logger.info(f"training begins anew; earlier recovery checkpoints: {aside}")
-
     def _load(
         self,
         snapshot: Snapshot,
@@ -321,9 +314,7 @@ def _models(
 
 
 def _distinct(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights without duplicates: tied weights are stored once and loaded into
-    both.
-    """
+    """Return the weights without duplicates: tied ones are stored once and loaded into both."""
     names = {id(tensor): name for name, tensor in reversed(list(tensors.items()))}
     return {name: tensors[name] for name in tensors if name in names.values()}
 
@@ -363,11 +354,7 @@ def _named(found: TrainerState, state: TrainerState) -> str:
 
 
 def _rewind(client: RolloutClient, state: TrainerState) -> None:
-    """Rewind the API, so that batches acked after these weights are delivered again.
-
-    Raises:
-        RunStateError: some of it is gone, or the API never formed these batches.
-    """
+    """Rewind the API, so that batches acked after these weights are delivered again."""
     held = state.batch_no or 0
     begin = (
         "To begin a new run POST /reset_data; to train on what is queued with these weights"
@@ -375,7 +362,7 @@ def _rewind(client: RolloutClient, state: TrainerState) -> None:
     )
     try:
         rewound = client.rewind(held)
-    except errors.StaleGeneration as error:
+    except StaleGeneration as error:
         raise RunStateError(
             f"these weights were trained on batch {held}, which the rollout API does not know"
             f" ({error}): its data is older than the checkpoint. {begin}"

@@ -45,16 +45,8 @@ class Snapshot:
 
     directory: Path
 
-    @property
-    def name(self) -> str:
-        return self.directory.name
-
     def document(self, name: str) -> Any:
-        """Return the JSON document of this name, or None.
-
-        Raises:
-            CheckpointError: the file is no JSON.
-        """
+        """Return the JSON document of this name, or None; CheckpointError if it is no JSON."""
         path = self.directory / f"{name}.json"
         if not path.is_file():
             return None
@@ -66,8 +58,7 @@ class Snapshot:
     def tensors(self, group: str) -> dict[str, Tensor]:
         """Return the tensors of one group on the CPU; empty if there is no such group.
 
-        Raises:
-            CheckpointError: a file of it cannot be read.
+        Raises CheckpointError if a file of it cannot be read.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -87,10 +78,6 @@ class Snapshots:
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory
         self._keep = keep
-
-    def names(self) -> list[str]:
-        """Return the names, newest last. They may be damaged."""
-        return [path.name for path in numbered(self.directory, "step_*")]
 
     def write(
         self, step: int, tensors: Mapping[str, Tensors], documents: Mapping[str, Any]
@@ -143,11 +130,11 @@ class Snapshots:
             )
         return None
 
-    def set_aside(self, label: str) -> Path | None:
+    def set_aside(self) -> Path | None:
         """Move everything aside for another run; nothing is deleted."""
-        if not self.names():
+        if not numbered(self.directory, "step_*"):
             return None
-        aside = free_name(self.directory.with_name(f"{self.directory.name}_{label}"))
+        aside = free_name(self.directory.with_name(f"{self.directory.name}_earlier"))
         self.directory.rename(aside)
         return aside
 
@@ -267,11 +254,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Restore the random state of :func:`capture_rng`.
-
-    Raises:
-        CheckpointError: that was something else.
-    """
+    """Restore the result of :func:`capture_rng`; CheckpointError for anything else."""
     try:
         version, words, gauss = state["python"]
         random.setstate((version, tuple(words), gauss))

@@ -19,9 +19,6 @@ distinct prefix, which attends to its ancestors and itself and stands at its dep
 Causal attention gives a node the same hidden state as the last token of its prefix in a
 plain row, so losses and gradients are those of plain rows, at the price of the distinct
 tokens. See docs/decisions/0004-prefix-sharing.md for when this pays.
-
-Letters: P packs of a micro-batch, L nodes of a pack, N (row, trained token) pairs, H distinct
-nodes that predict a trained token, B rows, T trained tokens of a row.
 """
 
 from __future__ import annotations

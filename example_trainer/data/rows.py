@@ -1,12 +1,10 @@
 """Scored groups -> rows: the one place where per-token values are shifted by one.
 
-    tokens        a  b  c  d          the whole sequence, T tokens
-    predicted by     a  b  c          position j predicts token j + 1
-    labels           .  c  d          T - 1 entries; MASKED where not trained
-    logprobs         .  c  d          of the sampler, for the same token as the label
-    versions         .  c  d          of the policy that sampled it
-
-Letters: R rows of a batch, G rows of a group, T tokens of one row.
+tokens        a  b  c  d          the whole sequence, T tokens
+predicted by     a  b  c          position j predicts token j + 1
+labels           .  c  d          T - 1 entries; MASKED where not trained
+logprobs         .  c  d          of the sampler, for the same token as the label
+versions         .  c  d          of the policy that sampled it
 """
 
 from __future__ import annotations
@@ -58,13 +56,11 @@ class Row:
         return [j for j, label in enumerate(self.labels) if label != MASKED]
 
 
-def unsampled_row(
-    tokens: list[int], group: str, labels: list[int] | None = None, reward: float = 0.0
-) -> Row:
+def unsampled_row(tokens: list[int], group: str, labels: list[int] | None = None) -> Row:
     """A row of text without a sampler; without labels every token but the first has one."""
     n = len(tokens) - 1
     labels = tokens[1:] if labels is None else labels
-    return Row(tokens, labels, [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, reward, group)
+    return Row(tokens, labels, [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, 0.0, group)
 
 
 @dataclass
@@ -85,20 +81,19 @@ def to_rows(
     longer than ``max_tokens`` stay in the baseline of their group but not in the loss.
 
     Args:
-        needs_sampler: the loss compares with the policy that sampled; False for losses
-            such as cross entropy, which train on text without a sampler.
-
-    Raises:
-        InvalidGroup: trained tokens came without the sampler's logprobs.
+        needs_sampler: the loss compares with the policy that sampled; False for losses such as
+            cross entropy, which train on text without a sampler. If True, trained tokens
+            without the sampler's logprobs raise InvalidGroup.
     """
     batch = TrainingBatch([], env_metrics=mean_env_metrics(groups))
     for number, group in enumerate(groups):
+        # Identity of a prompt; groups of one prompt in one batch share their baseline.
+        key = f"#{number}" if group.group_id is None else f"{group.env_id}/{group.group_id}"
         for g in range(len(group.tokens)):
             outcome = group.outcomes[g] if group.outcomes else "ok"
             if outcome not in TRAINABLE_OUTCOMES:
                 batch.counts[f"dropped_{outcome}"] += 1
                 continue
-            key = _group_key(group, number)
             batch.rows.append(_row(group, g, key, max_tokens, needs_sampler, batch.counts))
     return batch
 
@@ -147,11 +142,6 @@ def _shifted(values: list[V]) -> list[V]:
 def _shifted_row(values: list[list[V]] | None, g: int) -> list[V] | None:
     """Row ``g`` of an optional per-token field, shifted; None where it is absent or empty."""
     return _shifted(values[g]) if values and values[g] else None
-
-
-def _group_key(group: ScoredData, number: int) -> str:
-    """Identity of a prompt; groups of one prompt in one batch share their baseline."""
-    return f"#{number}" if group.group_id is None else f"{group.env_id}/{group.group_id}"
 
 
 def _behaviour_logprobs(

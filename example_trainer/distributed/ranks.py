@@ -34,8 +34,6 @@ from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.run import OriginalSettings
 
-__all__ = ["RankLost", "Ranks", "end_process", "start"]
-
 # Bound of loading Python and torch on every rank.
 START_TIMEOUT_S = 600.0
 # Time of rank 0 beyond the longest wait that its settings allow.
@@ -99,11 +97,7 @@ class Ranks:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Name the awaited collective in the error when another rank is lost.
-
-        Raises:
-            RankLost: instead of the error of torch.distributed.
-        """
+        """Raise RankLost with the awaited collective when another rank is lost."""
         try:
             yield
         except RuntimeError as error:
@@ -179,12 +173,16 @@ def _place(settings: OriginalSettings) -> tuple[int, int, int]:
     return rank, size, rank % max(1, torch.cuda.device_count())
 
 
+def resolve_device(name: str) -> str:
+    """The kind of device that ``auto`` is on this host; any other name as it is."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _device(settings: ModelSettings, size: int, local_rank: int) -> torch.device:
     """The device of this rank; ``cuda`` without a number is the one of its local rank."""
-    cuda = torch.cuda.is_available()
-    device = torch.device(
-        ("cuda" if cuda else "cpu") if settings.device == "auto" else settings.device
-    )
+    device = torch.device(resolve_device(settings.device))
     if settings.cpu_offload and device.type != "cuda":
         raise ConfigError("cpu_offload empties a CUDA device; on cpu there is none to empty")
     if device.type != "cuda":

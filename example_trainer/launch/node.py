@@ -52,12 +52,7 @@ def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
 
 
 def command_of(
-    plan: Plan,
-    role: str,
-    index: int,
-    meet: str | None,
-    env: Mapping[str, str],
-    sleep: Callable[[float], None] = time.sleep,
+    plan: Plan, role: str, index: int, meet: str | None, env: Mapping[str, str]
 ) -> Command:
     """Return the command of a role on this node; a server first publishes its address."""
     python, (_, served) = plan.slurm.python, trainer_settings(plan)
@@ -72,7 +67,7 @@ def command_of(
         port = plan.inference.port + index if plan.inference.port else free_port()
         announce(plan, f"inference-{index}", host, port)
         return roles.inference(plan, served, python, "0.0.0.0", port, index, own_gpus=True)
-    at = endpoints(plan, sleep)
+    at = endpoints(plan)
     if role == "environment":
         return roles.environment(plan, served, python, index, at)
     return roles.trainer(plan, python, at, meet, env.get("SLURM_JOB_ID", plan.name))

@@ -204,9 +204,7 @@ def read_plan(files: Sequence[str], overrides: Sequence[Assignment] = ()) -> Pla
 
 
 def _merge(tree: dict[str, Any], more: Mapping[str, Any], where: str, above: str = "") -> None:
-    """Merge ``more`` into ``tree``, section by section; of the trainer's settings the last
-    wins.
-    """
+    """Merge ``more`` into ``tree`` by section; of the trainer's settings the last wins."""
     if above == "trainer.settings.":
         more = {one.key: one.value for one in flatten(more, where)}
     for name, value in more.items():
@@ -238,16 +236,9 @@ def _known() -> list[str]:
     return [*HEADS, *below]
 
 
-def trainer_settings(
-    plan: Plan, wiring: Mapping[str, Any] | None = None
-) -> tuple[GivenSettings, TrainingConfig]:
-    """Return the trainer's settings, validated here so that an error costs no start.
-
-    Raises:
-        ConfigError: with the message of ``atropos-grpo``.
-    """
-    first = {**default_settings(plan), **(wiring or {})}
-    assignments = list(flatten(first, "the launcher"))
+def trainer_settings(plan: Plan) -> tuple[GivenSettings, TrainingConfig]:
+    """Return the trainer's settings, validated here so that an error costs no start."""
+    assignments = list(flatten(default_settings(plan), "the launcher"))
     for path in plan.trainer.config:
         assignments += read_file(path)
     assignments += flatten(plan.trainer.settings, "trainer.settings")

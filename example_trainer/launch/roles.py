@@ -87,9 +87,7 @@ def environment_name(plan: Plan, number: int) -> str:
 def environment(
     plan: Plan, served: ServingSettings, python: str, number: int, at: Endpoints
 ) -> Command:
-    """Return the command of an environment; its script gets a YAML file with settings and
-    addresses.
-    """
+    """Return the command of an environment; its script gets settings as a YAML file."""
     wanted = plan.environments[number]
     if wanted.command is not None:
         words = filled(

@@ -85,9 +85,7 @@ def server_process(cfg: ServingSettings) -> ProcessSpec:
 def start(spec: ProcessSpec, children: Children, stop: StopRequest) -> None:
     """Start the server and wait until it answers.
 
-    Raises:
-        ConfigError: another process answers at its port.
-        RunFailed: it ended, or did not answer in time; names its log.
+    Raises ConfigError if another process answers at its port, RunFailed if it does not start.
     """
     if answers(str(spec.health_url)):
         raise ConfigError(

@@ -34,11 +34,7 @@ class SlurmJob:
 
 
 def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
-    """Return all jobs in order of submission; the trainer is the last.
-
-    Raises:
-        ConfigError: a value cannot stand in a script.
-    """
+    """Return all jobs in order of submission; the trainer is the last."""
     found = [
         SlurmJob("api", _script(plan, "api", plan.slurm.api, _node(plan, "api"))),
         SlurmJob("inference", inference_script(plan)),
@@ -140,8 +136,7 @@ class SubmitFailed(AtroposError):
 
 
 def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
-    """Write scripts, plan and token below ``<out>/launch``; delete addresses of an earlier
-    run.
+    """Write scripts, plan and token below ``<out>/launch``; delete earlier addresses.
 
     Raises:
         ConfigError: a value cannot stand in a script.

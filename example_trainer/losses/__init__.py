@@ -93,21 +93,13 @@ BATCH_MASKS: dict[str, BatchMask] = {"m2po": m2po.batch_mask}
 
 
 def get(name: str) -> Loss:
-    """The loss of that name.
-
-    Raises:
-        ConfigError: there is none; lists those there are.
-    """
+    """The loss of that name; ConfigError with the list of all if there is none."""
     formula(name)
     return LOSSES[name]
 
 
 def formula(name: str) -> Formula:
-    """The same as a function of ``LossInputs`` and ``LossSettings``.
-
-    Raises:
-        ConfigError: there is none; lists those there are.
-    """
+    """The same as a function of ``LossInputs`` and ``LossSettings``; ConfigError as well."""
     if name not in FORMULAS:
         known = ", ".join(sorted(FORMULAS))
         raise ConfigError(f"loss {name!r} is unknown; there are: {known}")

@@ -33,9 +33,7 @@ def penalty(
 
     Pass the mask if untrained entries may hold anything but numbers: multiplied by a weight
     of 0, a NaN stays one. d of k3 is held within 20 nats, beyond which it has no gradient.
-
-    Raises:
-        ConfigError: there is no such estimator.
+    Raises ConfigError for another estimator.
     """
     tokens = TokenMask.of(torch.ones_like(logprobs) if mask is None else mask)
     d = tokens.only(logprobs) - tokens.only(ref_logprobs.detach())

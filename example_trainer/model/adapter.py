@@ -106,11 +106,7 @@ def delta(layer: Any) -> Tensor:
 
 @torch.no_grad()
 def weights(policy: PackedModel) -> dict[str, Tensor]:
-    """Matrices of the adapter under peft's names, whole and in float32, on rank 0. Collective.
-
-    Raises:
-        ConfigError: the policy has no adapter.
-    """
+    """Matrices of the adapter under peft's names, whole and in float32, on rank 0. Collective."""
     adapted = adapted_layers(policy.model)
     if not adapted:
         raise ConfigError("there is no adapter to save: set lora")

@@ -12,8 +12,6 @@ torch.nn.attention.varlen, or the flash-attn package.
 
 Registered with transformers as ``packed_rows``. A model with it that is called without a
 layout, for plain text, uses sdpa.
-
-Letters: S tokens of the line, L of a pack, n packs of one length, Hq query and Hk key heads.
 """
 
 from __future__ import annotations
@@ -100,11 +98,7 @@ def packed_rows(
     packed: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function of every layer: (1, heads, S, d) -> (1, S, Hq, d).
-
-    Raises:
-        ConfigError: the model asks for more than scaled dot products.
-    """
+    """Attention function of every layer: (1, heads, S, d) -> (1, S, Hq, d)."""
     if packed is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -51,13 +51,13 @@ class ValueModel(PackedModel):
         return self._trained(rows, lambda microbatch: self.score(microbatch)[0])
 
 
-def scored_row(tokens: list[int], group: str, reward: float = 0.0) -> Row:
+def scored_row(tokens: list[int], group: str) -> Row:
     """A row with one trained token after the sequence.
 
     Its value is the one at the last token of ``tokens``. The token behind is never computed.
     """
     labels = [MASKED] * (len(tokens) - 1) + [tokens[-1]]
-    return unsampled_row([*tokens, tokens[-1]], group, labels, reward)
+    return unsampled_row([*tokens, tokens[-1]], group, labels)
 
 
 def load_value_model(

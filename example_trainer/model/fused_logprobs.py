@@ -10,9 +10,6 @@ entropy S of one position:
 
     d logprob_y / dz = onehot(y) - p           dS / dz = -p (log p + S)
     dL / dz = g (onehot(y) - p) - e p (log p + S)
-
-Letters: H positions with D hidden values, V vocabulary, N (position, token) pairs, K
-candidates of a teacher, C positions of a chunk.
 """
 
 from __future__ import annotations

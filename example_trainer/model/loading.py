@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer.data.rows import Row, unsampled_row
+from example_trainer.data.rows import unsampled_row
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import adapter, attention, fsdp
 from example_trainer.model.policy import PackedModel, Policy
@@ -31,12 +31,13 @@ P = TypeVar("P", bound=PackedModel)
 
 # Packing must not change a logprob by more than float32 rounding does.
 PROBE_TOLERANCE = 1e-3
-PROBES = (
-    ("a", [1, 2, 3, 4, 2, 3]),
-    ("a", [1, 2, 3, 4, 4, 5, 6]),
-    ("b", [6, 1, 2]),
-    ("c", [3, 3]),
-)
+# Rows of which two share their beginning, and two share nothing.
+PROBES = [
+    unsampled_row([1, 2, 3, 4, 2, 3], "a"),
+    unsampled_row([1, 2, 3, 4, 4, 5, 6], "a"),
+    unsampled_row([6, 1, 2], "b"),
+    unsampled_row([3, 3], "c"),
+]
 
 
 def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
@@ -70,9 +71,6 @@ def load_reference(
     Args:
         name: of the model; None: ``model_name``, as it is before training.
         world: as for :func:`load`.
-
-    Raises:
-        ConfigError: the model cannot be loaded.
     """
     name = name or settings.model_name
     model = causal_model(settings, name)
@@ -129,9 +127,6 @@ def initial_model(
 
     Returns:
         The model, and which of its direct modules lack a saved weight.
-
-    Raises:
-        ConfigError: it cannot be loaded.
     """
     from transformers import AutoConfig
 
@@ -161,11 +156,7 @@ def without_dropout(model: Any) -> Any:
 
 
 def loaded(name: str, load: Callable[[], V]) -> V:
-    """What ``load`` returns, without progress bars and reports of missing heads.
-
-    Raises:
-        ConfigError: there is no such model, or transformers cannot read it.
-    """
+    """What ``load`` returns, without progress bars; ConfigError if the model cannot be read."""
     from transformers.utils import logging as reports
 
     reports.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
@@ -179,22 +170,12 @@ def loaded(name: str, load: Callable[[], V]) -> V:
         reports.set_verbosity(verbosity)
 
 
-def resolve_device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def compute_dtype(settings: ModelSettings) -> torch.dtype:
     return torch.bfloat16 if settings.compute_dtype == "bfloat16" else torch.float32
 
 
 def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
-    """Make only these decoder layers trainable; None leaves all trainable.
-
-    Raises:
-        ConfigError: there is no such layer.
-    """
+    """Make only these decoder layers trainable, None: all; ConfigError if one is absent."""
     if indices is None:
         return
     layers = decoder_layers(model)
@@ -250,8 +231,7 @@ def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
     Hidden states of a few short rows are computed each way and compared with those of the
     model alone. Recurrent models, and those with their own attention, train on padded rows.
     """
-    rows = probe_rows()
-    own = own_hidden(model, rows)  # before its attention is replaced
+    own = own_hidden(model)  # before its attention is replaced
     model.padded, model.share_prefixes = True, False
     if settings.packing == "padded" or settings.seq_len > attention_window(model.model):
         return
@@ -259,40 +239,33 @@ def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
     before = transformer.config._attn_implementation
     attention.register()
     transformer.set_attn_implementation(attention.NAME)
-    if not _same(model, rows, own, share=False):
+    if not _same(model, own, share=False):
         transformer.set_attn_implementation(before)
         return
     model.padded = False
-    model.share_prefixes = settings.share_prefixes and _same(model, rows, own, share=True)
-
-
-def probe_rows() -> list[Row]:
-    """Two rows that share their beginning, and two that share nothing."""
-    return [unsampled_row(tokens, group) for group, tokens in PROBES]
+    model.share_prefixes = settings.share_prefixes and _same(model, own, share=True)
 
 
 @torch.no_grad()
-def own_hidden(model: PackedModel, rows: Sequence[Row]) -> list[Tensor]:
-    """(T - 1, D) of each row, one plain forward each, in float32."""
+def own_hidden(model: PackedModel) -> list[Tensor]:
+    """(T - 1, D) of each probe, one plain forward each, in float32."""
     base = inner_model(model.model).base_model
     return [
         base(ids([row.tokens], model.device), use_cache=False).last_hidden_state[0, :-1]
-        for row in rows
+        for row in PROBES
     ]
 
 
 @torch.no_grad()
-def _same(
-    model: PackedModel, rows: Sequence[Row], own: Sequence[Tensor], *, share: bool
-) -> bool:
+def _same(model: PackedModel, own: Sequence[Tensor], *, share: bool) -> bool:
     kept = vars(model).copy()
-    dtype, model.compute_dtype = model.compute_dtype, torch.float32
+    dtype, model.module.compute_dtype = model.compute_dtype, torch.float32
     model.padded, model.share_prefixes = False, share
     model.attention_crossover = float("inf")
     try:
         return all(
             bool((found - own[i][column]).abs().max() <= PROBE_TOLERANCE * own[i].abs().max())
-            for i, column, found in _packed_hidden(model, rows)
+            for i, column, found in _packed_hidden(model)
         )
     except (ConfigError, RuntimeError, TypeError, ValueError, IndexError):
         # Attention with more than dot products, or a model that fails on one line of many
@@ -300,14 +273,12 @@ def _same(
         return False
     finally:
         vars(model).update(kept)
-        model.compute_dtype = dtype
+        model.module.compute_dtype = dtype
 
 
-def _packed_hidden(
-    model: PackedModel, rows: Sequence[Row]
-) -> Iterator[tuple[int, int, Tensor]]:
-    """Row, trained token of it, and the (D,) hidden state that predicts it."""
-    for microbatch in model.plan(rows):
+def _packed_hidden(model: PackedModel) -> Iterator[tuple[int, int, Tensor]]:
+    """Probe, trained token of it, and the (D,) hidden state that predicts it."""
+    for microbatch in model.plan(PROBES):
         hidden = model.module.hidden(inputs_of(microbatch, model.device))
         for h, b, column in zip(microbatch.head_index, microbatch.rows, microbatch.columns):
             yield microbatch.row_ids[b], column, hidden[h]
@@ -315,16 +286,12 @@ def _packed_hidden(
 
 @torch.no_grad()
 def check_head(policy: Policy) -> None:
-    """Compare logprobs with those of the model's own logits.
-
-    Raises:
-        ConfigError: they differ, because the model changes its logits after the output head.
-    """
-    rows, worst = probe_rows(), 0.0
-    dtype, policy.compute_dtype = policy.compute_dtype, torch.float32
-    ours_R_T = policy.trained_logprobs(rows)
-    policy.compute_dtype = dtype
-    for row, ours in zip(rows, ours_R_T):
+    """Compare logprobs with those of the model's own logits; ConfigError if they differ."""
+    worst = 0.0
+    dtype, policy.module.compute_dtype = policy.compute_dtype, torch.float32
+    ours_R_T = policy.trained_logprobs(PROBES)
+    policy.module.compute_dtype = dtype
+    for row, ours in zip(PROBES, ours_R_T):
         tokens = ids([row.tokens], policy.device)
         logits = inner_model(policy.model)(tokens, use_cache=False).logits[0, :-1]
         labels = ids(row.labels, policy.device)[:, None]

@@ -2,6 +2,7 @@
 
 A directory is written under a hidden name in the same folder and renamed, so a reader never
 sees half of one. It holds the weights as safetensors, config, tokenizer, and ``trainer_state.json``.
+After a failed write, a CheckpointError, the former directory stays.
 """
 
 from __future__ import annotations
@@ -49,11 +50,7 @@ class TrainerState:
 
 
 def read_state(model_name: str) -> TrainerState | None:
-    """The state file in a model directory of the trainer; None for other models.
-
-    Raises:
-        ConfigError: the file is there but cannot be read.
-    """
+    """The state file in a model directory, None without one; ConfigError if it is unreadable."""
     path = Path(model_name) / STATE_FILE
     if not path.is_file():
         return None
@@ -75,18 +72,13 @@ def save_model(
     untie_head: bool = False,
     durable: bool = True,
 ) -> Path:
-    """Write the model whole into ``directory``, in the compute dtype.
-
-    Every rank calls it, because the weights are gathered from all; the first one writes.
+    """Write the model whole into ``directory``, in the compute dtype. Collective.
 
     Args:
         untie_head: write a tied output head as a separate tensor, for engines that do
             not refresh a tied one on reload.
         durable: flush to disk before returning. Otherwise the directory survives a crash of
             this process but not of the machine.
-
-    Raises:
-        CheckpointError: the write failed; the former directory stays.
     """
     weights = state_dict.full_weights(model)
     run_on_rank0(
@@ -121,9 +113,6 @@ def write_model(
     Args:
         model: gives shapes, names and config; its own weights are not written.
         weights: under the names of ``model``, whole.
-
-    Raises:
-        CheckpointError: the write failed; the former directory stays.
     """
     with whole_directory(directory, durable=durable) as draft:
         as_written = _as_written(model, weights, dtype, untie_head)
@@ -136,11 +125,7 @@ def write_model(
 def save_adapter(
     model: PackedModel, directory: Path, state: TrainerState, *, durable: bool = True
 ) -> Path:
-    """Write only the adapter into ``directory``, in the format of peft. Collective.
-
-    Raises:
-        CheckpointError: the write failed; the former directory stays.
-    """
+    """Write only the adapter into ``directory``, in the format of peft. Collective."""
     tensors = adapter.weights(model)
 
     def write() -> None:
@@ -202,11 +187,7 @@ def _patch_config(path: Path, dtype: torch.dtype, untie_head: bool) -> None:
 
 @contextmanager
 def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
-    """A draft directory, renamed to ``final`` when the block ends without an error.
-
-    Raises:
-        CheckpointError: the write failed; ``final`` is as it was.
-    """
+    """A draft directory, renamed to ``final`` when the block ends without an error."""
     draft, replaced = _beside(final, DRAFT), _beside(final, REPLACED)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,6 @@
 """The policy: a causal language model and its logprobs of packed rows.
 
-    rows --plan--> micro-batches --score--> logprobs, entropy    on each rank its share of the micro-batches
-
-Letters: B rows of a micro-batch, T trained tokens of its longest row, K candidates of a teacher;
-``x_R_T`` has one entry per trained token of each row.
+rows --plan--> micro-batches --score--> logprobs, entropy    each rank its share of them
 """
 
 from __future__ import annotations
@@ -60,10 +57,6 @@ class PackedModel:
     @property
     def compute_dtype(self) -> torch.dtype:
         return self.module.compute_dtype
-
-    @compute_dtype.setter
-    def compute_dtype(self, dtype: torch.dtype) -> None:
-        self.module.compute_dtype = dtype
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Those that are trained."""
@@ -155,10 +148,7 @@ class Policy(PackedModel):
         )
 
     def trained_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Logprob of every trained token at its row's temperature, without a gradient.
-
-        Collective: every rank calls it, scores its share, and gets all of them.
-        """
+        """Logprob of every trained token at its row's temperature, without a gradient. Collective."""
         return self._trained(rows, lambda microbatch: self.score(microbatch).logprobs)
 
     def logprobs_of(self, sequences: Sequence[list[int]]) -> list[list[float]]:

@@ -2,9 +2,6 @@
 
 All parameters are used inside ``forward`` of one module, the base model as well as the
 output head, so that FSDP2 can shard that module and each of its decoder layers.
-
-Letters: lines and width of a micro-batch, D hidden size, H positions that need logits, N (row,
-token) pairs, B rows, T trained tokens of the longest one, K candidates of a teacher.
 """
 
 from __future__ import annotations
@@ -164,11 +161,7 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 
 def output_head(model: Any) -> nn.Linear:
-    """The projection onto the vocabulary.
-
-    Raises:
-        ConfigError: it is something else than a matrix, such as one with an adapter.
-    """
+    """The projection onto the vocabulary; ConfigError if it is not a plain matrix."""
     head = inner_model(model).get_output_embeddings()
     if type(head) is not nn.Linear:
         raise ConfigError(

@@ -22,17 +22,14 @@ from example_trainer.model.policy import PackedModel
 from example_trainer.model.scoring import inner_model
 
 
-def iter_weights(model: PackedModel, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
+def iter_weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
     """Name and whole tensor, one after another, on the device and in the stored precision.
 
-    For readers that use one tensor at a time: no rank ever holds the whole model.
-
-    Args:
-        merged: an adapter is added to the weights it adapts, and the names are those of
-            the model without it. Otherwise both are separate, under peft's names.
+    An adapter is added to the weights it adapts, and the names are those of the model without
+    it. No rank ever holds the whole model.
     """
     entries = model.model.state_dict(keep_vars=True)
-    adapted = adapter.adapted_layers(model.model) if merged else {}
+    adapted = adapter.adapted_layers(model.model)
     shared = Counter(_sources(entries).values())
     tied: dict[str, Tensor] = {}
     for name, source in _sources(entries).items():
@@ -57,21 +54,14 @@ def _sources(entries: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 @torch.no_grad()
-def full_weights(model: PackedModel, *, merged: bool = True) -> dict[str, Tensor]:
-    """Copies of all weights in main memory and float32 on rank 0; {} on the others.
-
-    The live model is not touched, also where an adapter is merged.
-
-    Args:
-        merged: see :func:`iter_weights`. Only weights that came apart can be loaded again
-            into a model with an adapter.
-    """
-    return _collected(model, iter_weights(model, merged=merged))
+def full_weights(model: PackedModel) -> dict[str, Tensor]:
+    """Copies of all weights, an adapter merged, in float32 and main memory; only on rank 0."""
+    return _collected(model, iter_weights(model))
 
 
 @torch.no_grad()
 def trained_weights(model: PackedModel) -> dict[str, Tensor]:
-    """As :func:`full_weights`, unmerged, but only what is trained.
+    """As :func:`full_weights`, but only what is trained, an adapter by itself.
 
     Together with the model that the run started from they restore the policy.
     """
@@ -97,10 +87,7 @@ def _collected(model: PackedModel, weights: Iterable[tuple[str, Tensor]]) -> dic
 
 @torch.no_grad()
 def load_full_weights(model: PackedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Copy whole tensors into the model, in place; those of rank 0 count.
-
-    Accepts the result of :func:`full_weights` (unmerged, if there is an adapter) or of
-    :func:`trained_weights`, on any number of ranks.
+    """Copy :func:`trained_weights` or all weights into the model; those of rank 0 count.
 
     Raises:
         ConfigError: a name or shape is not the model's, or a trained weight is missing;

@@ -97,12 +97,7 @@ class WaitReporter:
 def connect_servers(
     settings: ServingSettings, waits: WaitReporter, stack: ExitStack
 ) -> list[InferenceServer]:
-    """Connect to every inference server, waiting for starting ones; ``stack`` closes them.
-
-    Raises:
-        InferenceUnavailable: one did not start in time.
-        ConfigError: one cannot take new weights.
-    """
+    """Connect to every server, waiting for starting ones; raises as ``engines.connect``."""
     waits.phase("waiting for inference servers")
     servers = []
     for url in settings.servers:

@@ -9,12 +9,16 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from atroposlib.live.view import formatted
 from atroposlib.wire import Heartbeat
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 logger = logging.getLogger(__name__)
 SHOWN = ("reward_mean", "loss", "grad_norm", "clip_ratio", "entropy", "staleness_mean")
@@ -37,9 +41,6 @@ class LiveTable:
     """The last steps as a table, redrawn in place; printed lines scroll above it."""
 
     def __init__(self, title: str, steps: int, console: Console | None = None) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
         self._title, self._steps = title, steps
         self._records: deque[Mapping[str, Any]] = deque(maxlen=LAST_STEPS)
         self._beat: Heartbeat | None = None
@@ -67,19 +68,12 @@ class LiveTable:
 def picture(
     title: str, steps: int, records: list[Mapping[str, Any]], beat: Heartbeat | None
 ) -> RenderableType:
-    """Build the table of these records, with the trainer's phase above and phase seconds
-    below.
-    """
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
+    """Build the table of these records, the trainer's phase above and seconds below."""
     table = Table(box=None, pad_edge=False, expand=True)
     for heading, _, _ in COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
     for record in records:
-        table.add_row(*(_cell(record.get(name), form) for _, name, form in COLUMNS))
+        table.add_row(*(formatted(record.get(name), form) for _, name, form in COLUMNS))
     last: Mapping[str, Any] = records[-1] if records else {}
     parts: list[Any] = [Text(doing(beat), style="bold"), table]
     below = [seconds_line(last)] + [f"{n} {v:.3g}" for n, v in _env_metrics(last)]
@@ -124,10 +118,6 @@ def _env_metrics(record: Mapping[str, Any]) -> list[tuple[str, float]]:
         for name, value in record.items()
         if name.startswith("env/") and isinstance(value, (int, float))
     ]
-
-
-def _cell(value: Any, form: str) -> str:
-    return format(value, form) if isinstance(value, (int, float)) else "–"
 
 
 class LineDisplay:

@@ -87,16 +87,13 @@ class Evaluator:
                 out=out,
             )
             problem = self._run(command, out / OUTPUT)
-            if problem is None:
-                metrics = read_metrics(out / RESULTS)
+            if problem is None and not (metrics := read_metrics(out / RESULTS)):
+                problem = f"{out / RESULTS} holds no number"
         except (OSError, ValueError) as error:
             problem = str(error)
-        if problem is None and not metrics:
-            problem = f"{out / RESULTS} holds no number"
         if problem is not None:
             self.failures += 1
             logger.warning(f"EVALUATION FAILED at step {state.step}: {problem}{_tail(out)}")
-            metrics = {}
         return {**metrics, "eval_failures": float(self.failures)}
 
     def _run(self, command: Sequence[str], output: Path) -> str | None:

@@ -39,13 +39,13 @@ from atroposlib.trackers.jsonl import RESUMED, Jsonl
 from atroposlib.utils.metrics import percentile
 from atroposlib.wire import ClaimedBatch
 from example_trainer.advantage.prepare import Prepared
+from example_trainer.advantage.rewards import TRUNCATED
 from example_trainer.data.rows import Row, TrainingBatch, staleness
 from example_trainer.run.display import Display
 from example_trainer.settings.run import WatchSettings
 
 logger = logging.getLogger(__name__)
 TRAINING_PHASES = ("prepare", "learn", "train")
-TRUNCATED = "length"  # the finish reason of every engine that ran into its token limit
 
 
 class Clock:
@@ -195,9 +195,7 @@ def _truncated_share(rows: Sequence[Row]) -> float | None:
 
 
 def _lengths(rows: Sequence[Row]) -> dict[str, float | None]:
-    """Prompt and completion lengths of rows with a trained token; the prompt ends before the
-    first one.
-    """
+    """Prompt and completion lengths of rows; the prompt ends before the first trained token."""
     trained = [positions for row in rows if (positions := row.trained)]
     found: dict[str, float | None] = {}
     for name, values in (

@@ -55,7 +55,7 @@ class BatchPrefetcher:
         self._wanted = threading.Semaphore(1)  # claims left for the thread
         self._to_claim = batches
         self._keepers: dict[int, LeaseKeeper] = {}
-        self._blocked = "no answer yet"
+        self.blocked_reason = "no answer yet"  # the API's, why no batch is ready
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
 
@@ -71,11 +71,7 @@ class BatchPrefetcher:
         self._thread.join(timeout=2 * CLAIM_WAIT_S)
 
     def poll(self, timeout_s: float) -> ClaimedBatch | None:
-        """Return the next batch if one arrives within ``timeout_s``.
-
-        Raises:
-            AtroposError: what ended the claims.
-        """
+        """Return the next batch if it arrives in time; raise what ended the claims."""
         try:
             got = self._ready.get(timeout=timeout_s)
         except queue.Empty:
@@ -85,11 +81,6 @@ class BatchPrefetcher:
         if self._ahead:
             self._wanted.release()
         return got
-
-    @property
-    def blocked_reason(self) -> str:
-        """Return the API's reason why no batch is ready."""
-        return self._blocked
 
     def ack(self, claimed: ClaimedBatch) -> None:
         """Acknowledge a batch: the published weights contain it."""
@@ -120,7 +111,7 @@ class BatchPrefetcher:
                 lease_s=self._lease_s, wait_s=CLAIM_WAIT_S, binary=True
             )
             if claimed.batch is None or claimed.batch_no is None:
-                self._blocked = claimed.blocked_reason or "no reason given"
+                self.blocked_reason = claimed.blocked_reason or "no reason given"
                 continue
             if self._first_state.has_trained(self._first_state.run_id, claimed.batch_no):
                 logger.info(f"batch {claimed.batch_no} is in the weights already: acked")
@@ -147,16 +138,14 @@ def next_batch(
     """
     started = time.monotonic()
     while True:
-        claimed, why = None, None
+        message = _Message()
         if prefetcher is not None:
-            claimed = prefetcher.poll(POLL_S)
-            why = waits.stop.reason
-        if world.size > 1:
-            claimed, why = _shared(world, claimed, why)
-        if why is not None:
-            raise Stopped(why)
-        if claimed is not None:
-            return claimed
+            message = _Message(prefetcher.poll(POLL_S), waits.stop.reason)
+        shared: _Message = world.share(message, _Message)
+        if shared.stop is not None:
+            raise Stopped(shared.stop)
+        if shared.claimed is not None:
+            return shared.claimed
         waited_s = time.monotonic() - started
         if prefetcher is None:
             continue
@@ -173,12 +162,5 @@ def next_batch(
 class _Message(msgspec.Struct):
     """Message of rank 0 to the other ranks."""
 
-    stop: str | None = None
     claimed: ClaimedBatch | None = None
-
-
-def _shared(
-    world: Ranks, claimed: ClaimedBatch | None, why: str | None
-) -> tuple[ClaimedBatch | None, str | None]:
-    received = world.share(_Message(why, claimed) if world.is_rank0 else None, _Message)
-    return received.claimed, received.stop
+    stop: str | None = None

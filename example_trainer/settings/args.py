@@ -97,11 +97,7 @@ def config_to_run(argv: Sequence[str] | None = None) -> TrainingConfig:
 
 
 def config_from_args(args: argparse.Namespace) -> TrainingConfig:
-    """Settings from the result of :func:`build_parser`; other fields have their defaults.
-
-    Raises:
-        ConfigError: names the flag or key, and what it accepts.
-    """
+    """Settings from the result of :func:`build_parser`; raises as :func:`validated`."""
     return validated(TrainingConfig, settings_of(args))
 
 

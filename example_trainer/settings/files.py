@@ -74,20 +74,12 @@ class GivenSettings:
 
 
 def read_file(path: str | Path) -> list[Assignment]:
-    """The assignments of a YAML file, in its order.
-
-    Raises:
-        ConfigError: it cannot be read or is no mapping; names line and column.
-    """
+    """The assignments of a YAML file, in its order; raises as :func:`load_yaml`."""
     return list(flatten(load_yaml(path), str(path)))
 
 
 def parse_override(text: str) -> Assignment:
-    """``key=value`` with a value as YAML writes it; Hydra's prefixes + and ++ are ignored.
-
-    Raises:
-        ConfigError: ``text`` has another form.
-    """
+    """``key=value`` with a value as YAML writes it; Hydra's prefixes + and ++ are ignored."""
     match = OVERRIDE.fullmatch(text)
     if match is None:
         raise ConfigError(f"{text!r} is not key=value")

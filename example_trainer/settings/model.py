@@ -81,11 +81,7 @@ class ModelSettings(Section):
 
 
 def parse_layers(text: str) -> list[int]:
-    """Layer numbers from "20-31", "0-3,28-31" or "0,5,7".
-
-    Raises:
-        ConfigError: the text is none of these.
-    """
+    """Layer numbers from "20-31", "0-3,28-31" or "0,5,7"; raises ConfigError for anything else."""
     layers: set[int] = set()
     for part in text.replace(" ", "").split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)

@@ -68,11 +68,7 @@ class Frequency:
         return {"epochs": self._epochs, "steps": self._steps, "since_s": self.since_s}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Continue from what :meth:`state` returned.
-
-        Raises:
-            ConfigError: ``state`` has other keys.
-        """
+        """Continue from what :meth:`state` returned; raises ConfigError for anything else."""
         try:
             epochs, steps, since_s = state["epochs"], state["steps"], state["since_s"]
         except (KeyError, TypeError) as error:

@@ -193,9 +193,7 @@ def _turn(
 
 
 def row_of(tokens: list[int], trained_T: Sequence[bool], group: str) -> Row:
-    """Build a row of text that was not sampled; the first token has no prediction and is not
-    trained.
-    """
+    """Build a row of text that was not sampled; its first token cannot be trained."""
     labels = [token if on else MASKED for token, on in zip(tokens, trained_T)][1:]
     return unsampled_row(tokens, group, labels)
 

@@ -29,11 +29,7 @@ from example_trainer.supervised.settings import DpoConfig, parse
 
 
 def train(cfg: DpoConfig) -> None:
-    """Train and write ``save_path/final_model``.
-
-    Raises:
-        AtroposError: the message names the remedy.
-    """
+    """Train and write ``save_path/final_model``."""
     with ranks.start(cfg.shared()) as world:
         policy = loading.load(cfg.shared(), world)
         rows_of = partial(corpus.pair_rows, policy.tokenizer)

@@ -39,9 +39,7 @@ class Objective(Protocol):
     """A training loss over examples, as a mean over the tokens or the pairs of a step."""
 
     def learn(self, examples: Sequence[Example]) -> dict[str, float]:
-        """Add the gradient of the mean loss to the parameters; return means, including
-        ``loss``.
-        """
+        """Add the gradient of the mean loss to the parameters; return means, with ``loss``."""
 
     def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
         """Return sums without a gradient, and their divisors."""

@@ -9,8 +9,6 @@
 DPO: Rafailov et al. 2023, arXiv 2305.18290, eq. 7, smoothed as in its follow-up cDPO. IPO:
 Azar et al. 2023, arXiv 2310.12036, eq. 17, whose log ratios we take per token, or else long
 answers could only fit the target by pairs that differ by next to nothing in each token.
-
-Letters: P pairs.
 """
 
 from __future__ import annotations
@@ -75,9 +73,7 @@ class RowSums(Generic[M]):
         return self.model.world.sum_(sums)
 
     def backward(self, rows: Sequence[Row], loss_of: RowLoss) -> Tensor:
-        """Add the gradient of ``loss_of(sums)`` to the parameters; return the sums.
-        Collective.
-        """
+        """Add the gradient of ``loss_of(sums)`` to the parameters; return the sums. Collective."""
         mine = self.model.plan_share(rows)
         if self.model.world.size == 1 and len(mine) == 1:
             sums = self._sums(mine[0], len(rows))

@@ -27,11 +27,7 @@ from example_trainer.supervised.settings import RewardConfig, parse
 
 
 def train(cfg: RewardConfig) -> None:
-    """Train and write ``save_path/final_model``.
-
-    Raises:
-        AtroposError: the message names the remedy.
-    """
+    """Train and write ``save_path/final_model``."""
     if cfg.shared().trains_adapter or cfg.train_layer_indices is not None:
         raise ConfigError(
             "a reward model trains whole: leave lora and train_layer_indices out"

@@ -63,12 +63,8 @@ class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     def shared(self, steps: int = 1) -> TrainingConfig:
-        """Return the settings for the parts shared with atropos-grpo.
-
-        Raises:
-            ConfigError: settings contradict each other.
-        """
-        from example_trainer.model.loading import resolve_device  # loads torch
+        """Return the settings for the parts shared with atropos-grpo."""
+        from example_trainer.distributed.ranks import resolve_device  # loads torch
 
         # An omitted setting has the default of atropos-grpo, such as loss.
         known = set(TrainingConfig.model_fields)
@@ -131,11 +127,7 @@ def parse(model: type[C], argv: Sequence[str] | None = None) -> C:
 
 
 def settings_of(model: type[FileTraining], flags: dict[str, Any]) -> GivenSettings:
-    """Combine settings of files and flags; flags take precedence.
-
-    Raises:
-        ConfigError: a file cannot be read, or has a key that is no setting.
-    """
+    """Combine settings of files and flags; flags take precedence."""
     given = GivenSettings()
     for path in flags.pop("config", ()):
         settings = load_yaml(path)

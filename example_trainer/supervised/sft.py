@@ -23,11 +23,7 @@ from example_trainer.supervised.settings import SftConfig, parse
 
 
 def train(cfg: SftConfig) -> None:
-    """Train and write ``save_path/final_model``.
-
-    Raises:
-        AtroposError: the message names the remedy.
-    """
+    """Train and write ``save_path/final_model``."""
     with ranks.start(cfg.shared()) as world:
         policy = loading.load(cfg.shared(), world)
         rows_of = partial(

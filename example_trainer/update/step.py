@@ -7,8 +7,6 @@
 
 The divisor belongs to the whole minibatch, over all ranks, and a loss is a sum: so the
 gradient is the same for any packing, any number of micro-batches and any number of ranks.
-
-Letters: B rows of a micro-batch, T trained tokens of its longest row, K teacher candidates.
 """
 
 from __future__ import annotations

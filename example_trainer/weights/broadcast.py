@@ -58,11 +58,7 @@ class NativeGroup:
     """Rank 0 of the process group of vLLM's weight transfer engine."""
 
     def __init__(self, group: GroupSpec, listener: Any, device: torch.device) -> None:
-        """Join the group; return when every worker has joined.
-
-        Raises:
-            ConfigError: vllm is not installed here, or the policy is not on a GPU.
-        """
+        """Join the group; return when every worker has joined."""
         if device.type != "cuda":
             raise ConfigError(
                 "vLLM's own weight transfer needs the trainer on CUDA; start vLLM with the"

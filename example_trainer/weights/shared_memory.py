@@ -141,8 +141,7 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
 class CudaBuffer:
     """GPU buffer of the trainer that vLLM workers on the same machine open by CUDA handle.
 
-    It lives as long as the trainer, because workers keep the handle open. Needs a GPU and has
-    not been run.
+    It lives as long as the trainer: workers keep the handle open. It has not been run yet.
     """
 
     def __init__(

@@ -124,8 +124,7 @@ def check_published(
 def check_start(
     policy: Policy, engines: Sequence[InferenceServer], tolerance: float
 ) -> Mismatch:
-    """Reject servers with another model, tokenizer or temperature before training
-    starts.
+    """Reject servers with another model, tokenizer or temperature before training.
 
     Raises:
         StaleWeights: a server tokenizes or scores a sentence differently, or reports
@@ -155,9 +154,6 @@ def check_temperature(
 
     The ratio of trainer to sampler is 1 for equal weights only when both divide by the
     temperature; engines differ in whether they do by default.
-
-    Raises:
-        StaleWeights: a server's are those of another temperature.
     """
 
     def sample() -> list[Any]:
@@ -184,11 +180,7 @@ def check_temperature(
 
 
 def require_same_policy(sampled: Mismatch, version: int, tolerance: float) -> None:
-    """Check the logprobs of tokens that are labelled with this version.
-
-    Raises:
-        StaleWeights: they do not; the step must not be taken.
-    """
+    """Raise StaleWeights unless tokens labelled with this version have its logprobs."""
     if not sampled.is_rounding:
         raise StaleWeights(
             f"tokens sampled at version {version} do not have the logprobs of the trainer's"

@@ -199,10 +199,8 @@ NAMES: dict[str, Meaning] = {
     "recover.mode": Renamed("recover_mode", groups.recover_mode),
     "recover.retries": Renamed("recover_retries"),
     **{
-        f"evaluator.{name}": Renamed(f"eval_every_{unit}") for name, unit in _FREQUENCY.items()
-    },
-    **{
-        f"recover.{name}": Renamed(f"recover_every_{unit}")
+        f"{section}.{name}": Renamed(f"{ours}_every_{unit}")
+        for section, ours in (("evaluator", "eval"), ("recover", "recover"))
         for name, unit in _FREQUENCY.items()
     },
     "stats_logger.fileroot": Renamed("log_dir"),

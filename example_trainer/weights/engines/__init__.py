@@ -16,13 +16,12 @@ from collections.abc import Callable
 
 from atroposlib.errors import ConfigError, InferenceError, InferenceUnavailable
 from atroposlib.utils.http_server import start_hint
-from atroposlib.utils.process_group import GroupSpec
 from example_trainer.weights.engines.http import Bucket, Http, InferenceServer
 from example_trainer.weights.engines.local import LocalEngine
 from example_trainer.weights.engines.sglang import SglangEngine
 from example_trainer.weights.engines.vllm import VllmEngine
 
-__all__ = ["Bucket", "InferenceServer", "GroupSpec", "Http", "connect", "detect"]
+__all__ = ["Bucket", "InferenceServer", "connect"]
 
 ENGINES: dict[str, Callable[[Http], InferenceServer]] = {
     "local": LocalEngine,
@@ -80,11 +79,7 @@ def _wait_until_healthy(http: Http, wait_s: float, on_wait: Callable[[str], None
 
 
 def detect(http: Http) -> str:
-    """Detect the protocol of the server by its routes.
-
-    Raises:
-        ConfigError: none that can take new weights; the message names how to start the server.
-    """
+    """Detect the protocol of the server by its routes; raises as :func:`connect`."""
     info = http.get("/server_info", optional=True) if http.has_route("/server_info") else None
     if isinstance(info, dict) and info.get("engine") == "atropos-local":
         return "local"

@@ -126,11 +126,7 @@ class InferenceServer(ABC):
 
     @abstractmethod
     def require(self, publisher: str, adapter_name: str | None) -> None:
-        """Check that this server can take weights from the named publisher.
-
-        Raises:
-            ConfigError: it cannot; the message names the remedy.
-        """
+        """Raise ConfigError with the remedy if it cannot take weights from this publisher."""
 
     @abstractmethod
     def pause(self, resume_after_s: float | None = None) -> None:

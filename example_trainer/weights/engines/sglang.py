@@ -1,6 +1,4 @@
-"""Client of SGLang. Its pause cannot wait; aborted requests return their partial
-output.
-"""
+"""Client of SGLang. Its pause cannot wait; aborted requests return their partial output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Client of vLLM with its development routes. Weights are loaded by our worker
-extension (``vllm_worker.WeightWorker``) if it was started with it, else by vLLM's own
-routes.
+"""Client of vLLM with its development routes.
+
+Weights are loaded by our worker extension (``vllm_worker.WeightWorker``) where vLLM was
+started with it, else by vLLM's own routes.
 """
 
 from __future__ import annotations

@@ -75,11 +75,11 @@ def test_trainer_killed_before_the_latest_pointer_moved_loads_the_old_checkpoint
     for step in (1, 2):
         kept.write(step, {}, {"state": {"step": step}})
     (tmp_path / "LATEST").write_text("step_1")
-    assert kept.newest().name == "step_1"
+    assert kept.newest().directory.name == "step_1"
     (tmp_path / "LATEST").unlink()
-    assert kept.newest().name == "step_2"
+    assert kept.newest().directory.name == "step_2"
     (tmp_path / "LATEST").write_text("step_9")
-    assert kept.newest().name == "step_2"
+    assert kept.newest().directory.name == "step_2"
 
 
 def test_drafts_of_a_killed_writer_are_cleared_away(start, queued, tmp_path):

@@ -41,7 +41,7 @@ def test_an_untied_copy_scores_the_same(policy, model_dir, config, tmp_path):
 def test_weights_are_written_in_the_compute_dtype(policy, tmp_path):
     from safetensors.torch import load_file
 
-    policy.compute_dtype = torch.bfloat16
+    policy.module.compute_dtype = torch.bfloat16
     directory = save_model(policy, tmp_path / "step_1", STATE)
     weights = load_file(directory / "model.safetensors")
     assert {w.dtype for w in weights.values()} == {torch.bfloat16}

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import InferenceRefused
-from example_trainer.weights.engines import Bucket, GroupSpec
+from atroposlib.utils.process_group import GroupSpec
+from example_trainer.weights.engines import Bucket
 from tests.trainer.weights.support.engine_fakes import sglang_app
 
 

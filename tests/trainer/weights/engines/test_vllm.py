@@ -5,7 +5,8 @@ import json
 import pytest
 
 from atroposlib.errors import ConfigError
-from example_trainer.weights.engines import Bucket, GroupSpec
+from atroposlib.utils.process_group import GroupSpec
+from example_trainer.weights.engines import Bucket
 from tests.trainer.weights.support.engine_fakes import vllm_app
 
 
