@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.command.parser import CommandParser
+from atroposlib.utils.command.parser import PORT, CommandParser, whole
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("", "0", "false", "no", "off")
@@ -46,7 +46,7 @@ def parser() -> CommandParser:
 
 def _listening(group: argparse._ArgumentGroup) -> None:
     _value(group, "--host", "127.0.0.1", "address to listen on")
-    _value(group, "--port", "8000", "port, 0 for any free one", type=_within(0, 65535))
+    _value(group, "--port", "8000", "port, 0 for any free one", type=PORT)
     _value(
         group, "--ssl-certfile", None, "certificate chain as PEM; the API then serves https"
     )
@@ -127,14 +127,14 @@ def _limiting(group: argparse._ArgumentGroup) -> None:
         "--max-deliveries",
         "20",
         "deliveries of one batch without an ack, after which it is set aside as dead",
-        type=_within(1, 10**6),
+        type=whole(1, 10**6),
     )
     _value(
         group,
         "--max-connections",
         "2048",
         "connections served at once; more are answered 503",
-        type=_within(1, 10**6),
+        type=whole(1, 10**6),
     )
 
 
@@ -188,15 +188,6 @@ def _one_of(*words: str) -> Callable[[str], str]:
         return text
 
     checked.metavar = "{" + ",".join(words) + "}"  # type: ignore[attr-defined]
-    return checked
-
-
-def _within(least: int, max_per_group: int) -> Callable[[str], int]:
-    def checked(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= max_per_group:
-            raise argparse.ArgumentTypeError(f"a whole number from {least} to {max_per_group}")
-        return int(text)
-
     return checked
 
 

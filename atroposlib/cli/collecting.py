@@ -1,4 +1,9 @@
-"""Shared flags, run and loop of atropos-sft-gen and atropos-dpo-gen.
+"""Collect training files from environments: atropos-sft-gen and atropos-dpo-gen.
+
+atropos-sft-gen sft.jsonl --tokenizer MODEL     {"prefix", "completion", "score"} a line
+atropos-sft-gen sft.jsonl --save-messages       {"messages", "score"}
+atropos-dpo-gen dpo.jsonl --tokenizer MODEL     {"prefix", "pos", "score", "neg"} a line
+atropos-dpo-gen dpo.jsonl --save-messages       {"pos", "score", "neg"}, of messages
 
     run-api --claim--> batch -> lines of each group -> FILE, synced -> ack
 
@@ -15,22 +20,28 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atroposlib.cli.line_file import LineFile
-from atroposlib.cli.selection import SelectionRules, usable_rows
+from atroposlib.cli.selection import (
+    Line,
+    SelectionRules,
+    best_lines,
+    pair_lines,
+    usable_rows,
+)
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.parser import API_TOKEN, HUB, CommandParser
+from atroposlib.utils.command.parser import API_TOKEN, HUB, CommandParser, whole
 from atroposlib.wire import Heartbeat, Registration, RunStatus, ScoredData
 
 CLAIM_WAIT_S = 5.0
+COUNT = whole(1)
 DEFAULT_TOKENIZER = "NousResearch/DeepHermes-3-Llama-3-8B-Preview"
 LIVE_TRAINER_S = 60.0  # trainers of this package send a heartbeat every few seconds
-
-Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,26 @@ class CollectCommand:
     limit_flag: str  # bounds the lines of a group
     min_difference: float  # defaults of flags
     tasks: int
+
+
+SFT = CollectCommand(
+    name="atropos-sft-gen",
+    description="Save the best sequences of each group that environments send.",
+    unit="sequences",
+    lines_of=best_lines,
+    limit_flag="--save-top-n-per-group",
+    min_difference=0.0,
+    tasks=64,
+)
+DPO = CollectCommand(
+    name="atropos-dpo-gen",
+    description="Save pairs of a better and a worse sequence of each group that environments send.",
+    unit="pairs",
+    lines_of=pair_lines,
+    limit_flag="--save-n-pairs-per-group",
+    min_difference=0.5,
+    tasks=8,
+)
 
 
 def main(command: CollectCommand, argv: Sequence[str] | None = None) -> int:
@@ -61,6 +92,9 @@ def main(command: CollectCommand, argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+sft_gen, dpo_gen = partial(main, SFT), partial(main, DPO)
+
+
 def build_parser(command: CollectCommand) -> CommandParser:
     """The flags of both commands."""
     parser = CommandParser(
@@ -72,14 +106,14 @@ def build_parser(command: CollectCommand) -> CommandParser:
     add = parser.add_argument
     add("filepath", type=Path, help="file of JSON lines to write")
     _value(add, "--api-url", "http://localhost:8000", "rollout API", str)
-    _value(add, "--group-size", 2, "sequences per group that environments make", _count)
-    _value(add, "--max-token-len", 2048, "tokens of a sequence, told to environments", _count)
+    _value(add, "--group-size", 2, "sequences per group that environments make", COUNT)
+    _value(add, "--max-token-len", 2048, "tokens of a sequence, told to environments", COUNT)
     _value(add, "--tokenizer", DEFAULT_TOKENIZER, "of the model that was sampled", str)
     add("--save-messages", action="store_true", help="lines of messages instead of text")
     _value(
-        add, command.limit_flag, 3, "lines of one group, at most", _count, dest="max_per_group"
+        add, command.limit_flag, 3, "lines of one group, at most", COUNT, dest="max_per_group"
     )
-    _value(add, "--num-seqs-to-save", 100, "lines to write, exactly", _count)
+    _value(add, "--num-seqs-to-save", 100, "lines to write, exactly", COUNT)
     add("--allow-negative-scores", action="store_true", help="keep scores of 0 and below too")
     _value(
         add,
@@ -93,7 +127,7 @@ def build_parser(command: CollectCommand) -> CommandParser:
         action="store_true",
         help="add to a file that exists; a collection that was cut off goes on where it was",
     )
-    _value(add, "--tasks-per-step", command.tasks, "groups per batch", _count)
+    _value(add, "--tasks-per-step", command.tasks, "groups per batch", COUNT)
     _value(add, "--seed", 0, "of random choices", int)
     add(
         "--reset",
@@ -107,12 +141,6 @@ def _value(
     add: Callable[..., Any], flag: str, default: Any, text: str, kind: Any, **more: Any
 ) -> None:
     add(flag, type=kind, default=default, help=f"{text} (%(default)s)", **more)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("a whole number above 0")
-    return int(text)
 
 
 def collect(command: CollectCommand, options: argparse.Namespace) -> None:
@@ -192,8 +220,17 @@ def _fill(
                 f" {kept} {command.unit} from batch {claimed.batch_no} ({told})"
             )
             reason = None
-        _beat(client, command, out.progress.lines, wanted, reason)
-        if out.progress.lines >= wanted:
+        written = out.progress.lines
+        client.heartbeat(
+            Heartbeat(
+                role="tool",
+                name=command.name,
+                phase="done" if written >= wanted else "collecting",
+                waiting_on=reason[:400] if reason else None,
+                details={"lines": written, "wanted": wanted},
+            )
+        )
+        if written >= wanted:
             return
         wait_s = CLAIM_WAIT_S
 
@@ -232,19 +269,6 @@ def _registration(options: argparse.Namespace) -> Registration:
         # Upper bound for environments that take their number of steps from here.
         num_steps=2 * options.num_seqs_to_save,
     )
-
-
-def _beat(
-    client: RolloutClient, command: CollectCommand, lines: int, wanted: int, why: str | None
-) -> None:
-    beat = Heartbeat(
-        role="tool",
-        name=command.name,
-        phase="done" if lines >= wanted else "collecting",
-        waiting_on=why[:400] if why else None,
-        details={"lines": lines, "wanted": wanted},
-    )
-    client.heartbeat(beat)
 
 
 def _load(name: str) -> Any:

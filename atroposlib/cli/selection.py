@@ -16,6 +16,8 @@ from atroposlib.wire import MASKED, TRAINABLE_OUTCOMES, ScoredData
 # A character of several tokens may straddle the boundary; no tokenizer needs more of them.
 MAX_TOKENS_PER_CHARACTER = 8
 
+Line = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class SelectionRules:
@@ -30,6 +32,36 @@ def usable_rows(group: ScoredData) -> list[int]:
     """Rows whose score is a result of their text, thus without failed rollouts."""
     outcomes = group.outcomes or ["ok"] * len(group.tokens)
     return [g for g, outcome in enumerate(outcomes) if outcome in TRAINABLE_OUTCOMES]
+
+
+def best_lines(
+    group: ScoredData,
+    rows: Sequence[int],
+    rules: SelectionRules,
+    tokenizer: Any,
+    _rng: random.Random,
+) -> list[Line]:
+    """Lines of one group, best sequence first; of ``rows`` only, those that did not fail."""
+    scores = [group.scores[g] for g in rows]
+    prefix, answers = answers_of(group, rows, tokenizer)
+    name = "messages" if tokenizer is None else "completion"
+    return [{**prefix, name: answers[g], "score": scores[g]} for g in best_rows(scores, rules)]
+
+
+def pair_lines(
+    group: ScoredData,
+    rows: Sequence[int],
+    rules: SelectionRules,
+    tokenizer: Any,
+    rng: random.Random,
+) -> list[Line]:
+    """Lines of one group, best positive first; ``score`` is that of the better one."""
+    scores = [group.scores[g] for g in rows]
+    prefix, answers = answers_of(group, rows, tokenizer)
+    return [
+        {**prefix, "pos": answers[i], "score": scores[i], "neg": answers[j]}
+        for i, j in pairs(scores, rules, rng)
+    ]
 
 
 def best_rows(scores_G: Sequence[float], rules: SelectionRules) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from atroposlib.quickstart.recipes import Options, ServingEngine
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.parser import GPUS, CommandParser
+from atroposlib.utils.command.parser import GPUS, PORT, CommandParser, whole
 
 PROG = "atropos-quickstart"
 
@@ -26,7 +25,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     add("--engine", default="local", choices=[engine.value for engine in ServingEngine])
     add("--seed", type=int, default=0, help="of the data, the sampling and the trainer")
     add("--out", type=absolute, help="directory of the run (runs/quickstart-<model>-<time>)")
-    add("--steps", type=positive, help="optimizer steps (as the model's recipe says)")
+    add("--steps", type=whole(1), help="optimizer steps (as the model's recipe says)")
     add("--environment", type=absolute, metavar="FILE", help="in place of the recipe's script")
     add("--no-live", dest="live", action="store_false", help="one line per step, no live view")
     add(
@@ -37,8 +36,8 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
         metavar="S",
         help="seconds in which a dead API or environment may be restarted (%(default)s)",
     )
-    add("--api-port", type=port, default=0, help="of the rollout API (0: any free one)")
-    add("--port", dest="server_port", type=port, default=0, help="of the inference server")
+    add("--api-port", type=PORT, default=0, help="of the rollout API (0: any free one)")
+    add("--port", dest="server_port", type=PORT, default=0, help="of the inference server")
     args = vars(parser.parse_args(argv))
     logs.configure(PROG, args.pop("log_format"), args.pop("log_level"))
     args["engine"] = ServingEngine(args["engine"])
@@ -54,20 +53,6 @@ def absolute(path: str) -> Path:
 def default_out(model: str) -> Path:
     name = Path(model).name or "model"
     return Path("runs") / f"quickstart-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
-
-
-def port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65_535:
-        raise argparse.ArgumentTypeError(f"{value} is not a port (0 to 65535)")
-    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:

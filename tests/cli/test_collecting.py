@@ -14,7 +14,8 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.cli import dpo_gen, line_file, sft_gen
+from atroposlib.cli import line_file
+from atroposlib.cli.collecting import dpo_gen, sft_gen
 from atroposlib.client import RolloutClient
 from atroposlib.testing.tiny import char_tokenizer
 from tests.client.harness import registration
@@ -53,7 +54,7 @@ def group(n, **more):
 
 
 def sft(api, path, tokenizer_dir, *more, tasks=2, wanted=4):
-    return sft_gen.main(
+    return sft_gen(
         [str(path), "--api-url", api, "--tokenizer", tokenizer_dir]
         + ["--tasks-per-step", str(tasks), "--num-seqs-to-save", str(wanted), *more]
     )
@@ -109,7 +110,7 @@ def test_pairs_are_written_with_the_score_of_the_better_one(
     out = tmp_path / "dpo.jsonl"
     flags = ["--tasks-per-step", "2", "--num-seqs-to-save", "2", "--tokenizer", tokenizer_dir]
     more = ["--save-messages"] if messages else []
-    assert dpo_gen.main([str(out), "--api-url", api, *flags, *more]) == 0
+    assert dpo_gen([str(out), "--api-url", api, *flags, *more]) == 0
     expected = {"pos": chats[0], "score": 1.0, "neg": chats[1]}
     if messages:
         assert lines_of(out) == [expected] * 2
@@ -232,8 +233,8 @@ def test_a_file_shorter_than_its_recorded_progress_is_not_truncated(
 
 def test_the_flags_have_the_defaults_of_the_original(capsys):
     for main, max_per_group, difference, tasks in (
-        (sft_gen.main, "--save-top-n-per-group", 0.0, 64),
-        (dpo_gen.main, "--save-n-pairs-per-group", 0.5, 8),
+        (sft_gen, "--save-top-n-per-group", 0.0, 64),
+        (dpo_gen, "--save-n-pairs-per-group", 0.5, 8),
     ):
         with pytest.raises(SystemExit):
             main(["--help"])
@@ -257,7 +258,7 @@ def test_a_killed_collection_resumes(api, tmp_path, tokenizer_dir):
     out = tmp_path / "sft.jsonl"
     words = [str(out), "--api-url", api, "--tokenizer", tokenizer_dir]
     words += ["--tasks-per-step", "2", "--num-seqs-to-save", "4"]
-    command = [sys.executable, "-m", "atroposlib.cli.sft_gen", *words]
+    command = [sys.executable, "-m", "atroposlib.cli.atropos", "data", "sft", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -266,6 +267,6 @@ def test_a_killed_collection_resumes(api, tmp_path, tokenizer_dir):
                 break
     assert process.returncode == -signal.SIGKILL
     post(api, group(2), group(3))
-    assert sft_gen.main([*words, "--append-to-previous"]) == 0
+    assert sft_gen([*words, "--append-to-previous"]) == 0
     assert [line["completion"] for line in lines_of(out)] == [f"good {n}" for n in range(4)]
     assert httpx.get(f"{api}/status").json()["batches_acked"] == 2

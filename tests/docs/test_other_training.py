@@ -10,14 +10,14 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.cli import dpo_gen, sft_gen
+from atroposlib.cli.collecting import dpo_gen, sft_gen
 from atroposlib.testing.tiny import write_tiny_model
 from tests.serving import served
 from tests.trainer.answers import post_groups
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "other-training.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-COLLECT = {"atropos-sft-gen": sft_gen.main, "atropos-dpo-gen": dpo_gen.main}
+COLLECT = {"atropos-sft-gen": sft_gen, "atropos-dpo-gen": dpo_gen}
 
 
 def blocks(kind: str) -> list[str]:

@@ -139,6 +139,21 @@ def common_flags(prog: str, words: Sequence[str]) -> tuple[argparse.Namespace, l
     return CommandParser(prog=prog).parse_args(ours), rest
 
 
+def whole(least: int, most: float = float("inf")) -> Callable[[str], int]:
+    """Type of an option: a whole number within these bounds."""
+    bounds = f"from {least}" + (f" to {most}" if most < float("inf") else "")
+
+    def checked(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"a whole number {bounds}, not {text!r}")
+        return int(text)
+
+    return checked
+
+
+PORT = whole(0, 65_535)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``; did you mean --port?``, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)

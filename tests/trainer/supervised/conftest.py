@@ -6,7 +6,7 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.cli import dpo_gen, sft_gen
+from atroposlib.cli.collecting import dpo_gen, sft_gen
 from example_trainer.model import loading
 from tests.serving import served
 from tests.trainer.answers import post_groups
@@ -21,10 +21,10 @@ def collected(model_dir, tmp_path_factory):
     for command in (sft_gen, dpo_gen):
         with served(create_app(open_store("memory"))) as api:
             post_groups(api, tokenizer)
-            paths[command] = directory / f"{command.COMMAND.name}.jsonl"
+            paths[command] = directory / f"{command.args[0].name}.jsonl"
             flags = ["--api-url", api, "--tokenizer", str(model_dir), "--tasks-per-step", "4"]
             words = [str(paths[command]), *flags, "--num-seqs-to-save", "8"]
-            assert command.main(words) == 0
+            assert command(words) == 0
     return paths
 
 
