@@ -9,7 +9,7 @@ from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import GPUS, HUB, CommandParser, require
 from atroposlib.utils.http_server import bind, is_loopback
-from atroposlib.utils.tokenizers.hub import require_model
+from atroposlib.utils.tokenizers.loading import require_model
 
 if TYPE_CHECKING:
     import socket

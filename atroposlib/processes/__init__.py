@@ -20,21 +20,4 @@ from atroposlib.processes.children import (
     free_port,
     log_tail,
 )
-from atroposlib.processes.supervisor import RestartByHand, RestartRule, StopOnExit, Supervisor
-
-__all__ = [
-    "Child",
-    "Children",
-    "Exit",
-    "Interrupted",
-    "ProcessSpec",
-    "RestartByHand",
-    "RestartRule",
-    "RunFailed",
-    "StopOnExit",
-    "StopRequest",
-    "Supervisor",
-    "answers",
-    "free_port",
-    "log_tail",
-]
+from atroposlib.processes.supervisor import RestartByHand, StopOnExit, Supervisor

@@ -90,8 +90,9 @@ class Child:
         code = self.popen.poll()
         return None if code is None else Exit(code)
 
-    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        return log_tail(self.log, lines)
+    def failure(self, line: str) -> RunFailed:
+        """Return the error that ends the run, with the end of this log."""
+        return RunFailed(line, log_tail(self.log))
 
 
 def log_tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
@@ -188,9 +189,7 @@ class Children:
             self._stop.check()
             if time.monotonic() > deadline:
                 self.end([spec.name])
-                raise RunFailed(
-                    f"{spec.name}: not done after {bound_s:.0f} s", child.log_tail()
-                )
+                raise child.failure(f"{spec.name}: not done after {bound_s:.0f} s")
             time.sleep(POLL_S)
         self.end([spec.name])
         return ended
@@ -207,23 +206,21 @@ class Children:
         """
         started = time.monotonic()
         for child in [self._children[name] for name in names]:
-            url, bound_s = child.spec.health_url, child.spec.ready_within_s
+            name, url, bound_s = (
+                child.spec.name,
+                child.spec.health_url,
+                child.spec.ready_within_s,
+            )
             while url is not None and not answers(url):
                 self._stop.check()
                 waited_s = time.monotonic() - started
                 if (ended := child.exit()) is not None:
-                    raise RunFailed(
-                        f"{child.spec.name} ended before it was ready ({ended}); "
-                        f"log: {child.log}",
-                        child.log_tail(),
-                    )
+                    line = f"{name} ended before it was ready ({ended})"
+                    raise child.failure(f"{line}; log: {child.log}")
                 if waited_s > bound_s:
-                    raise RunFailed(
-                        f"{child.spec.name} did not answer at {url} within {bound_s:.0f} s; "
-                        f"log: {child.log}",
-                        child.log_tail(),
-                    )
-                on_wait(f"waiting for {child.spec.name}: {waited_s:.0f} of {bound_s:.0f} s")
+                    line = f"{name} did not answer at {url} within {bound_s:.0f} s"
+                    raise child.failure(f"{line}; log: {child.log}")
+                on_wait(f"waiting for {name}: {waited_s:.0f} of {bound_s:.0f} s")
                 time.sleep(POLL_S)
 
     def end(self, names: list[str], grace_s: float = 5.0) -> None:

@@ -53,8 +53,7 @@ class StopOnExit:
 
     def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
         if ended is not None:
-            line = f"{child.spec.name} died ({ended}); log: {child.log}"
-            raise RunFailed(line, child.log_tail())
+            raise child.failure(f"{child.spec.name} died ({ended}); log: {child.log}")
 
 
 class Supervisor:
@@ -195,8 +194,7 @@ class RestartByHand:
         name = child.spec.name
         if not child.spec.restartable:
             if ended is not None:
-                line = f"{name} died ({ended}); the run stops"
-                raise RunFailed(line, child.log_tail())
+                raise child.failure(f"{name} died ({ended}); the run stops")
             return
         w, sign = self._watched[name], self._signs[name]
         if w.presence is ProcessState.STARTED:
@@ -204,8 +202,9 @@ class RestartByHand:
             if ended is None:
                 return
             if not w.was_alive:  # the same command would fail again
-                line = f"{name} ended before it was ready ({ended}); the run stops"
-                raise RunFailed(line, child.log_tail())
+                raise child.failure(
+                    f"{name} ended before it was ready ({ended}); the run stops"
+                )
             self._miss(run, child, now, f"{name} died ({ended})")
         elif w.presence is ProcessState.MISSING:
             waited_s = now - w.died_at
@@ -213,8 +212,8 @@ class RestartByHand:
                 w.presence, w.last_seen = ProcessState.BY_HAND, now
                 run.print_line(f"{name} is back after {waited_s:.0f} s: the run goes on")
             elif waited_s > self._grace_s:
-                line = f"{name} was not restarted within {self._grace_s:.0f} s; the run stops"
-                raise RunFailed(line, child.log_tail())
+                line = f"{name} was not restarted within {self._grace_s:.0f} s"
+                raise child.failure(f"{line}; the run stops")
         elif sign(w.last_seen):
             w.last_seen = now
         elif now - w.last_seen > LOST_AFTER_S and name not in run.may_end():

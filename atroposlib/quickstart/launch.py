@@ -32,7 +32,6 @@ from atroposlib.processes import (
 )
 from atroposlib.quickstart import models, preflight, vllm_env
 from atroposlib.quickstart.commands import commands_text, processes
-from atroposlib.quickstart.provenance import provenance, repeat_command
 from atroposlib.quickstart.recipes import (
     Options,
     QuickstartPlan,
@@ -40,7 +39,13 @@ from atroposlib.quickstart.recipes import (
     ServingEngine,
     recipe_for,
 )
-from atroposlib.quickstart.report import Findings, next_steps, write_report
+from atroposlib.quickstart.report import (
+    Findings,
+    next_steps,
+    provenance,
+    repeat_command,
+    write_report,
+)
 from atroposlib.quickstart.verdict import judge
 
 GUIDE = "docs/environments.md"  # in a clone, and in the installed package
@@ -225,8 +230,8 @@ class QuickstartRun:
         body = {"model": str(self.plan.model_dir), "prompt": [1, 1], "max_tokens": 2}
         url = f"{self.plan.server_url}/v1/completions"
         if not self.sources.probe.posts(url, body, WARM_UP_TIMEOUT_S):
-            tail = self.children["inference"].log_tail()
-            raise RunFailed("inference: vLLM did not answer its first request", tail)
+            line = "inference: vLLM did not answer its first request"
+            raise self.children["inference"].failure(line)
 
     def watch(self) -> None:
         """Watch until the trainer has finished with exit code 0 and the last held-out check

@@ -6,18 +6,22 @@ metrics rows + held-out curve + answers + verdict --> page(...) --> report.html
 from __future__ import annotations
 
 import json
+import platform
 import shlex
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from atroposlib import __version__
 from atroposlib.live.heldout import HeldoutSample
 from atroposlib.live.sources import column
 from atroposlib.quickstart.charts import Point, Series, line_chart
-from atroposlib.quickstart.recipes import QuickstartPlan
+from atroposlib.quickstart.recipes import Options, QuickstartPlan
 from atroposlib.quickstart.verdict import (
     LAST_STEPS,
     MISMATCH_COLUMNS,
@@ -27,6 +31,7 @@ from atroposlib.quickstart.verdict import (
     figure,
 )
 
+GIT_TIMEOUT_S = 5.0
 PROBLEMS_SHOWN = 8
 PHASES = ("wait", "train", "publish", "check")
 STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
@@ -164,3 +169,42 @@ def write_report(f: Findings, plan: QuickstartPlan) -> Path:
         partial.write_text(text, encoding="utf-8")
         partial.replace(out / name)
     return out / "report.html"
+
+
+def provenance(repo: Path) -> dict[str, str]:
+    """Return what the settings of a run do not name, and its result depends on."""
+    packages = (f"{name} {version(name)}" for name in ("torch", "transformers"))
+    return {
+        "packages": ", ".join([f"atroposlib {__version__}", *packages]),
+        "commit": commit(repo),
+        "processor": processor(),
+    }
+
+
+def commit(repo: Path) -> str:
+    """Return the commit of a checkout, with ``-dirty`` if files differ from it."""
+    if not (repo / ".git").exists():  # an installed package, perhaps inside other sources
+        return "none: not a checkout"
+    argv = ("git", "-C", str(repo), "describe", "--always", "--dirty", "--abbrev=12")
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown: git did not answer"
+    return done.stdout.strip() or "unknown"
+
+
+def processor() -> str:
+    """Return the name of the processor; Linux names it in /proc/cpuinfo only."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def repeat_command(options: Options) -> str:
+    """Return the command that starts the same run again, in a new directory."""
+    words = ["python", "-m", "atroposlib.quickstart", "--model", options.model]
+    words += ["--engine", options.engine.value, "--seed", str(options.seed)]
+    words += ["--steps", str(options.steps)] if options.steps is not None else []
+    words += ["--environment", str(options.environment)] if options.environment else []
+    return shlex.join(words)

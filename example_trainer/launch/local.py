@@ -84,9 +84,7 @@ class RestartPolicy:
         name = child.spec.name
         if self._restarted[name] >= self.restarts:
             starts = self._restarted[name] + 1
-            raise RunFailed(
-                f"{line} and was started {starts} times; log: {child.log}", child.log_tail()
-            )
+            raise child.failure(f"{line} and was started {starts} times; log: {child.log}")
         self._restarted[name] += 1
         run.print_line(
             f"{line}; starting it again ({self._restarted[name]} of {self.restarts})"
@@ -97,10 +95,8 @@ class RestartPolicy:
         """Start the trainer again, after the inference server that died."""
         if self._attempt >= self.trainer_retries:
             starts = f"it was started {self._attempt + 1} times"
-            raise RunFailed(
-                f"{line}; {starts} (recover_retries, recover_mode); log: {child.log}",
-                child.log_tail(),
-            )
+            limits = "(recover_retries, recover_mode)"
+            raise child.failure(f"{line}; {starts} {limits}; log: {child.log}")
         self._attempt += 1
         run.print_line(f"{line}; attempt {self._attempt} of {self.trainer_retries} to recover")
         run.specs[TRAINER] = with_attempt(run.specs[TRAINER], self._attempt)

@@ -28,7 +28,7 @@ from atroposlib.utils.command.parser import (
     CommandParser,
     require,
 )
-from atroposlib.utils.tokenizers.hub import require_model
+from atroposlib.utils.tokenizers.loading import require_model
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import (
     FIELDS,

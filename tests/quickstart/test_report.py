@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -8,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from atroposlib.live.heldout import HeldoutSample
+from atroposlib.quickstart.__main__ import parse_args
 from atroposlib.quickstart.recipes import recipe_for
-from atroposlib.quickstart.report import Findings, next_steps, page, write_report
+from atroposlib.quickstart.report import (
+    Findings,
+    commit,
+    next_steps,
+    page,
+    provenance,
+    repeat_command,
+    write_report,
+)
 from atroposlib.quickstart.verdict import judge
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -138,3 +148,25 @@ def test_report_and_summary_are_written_into_the_run(findings, plan):
     assert report.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert summary["exact_last"] == pytest.approx(0.8)
     assert summary["line"].startswith("quickstart: exact 0.10 -> 0.80")
+
+
+def test_the_command_starts_the_same_run_again(tmp_path):
+    given = ["--model", "tiny", "--seed", "7", "--steps", "3", "--environment", "my sums.py"]
+    words = repeat_command(parse_args(given))
+    assert words.startswith("python -m atroposlib.quickstart --model tiny --engine local")
+    assert "--seed 7 --steps 3 --environment" in words
+    assert words.endswith("my sums.py'")
+
+
+def test_the_commit_is_that_of_the_checkout(tmp_path):
+    assert commit(tmp_path) == "none: not a checkout"
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", "-C", str(tmp_path)]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    assert len(commit(tmp_path)) == 12
+
+
+def test_the_versions_and_the_machine_are_named():
+    found = provenance(Path("/"))
+    assert found["packages"].startswith("atroposlib ")
+    assert all(found.values())

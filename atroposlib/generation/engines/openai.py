@@ -28,7 +28,7 @@ from atroposlib.generation.sampling.generation import (
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.generation.sampling.resume import Decode
 from atroposlib.utils.gathering import gather_or_cancel
-from atroposlib.utils.tokenizers.hub import is_path
+from atroposlib.utils.tokenizers.loading import is_path
 
 if TYPE_CHECKING:
     from openai.types import Completion

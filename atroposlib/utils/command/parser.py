@@ -34,12 +34,6 @@ class HelpFormatter(argparse.HelpFormatter):
         return "".join(indent + line for line in text.splitlines(keepends=True))
 
 
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        show(f"{parser.prog} {__version__}\n")
-        raise SystemExit(0)
-
-
 class CommandParser(argparse.ArgumentParser):
     """Parser with the flags of every command.
 
@@ -63,7 +57,8 @@ class CommandParser(argparse.ArgumentParser):
         self._words: Sequence[str] = ()
         add = self.add_argument
         unset = argparse.SUPPRESS
-        add("--version", nargs=0, action=_Version, dest=unset, help="print the version")
+        shown = f"%(prog)s {__version__}"
+        add("--version", action="version", version=shown, help="print the version")
         level: dict[str, Any] = {"dest": "log_level", "default": unset}
         about = "least level that is logged on stderr (info)"
         add("--log-level", choices=logs.LEVELS, help=about, **level)
