@@ -190,8 +190,10 @@ def _resume(
     if begins and tolerance is not None:  # refuse a wrong model or tokenizer first
         verify.check_start(policy, servers, tolerance)
     state = recovery.resume(client, policy, models.optimizer, models.critic)
-    if begins and client is not None:
-        connect.label_servers(client, servers, state.version)
+    if begins and client is not None:  # the initial weights have a version as well
+        for server in servers:
+            server.label(state.version)
+        client.announce_version(state.version)
     # After a restart servers may hold any version, or a partial one. Others need an adapter.
     if not begins or publisher.publishes_start:
         connections.waits.phase("publishing weights", step=state.step, version=state.version)

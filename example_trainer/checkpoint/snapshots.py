@@ -84,8 +84,7 @@ class Snapshots:
     ) -> Snapshot:
         """Write a checkpoint, make it the latest, and delete the oldest.
 
-        Raises:
-            CheckpointError: the disk refused the write; the others are unchanged.
+        Raises CheckpointError if the disk refuses the write; the others are unchanged.
         """
         final = self.directory / f"step_{step}"
         with whole_directory(final, durable=True) as draft:

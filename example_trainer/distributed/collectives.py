@@ -32,28 +32,22 @@ def run_on_rank0(world: Ranks, action: Callable[[], T]) -> T:
     """
     if world.size == 1:
         return action()
+    outcome: dict[str, Any] = {"value": None, "error": None, "stopped": None}
     if world.is_rank0:
-        return _share_outcome(world, action)
-    outcome = world.share(None)
+        try:
+            outcome["value"] = action()
+        except AtroposError as error:
+            world.share({**outcome, "error": f"{type(error).__name__}: {error}"})
+            raise
+        except Stopped as stopped:
+            world.share({**outcome, "stopped": str(stopped)})
+            raise
+    outcome = world.share(outcome)
     if outcome["stopped"] is not None:
         raise Stopped(outcome["stopped"])
     if outcome["error"] is not None:
         raise AtroposError(f"rank 0 gave up: {outcome['error']}")
     value: T = outcome["value"]
-    return value
-
-
-def _share_outcome(world: Ranks, action: Callable[[], T]) -> T:
-    outcome: dict[str, Any] = {"value": None, "error": None, "stopped": None}
-    try:
-        value = action()
-    except AtroposError as error:
-        world.share({**outcome, "error": f"{type(error).__name__}: {error}"})
-        raise
-    except Stopped as stopped:
-        world.share({**outcome, "stopped": str(stopped)})
-        raise
-    world.share({**outcome, "value": value})
     return value
 
 

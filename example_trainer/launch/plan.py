@@ -176,8 +176,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 def read_plan(files: Sequence[str], overrides: Sequence[Assignment] = ()) -> Plan:
     """Read YAML files in order, then ``api.port=8000``; any other key is the trainer's.
 
-    Raises:
-        ConfigError: names the key at fault.
+    Raises ConfigError with the key at fault.
     """
     tree: dict[str, Any] = {}
     for path in files:

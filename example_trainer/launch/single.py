@@ -51,11 +51,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def server_process(cfg: ServingSettings) -> ProcessSpec:
-    """Return the server that these settings select, on this machine.
-
-    Raises:
-        ConfigError: they name servers that run already, or the port is taken.
-    """
+    """Return the server of these settings; ConfigError if they name one that runs already."""
     if cfg.inference_urls is not None:
         raise ConfigError("inference_urls names servers that run already: use atropos-grpo")
     engine = choose_engine(cfg.inference_engine)

@@ -10,7 +10,7 @@ policy is packed, scored and sharded like any other. Dropout stays off, see ``lo
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from example_trainer.settings.model import ModelSettings
 
 ADAPTER = "default"  # peft's own name for the only adapter of a model
 ALL_LINEAR = "all-linear"  # peft's word for every linear layer but the output head
-TARGET_MODULES = ["q_proj", "v_proj"]
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -48,7 +47,7 @@ def wrap(model: Model, settings: ModelSettings) -> Model:
     except ImportError as error:
         raise ConfigError("lora needs peft: pip install 'atroposlib[lora]'") from error
     plain: Any = model
-    targets = settings.lora_target_modules or list(TARGET_MODULES)
+    targets = settings.lora_target_modules or ["q_proj", "v_proj"]
     layers = plain.config.get_text_config().num_hidden_layers
     if beyond := [i for i in settings.lora_layer_indices or () if i >= layers]:
         raise ConfigError(f"lora_layer_indices {beyond}: the model has layers 0-{layers - 1}")
@@ -89,11 +88,6 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
         for name, module in model.named_modules()
         if hasattr(module, "lora_A") and hasattr(module, "base_layer")
     }
-
-
-def is_adapter_weight(name: str, adapted: Mapping[str, Any]) -> bool:
-    """Whether a name of the state dict is a matrix of an adapter."""
-    return ".lora_" in name and name.partition(".lora_")[0] in adapted
 
 
 def delta(layer: Any) -> Tensor:

@@ -28,8 +28,7 @@ VALUE_HEADS = ("score", "classifier")
 class Inputs:
     """A micro-batch as tensors.
 
-    It is no pytree, because FSDP2 casts float tensors in arguments to bfloat16, and temperatures
-    must stay float32.
+    No pytree: FSDP2 casts float tensors in arguments, and temperatures must stay float32.
     """
 
     tokens: Tensor  # (lines, width)

@@ -33,8 +33,8 @@ def iter_weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
     shared = Counter(_sources(entries).values())
     tied: dict[str, Tensor] = {}
     for name, source in _sources(entries).items():
-        if adapter.is_adapter_weight(name, adapted):
-            continue
+        if ".lora_" in name and name.partition(".lora_")[0] in adapted:
+            continue  # a matrix of an adapter
         if source in tied:
             value = tied[source]
         else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 
-from atroposlib.client import RolloutClient
 from atroposlib.wire import Heartbeat
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import StopSignal
@@ -111,12 +110,3 @@ def connect_servers(
         )
         servers.append(stack.enter_context(closing(server)))
     return servers
-
-
-def label_servers(
-    client: RolloutClient, engines: Sequence[InferenceServer], version: int
-) -> None:
-    """Label the initial weights with this version on all servers and the API."""
-    for engine in engines:
-        engine.label(version)
-    client.announce_version(version)

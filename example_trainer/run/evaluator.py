@@ -59,10 +59,7 @@ class Evaluator:
     ) -> dict[str, float]:
         """Return metrics after this step if due, as ``eval/<name>``; call once per step.
 
-        ``eval_failures`` counts the failed ones so far.
-
-        Raises:
-            Stopped: the trainer was asked to stop meanwhile.
+        ``eval_failures`` counts the failed ones so far. A stop signal raises Stopped meanwhile.
         """
         if self._cfg.eval_command is None:
             return {}

@@ -321,11 +321,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("$"), [""])
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a file.
-
-    Raises:
-        ConfigError: no such file, no YAML, or something other than a mapping with names.
-    """
+    """The mapping in a file; ConfigError if there is no such file, or no mapping with names."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -33,11 +33,7 @@ class TorchGroup:
         )
 
     def send(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcast the tensors in order; return when all are sent.
-
-        Raises:
-            RuntimeError: the group is broken.
-        """
+        """Broadcast the tensors in order; RuntimeError if the group is broken."""
         moved = [tensor.detach().to(self._device).contiguous() for tensor in tensors]
         works = [process_group.broadcast(self._members, tensor) for tensor in moved]
         for work in works:
@@ -97,8 +93,7 @@ Group = TorchGroup | NativeGroup
 class Transfer:
     """Broadcast bucket by bucket that stops at the first failure on either side.
 
-    The sending runs in a thread, so that it never waits for a server that refused or
-    died.
+    The sending runs in a thread, so that it never waits for a server that refused or died.
     """
 
     def __init__(
@@ -142,11 +137,7 @@ class Transfer:
         return self._problem is not None or self._refused()
 
     def finish(self, timeout_s: float) -> list[tuple[str, object]]:
-        """Wait for every server; return the failures by server.
-
-        Raises:
-            BaseException: what is not the group's or a server's fault.
-        """
+        """Wait for every server; return their failures, raise any other one."""
         broken = self.is_broken
         if broken:
             self._group.close()
