@@ -25,9 +25,8 @@ from atroposlib.envs.rollout.causes import Repeats, gather_probed
 from atroposlib.envs.rollout.groups import mean_metrics, standard_errors
 from atroposlib.envs.runtime.evaluation import report_results
 from atroposlib.errors import AtroposError, ConfigError, boundary
-from atroposlib.generation.configs import APIServerConfig
+from atroposlib.generation.configs import LOCAL_URLS, APIServerConfig
 from atroposlib.generation.engines.http import server_root
-from atroposlib.generation.routing.discovery import LOCAL_URLS
 from atroposlib.generation.routing.manager import ServerManager
 
 logger = logging.getLogger(__name__)

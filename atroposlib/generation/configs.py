@@ -1,8 +1,10 @@
-"""Settings of inference servers, merged from code defaults, YAML and flags."""
+"""Settings of inference servers, merged from code defaults, YAML and flags; their addresses."""
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Optional, Union
 
@@ -104,10 +106,7 @@ ServerConfigs = Union[ServerBaseline, Sequence[APIServerConfig]]
 def as_server_list(configs: ServerConfigs) -> list[APIServerConfig] | None:
     """The servers with known addresses, or None where addresses have to be generated.
 
-    A lone :class:`APIServerConfig` is a list of one: its address is kept.
-
-    Raises:
-        ConfigError: an empty list, or an element of another type.
+    A lone :class:`APIServerConfig` is a list of one. Raises ConfigError for an empty list.
     """
     if isinstance(configs, APIServerConfig):
         return [configs]
@@ -135,18 +134,12 @@ def resolve_openai_configs(
 ) -> ServerBaseline | list[APIServerConfig]:
     """Servers that result from code defaults, the YAML ``openai`` key and ``--openai.*``.
 
+    A list if the code or the file has one, else one config. Raises AmbiguousServer.
+
     Args:
-        default_server_configs: what ``config_init`` returned.
-        openai_config_dict: values for one server, already merged (flags over YAML). Values
-            equal to a class default are ignored.
+        openai_config_dict: values for one server, flags over YAML; class defaults are ignored.
         yaml_config: the whole YAML file; only its ``openai`` key is read.
         cli_passed_flags: flags of the command line, with keys like ``openai.base_url``.
-
-    Returns:
-        A list if the code or the file has one, else one config.
-
-    Raises:
-        AmbiguousServer: overrides of one server, and a list of several.
     """
     flags = {
         name.split(".", 1)[1]: value
@@ -176,14 +169,11 @@ def resolve_servers(
     namespace: str = "openai",
     logger: logging.Logger | None = None,
 ) -> ServerBaseline | list[APIServerConfig]:
-    """Servers that result from code, file and flags of one namespace.
+    """Servers that result from code, file and flags of one namespace. Raises AmbiguousServer.
 
     If the code has one config and no list, the result is one config, because environments of
     the original read its fields. A baseline stays a baseline, with new values, unless a field
     that only :class:`APIServerConfig` has is overridden: then it becomes a server.
-
-    Raises:
-        AmbiguousServer: overrides of one server, and a list of several.
     """
     listed = as_server_list(defaults) or []  # []: their addresses are generated
     bare = isinstance(defaults, ServerBaseline) and isinstance(from_yaml or {}, Mapping)
@@ -219,3 +209,78 @@ def _reject_overrides(servers: int, overrides: Mapping[str, Any], namespace: str
             f"{named}: ambiguous, which of {servers} servers is meant; "
             "edit the list of servers in the YAML file or in config_init"
         )
+
+
+# --- generated addresses: local ports, or the nodes of a SLURM job -------------------
+
+LOCAL_URLS = tuple(f"http://localhost:{port}/v1" for port in range(9004, 9008))
+FIRST_NODE_PORT = 9000
+GPUS_PER_NODE = 8
+SCONTROL_TIMEOUT_S = 30.0
+GENERATED_API_KEY = "x"  # local servers need none, but some clients require one
+
+
+def node_urls(hostnames: Sequence[str], training_nodes: int, infer_tp: int) -> list[str]:
+    """Servers on the nodes after the training ones: 8 // ``infer_tp`` each, from port 9000.
+
+    Fewer than two nodes give an empty list. Raises ConfigError if all nodes train.
+    """
+    if len(hostnames) < 2:
+        return []
+    servers_per_node = GPUS_PER_NODE // infer_tp
+    if servers_per_node == 0:
+        raise ConfigError(f"INFER_TP: a node has {GPUS_PER_NODE} GPUs, fewer than {infer_tp}")
+    if training_nodes >= len(hostnames):
+        raise ConfigError(
+            f"NUM_TRAINING_NODES: {training_nodes} of {len(hostnames)} nodes train, "
+            "which leaves none for inference"
+        )
+    return [
+        f"http://{host}:{FIRST_NODE_PORT + i}/v1"
+        for host in hostnames[training_nodes:]
+        for i in range(servers_per_node)
+    ]
+
+
+def slurm_urls(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Addresses from SLURM_JOB_NODELIST, NUM_TRAINING_NODES (1) and INFER_TP (1).
+
+    Empty outside a SLURM job and in a job of one node.
+    """
+    nodelist = environ.get("SLURM_JOB_NODELIST")
+    if not nodelist:
+        return []
+    return node_urls(
+        _hostnames(nodelist),
+        training_nodes=_whole_number("NUM_TRAINING_NODES", environ, least=0),
+        infer_tp=_whole_number("INFER_TP", environ, least=1),
+    )
+
+
+def generated_configs(baseline: ServerBaseline, urls: Sequence[str]) -> list[APIServerConfig]:
+    """One server per address, with every setting of ``baseline``."""
+    settings = {"api_key": GENERATED_API_KEY, **baseline.model_dump()}
+    return [APIServerConfig(**{**settings, "base_url": url}) for url in urls]
+
+
+def _hostnames(nodelist: str) -> list[str]:
+    try:
+        shown = subprocess.run(
+            ["scontrol", "show", "hostnames", nodelist],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=SCONTROL_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError) as cause:
+        raise ConfigError(
+            f"SLURM_JOB_NODELIST is set, but scontrol cannot list its nodes: {cause}"
+        ) from cause
+    return shown.stdout.split()
+
+
+def _whole_number(name: str, environ: Mapping[str, str], least: int) -> int:
+    text = environ.get(name) or "1"
+    if not text.isdigit() or int(text) < least:
+        raise ConfigError(f"{name}: a whole number from {least}, not {text!r}")
+    return int(text)

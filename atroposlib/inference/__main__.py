@@ -53,23 +53,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default %(default)s)")
     add("--dtype", default="auto", help="auto = float32 on CPUs, bfloat16 on CUDA")
     add("--max-batch", type=int, default=512, help="sequences at once (default %(default)s)")
-    add(
-        "--kv-gib",
-        type=float,
-        help="memory for keys and values (default: 2 on CPUs, "
-        "60 %% of what is free on CUDA)",
-    )
+    about = "memory for keys and values (default: 2 on CPUs, 60 %% of what is free on CUDA)"
+    add("--kv-gib", type=float, help=about)
     add("--threads", type=int, help="CPU threads of the model (default: torch's choice)")
     add("--seed", type=int, help="of requests that bring none (default: random)")
     return parser.parse_args(argv)
 
 
 def refuse_exposure(host: str, *, allow_remote: bool) -> None:
-    """Reject an address beyond loopback without ``allow_remote``.
-
-    Raises:
-        ConfigError: other machines could reach the server, which has no authentication.
-    """
+    """Raises ConfigError for an address beyond loopback without ``allow_remote``."""
     if not allow_remote and not is_loopback(host):
         raise ConfigError(
             f"--host {host} can be reached by other machines and this server has no "

@@ -79,8 +79,7 @@ def lines() -> Iterator[str]:
 def reply(engine: Engine, messages: list[Message], options: argparse.Namespace) -> str:
     """Sample and print the next turn; the oldest turns are left out where they do not fit.
 
-    Raises:
-        ConfigError: the last message alone leaves no room for an answer.
+    Raises ConfigError if the last message alone leaves no room for an answer.
     """
     from atroposlib.inference.engine.request import GenerationRequest, SamplingParams
 

@@ -30,20 +30,8 @@ from atroposlib.testing.fake_shapes import (
     Sampled,
     decode,
     encode,
-    fake_logprob,
     visible,
 )
-
-__all__ = [
-    "END",
-    "FakeInference",
-    "decode",
-    "encode",
-    "fake_logprob",
-    "rendered",
-    "spelled_out",
-    "visible",
-]
 
 DEFAULT_SHAPES = frozenset({"generate", "scale_out", "completions"})
 JOIN_TIMEOUT_S = 10.0

@@ -15,7 +15,8 @@ from atroposlib.envs.teacher_distillation_env import (
     tokenizer_of,
 )
 from atroposlib.errors import ConfigError, InvalidGroup
-from atroposlib.testing.fake_inference import FakeInference, fake_logprob
+from atroposlib.testing.fake_inference import FakeInference
+from atroposlib.testing.fake_shapes import fake_logprob
 from atroposlib.testing.tiny import char_tokenizer
 from tests.envs.old_style import NodesConfig, NodesEnv
 

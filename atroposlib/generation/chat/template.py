@@ -111,11 +111,7 @@ def decoded(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
 
 
 def require_known(tokenizer: Any, ids: Sequence[int]) -> None:
-    """Check that the tokenizer has all sampled ``ids``; decoding would drop the others.
-
-    Raises:
-        TokensMissing: the vocabulary of the server is larger.
-    """
+    """Raise TokensMissing for ``ids`` that the tokenizer lacks; decoding drops them."""
     known = len(tokenizer) if hasattr(tokenizer, "__len__") else None
     if known is not None and (highest := max(ids, default=-1)) >= known:
         raise TokensMissing(
@@ -201,9 +197,7 @@ def plain_message(message: Any) -> Message:
 def template_messages(messages: Sequence[Any]) -> list[Message]:
     """Messages whose ``content`` is one text: None becomes "", text parts are joined.
 
-    Raises:
-        ConfigError: a part other than text, such as an image, which rows of text tokens
-            cannot represent.
+    Raises ConfigError for other parts, such as images: rows of text tokens cannot hold them.
     """
     plain = [plain_message(message) for message in messages]
     return [
@@ -237,10 +231,6 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def load_tokenizer(config: APIServerConfig) -> Any:
-    """The tokenizer of ``tokenizer_name``, else of ``model_name``.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
+    """The tokenizer of ``tokenizer_name``, else of ``model_name``. Raises ConfigError."""
     named = config.tokenizer_name not in ("", "none")
     return load_tokenizer_named(config.tokenizer_name if named else config.model_name)

@@ -107,12 +107,9 @@ class APIServer(LegacyHealth, ABC):
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """OpenAI chat parameters, plus ``split`` ("train", or anything else for eval).
 
-        ``skip_reasoning=True`` leaves the reasoning fields out.
-
-        Raises:
-            InferenceUnavailable: no usable answer in three attempts, or unhealthy for
-                ``config.timeout`` seconds.
-            InferenceRefused: the server returned 4xx, after one request.
+        ``skip_reasoning=True`` leaves the reasoning fields out. Raises InferenceUnavailable
+        (no usable answer in three attempts, or unhealthy for ``config.timeout`` seconds), or
+        InferenceRefused: the server returned 4xx, after one request.
         """
         if not kwargs.pop("skip_reasoning", False):
             kwargs = self._inject_reasoning_kwargs(kwargs)
@@ -123,11 +120,7 @@ class APIServer(LegacyHealth, ABC):
         return await self._call(self._completion_wrapper, kwargs)
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
-        """``(prompt_ids, [tokens], [logprobs], [finish_reason])`` of ``prompt``/``input_ids``.
-
-        Raises:
-            TokensMissing: the backend returned text only.
-        """
+        """``(prompt_ids, [tokens], [logprobs], [finish_reason])``. Raises TokensMissing."""
         return await self._call(self._tokens_and_logprobs_completion_wrapper, kwargs)
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from atroposlib.errors import InferenceUnavailable
@@ -39,34 +40,24 @@ class HealthState(enum.Enum):
     DOWN = "down"  # probed, without a usable response
 
 
+@dataclass(kw_only=True, eq=False)
 class HealthMonitor:
-    """Health of one server, shared by all its callers.
+    """Health of one server, shared by all its callers."""
 
-    Args:
-        probe: one check; True if the server is healthy.
-        timeout_s: maximum seconds that a caller waits for a server that is down.
-        enabled: False disables probes and waits.
-    """
+    name: str  # its address
+    probe: Callable[[], Awaitable[bool]]  # one check; True if the server is healthy
+    timeout_s: float  # maximum seconds that a caller waits for a server that is down
+    enabled: bool  # False disables probes and waits
+    state: HealthState = HealthState.UNKNOWN
+    waiting_on: str | None = None  # for status displays; None without waiting callers
+    _probed_at: float = float("-inf")
+    _logged_at: float = float("-inf")
+    _probe_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _recheck: asyncio.Task[bool] | None = None
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        probe: Callable[[], Awaitable[bool]],
-        timeout_s: float,
-        enabled: bool,
-    ) -> None:
-        self.name = name
-        self.remedy = start_hint("atropos-infer --model MODEL_DIR", name)
-        self.probe = probe
-        self.timeout_s = timeout_s
-        self.enabled = enabled
-        self.state = HealthState.UNKNOWN
-        self.waiting_on: str | None = None  # for status displays; None without waiting callers
-        self._probed_at = float("-inf")
-        self._logged_at = float("-inf")
-        self._probe_lock = asyncio.Lock()
-        self._recheck: asyncio.Task[bool] | None = None
+    @property
+    def remedy(self) -> str:
+        return start_hint("atropos-infer --model MODEL_DIR", self.name)
 
     def mark_suspect(self) -> None:
         """Record a failed call that an unavailable server would explain."""
@@ -77,9 +68,8 @@ class HealthMonitor:
     async def wait_until_healthy(self) -> None:
         """Return once the server is healthy.
 
-        Raises:
-            InferenceUnavailable: it was not within ``timeout_s`` seconds.
-            FailoverRequired: it is down, and another server of the route is available.
+        Raises InferenceUnavailable after ``timeout_s`` seconds, or FailoverRequired if it is
+        down and another server of the route is available.
         """
         if not self.enabled or self.state is HealthState.HEALTHY:
             return
@@ -234,10 +224,8 @@ async def with_retries(
     """Result of ``attempt`` and the number of attempts, at most :data:`MAX_ATTEMPTS`.
 
     After a failed attempt the next one waits until the server is healthy: a server that
-    restarts delays the call and does not fail it.
-
-    Raises:
-        InferenceUnavailable: every attempt failed; its message has the last reason.
+    restarts delays the call and does not fail it. Raises InferenceUnavailable with the last
+    reason.
     """
     failed = 0
     while True:

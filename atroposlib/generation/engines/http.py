@@ -43,19 +43,19 @@ def server_root(base_url: str) -> str:
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+@dataclass(eq=False, repr=False)
 class HttpClient:
-    """Pool of connections to one server, opened at the first call.
+    """Pool of connections to one server, opened at the first call."""
 
-    Args:
-        timeout_s: limit of one request in seconds, from sending to the last byte.
-        max_connections: at least the requests in flight; a smaller pool would queue them
-            here, uncounted, until they time out.
-    """
+    timeout_s: float  # limit of one request, from sending to the last byte
+    # At least the requests in flight: a smaller pool would queue them, uncounted, until they
+    # time out.
+    max_connections: int
+    api_key: str | None
 
-    def __init__(self, *, timeout_s: float, max_connections: int, api_key: str | None) -> None:
-        self.timeout_s = timeout_s
-        self.max_connections = max_connections
-        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     @cached_property
     def client(self) -> httpx.AsyncClient:
@@ -106,9 +106,7 @@ class HttpClient:
     ) -> httpx.Response:
         """Send a request; return the response of any status.
 
-        Raises:
-            InferenceUnavailable: no response.
-            ConfigError: the address is not a URL.
+        Raises InferenceUnavailable without one, ConfigError if the address is not a URL.
         """
         import httpx
 
@@ -135,12 +133,7 @@ def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def read_json(response: httpx.Response) -> JsonReply:
-    """The decoded response.
-
-    Raises:
-        InferenceUnavailable: status 408, 429 or 5xx, or a body that is not JSON.
-        InferenceRefused: any other status from 300.
-    """
+    """The decoded response. Raises InferenceUnavailable or InferenceRefused, as above."""
     status, where = response.status_code, f"{response.request.method} {response.request.url}"
     if status >= 500 or status in RETRYABLE_STATUS:
         detail = response.text[:DETAIL_CHARS]

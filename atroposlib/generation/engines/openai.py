@@ -44,10 +44,7 @@ SENTENCE = "What is 12 + 7? [The answer]: {19}, as anyone can see; naïve #42 = 
 def request_body(kwargs: Mapping[str, Any]) -> Payload:
     """JSON body of a request from keyword arguments of the openai package.
 
-    ``extra_body`` is merged in, and options of the client are left out.
-
-    Raises:
-        ConfigError: ``stream``; a call returns a whole completion.
+    ``extra_body`` is merged in; options of the client are left out. ``stream``: ConfigError.
     """
     if kwargs.get("stream"):
         raise ConfigError("stream: completions are returned whole; leave it out")

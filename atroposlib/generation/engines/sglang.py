@@ -72,11 +72,7 @@ def logprobs_body(ids: list[int], top_k: int) -> dict[str, Any]:
 
 
 def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
-    """Outputs of a payload, which is an object for one output and a list for several.
-
-    Raises:
-        TokensMissing: an output has tokens without logprobs.
-    """
+    """Outputs of a payload: one object, or a list of them. Raises TokensMissing."""
     outputs = payload if isinstance(payload, list) else [payload]
     generations = []
     for output in outputs:

@@ -121,11 +121,7 @@ def generate_body(prompt: str | list[int], params: Mapping[str, Any]) -> dict[st
 
 
 def read_generations(payload: Any, ids: list[int], eos: int | None) -> list[Generation]:
-    """Outputs of a payload.
-
-    Raises:
-        TokensMissing: no logprobs or no prompt ids, or a prompt other than ``ids``.
-    """
+    """Outputs of a payload. Raises TokensMissing without logprobs, or for another prompt."""
     prompts = require(payload.get("prompt_ids"), "prompt_ids", GENERATE_PATH)
     rows = require(payload.get("logprobs"), "logprobs", GENERATE_PATH)
     if any(list(prompt) != ids for prompt in prompts):

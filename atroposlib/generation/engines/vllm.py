@@ -139,11 +139,7 @@ class TokenRoute(ABC):
 
     @abstractmethod
     def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        """Outputs of a payload. ``label`` is the weight version of the whole response.
-
-        Raises:
-            TokensMissing: ids or logprobs are absent.
-        """
+        """Outputs; ``label``: version of the whole response. Raises TokensMissing."""
 
     def read_prompt_logprobs(self, payload: Any) -> Any:
         """The raw per-position list, or None."""

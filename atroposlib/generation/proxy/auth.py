@@ -69,11 +69,7 @@ def is_local(request: HTTPConnection) -> bool:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Read the body, at most ``limit`` bytes.
-
-    Raises:
-        InferenceRefused: 413 for a longer body, 415 for a compressed one.
-    """
+    """Read the body. Raises InferenceRefused: 413 beyond ``limit`` bytes, 415 compressed."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise InferenceRefused(415, "compressed bodies are not accepted")
     body = bytearray()

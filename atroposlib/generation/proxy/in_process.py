@@ -16,6 +16,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from atroposlib.errors import ConfigError
@@ -68,13 +69,13 @@ class AgentSession:
         await self._sessions.close(self._session)
 
 
+@dataclass(repr=False)
 class RunningProxy:
     """Running proxy that listens on ``url``."""
 
-    def __init__(self, sessions: Sessions, url: str, admin_token: str) -> None:
-        self.url = url
-        self.admin_token = admin_token  # for calls over HTTP; open_session needs none
-        self._sessions = sessions
+    _sessions: Sessions
+    url: str
+    admin_token: str  # for calls over HTTP; open_session needs none
 
     async def open_session(
         self,
@@ -123,10 +124,7 @@ async def serving_proxy(
     """Serve the proxy on a free port of 127.0.0.1 for the time of the block.
 
     Agents reach their session with its API key. All other routes need an admin token, which is
-    drawn here and kept in this process.
-
-    Raises:
-        ConfigError: the server did not start.
+    drawn here and kept in this process. Raises ConfigError if the server did not start.
     """
     admin_token = secrets.token_urlsafe(32)
     app = create_app(

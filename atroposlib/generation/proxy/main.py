@@ -118,32 +118,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     limits = ProxyLimits()
     add = parser.add_argument
     add("--config", type=Path, required=True, help="JSON: model_name and servers")
-    add(
-        "--port",
-        type=int,
-        default=DEFAULT_PORT,
-        help="0 picks a free one (default %(default)s)",
-    )
+    add("--port", type=int, default=DEFAULT_PORT, help="0: a free one (default %(default)s)")
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    add(
-        "--allow-remote",
-        action="store_true",
-        help="permit an address that other machines reach without an admin token",
-    )
-    add(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a host name of this proxy that has a dot; may be repeated",
-    )
+    about = "permit an address that other machines reach without an admin token"
+    add("--allow-remote", action="store_true", help=about)
+    about = "a host name of this proxy that has a dot; may be repeated"
+    add("--allow-host", action="append", default=[], metavar="NAME", help=about)
     add("--max-sessions", type=int, default=limits.max_sessions, help="default %(default)s")
-    add(
-        "--idle-s",
-        type=float,
-        default=limits.idle_s,
-        help="seconds without calls after which a session is closed (default %(default)s)",
-    )
+    about = "seconds without calls after which a session is closed (default %(default)s)"
+    add("--idle-s", type=float, default=limits.idle_s, help=about)
     return parser.parse_args(argv)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -48,25 +48,18 @@ class SessionSettings(msgspec.Struct, kw_only=True, frozen=True):
     describe_tools: bool | None = False
 
 
+@dataclass(kw_only=True, eq=False, repr=False)  # it holds a key
 class ProxySession:
     """Samples for one agent. Calls may run concurrently; each choice is a separate sample."""
 
-    def __init__(
-        self,
-        *,
-        uuid: str,
-        api_key: str,
-        model_name: str,
-        base_url: str | None,
-        managed: ManagedServer | DummyManagedServer,
-        settings: SessionSettings,
-    ) -> None:
-        self.uuid = uuid
-        self.api_key = api_key
-        self.model_name = model_name
-        self.base_url = base_url  # of the inference server
-        self.managed = managed
-        self.settings = settings
+    uuid: str
+    api_key: str
+    model_name: str
+    base_url: str | None  # of the inference server
+    managed: ManagedServer | DummyManagedServer
+    settings: SessionSettings
+
+    def __post_init__(self) -> None:
         self.created_at = time.time()
         self.last_accessed = self.created_at
         self.calls = IdempotentCalls()
@@ -101,11 +94,7 @@ class ProxySession:
         return replace(request, messages=messages, sampling=sampling, split=split)
 
     def _keywords(self, request: SamplingRequest) -> Json:
-        """Arguments of the managed session.
-
-        Raises:
-            ConfigError: the chat template ignores the request's tools.
-        """
+        """Arguments of the managed session. Raises ConfigError for tools that stay unseen."""
         found, settings = request.keywords(), self.settings
         if not request.tools or not settings.tool_parser or settings.describe_tools is None:
             return found
@@ -145,12 +134,7 @@ class ProxySession:
                 completion = await self.managed.chat_completion(**keywords)
             nodes = self.managed.nodes_for(completion)
         response = response_of(
-            completion,
-            nodes,
-            request,
-            response_id=response_id,
-            created=created,
-            model=self.model_name,
+            completion, nodes, request, response_id, created, self.model_name
         )
         self._keep(response, nodes)
         return response
@@ -188,15 +172,10 @@ class ProxySession:
         return self.managed.nodes_for(call.task.result().completion)
 
     def reward(self, reward: float, completion_id: str | None) -> str | None:
-        """Record the reward of a completion, of the ``"last"`` one, or of the session (None).
+        """Set the reward of a completion, of the ``"last"`` one, or of the session (None).
 
-        A second reward for the same completion or session replaces the first.
-
-        Returns:
-            The completion's id, 12 hex digits; None for the session.
-
-        Raises:
-            InferenceRefused: 400 for a reward that is not finite, 404 for an unknown completion.
+        Returns the completion's id, 12 hex digits. Raises InferenceRefused: 400 for a reward
+        that is not finite, 404 for an unknown completion.
         """
         if not math.isfinite(reward):
             raise InferenceRefused(400, "reward: must be a finite number")
@@ -210,11 +189,7 @@ class ProxySession:
         return wanted
 
     def rows(self, discount: float = 1.0) -> list[SessionRow]:
-        """Training rows of all samples; see ``sample_tree.py``.
-
-        Raises:
-            InferenceRefused: 409; the inference server returns no tokens, so there are none.
-        """
+        """Training rows of all samples (``sample_tree.py``). Raises InferenceRefused (409)."""
         if self._has_placeholders:
             raise InferenceRefused(
                 409,

@@ -119,9 +119,7 @@ class Sessions:
     ) -> ProxySession:
         """Open a session on the server at ``base_url``, else on the freest healthy one.
 
-        Raises:
-            InferenceRefused: 404 for an unknown ``base_url``, 429 for too many sessions.
-            ConfigError: there is no such tool parser.
+        Raises InferenceRefused (404 no such server, 429 too many sessions) or ConfigError.
         """
         await self.expire()
         if len(self._sessions) + self._opening >= self.limits.max_sessions:
@@ -234,11 +232,7 @@ async def assign_server(
     """Assign the server at ``base_url``, else the freest healthy one.
 
     With an ``APIServer`` a session fails over when its server fails, unless ``base_url``
-    named one.
-
-    Raises:
-        InferenceRefused: 404; there is no such server.
-        ConfigError: there is no such tool parser.
+    named one. Raises InferenceRefused (404), or ConfigError for the tool parser.
     """
     servers = list(manager.servers)
     candidates = [_server_at(servers, base_url)] if base_url else token_servers(servers)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from atroposlib.errors import InferenceUnavailable
@@ -76,43 +76,18 @@ def token_servers(servers: Sequence[APIServer]) -> Sequence[APIServer]:
     return [one for one in servers if returns_tokens(one)] or servers
 
 
-@contextmanager
-def counted_session(server: Any) -> Iterator[Any]:
-    """Count an open session, so that the next session goes to another server."""
-    if not isinstance(server, APIServer):
-        yield server
-        return
-    server.sessions += 1
-    try:
-        yield server
-    finally:
-        server.sessions -= 1
-
-
+@dataclass(eq=False)
 class FailoverRoute:
-    """Route of a series of calls: the same server until it fails, then another.
+    """Route of a series of calls: the same server until it fails, then another."""
 
-    Args:
-        servers: candidates, which must serve the same model.
-        first: server of the first call; None picks one at that call.
-        routing_key: key that a gateway uses to send related calls to the same engine.
-    """
-
-    def __init__(
-        self,
-        servers: Sequence[APIServer],
-        first: APIServer | None = None,
-        routing_key: str | None = None,
-    ) -> None:
-        self.servers = servers
-        self.server = first
-        self.routing_key = routing_key
+    servers: Sequence[APIServer]  # candidates, which must serve the same model
+    server: APIServer | None = None  # None: picked at the first call
+    routing_key: str | None = None  # a gateway sends equal keys to the same engine
 
     async def call(self, split: str, attempt: Callable[[APIServer], Awaitable[T]]) -> T:
-        """Run ``attempt`` on the current server, and after a failure once on each other.
+        """Run ``attempt`` on the current server, after a failure once on each other one.
 
-        Raises:
-            InferenceUnavailable: the last failure, when every server failed.
+        Raises the last failure, when every server failed.
         """
         failed: list[APIServer] = []
         started = time.monotonic()

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from atroposlib.errors import ConfigError
 from atroposlib.generation.configs import (
+    LOCAL_URLS,
     APIServerConfig,
     ServerBaseline,
     ServerConfigs,
     as_server_list,
+    generated_configs,
+    slurm_urls,
 )
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.engines.harness import ServerHarness
@@ -22,10 +25,8 @@ from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.trl import TrlVllmServer
 from atroposlib.generation.engines.vllm import VLLMServer
 from atroposlib.generation.routing.calls import RoutedCalls, sticky_session
-from atroposlib.generation.routing.discovery import LOCAL_URLS, generated_configs, slurm_urls
 from atroposlib.generation.routing.failover import (
     FailoverRoute,
-    counted_session,
     pick_server,
     returns_tokens,
     token_servers,
@@ -101,7 +102,8 @@ class ServerManager(RoutedCalls):
         No slot is held between calls: each call takes its own. So as many sessions as slots
         cannot deadlock.
         """
-        with counted_session(pick_server(self.servers, "train")) as server:
+        server = pick_server(self.servers, "train")
+        with sticky_session([server], server, self.max_n_completions):  # counts it as used
             yield server
 
     @asynccontextmanager

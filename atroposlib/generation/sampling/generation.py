@@ -59,11 +59,7 @@ def from_four_tuple(
     logprobs: Sequence[Sequence[float]],
     finish_reasons: Sequence[Any],
 ) -> list[Generation]:
-    """Generations from a result in the original's shape, with unknown versions.
-
-    Raises:
-        TokensMissing: the lists have different lengths.
-    """
+    """Generations from the original's shape, with unknown versions. Raises TokensMissing."""
     if not len(tokens) == len(logprobs) == len(finish_reasons):
         raise TokensMissing(
             f"{len(tokens)} outputs came with {len(logprobs)} rows of logprobs "
@@ -200,9 +196,6 @@ def prompt_ids(kwargs: Mapping[str, Any], tokenizer: Any) -> list[int]:
     """``input_ids``, else ``prompt`` encoded; one of two leading BOS is removed.
 
     A rendered chat template contains a BOS, and encoding adds a second. Training data has one.
-
-    Raises:
-        ConfigError: neither is given.
     """
     if kwargs.get("input_ids") is not None:
         ids = list(kwargs["input_ids"])

@@ -17,7 +17,6 @@ EFFORT_TOKENS = {
     "high": 25600,
     "xhigh": 30400,
 }
-UNKNOWN_EFFORT_TOKENS = 8192
 VALID_REASONING_EFFORTS = tuple(EFFORT_TOKENS)
 OFFICIAL_OPENAI_HOST = "api.openai.com"
 OFFICIAL_OPENAI_URL = f"https://{OFFICIAL_OPENAI_HOST}/v1"
@@ -71,7 +70,7 @@ class ReasoningConfig:
             return {"reasoning_effort": self.effort or "medium"}
         reasoning: dict[str, Any] = {"enabled": True}
         if self.effort is not None and use_max_tokens:
-            reasoning["max_tokens"] = EFFORT_TOKENS.get(self.effort, UNKNOWN_EFFORT_TOKENS)
+            reasoning["max_tokens"] = EFFORT_TOKENS[self.effort]
         elif self.effort is not None:
             reasoning["effort"] = self.effort
         elif self.max_tokens is not None:

@@ -38,16 +38,13 @@ async def generate_with_resume(
     """``params["n"]`` continuations of ``input_ids`` (P,), none with reason "abort".
 
     They start as one request and are resumed separately, because each was aborted after a
-    different number of tokens.
+    different number of tokens. Raises InferenceUnavailable without a new token within
+    ``stall_timeout_s`` seconds of aborts.
 
     Args:
         params: sampling parameters with ``n`` and ``max_tokens``.
         ask: one request. Its outputs may have the finish reason "abort".
         decoder: returns the decoder of tokens; called only for stop strings.
-        stall_timeout_s: maximum seconds of aborts without a new token.
-
-    Raises:
-        InferenceUnavailable: no new token within ``stall_timeout_s``.
     """
     outputs = await ask(list(input_ids), params)
     return await gather_or_cancel(
@@ -107,11 +104,7 @@ def resumed_params(params: Mapping[str, Any], done: int, index: int) -> Params:
 
 
 def join_segments(output: Generation, more: Generation) -> Generation:
-    """Both segments as one. Every token keeps its logprob and version.
-
-    Raises:
-        TokensMissing: ``more`` does not continue ``output``.
-    """
+    """Both segments as one. Raises TokensMissing if ``more`` continues other tokens."""
     if more.prompt_ids != output.prompt_ids + output.tokens:
         raise TokensMissing("the server continued tokens other than those sent")
     return Generation(

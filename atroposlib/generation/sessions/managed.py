@@ -128,10 +128,8 @@ class ManagedServer:
         ``tools`` and ``tool_choice`` ("auto", "none", "required") need a tool parser.
         ``chat_template_kwargs``, also inside ``extra_body``, is passed to the template.
 
-        Raises:
-            ConfigError: messages that are not text, or ``stream``.
-            TokensMissing: the server returned no token ids, or not a logprob for each.
-            InferenceUnavailable, InferenceRefused: as ``APIServer.generate``.
+        Raises ConfigError for messages that are not text or ``stream``, TokensMissing without
+        token ids and a logprob for each, and as ``APIServer.generate``.
         """
         from atroposlib.generation.sessions import replies  # imports the openai package
 
@@ -186,9 +184,7 @@ class ManagedServer:
     ) -> dict[str, Any]:
         """Logprobs of a given sequence: one of ``prompt``, ``messages`` and ``input_ids``.
 
-        Raises:
-            ConfigError: none of the three is given.
-            NotImplementedError: the server has no such call.
+        Raises ConfigError without any, NotImplementedError if the server has no such call.
         """
         await self._load_tokenizer()
         if input_ids is None and messages is not None:
@@ -217,9 +213,8 @@ class ManagedServer:
     def get_state(self) -> dict[str, Any]:
         """``{"nodes": [...]}``, or ``{"sequences": ..., "tree": ...}`` of a tree.
 
-        Nodes are in the order in which calls returned, the choices of one call in choice
-        order. A continued sequence keeps its place. For concurrent calls that order is not
-        the order of the calls: use ``nodes_for``.
+        In the order in which calls returned, choices of one call in choice order; a continued
+        sequence keeps its place. Of concurrent calls use ``nodes_for``.
         """
         return self._sequences.state()
 

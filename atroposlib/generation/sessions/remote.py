@@ -38,12 +38,8 @@ _NOT_SENT = frozenset({"extra_body", "extra_headers", "timeout", "stream"})
 class ProxyManagedServer:
     """Samples through one session of a proxy, which gets every argument of a call.
 
-    Args:
-        proxy_url: such as http://localhost:9100.
-        session_uuid: id of the session; :func:`create_proxy_session` creates one.
-        model_name: model in the requests.
-        base_url: address of the inference server behind the proxy.
-        api_key: key of the session, if the proxy requires it.
+    ``base_url`` is the inference server behind the proxy, ``api_key`` the key of the session,
+    if the proxy requires it. :func:`create_proxy_session` creates one.
     """
 
     def __init__(
@@ -60,7 +56,7 @@ class ProxyManagedServer:
         self.model_name = model_name
         self.base_url = base_url
         self.api_key = api_key
-        self._http = _ProxyClient(timeout_s, api_key)
+        self._http = _ProxyClient(timeout_s, MAX_CONNECTIONS, api_key)
         self._nodes: list[SequenceNode] = []
         self._nodes_of: dict[str, list[SequenceNode]] = {}
         self._last_fetch = 0  # number of the newest fetch of the state that was sent
@@ -76,15 +72,10 @@ class ProxyManagedServer:
     # --- calls ----------------------------------------------------------------------
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """As ``ManagedServer.chat_completion``.
+        """As ``ManagedServer.chat_completion``. Raises UnknownSession for a closed session.
 
         An attempt without a response is repeated with the same idempotency key, so the
         session records each completion once.
-
-        Raises:
-            UnknownSession: the session was closed or has expired.
-            InferenceUnavailable: no response, or the proxy's inference servers failed.
-            InferenceRefused: the request cannot succeed.
         """
         from atroposlib.generation.sessions.replies import read_chat_completion
 
@@ -113,11 +104,7 @@ class ProxyManagedServer:
     # --- what was sampled -------------------------------------------------------------
 
     def nodes_for(self, completion: ChatCompletion) -> list[SequenceNode]:
-        """The node of each choice at the return of the call, in choice order.
-
-        Raises:
-            TokensMissing: the proxy returned no nodes with the completion.
-        """
+        """The node of each choice at the return of the call. Raises TokensMissing without."""
         if completion.id not in self._nodes_of:
             raise TokensMissing(
                 f"the proxy at {self.proxy_url} did not return the nodes of "
@@ -171,15 +158,11 @@ async def create_proxy_session(
 ) -> ProxyManagedServer:
     """Create a session in a proxy. The admin token is read from ATROPOS_PROXY_TOKEN.
 
-    Args:
-        base_url: address of one inference server of the proxy; None lets the proxy choose.
-
-    Raises:
-        InferenceUnavailable: no response from the proxy.
-        InferenceRefused: rejected, such as 401 for a missing token.
+    ``base_url`` is one inference server of the proxy; None lets the proxy choose. Raises
+    InferenceUnavailable, or InferenceRefused, such as 401 for a missing token.
     """
     root = proxy_url.rstrip("/")
-    http = _ProxyClient(timeout_s, os.environ.get(TOKEN_VARIABLE))
+    http = _ProxyClient(timeout_s, MAX_CONNECTIONS, os.environ.get(TOKEN_VARIABLE))
     body = {
         "tool_parser": tool_parser,
         "track_tree": track_tree,
@@ -204,9 +187,6 @@ async def create_proxy_session(
 
 class _ProxyClient(HttpClient):
     """Retries only requests without a response: the proxy itself retries its servers."""
-
-    def __init__(self, timeout_s: float, api_key: str | None) -> None:
-        super().__init__(timeout_s=timeout_s, max_connections=MAX_CONNECTIONS, api_key=api_key)
 
     async def ask(
         self, method: str, url: str, body: Mapping[str, Any] | None = None

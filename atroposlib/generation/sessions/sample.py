@@ -39,10 +39,8 @@ async def sample_tokens(
 ) -> list[Generation]:
     """Continuations of ``input_ids``; ``kwargs`` are the caller's sampling parameters.
 
-    The prompt ids of the result are those that the server reports.
-
-    Raises:
-        TokensMissing: the result has no token ids, or not one logprob per token.
+    The prompt ids of the result are those that the server reports. Raises TokensMissing for
+    a result without token ids, or without one logprob per token.
     """
     if has_generate(server):
         request = {k: kwargs[k] for k in _REQUEST_OPTIONS if kwargs.get(k) is not None}
@@ -89,11 +87,7 @@ async def sequence_logprobs(
     prompt_text: str | None,
     kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Logprobs of ``input_ids`` from ``get_logprobs`` of the server.
-
-    Raises:
-        NotImplementedError: the server has none.
-    """
+    """``get_logprobs`` of the server. Raises NotImplementedError if it has none."""
     ask = getattr(server, "get_logprobs", None)
     if ask is None:
         raise NotImplementedError(f"{type(server).__name__} does not implement get_logprobs")

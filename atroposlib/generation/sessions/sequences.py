@@ -153,8 +153,7 @@ class SequenceList:
         """Index of the leaf ``parent``, or of an identical sibling.
 
         Concurrent calls may all have chosen the same one of several siblings. Each then takes
-        one that is left. Otherwise a sibling would remain unextended, and another would be in
-        two rows.
+        one that is left, so that none stays unextended and none is in two rows.
         """
         same = [
             i

@@ -293,11 +293,7 @@ class EngineCore:
                 request.resolve_if_complete()
 
     def update_weights(self, load: Callable[[Any], int], version: int | None) -> int:
-        """Change the model by ``load``, then recompute the KV of kept rows; return its count.
-
-        Raises:
-            WeightsError: ``load`` changed nothing.
-        """
+        """Run ``load`` on the model and recompute the KV of kept rows; return its count."""
         count = load(self.served.model)
         self.counters.weight_updates += 1
         self.begin_version(self.weight_version + 1 if version is None else version)

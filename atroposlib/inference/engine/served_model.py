@@ -156,8 +156,7 @@ def load_model(
 ) -> ServedModel:
     """Load a causal language model and its tokenizer from a directory or hub name.
 
-    Raises:
-        ConfigError: there is no such model, or it uses layers this engine does not serve.
+    Raises ConfigError if there is none, or it uses layers that this engine does not serve.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

@@ -35,11 +35,7 @@ CONFIG_FILE = "adapter_config.json"
 
 
 def load_in_place(model: Any, directory: str | Path) -> int:
-    """Copy ``directory``/*.safetensors into ``model``; returns the number of tensors.
-
-    Raises:
-        WeightsError: nothing was changed; the message names file, tensor and reason.
-    """
+    """Copy ``directory``/*.safetensors into ``model``; as :func:`copy_tensors`."""
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         for file in weight_files(Path(directory)):
@@ -51,14 +47,10 @@ def load_in_place(model: Any, directory: str | Path) -> int:
 
 
 def load_shared(model: Any, path: str, version: int) -> int:
-    """Copy a safetensors file that the trainer keeps in memory; returns how many tensors.
+    """Copy a safetensors file that the trainer keeps in memory; as :func:`copy_tensors`.
 
     The trainer rewrites the same file for every version, and its header names the version
     that is whole in it: a file of another version, or one half written, is refused.
-
-    Raises:
-        WeightsError: nothing was changed; not this version, not this user's private file,
-            or not this model.
     """
     _require_private(path)
     with ExitStack() as stack:
@@ -71,11 +63,7 @@ def load_shared(model: Any, path: str, version: int) -> int:
 
 @torch.no_grad()
 def copy_tensors(model: Any, tensors: Mapping[str, Tensor]) -> int:
-    """Replace all weights of ``model`` by these; returns their number.
-
-    Raises:
-        WeightsError: nothing was changed; a name, shape, tie or number does not fit.
-    """
+    """Replace all weights of ``model``; return their number. Raises WeightsError: none is."""
     verify_shapes(model, {n: tuple(t.shape) for n, t in tensors.items()}, complete=True)
     targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
     _verify_ties(targets, tensors)
@@ -121,12 +109,9 @@ def weight_files(directory: Path) -> list[Path]:
 def verify_shapes(
     model: Any, shapes: Mapping[str, tuple[int, ...]], *, complete: bool
 ) -> None:
-    """Check that every name is a tensor of the model with this shape.
+    """Raises WeightsError unless every name is a tensor of the model with this shape.
 
     With ``complete``, no tensor of the model may be missing either.
-
-    Raises:
-        WeightsError: names the first tensors that do not fit.
     """
     targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
     unknown = sorted(set(shapes) - set(targets))
@@ -183,10 +168,7 @@ class MergedAdapter:
     def load(self, model: Any, directory: str, name: str) -> int:
         """Merge the adapter in ``directory`` in place of an earlier one.
 
-        Returns the number of changed weights.
-
-        Raises:
-            WeightsError: nothing was changed; the adapter cannot be merged.
+        Returns the number of changed weights. Raises WeightsError: nothing was changed.
         """
         targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
         deltas = read_deltas(Path(directory), targets)
@@ -205,11 +187,7 @@ class MergedAdapter:
 
     @torch.no_grad()
     def unload(self, model: Any, name: str) -> int:
-        """Restore the weights without it; return the number of changed ones.
-
-        Raises:
-            WeightsError: another adapter is merged, or none.
-        """
+        """Restore the weights without it; return their number. Raises WeightsError."""
         if name != self.name:
             raise WeightsError(f"adapter {name!r} is not loaded; {self.name!r} is")
         count = self._restore(model.state_dict(keep_vars=True))
@@ -226,9 +204,7 @@ class MergedAdapter:
 def read_deltas(directory: Path, targets: dict[str, Tensor]) -> dict[str, Tensor]:
     """scale B A in float32 for each weight of ``targets`` that a peft adapter changes.
 
-    Raises:
-        WeightsError: a file is missing or broken, the adapter is of a kind whose effect
-            is not W + scale B A, or it does not fit the weights.
+    Raises WeightsError for a broken file, one that does not fit, or another kind of adapter.
     """
     try:
         config = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))

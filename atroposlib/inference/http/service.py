@@ -74,11 +74,7 @@ class InferenceService:
         *,
         prompt_logprobs: int | None = None,
     ) -> GenerationRequest:
-        """Validate a request against the model and build it.
-
-        Raises:
-            InferenceRefused: 400 (404 for another model), with the accepted values.
-        """
+        """The engine's request. Raises InferenceRefused: 400, or 404 for another model."""
         context_left = self._context_left(prompt_ids, fields)
         self._require_tokens(prompt_ids)
         own = (self.served.name, self.served.path)

@@ -33,11 +33,7 @@ class WeightGroup:
         self._staged: dict[str, Tensor] = {}
 
     def join(self, body: InitWeightsGroup, device: torch.device) -> None:
-        """Join a group; an earlier one, of a trainer that died, is left first.
-
-        Raises:
-            WeightsError: not every member joined within ``timeout_s``.
-        """
+        """Leave an earlier group and join this one. Raises WeightsError for late members."""
         group = GroupSpec(
             body.master_address,
             body.master_port,
@@ -60,8 +56,7 @@ class WeightGroup:
     def receive(self, body: UpdateFromGroup) -> dict[str, Tensor] | None:
         """Take part in one broadcast per name; return all tensors with the last message.
 
-        Raises:
-            WeightsError: a broadcast failed; tensors received before are dropped too.
+        Raises WeightsError if one fails; tensors received before are dropped too.
         """
         with self._lock:
             if self._members is None or self._name != body.group_name:

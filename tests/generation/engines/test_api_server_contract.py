@@ -13,7 +13,7 @@ import pytest
 
 from atroposlib.errors import InferenceRefused, InferenceUnavailable, TokensMissing
 from atroposlib.generation.routing.manager import BACKENDS
-from atroposlib.testing.fake_inference import END, encode, fake_logprob
+from atroposlib.testing.fake_shapes import END, encode, fake_logprob
 
 # name of the wire: (server_type, shape of the fake, path of token requests)
 WIRES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import TokensMissing
-from atroposlib.testing.fake_inference import encode
+from atroposlib.testing.fake_shapes import encode
 
 PROMPT = encode("<|user|>2+2=<|end|><|assistant|>")
 HELLO = [{"role": "user", "content": "hello"}]

@@ -7,7 +7,7 @@ import pytest
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
 from atroposlib.generation.engines.openai import prompt_logprobs
 from atroposlib.generation.engines.vllm import VLLMServer, topk_rows
-from atroposlib.testing.fake_inference import END, encode, fake_logprob
+from atroposlib.testing.fake_shapes import END, encode, fake_logprob
 
 ROUTES = {
     "generate": "/generate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atroposlib.generation.routing.calls import chunk_sizes
-from atroposlib.testing.fake_inference import END, encode
+from atroposlib.testing.fake_shapes import END, encode
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -10,7 +10,7 @@ import pytest
 from atroposlib.errors import InferenceRefused, InferenceUnavailable
 from atroposlib.generation.engines.http import ROUTING_HEADER
 from atroposlib.generation.routing.failover import pick_index
-from atroposlib.testing.fake_inference import END, encode
+from atroposlib.testing.fake_shapes import END, encode
 
 HELLO = [{"role": "user", "content": "hello"}]
 PROMPT = encode("<|user|>abc<|end|><|assistant|>")

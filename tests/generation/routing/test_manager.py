@@ -16,7 +16,7 @@ from atroposlib.generation.proxy.in_process import serving_proxy
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.managed import ManagedServer
-from atroposlib.testing.fake_inference import END, encode
+from atroposlib.testing.fake_shapes import END, encode
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -13,7 +13,7 @@ from atroposlib.generation.sessions.managed import (
     ManagedServerAdapter,
     SequenceNode,
 )
-from atroposlib.testing.fake_inference import END, decode, encode, fake_logprob
+from atroposlib.testing.fake_shapes import END, decode, encode, fake_logprob
 from atroposlib.testing.tiny import char_tokenizer
 
 Messages = list[dict[str, str]]

@@ -12,7 +12,7 @@ from atroposlib.errors import TokensMissing
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.harness import ServerHarness
 from atroposlib.generation.sessions.managed import ManagedServer, SequenceNode
-from atroposlib.testing.fake_inference import decode, encode
+from atroposlib.testing.fake_shapes import decode, encode
 
 
 def user(text: str) -> dict[str, str]:

@@ -31,12 +31,9 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
 
 
 def tool_parser_named(name: str, tokenizer: Any = None) -> ToolParser:
-    """The parser ``name`` of TOOL_PARSERS, else of vLLM if it is installed.
+    """The parser ``name`` of TOOL_PARSERS, else of vLLM if installed. Raises ConfigError.
 
     ``vllm:<name>`` selects the parser of vLLM also for a name of TOOL_PARSERS.
-
-    Raises:
-        ConfigError: there is no parser of this name.
     """
     if name in TOOL_PARSERS:
         return TOOL_PARSERS[name]()

@@ -59,13 +59,9 @@ def skip_space(text: str, at: int) -> int:
 
 
 def read_json(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that starts at ``at``, and its end.
+    """The JSON value that starts at ``at``, and its end. Raises MalformedCall.
 
-    The value is decoded up to its own end and not up to a closing tag, because an argument
-    may contain the tag.
-
-    Raises:
-        MalformedCall: there is no well-formed value.
+    It is decoded up to its own end and not up to a closing tag, which an argument may contain.
     """
     try:
         return _DECODER.raw_decode(text, skip_space(text, at))
@@ -89,12 +85,9 @@ def json_text(value: Any) -> str:
 def call_of(
     value: Any, arguments_keys: tuple[str, ...] = ("arguments", "parameters")
 ) -> FoundCall:
-    """The call of a decoded ``{"name": ..., "arguments": {...}}``.
+    """The call of a decoded ``{"name": ..., "arguments": {...}}``. Raises MalformedCall.
 
     Arguments may be missing, or an object as JSON text.
-
-    Raises:
-        MalformedCall: no name, or arguments that are no object.
     """
     if not isinstance(value, Mapping):
         raise MalformedCall("a call is an object")

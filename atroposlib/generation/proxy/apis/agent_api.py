@@ -58,10 +58,8 @@ class ApiSession(Protocol):
 class AgentApi(ABC, Generic[B]):
     """One request of one API: reads the body, writes the reply or the stream.
 
-    Raises (from the constructor):
-        InferenceRefused: 400; the body is not a request of this API, or a field, message or
-            tool in it is not served.
-        ConfigError: content that is not text.
+    The constructor raises InferenceRefused (400) for a body that is no request of this API or
+    has a field, message or tool that is not served, and ConfigError for content besides text.
     """
 
     body_type: type[B]

@@ -202,7 +202,6 @@ def response_of(
     completion: Any,
     nodes: Sequence[SequenceNode],
     request: SamplingRequest,
-    *,
     response_id: str,
     created: int,
     model: str,
@@ -231,19 +230,17 @@ def generations_of(
     response: SamplingResponse, nodes: Sequence[SequenceNode]
 ) -> list[Generation]:
     """Tokens that each choice added to its sequence, for the rows."""
-    found: list[Generation] = []
-    for node in nodes:
-        start, end = response.prompt_tokens, len(node.tokens)
-        found.append(
-            Generation(
-                prompt_ids=node.tokens[:start],
-                tokens=node.tokens[start:],
-                logprobs=node.logprobs[start:],
-                versions=node.versions[start:] or [UNKNOWN_VERSION] * (end - start),
-                finish_reason=str(node.metadata.get("finish_reason", "stop")),
-            )
+    start = response.prompt_tokens
+    return [
+        Generation(
+            prompt_ids=node.tokens[:start],
+            tokens=node.tokens[start:],
+            logprobs=node.logprobs[start:],
+            versions=node.versions[start:] or [UNKNOWN_VERSION] * (len(node.tokens) - start),
+            finish_reason=str(node.metadata.get("finish_reason", "stop")),
         )
-    return found
+        for node in nodes
+    ]
 
 
 def is_placeholder(node: SequenceNode) -> bool:

@@ -65,11 +65,7 @@ class IdempotentCalls:
         self._by_key: dict[str, IdempotentCall] = {}
 
     def find_original(self, identity: CallIdentity) -> IdempotentCall | None:
-        """The call that this request repeats. Records the attempt.
-
-        Raises:
-            KeyConflict: the key was used before with another body.
-        """
+        """Record the attempt; the call that it repeats. Raises KeyConflict: another body."""
         if identity.key is not None:
             call = self._by_key.get(identity.key)
             if call is not None and call.identity.digest != identity.digest:
