@@ -18,10 +18,7 @@ if TYPE_CHECKING:
         ManagedServerAdapter,
         SequenceNode,
     )
-    from atroposlib.generation.sessions.remote import (
-        ProxyManagedServer,
-        create_proxy_session,
-    )
+    from atroposlib.generation.sessions.remote import ProxyManagedServer, create_proxy_session
 
 __all__ = [
     "APIServerConfig",

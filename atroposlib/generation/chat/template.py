@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,15 +46,12 @@ def render(
 ) -> str:
     """The prompt text; with a generation prompt unless the last turn is the assistant's.
 
-    Without a template: one ``role: content`` line per message.
+    Without a template: one ``role: content`` line per message. Raises ConfigError for content
+    other than text.
 
     Args:
-        preserve_think_blocks: keep ``<think>`` blocks of earlier turns that the template
-            would drop.
+        preserve_think_blocks: keep earlier ``<think>`` blocks that the template would drop.
         tools: passed to the template, which describes them in the prompt.
-
-    Raises:
-        ConfigError: a message with content other than text.
     """
     shown = template_messages(messages)
     ask = not shown or shown[-1].get("role") != "assistant"
@@ -112,13 +110,16 @@ def decoded(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
 
 def require_known(tokenizer: Any, ids: Sequence[int]) -> None:
     """Raise TokensMissing for ``ids`` that the tokenizer lacks; decoding drops them."""
-    known = len(tokenizer) if hasattr(tokenizer, "__len__") else None
-    if known is not None and (highest := max(ids, default=-1)) >= known:
-        raise TokensMissing(
-            f"the server sampled token {highest}, so its vocabulary has at least {highest + 1} "
-            f"tokens, and the tokenizer {getattr(tokenizer, 'name_or_path', '')} has {known}: "
-            "set tokenizer_name to the model of the server"
-        )
+    known = len(tokenizer) if hasattr(tokenizer, "__len__") else sys.maxsize
+    highest = max(ids, default=-1)
+    # A vocabulary with gaps has ids beyond its size, which decode to text.
+    if highest < known or decoded(tokenizer, [highest], skip_special=False):
+        return
+    raise TokensMissing(
+        f"the server sampled token {highest}, so its vocabulary has at least {highest + 1} "
+        f"tokens, and the tokenizer {getattr(tokenizer, 'name_or_path', '')} has {known}: "
+        "set tokenizer_name to the model of the server"
+    )
 
 
 def continuation(

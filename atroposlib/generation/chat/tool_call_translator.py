@@ -51,11 +51,8 @@ class ToolCall(dict[str, Any]):
 class ToolCallTranslator:
     """Parses tool calls of one session, and writes them back as sampled.
 
-    Args:
-        parser_name: hermes, llama3_json, mistral, qwen3_coder, or one of vLLM's.
-
-    Raises:
-        ConfigError: there is no parser of this name.
+    ``parser_name``: hermes, llama3_json, mistral, qwen3_coder, or one of vLLM's; ConfigError
+    for any other.
     """
 
     def __init__(self, tokenizer: Any, parser_name: str = "hermes") -> None:

@@ -271,8 +271,7 @@ class APIServer(LegacyHealth, ABC):
     async def _request_tokens(self, kwargs: dict[str, Any]) -> list[Generation]:
         """One attempt through the hook that the most derived class overrides.
 
-        Hooks are ``_generate_wrapper`` and ``_tokens_and_logprobs_completion_wrapper``, which
-        subclasses written for the original override.
+        Subclasses of the original override ``_tokens_and_logprobs_completion_wrapper``.
         """
         if self._overrides_token_call():
             return from_four_tuple(*await self.tokens_and_logprobs_completion(**kwargs))

@@ -85,8 +85,8 @@ class VLLMServer(TokenServer):
     async def _token_route(self) -> TokenRoute:
         """The first route of this server, detected once and without generation.
 
-        An empty body is posted. A route that exists returns 400, 422, or 500 (demo server).
-        An absent route returns 404 or 405, and a disabled one 403.
+        To an empty body a route returns 400, 422, or 500 (demo server), an absent one 404 or
+        405, a disabled one 403.
         """
         if self._route is not None:
             return self._route

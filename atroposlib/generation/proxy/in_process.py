@@ -88,7 +88,7 @@ class RunningProxy:
         sampling: Mapping[str, Any] | None = None,
         describe_tools: bool = False,
     ) -> AgentSession:
-        """Open a session for one agent.
+        """Open a session for one agent. Raises InferenceRefused or ConfigError.
 
         Args:
             base_url: a particular inference server.
@@ -97,10 +97,6 @@ class RunningProxy:
                 {"temperature": 1.0, "max_tokens": 512}.
             describe_tools: describe tools in a system message if the chat template ignores
                 them, which otherwise is an error (400).
-
-        Raises:
-            InferenceRefused: no such server, or too many sessions.
-            ConfigError: no such tool parser.
         """
         settings = SessionSettings(
             tool_parser=tool_parser,

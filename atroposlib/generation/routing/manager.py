@@ -116,15 +116,11 @@ class ServerManager(RoutedCalls):
     ) -> AsyncIterator[ManagedServer | DummyManagedServer | ProxyManagedServer]:
         """A session that keeps the tokens, masks, logprobs and versions of what it samples.
 
-        It stays on one server, whose KV cache has its prefix, and fails over to another.
+        It stays on one server, whose KV cache has its prefix, and fails over to another unless
+        ``base_url`` names the one to use. Without a ``tokenizer`` that of the model is loaded.
 
-        Args:
-            tokenizer: tokenizer of the model; None loads it by name.
-            base_url: address of the one server to use, without failover.
-
-        Raises:
-            NotImplementedError: the server returns text only, and
-                ATROPOS_ALLOW_DUMMY_MANAGED_SERVER does not allow placeholder tokens.
+        Raises NotImplementedError if the server returns text only and
+        ATROPOS_ALLOW_DUMMY_MANAGED_SERVER does not allow placeholder tokens.
         """
         if self.use_proxy:
             async with self._proxy_session(

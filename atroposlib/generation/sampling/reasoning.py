@@ -26,8 +26,7 @@ OFFICIAL_OPENAI_URL = f"https://{OFFICIAL_OPENAI_HOST}/v1"
 class ReasoningConfig:
     """Effort or token budget of reasoning. Either one switches reasoning on.
 
-    Raises:
-        ConfigError: ``effort`` is not one of :data:`VALID_REASONING_EFFORTS`.
+    Raises ConfigError for an ``effort`` outside :data:`VALID_REASONING_EFFORTS`.
     """
 
     enabled: bool = False

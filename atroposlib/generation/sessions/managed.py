@@ -79,16 +79,12 @@ class ManagedServer:
 
     Args:
         server: any object with ``config`` and ``tokens_and_logprobs_completion``.
-        tokenizer: tokenizer of the model; None uses that of the server, or loads that of
-            ``model_name``.
+        tokenizer: of the model; None uses that of the server, or loads that of ``model_name``.
         track_tree: record every turn as a node with a link to its parent.
         tool_parser: format of the tool calls, such as "hermes". None leaves tools out of the
-            prompt and calls in the text.
+            prompt and calls in the text. Raises ConfigError if there is none of this name.
         preserve_think_blocks: keep earlier ``<think>`` blocks that the chat template would
             drop, so that multi-turn sequences of thinking models extend.
-
-    Raises:
-        ConfigError: there is no such tool parser.
     """
 
     def __init__(

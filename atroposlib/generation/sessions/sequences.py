@@ -46,9 +46,9 @@ def text_extension(
 ) -> Extension | None:
     """The longest earlier sequence whose text is a prefix of the prompt, or None.
 
-    A tokenizer may encode the same text as other tokens than were sampled. So the sampled
-    tokens are kept, and ``encode_after(node, text)`` encodes only the rest. A prompt with a
-    changed earlier turn (edited, or without its thinking) extends no sequence.
+    A tokenizer may encode the same text as other tokens than were sampled, so the sampled ones
+    are kept and ``encode_after(node, text)`` encodes the rest. A prompt with a changed earlier
+    turn (edited, or without its thinking) extends no sequence.
     """
     for node in _longest_first(nodes):
         if prompt_text.startswith(node.full_text):
@@ -116,10 +116,9 @@ class SequenceSample:
 class SequenceList:
     """Sequences as a list of leaves: a turn replaces the sequence that it extends.
 
-    Every leaf is a whole trajectory whose trained tokens are all samples on its path. A turn
-    that several branches extend is in each of them, for concurrent and for sequential calls.
-    Leaves are in the order in which their calls returned, choices of one call in choice
-    order. The first choice that extends a leaf takes its place.
+    Every leaf is a whole trajectory whose trained tokens are all samples on its path; a turn
+    that several branches extend is in each of them. Leaves are in the order in which their
+    calls returned, choices of one call in choice order; the first takes its parent's place.
     """
 
     def __init__(self) -> None:

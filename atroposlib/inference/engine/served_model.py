@@ -206,8 +206,8 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
 def _context_limit(config: Any, asked: int | None) -> int:
     """Tokens a sequence may have: asked, at most what the positions and windows allow.
 
-    A sliding-window layer equals full attention as long as no sequence outgrows the
-    window; beyond it this cache would give wrong logprobs, so it is a hard limit.
+    A sliding-window layer equals full attention up to its window; beyond it this cache would
+    give wrong logprobs.
     """
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     unserved = kinds - {"full_attention", "sliding_attention"}

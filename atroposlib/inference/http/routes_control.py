@@ -4,8 +4,7 @@ The weight routes have the names of SGLang and vLLM. Each either replaces every 
 the new version, or changes nothing and returns the reason (400, ``success`` false). Requests are
 answered while weights travel; tensors are copied between two steps of the engine.
 
-Commands run on the engine thread between two steps. Only the threadpool waits for them, so the
-event loop answers /health meanwhile.
+Only the threadpool waits for commands of the engine thread: the event loop answers /health.
 """
 
 from __future__ import annotations

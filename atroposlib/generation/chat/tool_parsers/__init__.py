@@ -15,10 +15,7 @@ from atroposlib.generation.chat.tool_parsers.llama3_json import Llama3JsonParser
 from atroposlib.generation.chat.tool_parsers.mistral import MistralParser
 from atroposlib.generation.chat.tool_parsers.parsing import ToolParser
 from atroposlib.generation.chat.tool_parsers.qwen3_coder import Qwen3CoderParser
-from atroposlib.generation.chat.tool_parsers.vllm_parsers import (
-    VLLM_AVAILABLE,
-    VllmParser,
-)
+from atroposlib.generation.chat.tool_parsers.vllm_parsers import VLLM_AVAILABLE, VllmParser
 
 __all__ = ["TOOL_PARSERS", "VLLM_AVAILABLE", "tool_parser_named"]
 
