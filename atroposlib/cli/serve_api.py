@@ -210,7 +210,7 @@ class ApiServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.state.service.stop_waiting()
+        self._app.state.service.context.stop_waiting()
         await super().shutdown(sockets)
 
 

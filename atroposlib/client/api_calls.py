@@ -14,17 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 from pydantic import BaseModel
 
-from atroposlib.errors import (
-    ConfigError,
-    Forbidden,
-    KeyConflict,
-    NotRegistered,
-    RolloutApiRefused,
-    RolloutApiUnavailable,
-    StaleGeneration,
-    Unauthorized,
-    UnknownEnv,
-)
+from atroposlib import errors
 from atroposlib.utils.backoff import Backoff, jittered
 from atroposlib.utils.http_server import is_loopback, start_hint
 from atroposlib.wire import Heartbeat
@@ -116,7 +106,7 @@ def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
         return call.read(response)
     except ValueError as error:
         problem = f"its answer to {call.path} is not one of a rollout API"
-        raise RolloutApiRefused(code, problem) from error
+        raise errors.RolloutApiRefused(code, problem) from error
 
 
 def refusal_of(response: httpx.Response) -> Exception:
@@ -124,20 +114,22 @@ def refusal_of(response: httpx.Response) -> Exception:
     code = response.status_code
     status, detail = status_and_detail(response)
     if code == 401:
-        return Unauthorized(f"{detail}: set ATROPOS_API_TOKEN, or pass a token")
+        return errors.Unauthorized(f"{detail}: set ATROPOS_API_TOKEN, or pass a token")
     if code == 403:
-        return Forbidden(detail)
+        return errors.Forbidden(detail)
     if code == 404 and status == "unknown_env":
-        return UnknownEnv(detail)
+        return errors.UnknownEnv(detail)
     if code == 409:
         if status == "key_conflict":
-            return KeyConflict(detail)
+            return errors.KeyConflict(detail)
         if status == "not_registered":
-            return NotRegistered(f"{detail} (the run was reset, or never began)")
-        return StaleGeneration(f"{detail}: stop, or register again to take the run over")
+            return errors.NotRegistered(f"{detail} (the run was reset, or never began)")
+        return errors.StaleGeneration(
+            f"{detail}: stop, or register again to take the run over"
+        )
     if response.is_redirect:
         detail = "it answers with a redirect, which is not followed: use the final URL"
-    return RolloutApiRefused(code, detail)
+    return errors.RolloutApiRefused(code, detail)
 
 
 def status_and_detail(response: httpx.Response) -> tuple[str, str]:
@@ -172,7 +164,7 @@ class RetryPolicy:
         """
         waited = time.monotonic() - self._started
         if waited >= self._limit_s:
-            raise RolloutApiUnavailable(
+            raise errors.RolloutApiUnavailable(
                 f"rollout API at {self._url}: {later.problem}; "
                 f"gave up after {waited:.0f} s"
             )
@@ -214,7 +206,7 @@ class ConnectionSettings:
     ) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{base_url!r} is no URL of a rollout API, such as http://host:8000"
             )
         self.url = base_url.rstrip("/")
@@ -254,5 +246,7 @@ def _checked(token: str | None) -> str | None:
     """The token, or None for an empty one. An error never shows it."""
     token = (token or "").strip()
     if not all("!" <= character <= "~" for character in token):
-        raise ConfigError(f"the token ({TOKEN_VARIABLE}) has characters that no token has")
+        raise errors.ConfigError(
+            f"the token ({TOKEN_VARIABLE}) has characters that no token has"
+        )
     return token or None

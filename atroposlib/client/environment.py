@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from atroposlib import wire
 from atroposlib.client.api_calls import (
     BEST_EFFORT_TIMEOUT_S,
     JSON_BODY,
@@ -33,16 +34,6 @@ from atroposlib.client.groups import (
     read_received,
 )
 from atroposlib.errors import RolloutApiRefused
-from atroposlib.wire import (
-    AdmissionRelease,
-    AdmissionReply,
-    AdmissionRequest,
-    EnvIdentifier,
-    EnvRegistered,
-    EnvStatus,
-    Heartbeat,
-    RegisterEnv,
-)
 
 if TYPE_CHECKING:
     import httpx
@@ -101,11 +92,11 @@ class AsyncRolloutClient:
         """{"batch_size", "max_token_len"}; both -1 until a trainer has registered."""
         return await self._send(ApiCall("GET", "/info", mapping))
 
-    async def register_env(self, body: RegisterEnv) -> EnvRegistered | None:
+    async def register_env(self, body: wire.RegisterEnv) -> wire.EnvRegistered | None:
         """Join the run. None: the trainer has not started; repeat the call later."""
         return await self._send(post("/register-env", body, _joined))
 
-    async def status_env(self, who: EnvIdentifier) -> EnvStatus:
+    async def status_env(self, who: wire.EnvIdentifier) -> wire.EnvStatus:
         """The status by which this environment paces itself.
 
         Raises:
@@ -113,7 +104,7 @@ class AsyncRolloutClient:
         """
         if self._takes_posted_status:
             try:
-                return await self._send(post("/status-env", who, model(EnvStatus)))
+                return await self._send(post("/status-env", who, model(wire.EnvStatus)))
             except RolloutApiRefused as refusal:
                 if refusal.status_code not in _NO_SUCH_ROUTE:
                     raise
@@ -121,14 +112,14 @@ class AsyncRolloutClient:
                 self._takes_posted_status = False
         body = who.model_dump_json(include={"env_id"}).encode()  # the form of the original
         return await self._send(
-            ApiCall("GET", "/status-env", model(EnvStatus), body, JSON_BODY)
+            ApiCall("GET", "/status-env", model(wire.EnvStatus), body, JSON_BODY)
         )
 
-    async def disconnect_env(self, who: EnvIdentifier) -> None:
+    async def disconnect_env(self, who: wire.EnvIdentifier) -> None:
         """Disconnect from the run. Best effort: never waits, never raises."""
         await self._try(post("/disconnect-env", who, nothing, BEST_EFFORT_TIMEOUT_S))
 
-    async def heartbeat(self, beat: Heartbeat) -> None:
+    async def heartbeat(self, beat: wire.Heartbeat) -> None:
         """Send a heartbeat. Best effort: never waits, never raises."""
         await self._try(heartbeat(beat))
 
@@ -170,12 +161,12 @@ class AsyncRolloutClient:
 
     async def request_admission(
         self,
-        who: EnvIdentifier,
+        who: wire.EnvIdentifier,
         sequences: int,
         *,
         ttl_s: float = 600.0,
         admission_id: str | None = None,
-    ) -> AdmissionReply:
+    ) -> wire.AdmissionReply:
         """How many of ``sequences`` may begin without becoming too stale to train on.
 
         Args:
@@ -186,17 +177,17 @@ class AsyncRolloutClient:
             UnknownEnv: the run is over; register again.
             RolloutApiRefused: with status code 404 by an API without admission control.
         """
-        request = AdmissionRequest(
+        request = wire.AdmissionRequest(
             **who.model_dump(),
             sequences=sequences,
             ttl_s=ttl_s,
             admission_id=admission_id or uuid.uuid4().hex,  # repeated requests count once
         )
-        return await self._send(post("/admission", request, model(AdmissionReply)))
+        return await self._send(post("/admission", request, model(wire.AdmissionReply)))
 
     async def release_admission(self, admission_id: str) -> None:
         """End an admission. Best effort: one that is not released expires."""
-        body = AdmissionRelease(admission_id=admission_id)
+        body = wire.AdmissionRelease(admission_id=admission_id)
         await self._try(post("/admission/release", body, nothing, BEST_EFFORT_TIMEOUT_S))
 
     async def close(self) -> None:
@@ -237,5 +228,5 @@ class AsyncRolloutClient:
         return await self._http.request(**self._settings.arguments(call))
 
 
-def _joined(response: httpx.Response) -> EnvRegistered | None:
-    return model(EnvRegistered)(response) if "env_id" in mapping(response) else None
+def _joined(response: httpx.Response) -> wire.EnvRegistered | None:
+    return model(wire.EnvRegistered)(response) if "env_id" in mapping(response) else None

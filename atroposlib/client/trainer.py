@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from atroposlib import wire
 from atroposlib.client.api_calls import (
     BEST_EFFORT_TIMEOUT_S,
     ApiCall,
@@ -24,20 +25,6 @@ from atroposlib.client.api_calls import (
 )
 from atroposlib.client.groups import ACCEPT_FRAMES, read_claimed
 from atroposlib.errors import AtroposError, NotRegistered, RolloutApiUnavailable
-from atroposlib.wire import (
-    AckRequest,
-    CheckpointRequest,
-    ClaimedBatch,
-    ClaimRequest,
-    Committed,
-    ExtendRequest,
-    Heartbeat,
-    PolicyVersion,
-    Registered,
-    Registration,
-    Rewound,
-    RunStatus,
-)
 
 if TYPE_CHECKING:
     import httpx
@@ -53,7 +40,9 @@ class LeaseKeeper:
     ack raise it. An API that is absent for a while is no loss if it returns in time.
     """
 
-    def __init__(self, client: RolloutClient, batch: ClaimedBatch, lease_s: float) -> None:
+    def __init__(
+        self, client: RolloutClient, batch: wire.ClaimedBatch, lease_s: float
+    ) -> None:
         self._client = client
         self._batch = batch
         self._lease_s = lease_s
@@ -135,9 +124,9 @@ class RolloutClient:
 
     # --- the run ------------------------------------------------------------------
 
-    def register(self, registration: Registration) -> Registered:
+    def register(self, registration: wire.Registration) -> wire.Registered:
         """Open the run, or take it over from an earlier trainer."""
-        registered = self._send(post("/register", registration, model(Registered)))
+        registered = self._send(post("/register", registration, model(wire.Registered)))
         self.adopt_generation(registered.generation)
         return registered
 
@@ -159,7 +148,7 @@ class RolloutClient:
 
     def announce_version(self, version: int) -> None:
         """Every inference server now holds ``version``."""
-        self._send(post("/policy_version", PolicyVersion(version=version), nothing))
+        self._send(post("/policy_version", wire.PolicyVersion(version=version), nothing))
 
     def reset(self) -> None:
         """Wipe the run and everything queued."""
@@ -177,7 +166,7 @@ class RolloutClient:
         rank: int | None = None,
         binary: bool = False,
         claim_id: str | None = None,
-    ) -> ClaimedBatch:
+    ) -> wire.ClaimedBatch:
         """The next batch; ``batch`` is None with a ``blocked_reason`` if none formed.
 
         A claim is repeated with the same id until it is answered, also across calls that gave
@@ -194,7 +183,7 @@ class RolloutClient:
             claim_id: id of the claim, for repeating it after a restart of this process.
         """
         self._claim_id = claim_id or self._claim_id or uuid.uuid4().hex
-        request = ClaimRequest(
+        request = wire.ClaimRequest(
             generation=self.generation,
             lease_s=lease_s,
             wait_s=wait_s,
@@ -211,28 +200,28 @@ class RolloutClient:
 
     def shard(
         self, batch_no: int, epoch: int, rank: int, *, binary: bool = False
-    ) -> ClaimedBatch:
+    ) -> wire.ClaimedBatch:
         """The groups of one rank, of a batch that some rank claimed."""
         path = f"/batches/{batch_no}/shards/{rank}?generation={self.generation}&epoch={epoch}"
         headers = ACCEPT_FRAMES if binary else {}
         return self._send(ApiCall("GET", path, read_claimed, headers=headers))
 
-    def ack(self, batch: ClaimedBatch, *, rank: int | None = None) -> bool:
+    def ack(self, batch: wire.ClaimedBatch, *, rank: int | None = None) -> bool:
         """Mark the batch as trained on. True for the first call that does.
 
         With a ``rank`` it is acked once every rank of the claim's world has acked.
         """
         no, epoch = number_and_epoch(batch)
-        request = AckRequest(generation=self.generation, epoch=epoch, rank=rank)
+        request = wire.AckRequest(generation=self.generation, epoch=epoch, rank=rank)
         return bool(self._send(post(f"/batches/{no}/ack", request, mapping)).get("first"))
 
-    def extend(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> None:
+    def extend(self, batch: wire.ClaimedBatch, *, lease_s: float = 600.0) -> None:
         """Extend the lease: it ends ``lease_s`` from now."""
         no, epoch = number_and_epoch(batch)
-        request = ExtendRequest(generation=self.generation, epoch=epoch, lease_s=lease_s)
+        request = wire.ExtendRequest(generation=self.generation, epoch=epoch, lease_s=lease_s)
         self._send(post(f"/batches/{no}/extend", request, nothing))
 
-    def keep_lease(self, batch: ClaimedBatch, *, lease_s: float = 600.0) -> LeaseKeeper:
+    def keep_lease(self, batch: wire.ClaimedBatch, *, lease_s: float = 600.0) -> LeaseKeeper:
         """Extend the lease from another thread while a ``with`` block runs."""
         number_and_epoch(batch)
         client = RolloutClient(
@@ -244,29 +233,29 @@ class RolloutClient:
         client.adopt_generation(self.generation)
         return LeaseKeeper(client, batch, lease_s)
 
-    def commit(self, batch_no: int) -> Committed:
+    def commit(self, batch_no: int) -> wire.Committed:
         """A durable checkpoint holds the effect of all batches up to ``batch_no``."""
-        request = CheckpointRequest(generation=self.generation)
-        return self._send(post(f"/batches/{batch_no}/commit", request, model(Committed)))
+        request = wire.CheckpointRequest(generation=self.generation)
+        return self._send(post(f"/batches/{batch_no}/commit", request, model(wire.Committed)))
 
-    def rewind(self, batch_no: int) -> Rewound:
+    def rewind(self, batch_no: int) -> wire.Rewound:
         """Continue from the checkpoint that holds batches up to ``batch_no``; 0 for none.
 
         Batches acked after it are delivered again, first and in their order.
         """
         self._claim_id = None
-        request = CheckpointRequest(generation=self.generation)
-        return self._send(post(f"/batches/{batch_no}/rewind", request, model(Rewound)))
+        request = wire.CheckpointRequest(generation=self.generation)
+        return self._send(post(f"/batches/{batch_no}/rewind", request, model(wire.Rewound)))
 
     # --- status ---------------------------------------------------------------------
 
-    def heartbeat(self, beat: Heartbeat) -> None:
+    def heartbeat(self, beat: wire.Heartbeat) -> None:
         """Send a heartbeat. Best effort: never waits, never raises."""
         self._try(heartbeat(beat))
 
-    def status(self) -> RunStatus:
+    def status(self) -> wire.RunStatus:
         """State of the run and what it waits for."""
-        return self._send(ApiCall("GET", "/status", model(RunStatus)))
+        return self._send(ApiCall("GET", "/status", model(wire.RunStatus)))
 
     def health(self) -> bool:
         """Whether the API answers now, without retries."""
@@ -311,7 +300,7 @@ class RolloutClient:
         return self._http.request(**self._settings.arguments(call))
 
 
-def number_and_epoch(batch: ClaimedBatch) -> tuple[int, int]:
+def number_and_epoch(batch: wire.ClaimedBatch) -> tuple[int, int]:
     """Number and epoch of a claimed batch.
 
     Raises:

@@ -6,29 +6,11 @@ gets the missing keys of the record, because trainers index every key.
 
 from __future__ import annotations
 
-from atroposlib.api.codec.formats import (
-    GROUP_MEDIA,
-    GROUPS_MEDIA,
-    ParsedGroup,
-    media_type,
-    read_binary_group,
-    read_frames,
-)
+from atroposlib.api.codec import formats
 from atroposlib.api.codec.json import read_json_group, read_json_groups
-from atroposlib.wire.safetensors import MalformedBody
-
-__all__ = [
-    "GROUP_MEDIA",
-    "GROUPS_MEDIA",
-    "ParsedGroup",
-    "MalformedBody",
-    "media_type",
-    "read_group",
-    "read_groups",
-]
 
 
-def read_group(body: bytes, content_type: str, key: str | None = None) -> ParsedGroup:
+def read_group(body: bytes, content_type: str, key: str | None = None) -> formats.ParsedGroup:
     """Parse the body of one group; ``key`` is the Idempotency-Key header, if any.
 
     Any content type except the binary ones is read as JSON: old clients send many types.
@@ -37,18 +19,18 @@ def read_group(body: bytes, content_type: str, key: str | None = None) -> Parsed
         InvalidGroup: names the field and the index, never a value.
         MalformedBody: the body cannot be parsed.
     """
-    if media_type(content_type) == GROUP_MEDIA:
-        return read_binary_group(body, key)
+    if formats.media_type(content_type) == formats.GROUP_MEDIA:
+        return formats.read_binary_group(body, key)
     return read_json_group(body, key)
 
 
-def read_groups(body: bytes, content_type: str) -> list[ParsedGroup]:
+def read_groups(body: bytes, content_type: str) -> list[formats.ParsedGroup]:
     """Parse the groups of a JSON list, or of frames.
 
     Raises:
         InvalidGroup: the first invalid group; the field begins with its place in the list.
         MalformedBody: as for :func:`read_group`.
     """
-    if media_type(content_type) == GROUPS_MEDIA:
-        return read_frames(body)
+    if formats.media_type(content_type) == formats.GROUPS_MEDIA:
+        return formats.read_frames(body)
     return read_json_groups(body)

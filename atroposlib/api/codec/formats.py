@@ -87,6 +87,10 @@ def media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
+def is_binary(content_type: str) -> bool:
+    return media_type(content_type) in (GROUP_MEDIA, GROUPS_MEDIA)
+
+
 # --- binary groups --------------------------------------------------------------------
 
 # A few kilobytes can inflate to a valid group of 128 MB, so large ones go one at a time.

@@ -17,15 +17,7 @@ import numpy as np
 import simdjson
 
 from atroposlib.wire import ScoredData
-from atroposlib.wire.columns import (
-    FLOATS,
-    REST,
-    Array,
-    Columns,
-    check,
-    fits,
-    joined_choices,
-)
+from atroposlib.wire.columns import FLOATS, REST, Array, Columns, check, fits, joined_choices
 
 KEYS: Final = tuple(one.name for one in msgspec.structs.fields(ScoredData))
 _KNOWN = frozenset(KEYS)

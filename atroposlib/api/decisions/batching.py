@@ -77,9 +77,6 @@ def choose(
         weights: relative share of each env in the trained tokens; 1 by default.
         names: names of environments for ``blocked_reason``.
         policy: treatment of stale groups.
-
-    Raises:
-        StoreError: ``state_bytes`` cannot be decoded.
     """
     needs, weights = needs or {}, weights or {}
     fresh, dropped = policy.split(queue)

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atroposlib.api.codec import GROUP_MEDIA, media_type
+from atroposlib.api.codec.formats import GROUP_MEDIA, media_type
 from atroposlib.api.common.threads import Pool
 from atroposlib.api.guards.auth import RETRY_AFTER_S
 from atroposlib.api.guards.inflate import (
@@ -87,11 +87,7 @@ class Reservation:
         self.held = 0
 
     async def grow_to(self, size: int) -> None:
-        """Hold at least ``size`` bytes.
-
-        Raises:
-            BudgetExceeded: other requests did not free theirs in time.
-        """
+        """Hold at least ``size`` bytes, as :meth:`BodyMemoryBudget.take`."""
         if size > self.held:
             await self._budget.take(size - self.held)
             self.held = size

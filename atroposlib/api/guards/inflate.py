@@ -8,7 +8,8 @@ counts bytes, and the second keeps them if the first ended within the limit.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import zstandard
 
@@ -41,6 +42,14 @@ def zstd_size(body: bytes) -> int:
     return declared if declared >= 0 else PLAIN_RATIO * len(body)
 
 
+@contextmanager
+def _undamaged(encoding: str) -> Iterator[None]:
+    try:
+        yield
+    except (zlib.error, zstandard.ZstdError) as cause:
+        raise DamagedBody(f"Invalid {encoding} payload") from cause
+
+
 def gunzip(body: bytes, max_bytes: int) -> bytes:
     """Inflate one gzip member.
 
@@ -51,10 +60,11 @@ def gunzip(body: bytes, max_bytes: int) -> bytes:
     if not body:
         return b""
     declared = gzip_size(body)
-    if declared <= max(PLAIN_BYTES, PLAIN_RATIO * len(body)):
-        return _gunzipped(body, min(declared, max_bytes), max_bytes)
-    size = _total_within(_gunzipped_sizes(body), max_bytes)
-    return zlib.decompress(body, wbits=31, bufsize=size)  # into one buffer, not two
+    with _undamaged("gzip"):
+        if declared <= max(PLAIN_BYTES, PLAIN_RATIO * len(body)):
+            return _gunzipped(body, min(declared, max_bytes), max_bytes)
+        size = _total_within(_gunzipped_sizes(body), max_bytes)
+        return zlib.decompress(body, wbits=31, bufsize=size)  # into one buffer, not two
 
 
 def unzstd(body: bytes, max_bytes: int) -> bytes:
@@ -65,7 +75,7 @@ def unzstd(body: bytes, max_bytes: int) -> bytes:
     """
     if not body:
         return b""
-    try:
+    with _undamaged("zstd"):
         # One step of a decompressobj inflates all input, so a reader counts the bytes
         # first. The reader alone does not detect a truncated frame.
         _total_within(_unzstded_sizes(body), max_bytes)
@@ -73,14 +83,12 @@ def unzstd(body: bytes, max_bytes: int) -> bytes:
             max_window_size=_MAX_WINDOW_BYTES
         ).decompressobj()
         inflated = inflater.decompress(body)
-    except zstandard.ZstdError as cause:
-        raise DamagedBody("Invalid zstd payload") from cause
-    if not inflater.eof or inflater.unused_data:
-        raise DamagedBody("Invalid zstd payload")
+        if not inflater.eof or inflater.unused_data:
+            raise zstandard.ZstdError("incomplete, or other bytes follow")
     return inflated
 
 
-def _total_within(sizes: Iterator[int], max_bytes: int) -> int:
+def _total_within(sizes: Iterable[int], max_bytes: int) -> int:
     total = 0
     for size in sizes:
         total += size
@@ -91,34 +99,25 @@ def _total_within(sizes: Iterator[int], max_bytes: int) -> int:
 
 def _gunzipped(body: bytes, declared: int, max_bytes: int) -> bytes:
     inflater = zlib.decompressobj(wbits=31)
-    try:
-        inflated = inflater.decompress(body, declared + 1)
-    except zlib.error as cause:
-        raise DamagedBody("Invalid gzip payload") from cause
-    if len(inflated) > max_bytes:
-        raise BodyTooLarge(f"the body inflates to more than {max_bytes} bytes")
+    inflated = inflater.decompress(body, declared + 1)
+    _total_within([len(inflated)], max_bytes)
     if not inflater.eof or inflater.unused_data:
-        raise DamagedBody("Invalid gzip payload")
+        raise zlib.error("incomplete, or other bytes follow")
     return inflated
 
 
 def _gunzipped_sizes(body: bytes) -> Iterator[int]:
     inflater = zlib.decompressobj(wbits=31)
     view = memoryview(body)
-    try:
-        for start in range(0, len(view), _FEED_BYTES):
-            feed: bytes | memoryview = view[start : start + _FEED_BYTES]
-            while len(feed) and not inflater.eof:
-                yield len(inflater.decompress(feed, _STEP_BYTES))
-                feed = inflater.unconsumed_tail
-            if inflater.eof and (inflater.unused_data or start + _FEED_BYTES < len(view)):
-                break  # other bytes follow
-        else:
-            if inflater.eof:
-                return
-    except zlib.error as cause:
-        raise DamagedBody("Invalid gzip payload") from cause
-    raise DamagedBody("Invalid gzip payload")
+    for start in range(0, len(view), _FEED_BYTES):
+        feed: bytes | memoryview = view[start : start + _FEED_BYTES]
+        while len(feed) and not inflater.eof:
+            yield len(inflater.decompress(feed, _STEP_BYTES))
+            feed = inflater.unconsumed_tail
+        if inflater.eof and (inflater.unused_data or start + _FEED_BYTES < len(view)):
+            raise zlib.error("other bytes follow")
+    if not inflater.eof:
+        raise zlib.error("incomplete")
 
 
 def _unzstded_sizes(body: bytes) -> Iterator[int]:

@@ -45,12 +45,8 @@ class Scope(str, Enum):
     READ = "read"
 
 
-_COVERS: dict[Scope, frozenset[Scope]] = {
-    Scope.ENV: frozenset({Scope.ENV, Scope.READ}),
-    Scope.TRAINER: frozenset({Scope.TRAINER, Scope.READ}),
-    Scope.ADMIN: frozenset(Scope),
-    Scope.READ: frozenset({Scope.READ}),
-}
+_COVERS = {scope: frozenset({scope, Scope.READ}) for scope in Scope}
+_COVERS[Scope.ADMIN] = frozenset(Scope)
 
 
 @dataclass(frozen=True, slots=True)

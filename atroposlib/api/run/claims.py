@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Claims:
-    """Calls of the trainer.
+    """Calls of the trainer; NotRegistered is raised before one has registered.
 
     Those about a batch raise StaleGeneration if a newer trainer or a later delivery owns it,
     or if there is no such batch; with a rank outside of the world they raise ConfigError.
@@ -57,11 +57,7 @@ class Claims:
     async def claim(
         self, asked: ClaimRequest, is_disconnected: IsDisconnected = never_disconnects
     ) -> Delivery | str:
-        """A batch, or the reason why none formed within ``wait_s``.
-
-        Raises:
-            NotRegistered: no trainer has registered.
-        """
+        """A batch, or the reason why none formed within ``wait_s``."""
         _require_counts(asked.generation)
         if asked.rank is not None and asked.rank >= asked.world_size:
             raise ConfigError(f"rank: lies in 0 .. {asked.world_size - 1}")
@@ -249,9 +245,6 @@ class LegacyBatchEndpoint:
         A GET waits until the outcome of the previous reply is known, because a client with a
         new connection per call can be faster than the record that all bytes were sent. The
         sender of the delivery sets the returned event when its outcome is known.
-
-        Raises:
-            NotRegistered: no trainer has registered.
         """
         async with self._turn:
             if self._settled is not None:

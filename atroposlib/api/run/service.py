@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
+from atroposlib import wire
 from atroposlib.api.common.records import (
     MAX_DELIVERIES,
     EnvEntry,
@@ -29,16 +30,6 @@ from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.posts import Posts
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.api.store import Store
-from atroposlib.wire import (
-    AdmissionReply,
-    AdmissionRequest,
-    EnvIdentifier,
-    EnvShare,
-    EnvStatus,
-    RegisterEnv,
-    Registration,
-    RunStatus,
-)
 
 MAX_SHARES = 256  # environments listed by /status, which people read and monitors poll
 
@@ -48,14 +39,11 @@ class RolloutService:
 
     ``posts`` and ``claims`` move groups, ``legacy_batches`` serves GET /batch. Calls of an
     environment raise Forbidden if the token is bound to another one, and UnknownEnv if this
-    run has no such environment.
+    run has no such environment; calls that need a trainer raise NotRegistered without one.
     """
 
     def __init__(
-        self,
-        store: Store,
-        clock: Callable[[], float],
-        max_deliveries: int = MAX_DELIVERIES,
+        self, store: Store, clock: Callable[[], float], max_deliveries: int = MAX_DELIVERIES
     ) -> None:
         self.context = ServiceContext(store, clock)
         self.store = store
@@ -79,10 +67,6 @@ class RolloutService:
             f"{stats.batches_acked} batches acked, policy version {self.run.policy_version}"
         )
 
-    def stop_waiting(self) -> None:
-        """Let waiting calls return, because the process is about to end."""
-        self.context.stop_waiting()
-
     def close(self) -> None:
         """End the streams of events and close the store."""
         self.events.close()
@@ -90,7 +74,7 @@ class RolloutService:
 
     # --- the trainer ----------------------------------------------------------------
 
-    async def register(self, body: Registration) -> RunView:
+    async def register(self, body: wire.Registration) -> RunView:
         """Register a trainer for the run. Trainers that registered earlier become stale."""
         context, fresh_id = self.context, uuid.uuid4().hex
         await context.run_cache.refresh_if_old()
@@ -104,11 +88,7 @@ class RolloutService:
         return view
 
     async def announce_version(self, version: int) -> int:
-        """Record that all servers hold ``version``; returns the latest version.
-
-        Raises:
-            NotRegistered: no trainer has registered.
-        """
+        """Record that all servers hold ``version``; returns the latest version."""
         await self.context.run_cache.refresh_if_old()
         view = await self.context.run_cache.update(
             lambda run: run_state.announce(run, version)
@@ -128,7 +108,7 @@ class RolloutService:
     # --- environments ---------------------------------------------------------------
 
     async def register_env(
-        self, body: RegisterEnv, caller: Caller | None = None
+        self, body: wire.RegisterEnv, caller: Caller | None = None
     ) -> tuple[EnvEntry, RunView] | None:
         """The new entry, or None while the trainer has not started.
 
@@ -159,7 +139,9 @@ class RolloutService:
         self.events.publish("env_joined", env=joined[0].env_id, name=joined[0].wandb_name)
         return joined[0], view
 
-    async def disconnect_env(self, who: EnvIdentifier, caller: Caller | None = None) -> None:
+    async def disconnect_env(
+        self, who: wire.EnvIdentifier, caller: Caller | None = None
+    ) -> None:
         """Disconnect an environment, which ends its share of the batches."""
         entry = await self.context.find_env(who.env_id, who.run_id)
         require_env(caller, entry.desired_name)
@@ -171,7 +153,9 @@ class RolloutService:
         await self.context.run_cache.update(leave)
         self.events.publish("env_left", env=who.env_id)
 
-    async def env_status(self, who: EnvIdentifier, caller: Caller | None = None) -> EnvStatus:
+    async def env_status(
+        self, who: wire.EnvIdentifier, caller: Caller | None = None
+    ) -> wire.EnvStatus:
         """The status by which one environment paces itself."""
         entry = await self._calling_env(who, caller)
         trainer = self.context.run.registration
@@ -187,14 +171,14 @@ class RolloutService:
         return answer
 
     async def admit(
-        self, asked: AdmissionRequest, caller: Caller | None = None
-    ) -> AdmissionReply:
+        self, asked: wire.AdmissionRequest, caller: Caller | None = None
+    ) -> wire.AdmissionReply:
         """How many rollouts of an environment may begin."""
         entry = await self._calling_env(asked, caller)
         return await self.admission.admit(asked, entry)
 
     async def _calling_env(
-        self, who: EnvIdentifier | AdmissionRequest, caller: Caller | None
+        self, who: wire.EnvIdentifier | wire.AdmissionRequest, caller: Caller | None
     ) -> EnvEntry:
         """The calling environment, which counts as live from now on."""
         await self.context.run_cache.refresh_if_old()
@@ -212,12 +196,12 @@ class RolloutService:
             return 0
         return trainer.starting_step + (await self.context.queue_stats.read()).delivered
 
-    async def status(self) -> RunStatus:
+    async def status(self) -> wire.RunStatus:
         await self.context.run_cache.refresh_if_old()
         stats = await self.context.queue_stats.read()
         run = self.run
         sequences = stats.sequences_held
-        return RunStatus(
+        return wire.RunStatus(
             current_step=await self.current_step(),
             queue_size=stats.groups_held,
             state=run.state.value,
@@ -250,7 +234,7 @@ class RolloutService:
             run.trainer.batch_size, self.context.live()
         )
 
-    def _shares(self, stats: StoreStats) -> list[EnvShare]:
+    def _shares(self, stats: StoreStats) -> list[wire.EnvShare]:
         """Requested and realised shares of the trained tokens, by environment."""
         run, live = self.run, self.context.live()
         weights: dict[int | None, float] = {env.env_id: env.weight for env in live}
@@ -264,7 +248,7 @@ class RolloutService:
             asked.keys() | realised.keys(), key=lambda env: -1 if env is None else env
         )
         return [
-            EnvShare(
+            wire.EnvShare(
                 env_id=env,
                 name="" if env is None else run.envs[env].wandb_name,
                 weight=fair_share.DEFAULT_WEIGHT if env is None else run.envs[env].weight,

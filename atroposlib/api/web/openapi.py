@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from atroposlib.api.codec import GROUP_MEDIA, GROUPS_MEDIA
+from atroposlib.api.codec.formats import GROUP_MEDIA, GROUPS_MEDIA
 from atroposlib.wire import ClaimedBatch, ScoredData
 
 _REF = "#/components/schemas/{name}"

@@ -9,19 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from atroposlib import wire
 from atroposlib.api.common.records import Delivery
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import delivered, refusals
 from atroposlib.api.web.routing import JsonRoute, client_gone, of_json
 from atroposlib.api.web.streaming import DeliveryReply
-from atroposlib.wire import (
-    AckRequest,
-    CheckpointRequest,
-    ClaimRequest,
-    Committed,
-    ExtendRequest,
-    Rewound,
-)
 
 
 def batch_routes(service: RolloutService) -> APIRouter:
@@ -29,7 +22,7 @@ def batch_routes(service: RolloutService) -> APIRouter:
     router = APIRouter(prefix="/batches", tags=["batches"], route_class=JsonRoute)
 
     @router.post("/claim", responses=refusals(409) | delivered("ClaimedBatch"))
-    async def claim(body: ClaimRequest, request: Request) -> Response:
+    async def claim(body: wire.ClaimRequest, request: Request) -> Response:
         got = await service.claims.claim(body, client_gone(request))
         if isinstance(got, str):
             empty = {"batch_no": None, "epoch": None, "batch": None, "blocked_reason": got}
@@ -44,24 +37,24 @@ def batch_routes(service: RolloutService) -> APIRouter:
         return _ClaimReply(service, got, request, named=True)
 
     @router.post("/{no}/ack", responses=refusals(409))
-    async def ack(no: int, body: AckRequest) -> Response:
+    async def ack(no: int, body: wire.AckRequest) -> Response:
         first = await service.claims.ack(no, body.generation, body.epoch, body.rank)
         return of_json({"status": "acked", "first": first})
 
     @router.post("/{no}/extend", responses=refusals(409))
-    async def extend(no: int, body: ExtendRequest) -> Response:
+    async def extend(no: int, body: wire.ExtendRequest) -> Response:
         await service.claims.extend(no, body.generation, body.epoch, body.lease_s)
         return of_json({"status": "extended"})
 
-    @router.post("/{no}/commit", response_model=Committed, responses=refusals(409))
-    async def commit(no: int, body: CheckpointRequest) -> Response:
+    @router.post("/{no}/commit", response_model=wire.Committed, responses=refusals(409))
+    async def commit(no: int, body: wire.CheckpointRequest) -> Response:
         freed = await service.claims.commit(no, body.generation)
-        return of_json(Committed(committed=freed))
+        return of_json(wire.Committed(committed=freed))
 
-    @router.post("/{no}/rewind", response_model=Rewound, responses=refusals(409))
-    async def rewind(no: int, body: CheckpointRequest) -> Response:
+    @router.post("/{no}/rewind", response_model=wire.Rewound, responses=refusals(409))
+    async def rewind(no: int, body: wire.CheckpointRequest) -> Response:
         rewound = await service.claims.rewind(no, body.generation)
-        return of_json(Rewound(replayed=rewound.replayed, gone=rewound.gone))
+        return of_json(wire.Rewound(replayed=rewound.replayed, gone=rewound.gone))
 
     return router
 

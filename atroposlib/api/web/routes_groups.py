@@ -10,14 +10,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atroposlib.api.codec import (
-    GROUP_MEDIA,
-    GROUPS_MEDIA,
-    media_type,
-    read_group,
-    read_groups,
-)
-from atroposlib.api.codec.formats import ParsedGroup, read_columns, to_json
+from atroposlib.api.codec import formats, read_group, read_groups
+from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import Accepted, Media, Payload
 from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
 from atroposlib.api.run.posts import Post
@@ -74,7 +68,7 @@ async def accept_posted(
     size, so it always gets a thread.
     """
     body, kind = await body_of(request), request.headers.get("content-type", "")
-    if len(body) > QUICK_BYTES or media_type(kind) in (GROUP_MEDIA, GROUPS_MEDIA):
+    if len(body) > QUICK_BYTES or formats.is_binary(kind):
         groups = await service.context.threads.parsing.run(read, body, kind)
     else:
         groups = read(body, kind)
@@ -116,7 +110,11 @@ def _routes_in(router: APIRouter, service: RolloutService, hold_s: float) -> Non
 
 
 def _as_json(group: Payload) -> bytes:
-    return group.data if group.media is Media.JSON else to_json(read_columns(group))
+    return (
+        group.data
+        if group.media is Media.JSON
+        else formats.to_json(formats.read_columns(group))
+    )
 
 
 def _routes_out(router: APIRouter, service: RolloutService) -> None:

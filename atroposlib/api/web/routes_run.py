@@ -10,22 +10,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from atroposlib import wire
 from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
 from atroposlib.api.web.routing import BytesRoute, JsonRoute, of_json, require_small
 from atroposlib.errors import ConfigError, UnknownEnv
-from atroposlib.wire import (
-    EnvIdentifier,
-    EnvRegistered,
-    EnvStatus,
-    Heartbeat,
-    PolicyVersion,
-    Registered,
-    RegisterEnv,
-    Registration,
-    RunStatus,
-)
 
 
 class Wait(BaseModel):
@@ -58,17 +48,17 @@ def run_routes(service: RolloutService) -> APIRouter:
 
 
 def _trainer_routes(router: APIRouter, service: RolloutService) -> None:
-    @router.post("/register", response_model=Registered, responses=refusals())
-    async def register(body: Registration) -> Response:
+    @router.post("/register", response_model=wire.Registered, responses=refusals())
+    async def register(body: wire.Registration) -> Response:
         view = await service.register(body)
         return of_json(
-            Registered(
+            wire.Registered(
                 uuid=uuid.uuid4().int, generation=view.generation, run_id=view.run.run_id
             )
         )
 
     @router.post("/policy_version", responses=refusals(409))
-    async def policy_version(body: PolicyVersion) -> Response:
+    async def policy_version(body: wire.PolicyVersion) -> Response:
         return of_json({"policy_version": await service.announce_version(body.version)})
 
     # The original wipes on GET, and its tools call it so.
@@ -80,15 +70,17 @@ def _trainer_routes(router: APIRouter, service: RolloutService) -> None:
 
 
 def _env_routes(router: APIRouter, service: RolloutService) -> None:
-    @router.post("/register-env", response_model=EnvRegistered | Wait, responses=refusals())
-    async def register_env(body: RegisterEnv, request: Request) -> Response:
+    @router.post(
+        "/register-env", response_model=wire.EnvRegistered | Wait, responses=refusals()
+    )
+    async def register_env(body: wire.RegisterEnv, request: Request) -> Response:
         joined = await service.register_env(body, caller_of(request))
         if joined is None:
             return of_json(Wait())
         entry, view = joined
         trainer = view.run.registration
         return of_json(
-            EnvRegistered(
+            wire.EnvRegistered(
                 env_id=entry.env_id,
                 run_id=view.run.run_id,
                 wandb_name=entry.wandb_name,
@@ -100,7 +92,7 @@ def _env_routes(router: APIRouter, service: RolloutService) -> None:
         )
 
     @router.post("/disconnect-env", responses=refusals())
-    async def disconnect_env(body: EnvIdentifier, request: Request) -> Response:
+    async def disconnect_env(body: wire.EnvIdentifier, request: Request) -> Response:
         try:
             await service.disconnect_env(body, caller_of(request))
         except UnknownEnv as error:  # clients of the original read the status, not the code
@@ -113,7 +105,7 @@ def poll_routes(service: RolloutService) -> APIRouter:
     router = APIRouter(tags=["run"], route_class=BytesRoute)
     # A JSON body on a GET is the original's form; not every client can send one.
     described: dict[str, Any] = {
-        "response_model": EnvStatus,
+        "response_model": wire.EnvStatus,
         "openapi_extra": ENV_IDENTIFIER_BODY,
         "responses": refusals(404, 409),
     }
@@ -128,13 +120,13 @@ def poll_routes(service: RolloutService) -> APIRouter:
     return router
 
 
-async def _who(request: Request) -> EnvIdentifier:
+async def _who(request: Request) -> wire.EnvIdentifier:
     body = await request.body()
     require_small(body)
     try:
         if body:
-            return EnvIdentifier.model_validate_json(body)
-        return EnvIdentifier.model_validate(dict(request.query_params))
+            return wire.EnvIdentifier.model_validate_json(body)
+        return wire.EnvIdentifier.model_validate(dict(request.query_params))
     except ValidationError as error:
         raise ConfigError("env_id: an integer, in a JSON body or in the query") from error
 
@@ -166,11 +158,11 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
             )
         )
 
-    @router.get("/status", response_model=RunStatus, responses=refusals())
+    @router.get("/status", response_model=wire.RunStatus, responses=refusals())
     async def status() -> Response:
         return of_json(await service.status())
 
     @router.post("/heartbeat", responses=refusals())
-    async def heartbeat(body: Heartbeat) -> Response:
+    async def heartbeat(body: wire.Heartbeat) -> Response:
         service.context.liveness.record_heartbeat(body)
         return of_json({"status": "ok"})

@@ -25,44 +25,31 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from atroposlib.api.codec import MalformedBody
+from atroposlib import errors
 from atroposlib.api.common.threads import IsDisconnected
 from atroposlib.api.guards.auth import RETRY_AFTER_S, route_of
 from atroposlib.api.run.metrics import Metrics
-from atroposlib.errors import (
-    ConfigError,
-    CorruptPayload,
-    Forbidden,
-    InvalidGroup,
-    KeyConflict,
-    NotRegistered,
-    RunChanged,
-    StaleGeneration,
-    StoreError,
-    StoreFull,
-    Unauthorized,
-    UnknownEnv,
-)
 from atroposlib.utils.command.logs import FIELDS
 from atroposlib.utils.http_server import Exchange
+from atroposlib.wire.safetensors import MalformedBody
 
 log = logging.getLogger(__name__)
 
 # Response to each error: status code, and the word in ``status``.
 STATUS_OF: dict[type[Exception], tuple[int, str]] = {
     MalformedBody: (400, "malformed"),
-    Unauthorized: (401, "unauthorized"),
-    Forbidden: (403, "forbidden"),
-    UnknownEnv: (404, "unknown_env"),
-    NotRegistered: (409, "not_registered"),
-    StaleGeneration: (409, "fenced"),
-    KeyConflict: (409, "key_conflict"),
-    InvalidGroup: (422, "invalid"),
-    ConfigError: (422, "invalid"),
-    RunChanged: (503, "run_changed"),
-    CorruptPayload: (503, "corrupt_payload"),  # its batch is dissolved: claim again
-    StoreFull: (503, "store_full"),
-    StoreError: (503, "store_failed"),
+    errors.Unauthorized: (401, "unauthorized"),
+    errors.Forbidden: (403, "forbidden"),
+    errors.UnknownEnv: (404, "unknown_env"),
+    errors.NotRegistered: (409, "not_registered"),
+    errors.StaleGeneration: (409, "fenced"),
+    errors.KeyConflict: (409, "key_conflict"),
+    errors.InvalidGroup: (422, "invalid"),
+    errors.ConfigError: (422, "invalid"),
+    errors.RunChanged: (503, "run_changed"),
+    errors.CorruptPayload: (503, "corrupt_payload"),  # its batch is dissolved: claim again
+    errors.StoreFull: (503, "store_full"),
+    errors.StoreError: (503, "store_failed"),
 }
 _MAX_DETAIL_BYTES = 900  # an error response stays below 1 kB
 # Below, it costs more than it saves; above, it takes too long.

@@ -10,10 +10,11 @@ import safetensors.numpy
 import zstandard
 from hypothesis import given, settings
 
-from atroposlib.api.codec import MalformedBody, read_group, read_groups
+from atroposlib.api.codec import read_group, read_groups
 from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import frames, pack_group, unpack_group
+from atroposlib.wire.safetensors import MalformedBody
 from tests.api.codec.group_strategies import groups
 
 ONE, MANY = "application/x-safetensors", "application/x-atropos-groups"

@@ -7,14 +7,15 @@ import json
 import msgspec
 import pytest
 
-from atroposlib.api.codec import MalformedBody, ParsedGroup
 from atroposlib.api.codec import json as intake_json
 from atroposlib.api.codec import read_group, read_groups
+from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.codec.json import split_list
 from atroposlib.api.codec.json_columns import KEYS, parse_columns
 from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import ScoredData
+from atroposlib.wire.safetensors import MalformedBody
 
 GROUP = {"tokens": [[1, 5, 9], [2, 7]], "masks": [[-100, 5, 9], [-100, 7]], "scores": [1.0, 0]}
 BODY = b'{"tokens":[[1]],"masks":[[1]],"scores":[0.50]}'

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atroposlib.api.codec import MalformedBody
 from atroposlib.api.codec.formats import read_columns
 from atroposlib.api.codec.json import _decoded_group, _proven_group, read_json_groups
 from atroposlib.api.codec.json_columns import KEYS
@@ -18,6 +17,7 @@ from atroposlib.api.common.records import Media, Payload
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import ScoredData
 from atroposlib.wire.columns import from_group, to_group
+from atroposlib.wire.safetensors import MalformedBody
 from tests.api.codec.group_strategies import bodies, broken, groups, misshapen
 
 REFUSALS = (InvalidGroup, MalformedBody)

@@ -64,7 +64,7 @@ async def test_events_are_streamed_until_the_process_stops(api):
     reading = asyncio.ensure_future(api.http.get("/events", headers={"last-event-id": "x"}))
     await api.started(batch_size=2)
     await api.post("/scored_data", group())
-    api.app.state.service.stop_waiting()
+    api.app.state.service.context.stop_waiting()
     reply = await reading
     assert reply.headers["content-type"].startswith("text/event-stream")
     kinds = [line[7:] for line in reply.text.splitlines() if line.startswith("event: ")]

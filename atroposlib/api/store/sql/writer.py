@@ -1,6 +1,6 @@
 """Writer thread with group commit: waiting operations share one transaction.
 
-    caller threads --submit--> [waiting] --writer--> BEGIN, a savepoint each, COMMIT --> replies
+    caller threads --do--> [waiting] --writer--> BEGIN, a savepoint each, COMMIT --> replies
 
 Many small writes share one fsync. A rejected operation is rolled back to its savepoint and
 does not affect the others. If the database fails, each operation of the transaction runs
@@ -74,11 +74,12 @@ class Writer:
         thread.start()
         return thread
 
-    def submit(self, work: Work[T], n_bytes: int = 0) -> Future[T]:
-        """Queue ``work`` for a transaction; the future is set once it is durable.
+    def do(self, work: Work[T], n_bytes: int = 0) -> T:
+        """Queue ``work`` for a transaction; returns its result once it is durable.
 
         Raises:
-            StoreError: the writer is closed.
+            StoreError: the writer is closed, the database failed, or it did not answer
+                within ``OPERATION_TIMEOUT_S``.
         """
         operation = _Operation(work, n_bytes)
         with self._wake:
@@ -86,19 +87,11 @@ class Writer:
                 raise StoreError("the store is closed")
             self._waiting.append(operation)
             self._wake.notify()
-        return operation.reply
-
-    def do(self, work: Work[T], n_bytes: int = 0) -> T:
-        """Like :meth:`submit`, and wait for the result.
-
-        Raises:
-            StoreError: the database failed, or did not answer within ``OPERATION_TIMEOUT_S``.
-        """
-        reply = self.submit(work, n_bytes)
         try:
-            return reply.result(timeout=OPERATION_TIMEOUT_S)
+            result: T = operation.reply.result(timeout=OPERATION_TIMEOUT_S)
+            return result
         except FutureTimeout as cause:
-            reply.cancel()  # if it still waits, it must not run after this error
+            operation.reply.cancel()  # if it still waits, it must not run after this error
             raise StoreError(
                 f"the store did not answer within {OPERATION_TIMEOUT_S:.0f} s"
             ) from cause
