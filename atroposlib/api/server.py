@@ -21,20 +21,12 @@ from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBod
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import Store, open_store
+from atroposlib.api.web import routing
 from atroposlib.api.web.openapi import add_docs, describe
 from atroposlib.api.web.routes_batches import batch_routes
 from atroposlib.api.web.routes_groups import admission_routes, data_routes, group_routes
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
-from atroposlib.api.web.routing import (
-    STATUS_OF,
-    ErrorHandler,
-    FastPath,
-    RequestTimes,
-    of_json,
-    on_error,
-    on_invalid_request,
-)
 from atroposlib.utils.http_server import LOOPBACK_HOSTS, HostGuard, SameSiteGuard
 
 STORE_VARIABLE = "ATROPOS_STORE"
@@ -78,67 +70,55 @@ def create_app(
     app = FastAPI(**about, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     refuse = _add_error_handlers(app, service)
-    routers = (
-        data_routes(service, hold_s),
-        poll_routes(service),
-        run_routes(service),
-        batch_routes(service),
-        group_routes(service),
-        admission_routes(service),
-        ops_routes(service),
-    )
-    for router in routers:
-        app.include_router(router)
-    often = [route for router in routers for route in router.routes]
-    app.add_middleware(FastPath, routes=often, refuse=refuse)  # innermost
-    _add_middlewares(app, service, max_body_bytes, tokens, allowed_hosts)
-    describe(app)
-    add_docs(app)
-    return app
-
-
-def _add_middlewares(
-    app: FastAPI,
-    service: RolloutService,
-    max_body_bytes: int,
-    tokens: TokenFile | None,
-    allowed_hosts: Iterable[str] | None,
-) -> None:
-    """The last one added sees a request first: times, then host, token, site, body."""
+    app.include_router(data_routes(service, hold_s))
+    for routes in (
+        poll_routes,
+        run_routes,
+        batch_routes,
+        group_routes,
+        admission_routes,
+        ops_routes,
+    ):
+        app.include_router(routes(service))
+    # The last one added sees a request first: times, then host, token, site, body.
+    app.add_middleware(routing.FastPath, routes=app.routes, refuse=refuse)
     app.add_middleware(RequestBody, max_bytes=max_body_bytes)
     app.add_middleware(SameSiteGuard, refuse=_refuse_page)
     app.add_middleware(AuthMiddleware, tokens=tokens)
     names = None if allowed_hosts is None else (*LOOPBACK_HOSTS, *allowed_hosts)
     app.add_middleware(HostGuard, allowed=names, refuse=_refuse_page)
-    app.add_middleware(RequestTimes, metrics=service.metrics)
+    app.add_middleware(routing.RequestTimes, metrics=service.metrics)
+    describe(app)
+    add_docs(app)
+    return app
 
 
 def _refuse_page(status: int, detail: str) -> Response:
     """The response to a web page that calls under another name or for another site."""
     word = "cross_site" if status == 403 else "wrong_host"
-    response = of_json({"detail": detail, "status": word}, status)
+    response = routing.of_json({"detail": detail, "status": word}, status)
     response.headers["connection"] = "close"
     return response
 
 
-def _add_error_handlers(app: FastAPI, service: RolloutService) -> ErrorHandler:
+def _add_error_handlers(app: FastAPI, service: RolloutService) -> routing.ErrorHandler:
     async def refuse(request: Request, error: Exception) -> Response:
-        kind = next(kind for kind in type(error).__mro__ if kind in STATUS_OF)
-        service.metrics.refused.labels(STATUS_OF[kind][1]).inc()
-        return await on_error(request, error)
+        kind = next(kind for kind in type(error).__mro__ if kind in routing.STATUS_OF)
+        service.metrics.refused.labels(routing.STATUS_OF[kind][1]).inc()
+        return await routing.on_error(request, error)
 
     async def refuse_message(request: Request, error: Exception) -> Response:
         service.metrics.refused.labels("invalid").inc()
-        return await on_invalid_request(request, error)
+        return await routing.on_invalid_request(request, error)
 
     async def other_method(request: Request, _: Exception) -> Response:
         # A path may have one route per method; the framework names the methods of one only.
         allowed = [m for m in ("GET", "POST") if route_of(m, request.url.path)]
-        response = of_json({"detail": "Method Not Allowed", "status": "method"}, 405)
+        response = routing.of_json({"detail": "Method Not Allowed", "status": "method"}, 405)
         response.headers["allow"] = ", ".join(allowed)
         return response
 
-    for kind in STATUS_OF:
+    for kind in routing.STATUS_OF:
         app.add_exception_handler(kind, refuse)
     app.add_exception_handler(405, other_method)
     app.add_exception_handler(RequestValidationError, refuse_message)

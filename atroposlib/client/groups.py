@@ -108,8 +108,7 @@ def read_claimed(response: httpx.Response) -> ClaimedBatch:
 
 def read_received(response: httpx.Response) -> Sent:
     """Decode the answer to POST /groups."""
-    received = GroupsReceived.model_validate_json(response.content)
-    return Sent(**received.model_dump())
+    return Sent(**GroupsReceived.model_validate_json(response.content).model_dump())
 
 
 def read_processed(response: httpx.Response) -> Sent:

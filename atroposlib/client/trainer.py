@@ -193,8 +193,7 @@ class RolloutClient:
         )
         timeout_s = self._settings.timeout_s + wait_s
         headers = ACCEPT_FRAMES if binary else {}
-        call = post("/batches/claim", request, read_claimed, timeout_s, headers)
-        claimed = self._send(call)
+        claimed = self._send(post("/batches/claim", request, read_claimed, timeout_s, headers))
         self._claim_id = None
         return claimed
 
@@ -259,8 +258,7 @@ class RolloutClient:
 
     def health(self) -> bool:
         """Whether the API answers now, without retries."""
-        call = ApiCall("GET", "/health", nothing, timeout_s=BEST_EFFORT_TIMEOUT_S)
-        return self._try(call)
+        return self._try(ApiCall("GET", "/health", nothing, timeout_s=BEST_EFFORT_TIMEOUT_S))
 
     def close(self) -> None:
         self._http.close()

@@ -21,7 +21,6 @@ Frames are concatenated ``u64 little-endian length | file``.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +34,6 @@ from atroposlib.wire import safetensors
 from atroposlib.wire.columns import (
     FLOATS,
     REST,
-    Array,
     Columns,
     Distilled,
     check,
@@ -45,7 +43,7 @@ from atroposlib.wire.columns import (
     without_values,
 )
 from atroposlib.wire.messages import MASKED, ScoredData
-from atroposlib.wire.safetensors import MalformedBody
+from atroposlib.wire.safetensors import Array, MalformedBody
 
 FORMAT = "atropos-group/1"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -53,7 +51,6 @@ ZSTD_LEVEL = 3
 MAX_GROUP_BYTES = 128 * 2**20  # of one file, inflated
 MAX_FRAMES = 65_536
 _LOOK_FIRST_BYTES = 2**20  # the header of a larger frame is checked before it is inflated
-_LENGTH = struct.Struct("<Q")
 
 _ANY_FLOAT = ("F16", "F32", "F64")
 _ALLOWED = {
@@ -303,7 +300,7 @@ def _undamaged() -> Iterator[None]:
 
 def frame_head(size: int) -> bytes:
     """The length field before a file of ``size`` bytes."""
-    return _LENGTH.pack(size)
+    return size.to_bytes(8, "little")
 
 
 def frames(files: Iterable[bytes]) -> bytes:
@@ -323,7 +320,7 @@ def split_frames(data: bytes | memoryview, max_frames: int = MAX_FRAMES) -> list
     while start < len(view):
         if start + 8 > len(view) or len(files) == max_frames:
             raise MalformedBody("frames cut short, or too many")
-        size = _LENGTH.unpack_from(view, start)[0]
+        size = int.from_bytes(view[start : start + 8], "little")
         start += 8 + size
         if start > len(view):
             raise MalformedBody("a frame is cut short")

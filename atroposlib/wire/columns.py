@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.messages import (
@@ -28,8 +27,7 @@ from atroposlib.wire.messages import (
     ScoredData,
     validate_messages,
 )
-
-Array = NDArray[Any]
+from atroposlib.wire.safetensors import Array
 
 FLOATS = ("inference_logprobs", "ref_logprobs", "advantages")  # one per token
 REST = (  # non-numeric fields; advantages only if they do not fit the tokens

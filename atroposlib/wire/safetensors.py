@@ -8,7 +8,6 @@ are inflated. The ``safetensors`` libraries can open these files.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -25,7 +24,6 @@ Array = NDArray[Any]
 MAX_HEADER_BYTES = 64 * 2**10
 DTYPES = {"I32": "<i4", "U8": "|u1", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
 _NAME_OF = {np.dtype(code): name for name, code in DTYPES.items()}
-_LENGTH = struct.Struct("<Q")
 
 
 class MalformedBody(ValueError):
@@ -68,7 +66,8 @@ def write(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
         offset += values.nbytes
     head = msgspec.json.encode(header)
     head += b" " * (-len(head) % 8)
-    return b"".join([_LENGTH.pack(len(head)), head, *(one.tobytes() for _, one in ordered)])
+    length = len(head).to_bytes(8, "little")
+    return b"".join([length, head, *(one.tobytes() for _, one in ordered)])
 
 
 def read_header(
@@ -83,7 +82,7 @@ def read_header(
         MalformedBody: not a safetensors file, or its arrays do not fill it exactly.
         InvalidGroup: a tensor that is not allowed, or whose shape does not fit its bytes.
     """
-    length = _LENGTH.unpack(beginning[:8])[0] if len(beginning) >= 8 else 0
+    length = int.from_bytes(beginning[:8], "little") if len(beginning) >= 8 else 0
     start = 8 + length
     if not 2 <= length <= MAX_HEADER_BYTES or start > min(len(beginning), size):
         raise MalformedBody("not a safetensors file: its header has no usable length")

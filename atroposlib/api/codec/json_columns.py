@@ -17,7 +17,8 @@ import numpy as np
 import simdjson
 
 from atroposlib.wire import ScoredData
-from atroposlib.wire.columns import FLOATS, REST, Array, Columns, check, fits, joined_choices
+from atroposlib.wire.columns import FLOATS, REST, Columns, check, fits, joined_choices
+from atroposlib.wire.safetensors import Array
 
 KEYS: Final = tuple(one.name for one in msgspec.structs.fields(ScoredData))
 _KNOWN = frozenset(KEYS)

@@ -351,10 +351,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             raise NotRegistered("no trainer has registered: POST /register first")
         return self.trainer
 
-    @property
-    def batch_size(self) -> int | None:
-        return self.trainer.batch_size if self.trainer else None
-
 
 @dataclass(frozen=True, slots=True)
 class Accepted:

@@ -55,9 +55,6 @@ class StalenessRule:
         return fresh, tuple(group.gid for group in queue if self.drops(group))
 
 
-KEEP_ALL = StalenessRule()
-
-
 def choose(
     queue: Sequence[GroupSummary],
     state_bytes: bytes | None = None,
@@ -66,7 +63,7 @@ def choose(
     needs: Mapping[int, int] | None = None,
     weights: fair_share.EnvWeights | None = None,
     names: Mapping[int, str] | None = None,
-    policy: StalenessRule = KEEP_ALL,
+    policy: StalenessRule = StalenessRule(),
 ) -> Selection:
     """Choose groups with exactly ``batch_size`` sequences, none split.
 

@@ -66,11 +66,8 @@ def start(run: RunRecord) -> RunRecord:
 
 
 def join(run: RunRecord, body: RegisterEnv) -> tuple[RunRecord, EnvEntry]:
-    """Add an environment to a started run; its id is the next index.
-
-    Raises:
-        ConfigError: the run has had ``MAX_ENVS`` environments.
-    """
+    """Add an environment to a started run, which has at most ``MAX_ENVS``; its id is the
+    next index."""
     if len(run.envs) >= MAX_ENVS:
         raise ConfigError(f"this run has had {MAX_ENVS} environments: reset it to begin anew")
     namesakes = sum(env.desired_name == body.desired_name for env in run.envs)
@@ -106,11 +103,7 @@ def sent(run: RunRecord, got: SentBatch) -> RunRecord:
 
 
 def require_run(run: RunRecord, run_id: str | None) -> None:
-    """Reject a caller of another run, whose env ids have another meaning in this one.
-
-    Raises:
-        UnknownEnv: ``run_id`` is given and is not that of this run.
-    """
+    """Reject a caller of another run, whose env ids have another meaning in this one."""
     if run_id is not None and run_id != run.run_id:
         raise UnknownEnv("that run is over: POST /register-env again")
 
@@ -139,8 +132,8 @@ def expected_size(
         UnknownEnv: the env id is not of this run.
         InvalidGroup: the group is larger than a batch of this run.
     """
-    if run.batch_size is not None and rows > run.batch_size:
-        problem = f"a group of {rows} sequences never fits a batch of {run.batch_size}"
+    if run.trainer is not None and rows > (size := run.trainer.batch_size):
+        problem = f"a group of {rows} sequences never fits a batch of {size}"
         raise InvalidGroup("tokens", "", problem)
     if env_id is None:
         return None
@@ -149,11 +142,7 @@ def expected_size(
 
 
 def require_key(key: str | None) -> None:
-    """Reject an idempotency key that a store cannot hold.
-
-    Raises:
-        InvalidGroup: the key is too long, or holds a character that databases reject.
-    """
+    """Reject an idempotency key that a store cannot hold."""
     if key is not None and len(key) > MAX_KEY_CHARACTERS:
         raise InvalidGroup("idempotency_key", "", f"at most {MAX_KEY_CHARACTERS} characters")
     if key is not None and "\0" in key:

@@ -145,18 +145,20 @@ def require_env(caller: Caller | None, env_name: str | None) -> None:
         raise Forbidden(f"this token is bound to the environment {caller.env_name}")
 
 
+_REFUSALS: dict[type[AccessError], tuple[int, str, str, str]] = {  # with one header
+    Unauthorized: (401, "unauthorized", "www-authenticate", _REALM),
+    Forbidden: (403, "forbidden", "www-authenticate", f'{_REALM}, error="insufficient_scope"'),
+    TokensUnreadable: (503, "tokens_unreadable", "retry-after", str(RETRY_AFTER_S)),
+}
+
+
 def refusal(error: AccessError) -> Response:
     """The response 401, 403 or 503 to ``error``, in the shape of all errors."""
-    status, word, headers = 403, "forbidden", {}
-    if isinstance(error, Unauthorized):
-        status, word, headers = 401, "unauthorized", {"www-authenticate": _REALM}
-    elif isinstance(error, TokensUnreadable):
+    status, word, header, value = _REFUSALS[type(error)]
+    if status == 503:
         log.error("every call is refused: %s", error)
-        status, word, headers = 503, "tokens_unreadable", {"retry-after": str(RETRY_AFTER_S)}
-    elif isinstance(error, Forbidden):
-        headers = {"www-authenticate": f'{_REALM}, error="insufficient_scope"'}
     body = msgspec.json.encode({"detail": str(error), "status": word})
-    return Response(body, status, headers, media_type="application/json")
+    return Response(body, status, {header: value}, media_type="application/json")
 
 
 def _bearer(scope: AsgiScope) -> str:

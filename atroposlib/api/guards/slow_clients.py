@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -53,7 +53,7 @@ class ReceivePhase(Enum):
 
 
 class SlowClientProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with deadlines on receiving. For other limits see :func:`with_limits`."""
+    """HTTP/1.1 with deadlines on receiving; a subclass may have other ``limits``."""
 
     limits = ReceiveLimits()
 
@@ -180,10 +180,9 @@ class SlowClientProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _late(self) -> None:
-        more_s = (
-            self._body_until() - self.loop.time() if self._phase is ReceivePhase.BODY else 0.0
-        )
-        if self._phase is ReceivePhase.BODY and self.flow.read_paused:
+        in_body = self._phase is ReceivePhase.BODY
+        more_s = self._body_until() - self.loop.time() if in_body else 0.0
+        if in_body and self.flow.read_paused:
             self._enter(ReceivePhase.BODY)  # the application is slow, or an earlier request is
         elif more_s > 0:
             self._deadline = self.loop.call_later(more_s, self._late)
@@ -218,9 +217,3 @@ class SlowClientProtocol(HttpToolsProtocol):
 
 
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
-
-
-def with_limits(limits: ReceiveLimits) -> type[asyncio.Protocol]:
-    """The protocol class with these limits, for ``uvicorn.Config(http=...)``."""
-    kind = type("SlowClientProtocol", (SlowClientProtocol,), {"limits": limits})
-    return cast("type[asyncio.Protocol]", kind)

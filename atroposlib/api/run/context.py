@@ -183,14 +183,13 @@ class Liveness:
         self._since = self._clock()
 
     def live(
-        self, envs: Sequence[EnvEntry], seen: Mapping[int, float] | None = None
+        self, envs: Sequence[EnvEntry], seen: Mapping[int, float] = _NOBODY
     ) -> Sequence[EnvEntry]:
         """Environments that hold a share: connected and not silent.
 
         Returns the same object until that changes. ``seen`` maps environments to the time of
         their last request to another replica.
         """
-        seen = seen if seen is not None else _NOBODY
         known, now = self._live, self._clock()
         if known and known.envs is envs and known.seen is seen:
             if known.since <= now <= known.until:
@@ -286,11 +285,7 @@ class ServiceContext:
         self.space_freed.notify()
 
     async def find_env(self, env_id: int, run_id: str | None = None) -> EnvEntry:
-        """The calling environment; reads the run again if another replica may have added it.
-
-        Raises:
-            UnknownEnv: no such id in this run, or the id is of another run.
-        """
+        """The calling environment; reads the run again if another replica may have added it."""
         try:
             return find_env(self.run, env_id, run_id)
         except UnknownEnv:

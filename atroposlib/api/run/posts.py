@@ -76,7 +76,7 @@ class Posts:
         """
         context = self._context
         await context.run_cache.refresh_if_old()
-        marks = _fingerprints(post.groups)
+        marks = [None if g.key is not None else (g.env, g.digest) for g in post.groups]
         known = [mark for mark in marks if mark is not None]
         await self._dedupe.wait_for_orphans(known)
         with self._dedupe.in_flight(known, post.is_disconnected):
@@ -200,10 +200,6 @@ class Posts:
 
 
 _ABSORBED = Accepted(duplicate=True, buffered=False, buffer_size=0)
-
-
-def _fingerprints(groups: Iterable[ParsedGroup]) -> list[Fingerprint | None]:
-    return [None if g.key is not None else (g.env, g.digest) for g in groups]
 
 
 def _checked(

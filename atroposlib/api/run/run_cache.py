@@ -166,11 +166,7 @@ def _refuse(group: Sequence[_Change], error: AtroposError) -> None:
 
 def _view_of(document: RunDocument) -> RunView:
     try:
-        run = (
-            msgspec.json.decode(document.body, type=RunRecord)
-            if document.body
-            else RunRecord()
-        )
+        run = msgspec.json.decode(document.body or b"{}", type=RunRecord)
     except msgspec.MsgspecError as error:
         raise StoreError(f"the stored run cannot be read: {error}") from error
     return RunView(run, document.revision, document.generation)

@@ -213,17 +213,13 @@ async def body_of(request: Request) -> bytes:
 
 
 def require_small(body: bytes) -> None:
-    """
-    Raises:
-        HTTPException: 413, a control message that is too large.
-    """
+    """Reject a control message that is too large, with 413."""
     if len(body) > MAX_CONTROL_BYTES:
         raise HTTPException(413, f"this body has at most {MAX_CONTROL_BYTES} bytes")
 
 
 def client_gone(request: Request) -> IsDisconnected:
     """A check whether the client of ``request`` hung up. Its body must have been read."""
-
     told = request.scope.get("extensions", {}).get(GONE_EXTENSION)
 
     async def gone() -> bool:

@@ -64,6 +64,7 @@ class DeliveryReply(Response):
         finished: asyncio.Event | None = None,
     ) -> None:
         self._store, self._delivery, self._form = store, delivery, accepted_encoding(accept)
+        self._min_version = delivery.batch.min_version
         frames = self._form is Encoding.FRAMES
         self._head, self._tail = (b"", b"") if frames else (head, tail)
         self._on_sent, self._on_corrupt, self._finished = on_sent, on_corrupt, finished
@@ -77,19 +78,13 @@ class DeliveryReply(Response):
 
     def _length(self) -> int | None:
         """Size of the body in bytes, if it is known before it is written."""
-        members = self._delivery.members
+        members, frames = self._delivery.members, self._form is Encoding.FRAMES
         for one in members:
             if not is_stored_as(one.media, self._form) or one.is_older_than(self._min_version):
                 return None
-        between = (
-            8 * len(members) if self._form is Encoding.FRAMES else max(len(members) - 1, 0)
-        )
+        between = 8 * len(members) if frames else max(len(members) - 1, 0)
         stored = sum(one.n_bytes for one in members)
         return len(self._head) + stored + between + len(self._tail)
-
-    @property
-    def _min_version(self) -> int | None:
-        return self._delivery.batch.min_version
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_gone(receive))

@@ -30,7 +30,7 @@ def test_a_run_is_registered_then_started_and_stays_so_when_a_trainer_restarts()
     run = register(RunRecord(), BODY, "run", trained=0)
     assert (run.state, run.run_id) == (RunState.REGISTERED, "run")
     run = register(start(run), BODY.model_copy(update={"batch_size": 8}), "other", trained=12)
-    assert (run.state, run.run_id, run.batch_size) == (RunState.STARTED, "run", 8)
+    assert (run.state, run.run_id, run.trainer.batch_size) == (RunState.STARTED, "run", 8)
     with pytest.raises(NotRegistered):
         start(RunRecord())
 

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
-from atroposlib.api.guards.slow_clients import ReceiveLimits, with_limits
+from atroposlib.api.guards.slow_clients import ReceiveLimits, SlowClientProtocol
 
 SHORT = ReceiveLimits(
     head_s=0.4, body_s=0.4, rest_s=0.4, idle_s=1, head_bytes=2000, headers=20
@@ -48,7 +48,7 @@ async def serving(app, limits=LONG, **settings):
     config = uvicorn.Config(
         app,
         port=0,
-        http=with_limits(limits),
+        http=type("Limited", (SlowClientProtocol,), {"limits": limits}),
         lifespan="off",
         log_config=None,
         timeout_keep_alive=limits.idle_s,

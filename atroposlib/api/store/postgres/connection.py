@@ -118,12 +118,7 @@ class PostgresServer:
         self._stopped.set()
 
     def connect(self) -> Raw:
-        """A new connection.
-
-        Raises:
-            ConfigError: this server is not durable, or too old.
-            psycopg.OperationalError: the server is unreachable.
-        """
+        """A new connection, if this server is durable and not too old."""
         try:
             raw = psycopg.connect(self._address, autocommit=True, **CONNECT_OPTIONS)
         except psycopg.ProgrammingError as cause:  # the error may quote a password
@@ -210,12 +205,7 @@ def _require_durable(raw: Raw) -> None:
 
 
 def make_tables(server: PostgresServer) -> None:
-    """Create schema and tables if missing.
-
-    Raises:
-        ConfigError: the tables have another layout.
-        StoreError: the server rejected a statement.
-    """
+    """Create schema and tables if missing; ConfigError if they have another layout."""
     try:
         with server.connect() as raw, raw.transaction():
             raw.execute(f"SELECT pg_advisory_xact_lock({server.lock})".encode())

@@ -56,11 +56,7 @@ class PostgresReaders:
         self._open = True
 
     def run(self, work: Callable[[PostgresConnection], T]) -> T:
-        """Run ``work`` on one snapshot.
-
-        Raises:
-            StoreError: the server is unreachable for too long, or failed.
-        """
+        """Run ``work`` on one snapshot."""
         try:
             return self._server.retry_while_away(lambda: self._attempt(work))
         except FAULTS as cause:

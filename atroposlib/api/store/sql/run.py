@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from atroposlib.api.common.records import AdmissionGrant, RunDocument
-from atroposlib.api.store.sql.schema import (
-    RUN,
-    Connection,
-    counting,
-    document,
-    keep_document,
-    read_meta,
-    stats,
-)
+from atroposlib.api.store.sql import schema
 
 _EMPTIED = (
     "payload",
@@ -24,23 +16,25 @@ _EMPTIED = (
 )
 
 
-def load(connection: Connection) -> RunDocument:
-    meta = read_meta(connection)
-    return RunDocument(meta.revision, meta.generation, document(connection, RUN))
+def load(connection: schema.Connection) -> RunDocument:
+    meta = schema.read_meta(connection)
+    return RunDocument(meta.revision, meta.generation, schema.document(connection, schema.RUN))
 
 
-def save(connection: Connection, body: bytes, revision: int, fence: bool) -> RunDocument:
-    with counting(connection) as counters:
+def save(
+    connection: schema.Connection, body: bytes, revision: int, fence: bool
+) -> RunDocument:
+    with schema.counting(connection) as counters:
         counters.meta.require_revision(revision)
-        keep_document(connection, RUN, body)
+        schema.keep_document(connection, schema.RUN, body)
         counters.set(revision=revision + 1)
         if fence:
             counters.set(generation=counters.meta.generation + 1, delivered=0)
         return RunDocument(counters.meta.revision, counters.meta.generation, body)
 
 
-def reset(connection: Connection) -> RunDocument:
-    with counting(connection) as counters:
+def reset(connection: schema.Connection) -> RunDocument:
+    with schema.counting(connection) as counters:
         for table in _EMPTIED:
             connection.execute(f"DELETE FROM {table}")
         meta = counters.meta
@@ -59,7 +53,9 @@ def reset(connection: Connection) -> RunDocument:
 # --- admissions -----------------------------------------------------------------------
 
 
-def admit(connection: Connection, asked: AdmissionGrant, budget: int, now: float) -> int:
+def admit(
+    connection: schema.Connection, asked: AdmissionGrant, budget: int, now: float
+) -> int:
     connection.execute("DELETE FROM admission WHERE until <= ?", (now,))
     known = connection.execute(
         "SELECT n_seq, until FROM admission WHERE admission_id = ?", (asked.admission_id,)
@@ -71,7 +67,7 @@ def admit(connection: Connection, asked: AdmissionGrant, budget: int, now: float
             (max(until, asked.until), asked.admission_id),
         )
         return int(granted)
-    room = budget - stats(connection).sequences_accepted - admitted(connection, now)
+    room = budget - schema.stats(connection).sequences_accepted - admitted(connection, now)
     granted = min(max(room, 0), asked.n_seq)
     if granted > 0:
         connection.execute(
@@ -81,11 +77,11 @@ def admit(connection: Connection, asked: AdmissionGrant, budget: int, now: float
     return granted
 
 
-def release(connection: Connection, admission_id: str) -> bool:
+def release(connection: schema.Connection, admission_id: str) -> bool:
     sql = "DELETE FROM admission WHERE admission_id = ? RETURNING admission_id"
     return bool(connection.execute(sql, (admission_id,)))
 
 
-def admitted(connection: Connection, now: float) -> int:
+def admitted(connection: schema.Connection, now: float) -> int:
     rows = connection.execute("SELECT n_seq FROM admission WHERE until > ?", (now,))
     return sum(n_seq for (n_seq,) in rows)

@@ -77,11 +77,7 @@ def magic_of(path: Path) -> int:
 
 
 def require_local(path: Path) -> None:
-    """Reject a directory on a network file system.
-
-    Raises:
-        ConfigError: the message names local directories.
-    """
+    """Reject a directory on a network file system; the message names local ones."""
     found = network_file_system(magic_of(path))
     if found is None:
         return
@@ -102,11 +98,7 @@ def free_bytes_of(path: Path) -> int:
 
 
 def lock_directory(data_dir: Path) -> IO[str]:
-    """Lock the directory until this process ends.
-
-    Raises:
-        StoreLocked: another process holds the lock.
-    """
+    """Lock the directory until this process ends."""
     lock_file = open(data_dir / "lock", "a+")  # noqa: SIM115 - held until close()
     try:
         fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
