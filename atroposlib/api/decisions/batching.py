@@ -51,8 +51,11 @@ class StalenessRule:
         self, queue: Sequence[GroupSummary]
     ) -> tuple[list[GroupSummary], tuple[int, ...]]:
         """The groups to train on, and the gids of the groups to free."""
-        fresh = [group for group in queue if not self.drops(group)]
-        return fresh, tuple(group.gid for group in queue if self.drops(group))
+        fresh: list[GroupSummary] = []
+        stale: list[GroupSummary] = []
+        for group in queue:
+            (stale if self.drops(group) else fresh).append(group)
+        return fresh, tuple(group.gid for group in stale)
 
 
 def choose(

@@ -147,9 +147,3 @@ def require_key(key: str | None) -> None:
         raise InvalidGroup("idempotency_key", "", f"at most {MAX_KEY_CHARACTERS} characters")
     if key is not None and "\0" in key:
         raise InvalidGroup("idempotency_key", "", "no NUL character")
-
-
-def require_plain(name: str, text: str | None) -> None:
-    """Reject an id with a NUL character, which databases reject."""
-    if text is not None and "\0" in text:
-        raise ConfigError(f"{name}: no NUL character")

@@ -6,8 +6,7 @@ import uuid
 
 from atroposlib.api.common.records import AdmissionGrant, EnvEntry
 from atroposlib.api.decisions.allocation import budget
-from atroposlib.api.decisions.run_state import require_plain
-from atroposlib.api.run.context import ServiceContext
+from atroposlib.api.run.context import ServiceContext, require_plain
 from atroposlib.wire import AdmissionReply, AdmissionRequest
 
 

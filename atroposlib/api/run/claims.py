@@ -28,8 +28,8 @@ from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wai
 from atroposlib.api.decisions.allocation import shard
 from atroposlib.api.decisions.batching import StalenessRule, choose
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
-from atroposlib.api.decisions.run_state import rebase, require_plain, sent, start
-from atroposlib.api.run.context import ServiceContext
+from atroposlib.api.decisions.run_state import rebase, sent, start
+from atroposlib.api.run.context import ServiceContext, require_plain
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
 from atroposlib.wire import ClaimRequest

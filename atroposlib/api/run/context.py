@@ -239,6 +239,12 @@ def _require_short(details: Mapping[str, float | int | str]) -> None:
         )
 
 
+def require_plain(name: str, text: str | None) -> None:
+    """Reject an id with a NUL character, which databases reject."""
+    if text is not None and "\0" in text:
+        raise ConfigError(f"{name}: no NUL character")
+
+
 class ServiceContext:
     """State shared by the parts of the service, one per process, for its event loop only."""
 
