@@ -15,9 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
 
 from atroposlib.errors import AtroposError
 from atroposlib.processes import watchdog
@@ -254,19 +254,14 @@ class Children:
 
 def answers(url: str) -> bool:
     """Whether a GET of a ``http://host:port/path`` succeeds; proxy settings are ignored."""
-    parts = urlsplit(url)
-    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=PROBE_TIMEOUT_S)
     try:
-        connection.request("GET", parts.path or "/")
-        return 200 <= connection.getresponse().status < 300
-    except (OSError, HTTPException):
+        with build_opener(ProxyHandler({})).open(url, timeout=PROBE_TIMEOUT_S):
+            return True
+    except (OSError, HTTPException):  # an error status is an OSError too
         return False
-    finally:
-        connection.close()
 
 
 def free_port() -> int:
     """Return a TCP port on the loopback interface that is unused at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -16,7 +16,7 @@ def thread_env(threads: int) -> dict[str, str]:
 
     Spinning OpenMP threads of the waiting process would take the cores of the working one.
     """
-    count = str(max(1, threads))
+    count = str(max(1, min(threads, MAX_THREADS)))
     return {
         "OMP_NUM_THREADS": count,
         "MKL_NUM_THREADS": count,
@@ -29,12 +29,9 @@ def thread_env(threads: int) -> dict[str, str]:
     }
 
 
-def compute_threads(cores: int) -> int:
-    return max(1, min(cores, MAX_THREADS))
-
-
 def processes(plan: QuickstartPlan) -> tuple[ProcessSpec, ...]:
     """Return all processes in the order of their start."""
+    server = local_server if plan.options.engine is ServingEngine.LOCAL else vllm_server
     return (api(plan), server(plan), trainer(plan), environment(plan))
 
 
@@ -52,18 +49,13 @@ def api(plan: QuickstartPlan) -> ProcessSpec:
     )
 
 
-def server(plan: QuickstartPlan) -> ProcessSpec:
-    engine = local_server if plan.options.engine is ServingEngine.LOCAL else vllm_server
-    return engine(plan)
-
-
 def local_server(plan: QuickstartPlan) -> ProcessSpec:
     return ProcessSpec(
         name="inference",
         argv=(sys.executable, "-m", "atroposlib.inference")
         + ("--model", str(plan.serve_dir), "--host", "127.0.0.1")
         + ("--port", str(plan.server_port), "--seed", str(plan.options.seed)),
-        env=thread_env(compute_threads(plan.cores)),
+        env=thread_env(plan.cores),
         cwd=plan.repo,
         health_url=f"{plan.server_url}/health",
         ready_within_s=180.0,
@@ -84,7 +76,7 @@ def vllm_server(plan: QuickstartPlan) -> ProcessSpec:
         # them.
         + ("--logprobs-mode", "processed_logprobs", "--seed", str(plan.options.seed)),
         env={
-            **thread_env(compute_threads(plan.cores)),
+            **thread_env(plan.cores),
             "VLLM_SERVER_DEV_MODE": "1",  # opens pause, reload and version routes
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # it would reserve one core of two
@@ -119,7 +111,7 @@ def trainer(plan: QuickstartPlan) -> ProcessSpec:
         + ("--recover-mode", "disabled")
         # Two rows detect a stale server as well as more rows, a second faster per step.
         + ("--check-rows", "2", "--metrics-path", str(plan.metrics_path)),
-        env=thread_env(compute_threads(plan.cores)),
+        env=thread_env(plan.cores),
         cwd=plan.repo,
     )
 

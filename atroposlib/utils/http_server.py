@@ -61,12 +61,8 @@ def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
 
 def is_loopback(host: str) -> bool:
     """Whether ``host`` is only reachable from this machine. Other names may resolve anywhere."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = address_of(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def start_hint(command: str, url: str) -> str:
@@ -77,13 +73,12 @@ def start_hint(command: str, url: str) -> str:
     return f"start it: {command} --port {address.port or 80}"
 
 
-def is_address(name: str) -> bool:
-    """Whether ``name`` is an IP address, with or without the brackets of a Host header."""
+def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address, also in the brackets of a Host header; None for another name."""
     try:
-        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def host_name(header: bytes) -> str | None:
@@ -122,7 +117,7 @@ class HostGuard:
         name = host_name(given[0]) if len(given) == 1 else None
         if name is None:
             refused = self._refuse(400, "one well-formed Host header is expected")
-        elif name in self._allowed or "." not in name or is_address(name):
+        elif name in self._allowed or "." not in name or address_of(name):
             await self.app(scope, receive, send)
             return
         else:

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 from atroposlib.errors import Forbidden, InferenceRefused, Unauthorized
 from atroposlib.generation.proxy.apis.agent_api import openai_body
 from atroposlib.generation.proxy.session import ProxySession
-from atroposlib.utils.http_server import is_address, is_loopback
+from atroposlib.utils.http_server import address_of, is_loopback
 
 
 class ProxyAuth:
@@ -65,7 +65,7 @@ def key_of(request: HTTPConnection) -> str | None:
 def is_local(request: HTTPConnection) -> bool:
     """Whether the caller is on this machine; one without an address is in this process."""
     host = request.client.host if request.client else ""
-    return not is_address(host) or is_loopback(host)
+    return address_of(host) is None or is_loopback(host)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

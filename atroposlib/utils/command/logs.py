@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import sys
-import time
+from datetime import datetime, timezone
 from typing import IO, Any
 from unicodedata import category
 
@@ -63,7 +63,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         event: dict[str, Any] = {
-            "time": self._time(record.created),
+            "time": _utc(record.created),
             "level": record.levelname.lower(),
             "process": self.process,
             "logger": record.name,
@@ -74,10 +74,10 @@ class _Formatter(logging.Formatter):
             event["exception"] = self.formatException(record.exc_info)
         return redact(json.dumps(event, default=str) if self.style == "json" else _text(event))
 
-    @staticmethod
-    def _time(seconds: float) -> str:
-        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-        return f"{clock}.{int(seconds * 1000) % 1000:03d}Z"
+
+def _utc(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _text(event: dict[str, Any]) -> str:

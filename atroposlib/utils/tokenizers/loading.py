@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.tokenizers.plain import PlainTokenizer, obstacle, read_json
+from atroposlib.utils.tokenizers.plain import INSTALL, PlainTokenizer, obstacle, read_json
 
 # Classes that add nothing to tokenizer.json.
 PLAIN = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 HUB_TIMEOUT_S = 5.0  # the hub's own client tries for more than a minute
-INSTALL = "pip install 'atroposlib[transformers]'"
 
 
 def is_path(name: str) -> bool:
@@ -77,11 +76,8 @@ def load_tokenizer_named(name: str) -> Any:
 
 
 def _is_plain(directory: Path) -> bool:
-    has_tokens = (directory / "tokenizer.json").is_file()
-    return (
-        has_tokens
-        and read_json(directory / "tokenizer_config.json").get("tokenizer_class") in PLAIN
-    )
+    kind = read_json(directory / "tokenizer_config.json").get("tokenizer_class")
+    return kind in PLAIN and (directory / "tokenizer.json").is_file()
 
 
 def _not_plain(directory: Path) -> str:

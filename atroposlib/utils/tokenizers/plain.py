@@ -16,6 +16,7 @@ from typing import Any
 # Settings of tokenizer_config.json that change tokens or texts beyond tokenizer.json.
 CHANGES = ["add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens"]
 CHANGES += ["clean_up_tokenization_spaces"]
+INSTALL = "pip install 'atroposlib[transformers]'"
 SPECIAL = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field in templates
 
@@ -74,8 +75,7 @@ class PlainTokenizer:
         """``eos_token``, ``eos_token_id`` and their kind; None if the tokenizer has none."""
         token = name.removesuffix("_id")
         if token not in SPECIAL:
-            extra = "pip install 'atroposlib[transformers]'"
-            raise AttributeError(f"{name}: only tokenizers of transformers have it: {extra}")
+            raise AttributeError(f"{name}: only tokenizers of transformers have it: {INSTALL}")
         text = self.special_tokens_map.get(token)
         return text if token == name or text is None else self.convert_tokens_to_ids(text)
 
