@@ -267,7 +267,7 @@ class QuickstartRun:
             seconds=self.trained_s or time.monotonic() - self.started,
             cores=plan.cores,
         )
-        heldout = self.sources.heldout
+        heldout, checks = self.sources.heldout, self.sources.heldout.read()
         heldout.copy_samples(plan.options.out / "samples.jsonl")
         self.sources.probe.close()
         return Findings(
@@ -275,10 +275,8 @@ class QuickstartRun:
             task=plan.recipe.task,
             verdict=verdict,
             rows=rows,
-            heldout=[(check.step, check.exact) for check in heldout.read()],
-            heldout_rewards=[
-                (c.step, c.reward) for c in heldout.read() if c.reward is not None
-            ],
+            heldout=[(c.step, c.exact) for c in checks],
+            heldout_rewards=[(c.step, c.reward) for c in checks if c.reward is not None],
             answers=heldout.answers(),
             settings={**plan.settings(), **provenance(plan.repo)},
             run=shown_path(plan.options.out),

@@ -105,18 +105,19 @@ def curve(rows: Sequence[Row], name: str) -> tuple[Point, ...]:
 
 
 def _learning(f: Findings) -> list[Figure]:
-    exact = _figure(
-        "Rate of exact answers",
-        Series("exact, training problems", curve(f.rows, "env/exact")),
-        Series("exact, held-out problems", tuple(f.heldout), "b", dots=True),
-        y_range=(0.0, 1.0),
-    )
-    reward = _figure(
-        "Mean reward",
-        Series("reward, training problems", curve(f.rows, "reward_mean")),
-        Series("reward, held-out problems", tuple(f.heldout_rewards), "b", dots=True),
-    )
-    return [exact, reward]
+    return [
+        _figure(
+            "Rate of exact answers",
+            Series("exact, training problems", curve(f.rows, "env/exact")),
+            Series("exact, held-out problems", tuple(f.heldout), "b", dots=True),
+            y_range=(0.0, 1.0),
+        ),
+        _figure(
+            "Mean reward",
+            Series("reward, training problems", curve(f.rows, "reward_mean")),
+            Series("reward, held-out problems", tuple(f.heldout_rewards), "b", dots=True),
+        ),
+    ]
 
 
 def _soundness(f: Findings) -> list[Figure]:

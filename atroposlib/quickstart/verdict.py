@@ -48,13 +48,8 @@ def figure(value: float | None) -> str:
     return "?" if value is None else f"{value:.2f}"
 
 
-def first(rows: Sequence[Row], name: str) -> float | None:
-    values = column(rows[:1], name)
-    return values[0] if values else None
-
-
-def last(rows: Sequence[Row], name: str, steps: int = LAST_STEPS) -> float | None:
-    values = column(rows[-steps:], name)
+def mean(rows: Sequence[Row], name: str) -> float | None:
+    values = column(rows, name)
     return sum(values) / len(values) if values else None
 
 
@@ -67,13 +62,14 @@ def judge(
     cores: int,
 ) -> RunVerdict:
     """Compare the rows of metrics.jsonl with the goals of the recipe."""
+    start, end = rows[:1], rows[-LAST_STEPS:]
     mismatches = [value for name in MISMATCH_COLUMNS for value in column(rows, name)]
     mismatch_max = max(mismatches, default=None)
     return RunVerdict(
-        exact_first=first(rows, "env/exact"),
-        exact_last=last(rows, "env/exact"),
-        reward_first=first(rows, "reward_mean"),
-        reward_last=last(rows, "reward_mean"),
+        exact_first=mean(start, "env/exact"),
+        exact_last=mean(end, "env/exact"),
+        reward_first=mean(start, "reward_mean"),
+        reward_last=mean(end, "reward_mean"),
         seconds=seconds,
         steps=len(rows),
         server_version=server_version,
@@ -90,7 +86,7 @@ def _shortcomings(
         return ["the trainer finished no step"]
     found = []
     goal = recipe.goal
-    start, end = first(rows, goal.metric), last(rows, goal.metric)
+    start, end = mean(rows[:1], goal.metric), mean(rows[-LAST_STEPS:], goal.metric)
     if start is None or end is None:
         found.append(f"metrics.jsonl has no {goal.metric}")
     else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ def _file_rows(path: Path, split: str, source: str, option: str) -> Iterator[Row
             f".parquet), or let {option} name one file"
         )
     try:
-        yield from _rows_of_all(files)
+        for file in files:
+            yield from _rows_of(file)
     except OSError as error:
         raise DatasetUnavailable(
             f"{error.filename or path}: {error.strerror or error}; see {option}"
@@ -95,15 +96,13 @@ def split_files(folder: Path, split: str) -> list[Path]:
     )
 
 
-def _rows_of_all(files: Iterable[Path]) -> Iterator[Row]:
-    for file in files:
-        reader = READERS.get(file.suffix)
-        if reader is None:
-            raise DatasetUnavailable(f"{file}: one of {', '.join(READERS)} is read")
-        for i, row in enumerate(reader(file)):
-            if not isinstance(row, dict):
-                raise DatasetUnavailable(f"{file}: row {i} is not an object but {row!r:.80}")
-            yield row
+def _rows_of(file: Path) -> Iterator[Row]:
+    if file.suffix not in READERS:
+        raise DatasetUnavailable(f"{file}: one of {', '.join(READERS)} is read")
+    for i, row in enumerate(READERS[file.suffix](file)):
+        if not isinstance(row, dict):
+            raise DatasetUnavailable(f"{file}: row {i} is not an object but {row!r:.80}")
+        yield row
 
 
 def _jsonl_rows(file: Path) -> Iterator[Any]:
