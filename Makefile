@@ -26,7 +26,7 @@ ALONE := "tests that run alone" "about 8 min on 2 cores"
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart lint check test format config wire map ratchets bench torture lock clean
+.PHONY: help install quickstart lint check test format config wire map docs ratchets bench torture lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,12 @@ wire: $(STAMP)  ## Refresh docs/wire.md from the running API
 map: $(STAMP)  ## Rewrite docs/map.md from the docstrings
 	$(PY) scripts/map.py
 
+# An environment of its own: neither torch nor the tests are needed, and nothing here needs mkdocs.
+docs:  ## Build the documentation site into site/ (opens without a server: site/index.html)
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-docs --extras docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 ratchets: $(STAMP)  ## Print the structural figures and their bounds
 	$(PY) -m tests.repo.ratchets
 
@@ -85,5 +91,5 @@ lock: $(STAMP)  ## Rewrite constraints.txt with the newest versions (needs uv)
 	$(PY) scripts/lock.py
 
 clean:  ## Remove caches and build outputs; the environment and runs/ stay
-	rm -rf build dist .mypy_cache .pytest_cache .hypothesis
+	rm -rf build dist site .mypy_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

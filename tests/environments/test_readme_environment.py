@@ -1,4 +1,4 @@
-"""Environments of the README and its guide, run unchanged."""
+"""Environments of the README, its guide, the tutorials and the cookbook, run unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
 from tests.envs.conftest import RunningApi
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/environments.md")
+PAGES = (
+    "README.md",
+    "docs/environments.md",
+    "docs/cookbook.md",
+    "docs/migrating-others.md",
+    "docs/tutorials/first-environment.md",
+    "docs/tutorials/turns-and-tools.md",
+    "docs/tutorials/robust-reward.md",
+)
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -43,14 +51,16 @@ def problems(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def env_of():
+def env_of(monkeypatch):
     replies = {}
 
     def says_something_else_each_time(prompt, index):
         replies[prompt] = replies.get(prompt, -1) + 1
-        return str(replies[prompt] + 3)
+        number = str(replies[prompt] + 3)
+        return f"Rating: {number}" if "Rating: N" in prompt else number
 
     with FakeInference(reply=says_something_else_each_time).running() as url:
+        monkeypatch.setenv("JUDGE_URL", f"{url}/v1")
 
         def make(env_cls, **settings):
             server = APIServerConfig(

@@ -30,6 +30,13 @@ TOPS = (
 INVENTED = {
     "sums.py",
     "longer_sums.py",
+    "larger.py",
+    "test_larger.py",
+    "guess.py",
+    "product.py",
+    "boxed.py",
+    "my_env.py",
+    "wordle.py",
     "wordle/wordle.py",
     "example_trainer/losses/mine.py",
     "atroposlib/envs/reward_fns/shouting_reward.py",
