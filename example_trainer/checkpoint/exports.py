@@ -49,12 +49,14 @@ class ModelExporter:
             time.time(),
         )
 
-    def maybe(self, model: PackedModel, state: TrainerState, epoch_ended: bool) -> None:
+    def maybe(self, model: PackedModel, state: TrainerState, epoch_ended: bool) -> Path | None:
         """Save after this step if it is due; call once per step."""
-        if run_on_rank0(self._world, lambda: self.frequency.due(epoch_ended, time.time())):
-            self._save(model, self._directory / f"{self._prefix}_{state.step}", state)
-            if self._world.is_rank0 and self._keep is not None:
-                self._let_go(state, self._keep)
+        if not run_on_rank0(self._world, lambda: self.frequency.due(epoch_ended, time.time())):
+            return None
+        directory = self._save(model, self._directory / f"{self._prefix}_{state.step}", state)
+        if self._world.is_rank0 and self._keep is not None:
+            self._let_go(state, self._keep)
+        return directory
 
     def final(self, model: PackedModel, state: TrainerState) -> Path:
         """Save the final model; return its directory."""

@@ -119,7 +119,7 @@ class Backbone(nn.Module):
 
 
 class TokenModule(Backbone):
-    """Logprobs and entropy; see head.TokenScores."""
+    """Logprobs and entropy; see fused_logprobs.TokenScores."""
 
     def forward(self, inputs: Inputs) -> TokenScores:
         head = output_head(self.model)

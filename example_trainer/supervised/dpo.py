@@ -4,8 +4,8 @@ atropos-dpo --model MODEL --train-file dpo.jsonl --save-path runs/dpo
 
 The file has lines of {"prefix", "pos", "neg"}, or of lists of messages {"pos", "neg"}, as
 atropos-dpo-gen writes them. The logprobs of the reference model are computed once, before
-the first step, so that only one model is in memory while training. losses/preference.py has
-the formulae.
+the first step, so that only one model is in memory while training. ``preference`` has the
+formulae.
 """
 
 from __future__ import annotations
