@@ -266,10 +266,9 @@ def expect_outputs(outputs: list[Generation], n: int, where: str) -> list[Genera
 
 
 def take_top_k(kwargs: dict[str, Any]) -> int:
-    """Remove and return the number of alternatives per position that are requested.
+    """Remove and return the number of alternatives per position; 0: only the given token.
 
-    0 requests only the logprob of the given token. ``top_k`` is not the sampling parameter
-    here.
+    ``top_k`` is not the sampling parameter here.
     """
     asked = (kwargs.pop("top_k", None), kwargs.pop("top_logprobs", None))
     return max(0, int(next((k for k in asked if k is not None), 1)))

@@ -63,7 +63,8 @@ class ProxySession:
         self.created_at = time.time()
         self.last_accessed = self.created_at
         self.calls = IdempotentCalls()
-        self.conversations: dict[str, list[Json]] = {}  # of the Responses API, by response id
+        # Of the Responses API: messages up to and including a response, by its id.
+        self.conversations: dict[str, list[Json]] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -198,10 +199,6 @@ class ProxySession:
             )
         rewards = Rewards(self._rewards, self._session_reward, discount)
         return self._samples.rows(rewards, self.calls.undelivered)
-
-    def conversation(self, response_id: str) -> list[Json] | None:
-        """Messages up to and including a response of the Responses API."""
-        return self.conversations.get(bare_id(response_id))
 
     def touch(self) -> None:
         self.last_accessed = time.time()

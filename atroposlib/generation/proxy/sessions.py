@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,7 +102,8 @@ class Sessions:
         self.limits = limits
         self._sessions: dict[str, ProxySession] = {}
         self._by_key: dict[str, ProxySession] = {}
-        self._assignments: dict[str, ServerAssignment] = {}  # by session id
+        # By session id: its server, and what to call when the session ends.
+        self._assigned: dict[str, tuple[Any, Callable[[], None]]] = {}
         self._opening = 0
         self._owned: list[Any] = []  # managers made by replace_servers, closed here
 
@@ -128,20 +128,22 @@ class Sessions:
             )
         self._opening += 1
         try:
-            assignment = await assign_server(self.manager, base_url, settings, self.tokenizer)
+            server, managed, release = await assign_server(
+                self.manager, base_url, settings, self.tokenizer
+            )
         finally:
             self._opening -= 1
         session = ProxySession(
             uuid=str(uuid.uuid4()),
             api_key=KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES),
             model_name=self.model_name,
-            base_url=address_of(assignment.server),
-            managed=assignment.managed,
+            base_url=address_of(server),
+            managed=managed,
             settings=settings,
         )
         self._sessions[session.uuid] = session
         self._by_key[session.api_key] = session
-        self._assignments[session.uuid] = assignment
+        self._assigned[session.uuid] = (server, release)
         return session
 
     def find(self, session_id: str) -> ProxySession:
@@ -171,7 +173,8 @@ class Sessions:
             return
         del self._by_key[session.api_key]
         await session.reset()
-        self._assignments.pop(session.uuid).release()
+        _, release = self._assigned.pop(session.uuid)
+        release()
         await self._close_unused()
 
     async def expire(self, now: float | None = None) -> int:
@@ -207,7 +210,7 @@ class Sessions:
 
     async def _close_unused(self) -> None:
         """Close replaced managers once no session samples from their servers."""
-        used = [assignment.server for assignment in self._assignments.values()]
+        used = [server for server, _ in self._assigned.values()]
         for manager in [m for m in self._owned if m is not self.manager]:
             if not any(server in used for server in manager.servers):
                 self._owned.remove(manager)
@@ -217,19 +220,10 @@ class Sessions:
 # --- assignment of servers ------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ServerAssignment:
-    """Server of one session; ``release`` is called when the session ends."""
-
-    server: Any
-    managed: ManagedServer | DummyManagedServer
-    release: Callable[[], None]
-
-
 async def assign_server(
     manager: Servers, base_url: str | None, settings: SessionSettings, tokenizer: Any
-) -> ServerAssignment:
-    """Assign the server at ``base_url``, else the freest healthy one.
+) -> tuple[Any, ManagedServer | DummyManagedServer, Callable[[], None]]:
+    """The server at ``base_url``, else the freest healthy one; its session; what ends both.
 
     With an ``APIServer`` a session fails over when its server fails, unless ``base_url``
     named one. Raises InferenceRefused (404), or ConfigError for the tool parser.
@@ -251,7 +245,7 @@ async def assign_server(
             settings.tool_parser,
             settings.preserve_think_blocks,
         )
-        return ServerAssignment(chosen, managed, held.pop_all().close)
+        return chosen, managed, held.pop_all().close
 
 
 def address_of(server: Any) -> str | None:

@@ -56,11 +56,7 @@ def is_up(server: Any) -> bool:
 
 
 def free_slots(server: Any, split: str) -> int:
-    """Free slots minus open sessions.
-
-    Stand-ins of tests only have the attributes of the original: the free training slots
-    count, if there are any.
-    """
+    """Free slots minus open sessions; of a stand-in of a test the free training slots."""
     if isinstance(server, APIServer):
         return server.headroom(split) - server.sessions
     value = getattr(getattr(server, "sem", None), "_value", 0)

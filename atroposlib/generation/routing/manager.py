@@ -99,8 +99,7 @@ class ServerManager(RoutedCalls):
     async def dedicated_server(self) -> AsyncIterator[APIServer]:
         """One server for the whole block.
 
-        No slot is held between calls: each call takes its own. So as many sessions as slots
-        cannot deadlock.
+        No slot is held between its calls, so as many sessions as slots cannot deadlock.
         """
         server = pick_server(self.servers, "train")
         with sticky_session([server], server, self.max_n_completions):  # counts it as used

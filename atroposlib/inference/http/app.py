@@ -17,9 +17,9 @@ from atroposlib.errors import (
     WeightsError,
 )
 from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.http import routes_generation
 from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.routes_control import control_router, weights_router
+from atroposlib.inference.http.routes_generation import generate_router, openai_router
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
 from atroposlib.utils.http_server import SameSiteGuard
@@ -41,7 +41,8 @@ def create_app(engine: Engine) -> FastAPI:
         title="Atropos local inference", lifespan=lifespan, docs_url=None, redoc_url=None
     )
     service, group = InferenceService(engine), WeightGroup()
-    app.include_router(routes_generation.router(service))
+    app.include_router(openai_router(service))
+    app.include_router(generate_router(service))
     app.include_router(control_router(service))
     app.include_router(weights_router(service, group))
 

@@ -25,7 +25,7 @@ from atroposlib.inference.http.responses import (
 from atroposlib.inference.http.service import InferenceService
 
 
-def router(service: InferenceService) -> APIRouter:
+def openai_router(service: InferenceService) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/v1/models")
@@ -79,9 +79,15 @@ def router(service: InferenceService) -> APIRouter:
         outputs = [output for result in results for output in result.outputs]
         return reply.whole(made, sum(map(len, prompts)), outputs)
 
+    return routes
+
+
+def generate_router(service: InferenceService) -> APIRouter:
+    """vLLM's /generate: tokens in, tokens and logprobs out."""
+    routes = APIRouter()
+
     @routes.post("/generate", response_class=JsonResponse)
     async def generate(body: GenerateRequest, http: Request) -> JsonResponse:
-        """vLLM's: tokens in, tokens and logprobs out."""
         if body.stream:
             raise InferenceRefused(400, "/generate does not stream; /v1/completions does")
         if isinstance(body.prompt, TokenPrompt):

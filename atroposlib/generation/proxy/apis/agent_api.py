@@ -52,8 +52,6 @@ class ApiSession(Protocol):
     managed: Any  # the managed session, with the nodes of each completion
     conversations: dict[str, list[Json]]  # of the Responses API, by response id
 
-    def conversation(self, response_id: str) -> list[Json] | None: ...
-
 
 class AgentApi(ABC, Generic[B]):
     """One request of one API: reads the body, writes the reply or the stream.

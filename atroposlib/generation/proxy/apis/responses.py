@@ -15,6 +15,7 @@ from atroposlib.generation.proxy.apis.exchange import (
     Json,
     SamplingRequest,
     SamplingResponse,
+    bare_id,
     chat_call,
     function_tools,
     plain_messages,
@@ -57,7 +58,7 @@ class ResponsesApi(AgentApi[ResponsesBody]):
         reject_formats((body.text or {}).get("format"))
         earlier: list[Json] | None = []
         if body.previous_response_id:
-            earlier = self.session.conversation(body.previous_response_id)
+            earlier = self.session.conversations.get(bare_id(body.previous_response_id))
         if earlier is None:
             raise InferenceRefused(404, "previous_response_id: no such response here")
         # A later response continues it without these instructions, as in OpenAI's API.
