@@ -30,7 +30,6 @@ from atroposlib.envs.settings.config import (
     NAMESPACE_SEP,
     OPENAI_NAMESPACE,
     BaseEnvConfig,
-    nearest,
     with_new_names,
 )
 from atroposlib.envs.settings.from_server import named_by_servers
@@ -47,7 +46,7 @@ from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.trackers import require
 from atroposlib.utils.cli import extract_namespace, merge_dicts
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.parser import common_flags, show
+from atroposlib.utils.command.parser import common_flags, did_you_mean, show
 
 logger = logging.getLogger(__name__)
 
@@ -308,8 +307,8 @@ def read_mode(words: Sequence[str]) -> tuple[str, list[str]]:
     if not words:
         raise ConfigError(f"a subcommand is required: {', '.join(MODES)}")
     if words[0] not in MODES:
-        hint = nearest(words[0], list(MODES))
-        raise ConfigError(f"invalid choice {words[0]!r}{hint}: one of {', '.join(MODES)}")
+        hint = did_you_mean(words[0], MODES)
+        raise ConfigError(f"invalid choice {words[0]!r}: one of {', '.join(MODES)}{hint}")
     return words[0], list(words[1:])
 
 
@@ -385,6 +384,6 @@ def _section(path: str, name: str, values: Any, known: list[str] | None) -> dict
     prefix = name + NAMESPACE_SEP if name else ""
     for key in values:
         if known is not None and key not in known:
-            hint = nearest(str(key), known)
+            hint = did_you_mean(str(key), known)
             raise ConfigError(f"--config {path}: unknown setting {prefix}{key}{hint}")
     return values

@@ -6,7 +6,6 @@ as GGUF. It is converted once into a cache and read from there afterwards.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from atroposlib.errors import AtroposError
 from atroposlib.processes import Children, ProcessSpec
+from atroposlib.utils.command.parser import did_you_mean
 
 CONVERT_WITHIN_S = 600.0
 DOWNLOAD_WITHIN_S = 900.0
@@ -81,11 +81,9 @@ def model_directory(model: str) -> Path:
     """Return the directory that ``--model`` names. Raises Unavailable if there is no model."""
     directory = Path(model).expanduser().absolute()
     if not (directory / "config.json").is_file():
-        close = difflib.get_close_matches(model, NAMED, n=1)
-        meant = f" (did you mean {close[0]}?)" if close else ""
         raise Unavailable(
             f"--model {model}: neither {', '.join(NAMED)} nor a directory with a "
-            f"config.json{meant}"
+            f"config.json{did_you_mean(model, NAMED)}"
         )
     return directory
 

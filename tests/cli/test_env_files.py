@@ -108,7 +108,7 @@ def test_run_and_eval_pass_their_words_to_the_environment(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         env_files.run([str(file), "process", "--env.groupsize", "2"])
     assert ended.value.code == 2
-    assert "did you mean '--env.group_size'" in capsys.readouterr().err
+    assert "did you mean --env.group_size?" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         env_files.evaluate([str(file), "--env.total_step", "2"])
     assert ended.value.code == 2 and "total_steps" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_an_absent_server_is_one_line_with_its_start_command(wordle, tokenizer, 
 
 def test_settings_and_the_number_of_rollouts_are_checked(wordle, capsys):
     assert env_try.main([str(wordle), "--env.groupsize", "2"]) == 2
-    assert "did you mean '--env.group_size'" in capsys.readouterr().err
+    assert "did you mean --env.group_size?" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         env_try.main([str(wordle), "-n", "0"])
     assert ended.value.code == 2

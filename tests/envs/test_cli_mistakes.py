@@ -47,7 +47,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
         {"data": "TASKS, rewards={'exact': 1.0}", "body": "    return {'exakt': 1.0}"},
         [],
         1,
-        ["env.py:6:", "reward 'exakt' has no weight (did you mean 'exact'?)"],
+        ["env.py:6:", "reward 'exakt' has no weight", "; did you mean exact?"],
     ),
     "misspelt key": (
         {"body": "    return answer == task['som']"},
@@ -102,7 +102,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
         2,
         ["env.py:6: sums: write `async"],
     ),
-    "setting": ({"data": "TASKS, group_sise=4"}, [], 2, ["env.py:6:", "mean 'group_size'"]),
+    "setting": ({"data": "TASKS, group_sise=4"}, [], 2, ["env.py:6:", "did you mean group_size?"]),
     "no data set": ({"data": "'absent.jsonl'"}, [], 1, ["error: absent.jsonl does not exist"]),
     "loader": (
         {"before": "def load():\n    return open('absent.txt').readlines()\n", "data": "load"},

@@ -12,8 +12,9 @@ from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
 from atroposlib.envs.cli import described
-from atroposlib.envs.settings.config import BaseEnvConfig, nearest
+from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command.parser import did_you_mean
 
 
 class FunctionEnvConfig(BaseEnvConfig):
@@ -64,9 +65,9 @@ def config_class(
     fields = {key: _new_field(name, key, value, known) for key, value in settings.items()}
     for key, value in defaults.items():
         if key not in known:
-            hint = nearest(key, [*known, *settings])
+            hint = did_you_mean(key, [*known, *settings])
             raise ConfigError(
-                f"{name}: {key!r} is no setting{hint}; new ones go into settings={{...}}"
+                f"{name}: {key!r} is no setting, and new ones go into settings={{...}}{hint}"
             )
         fields[key] = _with_default(known[key], value)
     made = create_model(

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Union
 
-from atroposlib.envs.settings.config import nearest
 from atroposlib.errors import ConfigError, boundary
+from atroposlib.utils.command.parser import did_you_mean
 
 RewardFunction = Callable[..., Any]
 Rewards = Union[
@@ -81,9 +81,9 @@ class RewardPlan:
         """
         for name in weights:
             if name not in self.weights:
-                known = list(self.weights)
+                known, hint = list(self.weights), did_you_mean(name, self.weights)
                 raise ConfigError(
-                    f"reward_weights: no reward {name!r}{nearest(name, known)}; there are {known}"
+                    f"reward_weights: no reward {name!r}, there are {known}{hint}"
                 )
         return RewardPlan({**self.weights, **weights}, self.functions)
 
@@ -131,8 +131,8 @@ def combined(returned: Any, weights: Mapping[str, float]) -> Reward:
     weights = weights or {name: 1.0 for name in returned}
     for name in returned:
         if name not in weights:
-            hint = nearest(str(name), list(weights))
-            raise ValueError(f"reward {name!r} has no weight{hint}; give it 0 to only log it")
+            hint = did_you_mean(str(name), weights)
+            raise ValueError(f"reward {name!r} has no weight: give it 0 to only log it{hint}")
     missing = [name for name in weights if name not in returned]
     if missing:
         raise ValueError(f"no value for reward {missing[0]!r}; None says that there is none")

@@ -37,13 +37,8 @@ R = TypeVar("R")
 PROBED_ITEMS = 2
 LOG_INTERVAL_S = 30.0
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
-_OUTAGES = (
-    InferenceUnavailable,
-    RolloutApiUnavailable,
-    ConnectionError,
-    TimeoutError,
-    asyncio.TimeoutError,
-)
+_ABSENCES = (InferenceUnavailable, RolloutApiUnavailable, ConnectionError)
+_OUTAGES = (*_ABSENCES, TimeoutError, asyncio.TimeoutError)
 
 
 class OnlyFailures(AtroposError):
@@ -111,6 +106,11 @@ def is_outage(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def is_infrastructure(error: AtroposError) -> bool:
+    """Whether an absent server caused ``error``: waiting may help, another item will not."""
+    return isinstance(_inner(error), _ABSENCES)
 
 
 def _inner(error: BaseException) -> BaseException:

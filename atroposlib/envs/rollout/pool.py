@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from atroposlib.envs.rollout.causes import FirstItems, IncompleteGroup
+from atroposlib.envs.rollout.causes import FirstItems, IncompleteGroup, is_infrastructure
 from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
     expected_size,
@@ -29,7 +29,7 @@ from atroposlib.envs.rollout.groups import (
     score_problem,
     without_unscored,
 )
-from atroposlib.envs.rollout.samples import is_infrastructure, outcome_of
+from atroposlib.envs.rollout.samples import outcome_of
 from atroposlib.errors import AtroposError, RolloutError, boundary
 
 if TYPE_CHECKING:

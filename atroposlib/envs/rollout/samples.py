@@ -25,9 +25,7 @@ from atroposlib.envs.rollout.groups import (
 from atroposlib.errors import (
     AtroposError,
     InferenceError,
-    InferenceUnavailable,
     RolloutApiError,
-    RolloutApiUnavailable,
     RolloutError,
     boundary,
 )
@@ -50,14 +48,6 @@ def outcome_of(error: AtroposError) -> Outcome:
     if isinstance(error, RolloutError) and error.stage.split()[0] in JUDGING_STAGES:
         return "judge_error"
     return "env_error"
-
-
-def is_infrastructure(error: AtroposError) -> bool:
-    """Whether an absent server caused ``error``: waiting may help, another item will not."""
-    cause: BaseException | None = error
-    while isinstance(cause, (IncompleteGroup, RolloutError)):
-        cause = cause.__cause__
-    return isinstance(cause, (InferenceUnavailable, RolloutApiUnavailable, ConnectionError))
 
 
 async def collect_group(

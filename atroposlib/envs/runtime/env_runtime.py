@@ -31,8 +31,7 @@ from atroposlib.envs.runtime.evaluation import PeriodicEvaluation
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats, filter_groups
-from atroposlib.envs.runtime.shutdown import Shutdown
-from atroposlib.envs.runtime.wait_status import WaitStatus
+from atroposlib.envs.runtime.waits import Shutdown, WaitStatus
 from atroposlib.envs.settings.config import FAILING_BACKOFF, BaseEnvConfig
 from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.configs import ServerConfigs

@@ -17,8 +17,7 @@ from atroposlib.envs.rollout.causes import OnlyFailures, described
 from atroposlib.envs.rollout.pool import WorkerPool
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.registration import JoinedRun
-from atroposlib.envs.runtime.shutdown import Shutdown
-from atroposlib.envs.runtime.wait_status import WaitStatus
+from atroposlib.envs.runtime.waits import Shutdown, WaitStatus
 from atroposlib.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs.runtime.shutdown import Shutdown
+from atroposlib.envs.runtime.waits import Shutdown
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import ConfigError, NotRegistered
 from atroposlib.wire import EnvIdentifier, EnvRegistered, EnvStatus, RegisterEnv

@@ -27,8 +27,7 @@ from atroposlib.envs.runtime.admission import RolloutAdmission
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
-from atroposlib.envs.runtime.shutdown import Shutdown, StopRequested
-from atroposlib.envs.runtime.wait_status import WaitStatus
+from atroposlib.envs.runtime.waits import Shutdown, StopRequested, WaitStatus
 from atroposlib.envs.settings.config import HEARTBEAT_S, STATUS_POLL_S
 from atroposlib.errors import AtroposError, NotRegistered, UnknownEnv, boundary
 from atroposlib.wire import EnvIdentifier, EnvStatus, Heartbeat

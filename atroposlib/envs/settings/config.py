@@ -5,7 +5,6 @@ Each field is also the flag ``--env.<field>`` and the key ``env: <field>`` of a 
 
 from __future__ import annotations
 
-import difflib
 import logging
 import warnings
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from atroposlib.trackers import TrackerName, tracker_names
 from atroposlib.utils.backoff import Backoff
+from atroposlib.utils.command.parser import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +38,6 @@ class EvalHandlingEnum(str, Enum):
     STOP_TRAIN = "STOP_TRAIN"  # start none; running ones finish
     LIMIT_TRAIN = "LIMIT_TRAIN"  # at most eval_limit_ratio of the workers
     NONE = "NONE"  # no change
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """A hint such as `` (did you mean 'group_size'?)``, or an empty string."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 # Names of version 0.2.0 -> current names. Flags, YAML files and code may use the old ones.
@@ -219,7 +213,7 @@ class BaseEnvConfig(BaseModel):
         # flags an unknown name is an error (cli.py): there a typing error is likely.
         if cls.model_config.get("extra") != "allow":
             for name in values.keys() - cls.model_fields.keys():
-                hint = nearest(name, list(cls.model_fields))
+                hint = did_you_mean(name, cls.model_fields)
                 warnings.warn(f"{cls.__name__} has no field {name!r}{hint}", stacklevel=3)
         return values
 

@@ -19,12 +19,11 @@ from atroposlib.envs.settings.config import (
     ENV_NAMESPACE,
     NAMESPACE_SEP,
     BaseEnvConfig,
-    nearest,
     with_new_names,
 )
 from atroposlib.errors import ConfigError
 from atroposlib.utils.cli import get_double_dash_flags
-from atroposlib.utils.command.parser import API_TOKEN, HUB, CommandParser
+from atroposlib.utils.command.parser import API_TOKEN, HUB, CommandParser, did_you_mean
 
 CONFIG_FLAG = "config"
 HELP_FLAGS = ("--help", "-h")
@@ -64,7 +63,7 @@ def _takes_next(word: str) -> bool:
 def _hint(name: str, known: Sequence[str]) -> str:
     # Often the namespace is missing (--group_size); spelling alone may not find that.
     same = [flag for flag in known if flag.rpartition(".")[2] == name.rpartition(".")[2]]
-    return nearest(f"--{name}", [f"--{flag}" for flag in same or known])
+    return did_you_mean(f"--{name}", [f"--{flag}" for flag in same or known])
 
 
 def parse_value(name: str, annotation: Any, text: str | bool | None) -> Any:

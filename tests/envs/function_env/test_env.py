@@ -92,7 +92,7 @@ def test_a_given_config_class_is_extended():
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"grop_size": 8}, r"sums: 'grop_size' is no setting \(did you mean 'group_size'\?\)"),
+        ({"grop_size": 8}, r"sums: 'grop_size' is no setting, .*; did you mean group_size\?"),
         ({"group_size": 0}, "group_size: .*greater than or equal to 1"),
         ({"settings": {"seed": 1}}, "'seed' is a setting already"),
     ],

@@ -7,12 +7,8 @@ from collections import Counter
 
 import pytest
 
-from atroposlib.envs.rollout.samples import (
-    IncompleteGroup,
-    collect_group,
-    is_infrastructure,
-    outcome_of,
-)
+from atroposlib.envs.rollout.causes import is_infrastructure
+from atroposlib.envs.rollout.samples import IncompleteGroup, collect_group, outcome_of
 from atroposlib.errors import InferenceRefused, InferenceUnavailable, RolloutError, boundary
 
 

@@ -12,7 +12,7 @@ import pytest
 from atroposlib.envs.base import APIServerConfig, BaseEnv
 from atroposlib.envs.runtime import metrics_logger
 from atroposlib.envs.runtime.process import OnlyFailures, run_evaluate
-from atroposlib.envs.runtime.shutdown import StopRequested
+from atroposlib.envs.runtime.waits import StopRequested
 from atroposlib.errors import ConfigError, InferenceUnavailable, RolloutError
 from tests.envs.toys import ToyEnv, toy_env
 

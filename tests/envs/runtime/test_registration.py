@@ -8,7 +8,7 @@ import pytest
 
 from atroposlib.envs.runtime import registration
 from atroposlib.envs.runtime.registration import JoinedRun, RunRegistration
-from atroposlib.envs.runtime.shutdown import Shutdown
+from atroposlib.envs.runtime.waits import Shutdown
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import ConfigError, NotRegistered
 from atroposlib.wire import EnvRegistered

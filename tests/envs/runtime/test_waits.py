@@ -1,14 +1,15 @@
-"""Shutdown on signals, and waits that end with it."""
+"""Wait reasons in the log; shutdown on signals, and waits that end with it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 
 import pytest
 
-from atroposlib.envs.runtime.shutdown import Shutdown, StopRequested
+from atroposlib.envs.runtime.waits import Shutdown, StopRequested, WaitStatus
 
 
 async def test_a_call_that_ends_before_a_shutdown_returns_its_result():
@@ -71,3 +72,30 @@ async def test_the_first_signal_requests_and_the_second_cancels_the_main_task():
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
     assert shutdown.forced
+
+
+def test_a_wait_is_logged_at_its_beginning_and_every_ten_seconds(caplog):
+    caplog.set_level(logging.INFO)
+    now = [100.0]
+    one = WaitStatus("toy", clock=lambda: now[0])
+    for second in range(65):
+        now[0] = 100.0 + second
+        one.start(f"waiting for rollout API at http://api: refused, {second} s")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 7 and "toy waits for rollout API" in said[0]
+    assert one.on.endswith("64 s") and one.seconds() == 64
+    one.clear()
+    assert one.on is None and "continues after 64 s" in caplog.records[-1].getMessage()
+
+
+def test_a_usual_wait_is_logged_only_after_ten_seconds(caplog):
+    caplog.set_level(logging.INFO)
+    now = [100.0]
+    one = WaitStatus("toy", clock=lambda: now[0])
+    one.start("the trainer to take a batch", usual=True)
+    one.clear()
+    assert caplog.records == []
+    one.start("the trainer to take a batch", usual=True)
+    now[0] += 11
+    one.start("the trainer to take a batch", usual=True)
+    assert len(caplog.records) == 1

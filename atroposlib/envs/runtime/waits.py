@@ -1,4 +1,4 @@
-"""Shutdown on SIGTERM and SIGINT, and waits that end with it.
+"""Waits: their current reason, and their end by SIGTERM or SIGINT.
 
 first signal    drain finished groups, then exit
 second signal   exit now
@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from atroposlib.errors import AtroposError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+LOG_INTERVAL_S = 10.0
+_REASON_CHARS = 20  # these distinguish reasons; counted seconds come later in the text
 
 
 class StopRequested(AtroposError):
@@ -72,3 +75,38 @@ class Shutdown:
             StopRequested: a shutdown was requested meanwhile.
         """
         await self.or_shutdown(asyncio.sleep(seconds))
+
+
+class WaitStatus:
+    """The current wait of ``label``, or None. ``clock`` returns seconds."""
+
+    def __init__(self, label: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._label = label
+        self._clock = clock
+        self.on: str | None = None
+        self.since = 0.0
+        self._logged_at = 0.0
+
+    def start(self, reason: str, *, usual: bool = False) -> None:
+        """Set the wait reason and log it, at the beginning and every 10 s.
+
+        ``usual``: such waits occur in every step, so their beginning is not logged.
+        """
+        reason = reason.removeprefix("waiting for ")
+        now = self._clock()
+        if self.on is None or self.on[:_REASON_CHARS] != reason[:_REASON_CHARS]:
+            self.since, self._logged_at = now, now if usual else float("-inf")
+        self.on = reason
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
+            logger.info("%s waits for %s (%.0f s so far)", self._label, reason, self.seconds())
+
+    def clear(self) -> None:
+        """End the wait."""
+        if self.on is not None and self._logged_at > self.since:
+            logger.info("%s continues after %.0f s", self._label, self.seconds())
+        self.on = None
+
+    def seconds(self) -> float:
+        """Duration of the current wait; 0 if there is none."""
+        return 0.0 if self.on is None else self._clock() - self.since
