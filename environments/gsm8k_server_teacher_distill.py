@@ -1,7 +1,7 @@
 """GSM8K with distillation: every token is sent with the teacher's likeliest tokens.
 
     python environments/gsm8k_server_teacher_distill.py serve --env.dataset_path DIR \\
-        --teacher.base_url http://localhost:9003/v1 --teacher.model_name TEACHER
+        --teacher.base_url http://localhost:9003/v1
 
 The teacher and the trained model must have the same vocabulary.
 """
@@ -33,12 +33,7 @@ class GSM8kTeacherDistillEnv(GSM8kEnv, TeacherDistillationEnv):
 
     @classmethod
     def teacher_config_init(cls):
-        config = cls.env_config_cls()
-        return APIServerConfig(
-            model_name=config.tokenizer_name,
-            base_url="http://localhost:9003/v1",
-            server_type="vllm",
-        )
+        return APIServerConfig(base_url="http://localhost:9003/v1", server_type="vllm")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from atroposlib.cli import env_files
 from atroposlib.errors import AtroposError, ConfigError, boundary
@@ -23,7 +22,6 @@ from atroposlib.utils.command.parser import CommandParser
 from atroposlib.wire import MASKED
 
 PROG = "atropos env try"
-CONNECT_TIMEOUT_S = 3.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("environment", metavar="ENVIRONMENT", help=env_files.USAGE)
     parser.add_argument("-n", type=int, default=3, metavar="N", help="rollouts (%(default)s)")
     parser.add_argument("--url", help="inference server (--openai.base_url)")
-    parser.add_argument("--model", help="its model, and the tokenizer's directory or name")
+    parser.add_argument("--model", help="its model, and the tokenizer [those it serves]")
     options, words = parser.parse_known_args(argv)
     if options.n < 1:
         parser.error("-n is at least 1")
@@ -49,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def made(options: argparse.Namespace, words: Sequence[str]) -> Any:
     """The environment with its settings."""
-    from atroposlib.envs import cli
+    from atroposlib.envs.cli import read_settings
+    from atroposlib.envs.runtime.creation import make_named_env
 
     env_cls = env_files.load(options.environment)
     given = ["process", "--env.use_wandb", "false", "--env.group_size", str(options.n)]
@@ -57,7 +56,8 @@ def made(options: argparse.Namespace, words: Sequence[str]) -> Any:
         given += ["--openai.base_url", options.url]
     if options.model:
         given += ["--openai.model_name", options.model, "--env.tokenizer_name", options.model]
-    return cli.make_env(env_cls, cli.read_settings(env_cls, [*given, *words]))
+    settings = read_settings(env_cls, [*given, *words])
+    return make_named_env(env_cls, settings, must_answer=True)
 
 
 async def try_out(env: Any, n: int) -> None:
@@ -68,8 +68,6 @@ async def try_out(env: Any, n: int) -> None:
     """
     from atroposlib.envs.function_env.env import FunctionEnv
 
-    for server in env.server.servers:
-        await require_server(server.config.base_url or "")
     try:
         with boundary(env.label(), None, "setup"):
             await env.setup()
@@ -116,24 +114,6 @@ async def next_item(env: Any) -> Any:
     if item is None:
         raise ConfigError(f"{env.label()}: get_next_item returned None: there is no item")
     return item
-
-
-async def require_server(url: str) -> None:
-    """Require that the port of ``url`` answers, so that no rollout waits for it.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    split = urlsplit(url)
-    port = split.port or (443 if split.scheme == "https" else 80)
-    try:
-        opening = asyncio.open_connection(split.hostname or "localhost", port)
-        (await asyncio.wait_for(opening, CONNECT_TIMEOUT_S))[1].close()
-    except (OSError, asyncio.TimeoutError) as error:
-        raise ConfigError(
-            f"no inference server at {url}: start `atropos infer --model MODEL_DIR --port "
-            f"{port}`, or name another by --url"
-        ) from error
 
 
 def show(env: Any, title: str, row: Mapping[str, Any]) -> None:

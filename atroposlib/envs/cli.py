@@ -14,7 +14,6 @@ import logging
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_cli.argparse import FailedExecutionException
 
+from atroposlib.envs.runtime.creation import CommandSettings, make_named_env
 from atroposlib.envs.runtime.env_runtime import EnvRuntime, MoreServers
 from atroposlib.envs.runtime.process import run_evaluate
 from atroposlib.envs.settings import flags
@@ -32,7 +32,6 @@ from atroposlib.envs.settings.config import (
     BaseEnvConfig,
     with_new_names,
 )
-from atroposlib.envs.settings.from_server import named_by_servers
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.generation.configs import (
     APIServerConfig,
@@ -42,8 +41,6 @@ from atroposlib.generation.configs import (
     as_server_list,
     resolve_servers,
 )
-from atroposlib.generation.routing.manager import ServerManager
-from atroposlib.trackers import require
 from atroposlib.utils.cli import extract_namespace, merge_dicts
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import common_flags, did_you_mean, show
@@ -60,18 +57,6 @@ FAILURES = (AtroposError, asyncio.CancelledError, KeyboardInterrupt)
 FORCED = {"process": {"ensure_scores_are_not_same": False, "include_messages": True}}
 
 
-@dataclass(frozen=True)
-class CommandSettings:
-    """The merged settings of a command line."""
-
-    mode: str
-    env: BaseEnvConfig
-    servers: ServerConfigs
-    manager: ServerManagerConfig
-    # namespace -> the servers behind it; None: optional and not configured.
-    more_servers: dict[str, ServerConfigs | None] = field(default_factory=dict)
-
-
 def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
     """Run the subcommand of ``env_cls`` that the command line names; errors exit with 2 or 1."""
     program = Path(sys.argv[0])
@@ -84,16 +69,12 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
         _refuse_running_loop()
         settings = read_settings(env_cls, words)
         env = make_named_env(env_cls, settings)
+        asyncio.run(run(env, settings))
     except (*FAILURES, FailedExecutionException) as error:
+        logger.debug("the traceback of the error below", exc_info=error)
         logs.report("error", str(error) or type(error).__name__)
         invalid = isinstance(error, (ConfigError, FailedExecutionException))
         raise SystemExit(2 if invalid else 1) from error
-    try:
-        asyncio.run(run(env, settings))
-    except FAILURES as error:
-        logger.debug("the traceback of the error below", exc_info=error)
-        logs.report("error", str(error) or type(error).__name__)
-        raise SystemExit(1) from error
 
 
 def _refuse_running_loop() -> None:
@@ -117,58 +98,6 @@ async def run(env: EnvRuntime, settings: CommandSettings) -> None:
     else:
         _keep_config(settings)
         await run_evaluate(env)
-
-
-def make_named_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime:
-    """Create the environment; model and tokenizer that are not set are those of its servers."""
-    options = settings.manager
-    for name in settings.env.trackers:  # before a wait for a server
-        require(name)
-    asked = ServerManager(settings.servers, env_cls.server_cls, options.slurm, options.testing)
-    wait = settings.mode != "serve" and not (asked.use_proxy or options.proxy_url)
-    loop = asyncio.new_event_loop()  # asyncio.run would take the constructor's loop away
-    try:
-        naming = named_by_servers(settings.env, asked.servers, wait=wait)
-        config, tokenizer = loop.run_until_complete(naming)
-    finally:
-        loop.run_until_complete(asked.close())
-        loop.close()
-    # Outside the event loop: constructors of older environments require that.
-    env = make_env(env_cls, replace(settings, env=config))
-    for server, known in zip(env.server.servers, asked.servers):
-        server.config = known.config
-    if tokenizer is not None:
-        vars(env).setdefault("tokenizer", tokenizer)
-    return env
-
-
-def make_env(env_cls: type[EnvRuntime], settings: CommandSettings) -> EnvRuntime:
-    """Create the environment.
-
-    Environments that override ``__init__`` accept the four original arguments only. Later
-    settings are set on the server manager, if a flag or the file has them.
-    """
-    manager, more = settings.manager, env_cls.more_servers()
-    env = env_cls(
-        config=settings.env,
-        server_configs=settings.servers,
-        slurm=manager.slurm,
-        testing=manager.testing,
-        **{
-            more[name].argument: servers
-            for name, servers in settings.more_servers.items()
-            if servers is not None
-        },
-    )
-    server = env.server
-    if "max_n_completions" in manager.model_fields_set:
-        server.max_n_completions = manager.max_n_completions
-    if manager.tool_parser is not None:
-        server.tool_parser = manager.tool_parser
-    if manager.proxy_url is not None:
-        server.proxy_url = manager.proxy_url
-        server.use_proxy = True
-    return env
 
 
 def _keep_config(settings: CommandSettings) -> None:
@@ -263,6 +192,7 @@ def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSet
 
     Raises:
         ConfigError: an unknown name or a rejected value, named in the message.
+        DatasetUnavailable: there is no file or folder at a path of the data.
     """
     mode, words = read_mode(words)
     defaults = Defaults(env_cls, mode)
@@ -293,6 +223,7 @@ def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSet
         env = defaults.env_fields(**env_values)
     with sourced(""):
         manager = ServerManagerConfig(**manager_values)
+    env_cls.require_data(env)
     return CommandSettings(
         mode=mode,
         env=env,

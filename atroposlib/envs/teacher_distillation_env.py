@@ -91,7 +91,8 @@ class TeacherDistillationEnv(BaseEnv, ABC):
     @classmethod
     def more_servers(cls) -> dict[str, MoreServers]:
         """The teacher's servers, under ``teacher_namespace``."""
-        servers = MoreServers("teacher_server_configs", cls.teacher_config_init())
+        default = cls.teacher_config_init()
+        servers = MoreServers("teacher_server_configs", default, switch="teacher_enabled")
         return {**super().more_servers(), cls.teacher_namespace: servers}
 
     def _check_tokenizers(self, teachers: ServerConfigs) -> None:

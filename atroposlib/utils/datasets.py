@@ -18,6 +18,7 @@ from typing import Any
 from atroposlib.errors import DatasetUnavailable
 
 Row = dict[str, Any]
+PATH_OPTION = "--env.dataset_path"
 
 
 def load_rows(
@@ -26,7 +27,7 @@ def load_rows(
     *,
     path: str | Path | None = None,
     subset: str | None = None,
-    option: str = "--env.dataset_path",
+    option: str = PATH_OPTION,
     limit: int | None = None,
     columns: Collection[str] | None = None,
 ) -> list[Row]:
@@ -63,12 +64,17 @@ def load_rows(
 # --- files ------------------------------------------------------------------------------
 
 
-def _file_rows(path: Path, split: str, source: str, option: str) -> Iterator[Row]:
-    if not path.exists():
+def require_path(path: str | Path, option: str = PATH_OPTION) -> None:
+    """Raise DatasetUnavailable if there is nothing at ``path``, which ``option`` names."""
+    if not Path(path).exists():
         raise DatasetUnavailable(
             f"{path} does not exist; {option} takes a .jsonl, .json or .parquet file, or a "
             "folder of them named by split"
         )
+
+
+def _file_rows(path: Path, split: str, source: str, option: str) -> Iterator[Row]:
+    require_path(path, option)
     files = split_files(path, split) if path.is_dir() else [path]
     if not files:
         raise DatasetUnavailable(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
-from atroposlib.envs.cli import main, make_env, read_settings
+from atroposlib.envs.cli import main, read_settings
+from atroposlib.envs.runtime.creation import make_env
 from atroposlib.envs.settings.config import EvalHandlingEnum
 from atroposlib.envs.settings.flags import GROUPS
 from atroposlib.errors import ConfigError

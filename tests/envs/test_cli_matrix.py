@@ -14,7 +14,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, ServerBaseline
-from atroposlib.envs.cli import main, make_env, read_settings
+from atroposlib.envs.cli import main, read_settings
+from atroposlib.envs.runtime.creation import make_env
 from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
 from tests.envs.old_style import NodesConfig, NodesEnv

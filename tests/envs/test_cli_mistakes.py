@@ -102,7 +102,12 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
         2,
         ["env.py:6: sums: write `async"],
     ),
-    "setting": ({"data": "TASKS, group_sise=4"}, [], 2, ["env.py:6:", "did you mean group_size?"]),
+    "setting": (
+        {"data": "TASKS, group_sise=4"},
+        [],
+        2,
+        ["env.py:6:", "did you mean group_size?"],
+    ),
     "no data set": ({"data": "'absent.jsonl'"}, [], 1, ["error: absent.jsonl does not exist"]),
     "loader": (
         {"before": "def load():\n    return open('absent.txt').readlines()\n", "data": "load"},

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, ServerBaseline
-from atroposlib.envs.cli import main, make_env, read_settings
+from atroposlib.envs.cli import main, read_settings
+from atroposlib.envs.runtime.creation import make_env
 from atroposlib.envs.teacher_distillation_env import (
     TeacherDistillationConfig,
     TeacherDistillationEnv,

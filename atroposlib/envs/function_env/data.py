@@ -25,6 +25,7 @@ from atroposlib.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
 HUB = "hub:"
+DATA_OPTION = "the data set of @environment"
 MAX_EVAL_ITEMS = 100_000  # an endless eval data set is an error, not a wait
 
 
@@ -124,16 +125,15 @@ def named_rows(name: str, split: str) -> list[dict[str, Any]]:
     """Rows of a file or folder, or of the hub as ``hub:[owner/]name[:subset]/split``."""
     from atroposlib.utils.datasets import load_rows
 
-    option = "the data set of @environment"
     if not name.startswith(HUB):
-        return load_rows(name, split, path=name, option=option)
+        return load_rows(name, split, path=name, option=DATA_OPTION)
     source, _, part = name[len(HUB) :].rpartition("/")
     if not source:
         raise ConfigError(
             f"{name!r}: write {HUB}name/split, such as {HUB}openai/gsm8k:main/train"
         )
     source, _, subset = source.partition(":")
-    return load_rows(source, part, subset=subset or None, option=option)
+    return load_rows(source, part, subset=subset or None, option=DATA_OPTION)
 
 
 def _takes_an_argument(function: Any) -> bool:

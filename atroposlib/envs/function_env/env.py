@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.function_env.config import FunctionEnvConfig, config_class
-from atroposlib.envs.function_env.data import Cursor, TaskItem, prepare
+from atroposlib.envs.function_env.data import DATA_OPTION, HUB, Cursor, TaskItem, prepare
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
 from atroposlib.envs.function_env.rollouts import (
@@ -27,6 +28,7 @@ from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import collect_group
 from atroposlib.errors import ConfigError, definition_of
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
+from atroposlib.utils.datasets import require_path
 
 logger = logging.getLogger(__name__)
 LOCAL_SERVER = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
@@ -149,6 +151,13 @@ class FunctionEnv(BaseEnv):
         return cls.env_config_cls(), cls.definition.servers
 
     # --- data -------------------------------------------------------------------------
+
+    @classmethod
+    def require_data(cls, config: BaseEnvConfig) -> None:
+        super().require_data(config)
+        for source in (cls.definition.dataset, cls.definition.eval_dataset):
+            if isinstance(source, (str, Path)) and not str(source).startswith(HUB):
+                require_path(source, DATA_OPTION)
 
     async def setup(self) -> None:
         """Load the tokenizer and the data, and hold out a part for evaluation."""

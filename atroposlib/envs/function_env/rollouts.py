@@ -25,7 +25,7 @@ from atroposlib.envs.function_env.rollout_model import Endpoint, Model
 from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
 from atroposlib.envs.rollout.groups import Node, from_node, mean_metrics, standard_errors
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.errors import AtroposError, ConfigError, InferenceRefused, boundary
+from atroposlib.errors import AtroposError, ConfigError, boundary
 
 if TYPE_CHECKING:
     from atroposlib.generation.proxy.in_process import AgentSession, RunningProxy
@@ -142,14 +142,6 @@ class RolloutRunner:
             except (AttributeError, TypeError) as error:
                 if "coroutine" in str(error):
                     model.refuse_forgotten_calls(env, name)
-                raise
-            except InferenceRefused as refused:
-                if "token ids" in refused.detail:
-                    raise ConfigError(
-                        f"the tokenizer {self.config.tokenizer_name} has more tokens than the "
-                        f"model {self.env.served_model_name()}: start the server with the model "
-                        f"of --env.tokenizer_name ({refused})"
-                    ) from refused
                 raise
             finally:
                 model.close_forgotten_calls()

@@ -40,6 +40,7 @@ from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.trackers import require
 from atroposlib.type_definitions import Item
+from atroposlib.utils.datasets import require_path
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 logger = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class MoreServers(NamedTuple):
 
     argument: str  # the constructor's name for them
     defaults: ServerConfigs | None  # None: they are optional
+    switch: str = ""  # the setting without which they are not used
 
 
 class PartAttribute(Generic[T]):
@@ -147,6 +149,16 @@ class EnvRuntime(EnvHooks):
         """By namespace of flags and file: ``{"teacher": ...}`` gives ``--teacher.<field>``."""
         return {}
 
+    @classmethod
+    def require_data(cls, config: BaseEnvConfig) -> None:
+        """Require the file or folder at ``dataset_path``, before a server is waited for.
+
+        Raises:
+            DatasetUnavailable: there is none.
+        """
+        if path := getattr(config, "dataset_path", None):
+            require_path(path)
+
     def __init__(
         self,
         config: BaseEnvConfig,
@@ -158,7 +170,8 @@ class EnvRuntime(EnvHooks):
             require(name)
         before = frozenset(vars(self))  # some environments set theirs before this call
         self.config = config.model_copy()
-        self.server = ServerManager(
+        # The command line asked its servers for names already, and makes no others.
+        self.server: ServerManager = vars(self).get("server") or ServerManager(
             server_configs,
             slurm=slurm,
             testing=testing,

@@ -41,6 +41,7 @@ class MetricsLogger:
 
     def __init__(self, env: str, metrics_path: str | None) -> None:
         self.sinks: list[Sink] = [JsonlSink(Path(metrics_path), env)] if metrics_path else []
+        self.level = logging.INFO  # of the lines in the log
         self._env = env
         self._values: dict[str, list[float]] = {}
         self.completion_lengths: list[int] = []  # trained tokens of each sequence
@@ -113,7 +114,7 @@ class MetricsLogger:
             for name, value in scalars(metrics).items()
             if not name.startswith(("train_perf/", "server/"))
         )
-        logger.info("%s step %d: %s", self._env, step, ", ".join(words))
+        logger.log(self.level, "%s step %d: %s", self._env, step, ", ".join(words))
         for sink in self.sinks:
             sink.write(metrics, step)
 

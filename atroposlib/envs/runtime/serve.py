@@ -29,7 +29,15 @@ from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
 from atroposlib.envs.runtime.waits import Shutdown, StopRequested, WaitStatus
 from atroposlib.envs.settings.config import HEARTBEAT_S, STATUS_POLL_S
-from atroposlib.errors import AtroposError, NotRegistered, UnknownEnv, boundary
+from atroposlib.errors import (
+    AtroposError,
+    ConfigError,
+    InferenceUnavailable,
+    NotRegistered,
+    UnknownEnv,
+    boundary,
+)
+from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.wire import EnvIdentifier, EnvStatus, Heartbeat
 
 logger = logging.getLogger(__name__)
@@ -79,6 +87,7 @@ class Serve:
         self.admission = RolloutAdmission(self.client)
         self.evaluation = env.periodic_evaluation
         self._heart: asyncio.Future[None] | None = None
+        self._names: asyncio.Future[None] | None = None
         self._next: RolloutTask | None = None  # wanted, and not admitted yet
 
     @property
@@ -100,6 +109,7 @@ class Serve:
             AtroposError: ``max_failures_in_a_row`` rollouts failed; the last of their errors.
         """
         self._heart = asyncio.ensure_future(repeat(HEARTBEAT_S, self.beat))
+        self._names = asyncio.ensure_future(self._check_names())
         self.shutdown.listen()
         try:
             with boundary(self.env.label(), None, "setup"):
@@ -116,8 +126,24 @@ class Serve:
             await self.shutdown.or_shutdown(last)
         except StopRequested:
             logger.info("%s: stops on request", self.env.label())
+        except AtroposError:
+            self.env.metrics_logger.level = logging.DEBUG  # the error is the last line
+            raise
         finally:
             await self._leave()
+
+    async def _check_names(self) -> None:
+        """Check what each server serves as soon as it answers, though no rollout calls it yet."""
+        server = self.env.server
+        try:
+            if not server.use_proxy:
+                await gather_or_cancel(
+                    one.health.wait_until_healthy() for one in server.servers
+                )
+        except ConfigError as error:
+            self.shutdown.fail(error)
+        except InferenceUnavailable as error:
+            logger.debug("%s", error)  # rollouts wait for it themselves
 
     async def _join(self) -> None:
         env = self.env
@@ -330,7 +356,7 @@ class Serve:
     async def _leave(self) -> None:
         env = self.env
         await self._drain()
-        for task in (self._heart, self.evaluation.task):
+        for task in (self._heart, self._names, self.evaluation.task):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -343,7 +369,8 @@ class Serve:
             # It must not hide an error that ends the run.
             logger.error("while leaving: %s", error or "no reply from the rollout API")
         finally:
-            logger.info("%s leaves: %s", env.label(), env.group_stats.totals())
+            level = env.metrics_logger.level
+            logger.log(level, "%s leaves: %s", env.label(), env.group_stats.totals())
             await env.close()
             await self.client.close()
 

@@ -31,6 +31,7 @@ class Shutdown:
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.forced = False  # requested twice: running sends are not waited for
+        self.error: AtroposError | None = None  # raised by every wait, if it is set
         self._main: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
@@ -51,6 +52,11 @@ class Shutdown:
         logger.info("%s: running sends are finished first", reason)
         self.requested.set()
 
+    def fail(self, error: AtroposError) -> None:
+        """End every wait by ``error``."""
+        self.error = error
+        self.requested.set()
+
     async def or_shutdown(self, call: Awaitable[T]) -> T:
         """The result of ``call``.
 
@@ -62,7 +68,7 @@ class Shutdown:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and not self.requested.is_set():
                 return task.result()
-            raise StopRequested("a signal requested the shutdown")
+            raise self.error or StopRequested("a signal requested the shutdown")
         finally:
             for pending in (task, stop):
                 pending.cancel()

@@ -7,7 +7,7 @@ a response that is not JSON              -> InferenceUnavailable   (a proxy's er
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 10.0
 DETAIL_CHARS = 500
 RETRYABLE_STATUS = frozenset({408, 429})
+MAX_NAMES = 8  # served models in one message
 UNNAMED = "default"  # model_name where none is set
 # owned_by of servers that serve listed models only.
 LOCAL, SGLANG, VLLM = "atropos-local", "sglang", "vllm"
@@ -177,13 +178,12 @@ async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, s
 
     By GET /v1/models: vLLM and atropos-infer list it as ``root``, SGLang in /get_model_info.
     """
-    listed = await http.field("GET", f"{root}/v1/models", "data")
-    cards = [card for card in listed or () if isinstance(card, dict)]
+    cards = await _cards(http, root)
     if not cards:
         await _require_generation(http, root)
         return wanted, None
     bases = [card for card in cards if not card.get("parent")] or cards  # adapters have one
-    ids = list(dict.fromkeys(str(card.get("id")) for card in [*bases, *cards]))
+    ids = _ids([*bases, *cards])
     owner, roots = bases[0].get("owned_by"), {card.get("root") for card in bases}
     directory = roots.pop() if len(roots) == 1 else None
     if owner == SGLANG:
@@ -196,11 +196,30 @@ async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, s
         # vLLM with this route gets the names of adapters while it runs.
         later = await http.send("GET", f"{root}/v1/load_lora_adapter")
         if owner == LOCAL or later.status_code == 404:
-            raise ConfigError(
-                f"model {wanted!r} is not served at {root}: set --openai.model_name to "
-                f"{' or '.join(ids)}, or leave it out"
-            )
+            raise ConfigError(_not_served(wanted, root, ids))
     return wanted, directory
+
+
+async def why_refused(http: HttpClient, root: str, wanted: str) -> str | None:
+    """Why a request for ``wanted`` was refused; None if the server lists it, or nothing."""
+    ids = _ids(await _cards(http, root))
+    return _not_served(wanted, root, ids) if ids and wanted not in ids else None
+
+
+async def _cards(http: HttpClient, root: str) -> list[dict[str, Any]]:
+    listed = await http.field("GET", f"{root}/v1/models", "data")
+    return [card for card in listed or () if isinstance(card, dict)]
+
+
+def _ids(cards: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(str(card.get("id")) for card in cards))
+
+
+def _not_served(wanted: str, root: str, ids: Sequence[str]) -> str:
+    return (
+        f"model {wanted!r} is not served at {root}: set --openai.model_name to "
+        f"{' or '.join(ids[:MAX_NAMES])}, or leave it out"
+    )
 
 
 async def _require_generation(http: HttpClient, root: str) -> None:

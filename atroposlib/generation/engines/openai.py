@@ -6,16 +6,21 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
+from atroposlib.errors import (
+    ConfigError,
+    InferenceRefused,
+    InferenceUnavailable,
+    TokensMissing,
+)
 from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.api_server import APIServer
-from atroposlib.generation.engines.http import served_model
+from atroposlib.generation.engines.http import served_model, why_refused
 from atroposlib.generation.sampling.generation import (
     FourTuple,
     Generation,
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 C = TypeVar("C", "ChatCompletion", "Completion")
+T = TypeVar("T")
 Payload = dict[str, Any]
 # Capitals, accents and signs tell vocabularies of characters apart too.
 SENTENCE = "What is 12 + 7? [The answer]: {19}, as anyone can see; naïve #42 = 'x'\n"
@@ -99,8 +105,34 @@ class OpenAICompatibleServer(APIServer):
             if self.directory and tokenizer == "none" and not is_path(name):
                 tokenizer = self.directory
             names = {"model_name": known, "tokenizer_name": tokenizer}
-            self.config, self.identified = self.config.model_copy(update=names), True
+            self.config = self.config.model_copy(update=names)
+            await self._check_served()
+            self.identified = True
         return True
+
+    async def _check_served(self) -> None:
+        """Check what the caller expects of the served model."""
+
+    async def _call(self, hook: Callable[..., Awaitable[T]], kwargs: dict[str, Any]) -> T:
+        """As the base class; a refusal of the model's name, or of its tokens, names both sides."""
+        try:
+            return await super()._call(hook, kwargs)
+        except InferenceRefused as refused:
+            status, detail, reason = refused.status_code, refused.detail, None
+            model = self.config.model_name
+            if "token ids" in detail or "out of vocabulary" in detail:
+                tokenizer = vars(self).get("tokenizer")
+                name = getattr(tokenizer, "name_or_path", "") or self.config.tokenizer_name
+                reason = (
+                    f"the tokenizer {name} has more tokens than the model {model}: start the "
+                    "server with the model of --env.tokenizer_name"
+                )
+            elif status == 404 or status == 400 and model in detail:
+                with suppress(InferenceUnavailable):
+                    reason = await why_refused(self.http, self.root_url, model)
+            if reason is None:
+                raise
+            raise InferenceRefused(status, f"{reason} ({detail})") from refused
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         payloads = await self._complete("chat/completions", kwargs)
@@ -202,6 +234,7 @@ class TokenServer(OpenAICompatibleServer):
     """Base of the engines that take token ids and return token ids with logprobs."""
 
     accepts_reasoning = False
+    _expected: tuple[Any, str] | None = None  # the caller's tokenizer and its name
 
     def __init__(
         self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None
@@ -223,10 +256,21 @@ class TokenServer(OpenAICompatibleServer):
         vars(self).setdefault("tokenizer", tokenizer)
 
     async def require_tokenizer(self, tokenizer: Any, name: str) -> None:
-        """Compare the tokens of a sentence, as the trainer does, if the server has /tokenize."""
+        """Compare the tokens of a sentence, as the trainer does, if the server has /tokenize.
+
+        An absent server is asked as soon as it answers.
+        """
+        self._expected = tokenizer, name
+        if self.identified:
+            await self._check_served()
+
+    async def _check_served(self) -> None:
+        if self._expected is None:
+            return
+        tokenizer, name = self._expected
         model, ours = self.config.model_name, list(tokenizer.encode(SENTENCE))
         url, body = f"{self.root_url}/tokenize", {"model": model, "prompt": SENTENCE}
-        theirs = self.identified and await self.http.field("POST", url, "tokens", body)
+        theirs = await self.http.field("POST", url, "tokens", body)
         if theirs and theirs != ours:
             raise ConfigError(
                 f"tokenizer {name} is not that of model {model} at {self.root_url}: the same "

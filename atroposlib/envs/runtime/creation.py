@@ -1,0 +1,188 @@
+"""Creation of an environment from its merged settings, with names from its servers.
+
+Model and tokenizer are those of the inference server where flags, YAML and config_init name none.
+Names that are given are compared with the server. The last resort is the class default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.settings.config import OPENAI_NAMESPACE, BaseEnvConfig
+from atroposlib.errors import ConfigError, InferenceUnavailable
+from atroposlib.generation.configs import ServerConfigs, ServerManagerConfig
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.http import UNNAMED
+from atroposlib.generation.engines.openai import OpenAICompatibleServer, TokenServer
+from atroposlib.generation.routing.manager import ServerManager
+from atroposlib.generation.sampling.reasoning import ReasoningConfig
+from atroposlib.trackers import require
+from atroposlib.utils.tokenizers.loading import load_tokenizer_named
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CommandSettings:
+    """The merged settings of a command line."""
+
+    mode: str
+    env: BaseEnvConfig
+    servers: ServerConfigs
+    manager: ServerManagerConfig
+    # namespace -> the servers behind it; None: optional and not configured.
+    more_servers: dict[str, ServerConfigs | None] = field(default_factory=dict)
+
+
+def make_named_env(
+    env_cls: type[EnvRuntime], settings: CommandSettings, *, must_answer: bool = False
+) -> EnvRuntime:
+    """Create the environment; model and tokenizer that are not set are those of its servers.
+
+    ``must_answer``: an absent server is an error.
+    """
+    for name in settings.env.trackers:  # before a wait for a server
+        require(name)
+    server = server_manager(env_cls, settings)
+    wait = settings.mode != "serve" and not server.use_proxy
+
+    async def named() -> tuple[CommandSettings, Any]:
+        try:
+            if must_answer:
+                await require_answers(server.servers)
+            config, tokenizer = await named_by_servers(settings.env, server.servers, wait=wait)
+            more = await _named_more(env_cls, settings)
+            return replace(settings, env=config, more_servers=more), tokenizer
+        finally:
+            await server.close()
+
+    loop = asyncio.new_event_loop()  # asyncio.run would take the constructor's loop away
+    try:
+        known, tokenizer = loop.run_until_complete(named())
+    finally:
+        loop.close()
+    # Outside the event loop: constructors of older environments require that.
+    return make_env(env_cls, known, server, tokenizer)
+
+
+async def _named_more(
+    env_cls: type[EnvRuntime], settings: CommandSettings
+) -> dict[str, ServerConfigs | None]:
+    """The further servers, such as a teacher's, with the names of the models they serve."""
+    named = dict(settings.more_servers)
+    for namespace, more in env_cls.more_servers().items():
+        configs = named[namespace]
+        if configs is None or not (more.switch and getattr(settings.env, more.switch)):
+            continue
+        asked = ServerManager(configs)
+        try:
+            unnamed = any(server.config.model_name == UNNAMED for server in asked.servers)
+            await identify(asked.servers, wait=unnamed)
+        except ConfigError as error:
+            text = str(error).replace(f"--{OPENAI_NAMESPACE}.", f"--{namespace}.")
+            raise ConfigError(text) from error
+        finally:
+            await asked.close()
+        named[namespace] = [server.config for server in asked.servers]
+    return named
+
+
+def server_manager(env_cls: type[EnvRuntime], settings: CommandSettings) -> ServerManager:
+    """The servers of the trained model."""
+    options = settings.manager
+    return ServerManager(
+        settings.servers,
+        env_cls.server_cls,
+        slurm=options.slurm,
+        testing=options.testing,
+        max_n_completions=options.max_n_completions,
+        reasoning_config=ReasoningConfig.from_env_config(settings.env),
+        proxy_url=options.proxy_url,
+        tool_parser=options.tool_parser,
+    )
+
+
+def make_env(
+    env_cls: type[EnvRuntime],
+    settings: CommandSettings,
+    server: ServerManager | None = None,
+    tokenizer: Any = None,
+) -> EnvRuntime:
+    """Create the environment; its constructor finds ``server`` and ``tokenizer``, if known.
+
+    Environments that override ``__init__`` accept the four original arguments only.
+    """
+    more = env_cls.more_servers()
+    env = env_cls.__new__(env_cls)
+    env.server = server or server_manager(env_cls, settings)
+    if tokenizer is not None:
+        env.tokenizer = tokenizer
+    env.__init__(  # type: ignore[misc]  # the class is the same
+        config=settings.env,
+        server_configs=settings.servers,
+        slurm=settings.manager.slurm,
+        testing=settings.manager.testing,
+        **{
+            more[name].argument: servers
+            for name, servers in settings.more_servers.items()
+            if servers is not None
+        },
+    )
+    return env
+
+
+async def named_by_servers(
+    config: BaseEnvConfig, servers: Sequence[APIServer], *, wait: bool
+) -> tuple[BaseEnvConfig, Any]:
+    """``config`` with the tokenizer of the served model; and that tokenizer, or None.
+
+    ``wait`` for a server if none answers; a tokenizer that is not named is always waited for.
+    """
+    named = "tokenizer_name" in config.model_fields_set
+    tokens = [server for server in servers if isinstance(server, TokenServer)]
+    found = await identify(servers, wait=wait or bool(tokens and not named))
+    if found and not named:
+        logger.info("tokenizer of the served model: %s", found[0])
+        config = config.model_copy(update={"tokenizer_name": found[0]})
+    elif tokens and not named:
+        logger.warning("no server names a tokenizer: default %s", config.tokenizer_name)
+    if not tokens or not (found or named):
+        return config, None
+    tokenizer = load_tokenizer_named(config.tokenizer_name)
+    for server in tokens:
+        await server.require_tokenizer(tokenizer, config.tokenizer_name)
+    return config, tokenizer
+
+
+async def identify(servers: Sequence[APIServer], *, wait: bool) -> list[str]:
+    """Ask each server for its model; returns directories or hub names of those that list one."""
+    asked = [server for server in servers if isinstance(server, OpenAICompatibleServer)]
+    for server in asked:
+        try:
+            await server.identify()
+        except InferenceUnavailable:
+            logger.info("%s does not answer; %s", server.root_url, server.health.remedy)
+    if wait and asked and not any(server.identified for server in asked):
+        await asked[0].health.wait_until_healthy()
+    return [server.directory for server in asked if server.directory]
+
+
+async def require_answers(servers: Sequence[APIServer]) -> None:
+    """Require that each server answers, so that no rollout waits for it.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    for server in servers:
+        if server.health.enabled and not await server.health.probe():
+            port = urlsplit(server.root_url).port or 9001
+            raise ConfigError(
+                f"no inference server at {server.base_url}: start `atropos infer --model "
+                f"MODEL_DIR --port {port}`, or name another by --url"
+            )
