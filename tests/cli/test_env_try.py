@@ -36,6 +36,26 @@ def test_rollouts_are_printed_with_messages_reward_parts_and_tokens(wordle, toke
     assert "2 of them sampled, mean logprob" in out and "policy version 0" in out
 
 
+def test_names_that_are_not_given_are_those_of_the_server(wordle, tokenizer, capsys):
+    fake = FakeInference(shapes=["completions"])
+    fake.cards = [{"id": "served", "owned_by": "atropos-local", "root": tokenizer}]
+    with fake.running() as url:
+        assert env_try.main([str(wordle), "-n", "1", "--url", f"{url}/v1"]) == 0
+        assert {body["model"] for _, body in fake.requests} == {"served"}
+        sys.modules.pop("wordle")
+        words = [str(wordle), "--url", f"{url}/v1", "--model", "large"]
+        assert env_try.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "model 'large' is not served" in line and "to served, or leave it out" in line
+
+
+def test_absent_data_is_an_error_before_the_server_is_asked(tmp_path, capsys):
+    words = ["gsm8k", "--url", "http://127.0.0.1:1/v1", "--env.dataset_path"]
+    assert env_try.main([*words, str(tmp_path / "absent")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "absent does not exist; --env.dataset_path takes" in line
+
+
 def test_the_group_of_a_class_is_printed(tokenizer, capsys):
     with FakeInference(reply=lambda prompt, i: "ab").running() as url:
         assert (

@@ -25,6 +25,27 @@ TASKS = [{{"id": f"{{a}}+{{b}}", "sum": a + b}} for a in range(1, 9) for b in ra
 if __name__ == "__main__":
     sums.cli()
 """
+CLASS = """from atroposlib.envs import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.envs.rollout.groups import from_nodes
+class Sums(BaseEnv):
+    async def collect_trajectories(self, item):
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            reply = await managed.chat_completion(messages=[{{"role": "user", "content": item}}], n=2)
+            group = from_nodes(managed.nodes_for(reply), [0.0, 1.0])
+        {body}
+        return group, []
+    async def get_next_item(self):
+        return "What is 3 + 4?"
+    async def setup(self):
+        pass
+    async def evaluate(self):
+        pass
+    @classmethod
+    def config_init(cls):
+        server = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
+        return BaseEnvConfig(), server
+Sums.cli()
+"""
 NOT_ASYNC = SCRIPT.replace("await model", "model")
 RETURNS = "    return answer == str(task['sum'])"
 # name -> (changes of the script, flags, exit status, what stderr says)
@@ -146,21 +167,30 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
 START = re.compile(r"\S+ info |.*UserWarning|  warn")  # lines of a start
 
 
-def run_script(
-    folder: Path, words: list[str], **parts: str
-) -> subprocess.CompletedProcess[str]:
+def start_script(folder: Path, words: list[str], **parts: str) -> subprocess.Popen[str]:
     blanks = {"before": "", "data": "TASKS", "define": "async def", "body": RETURNS}
     script = parts.pop("script", SCRIPT)
     (folder / "env.py").write_text(script.format(**{**blanks, **parts}))
     root = str(Path(__file__).resolve().parents[2])
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "env.py", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
     )
+
+
+def run_script(
+    folder: Path, words: list[str], **parts: str
+) -> subprocess.CompletedProcess[str]:
+    with start_script(folder, words, **parts) as process:
+        try:
+            output, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, said)
 
 
 def flags(url: str, tokenizer: str) -> list[str]:
@@ -228,3 +258,56 @@ def test_the_traceback_is_shown_where_the_level_is_debug(url, tokenizer_dir, tmp
 def test_a_function_without_a_mistake_makes_its_groups(url, tokenizer_dir, tmp_path):
     done = run_script(tmp_path, ["process", *flags(url, tokenizer_dir)])
     assert done.returncode == 0, done.stderr
+
+
+def test_absent_data_is_named_before_the_server_is_waited_for(tmp_path, unused_tcp_port):
+    words = ["process", "--openai.base_url", f"http://127.0.0.1:{unused_tcp_port}/v1"]
+    done = run_script(tmp_path, words, data="'absent.jsonl'")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()[-1:]
+    assert line.startswith("error: absent.jsonl does not exist; the data set of @environment")
+    assert "waiting" not in done.stderr
+
+
+@pytest.mark.parametrize("script", [SCRIPT, CLASS], ids=["function", "class"])
+def test_a_wrong_model_name_is_shown_with_the_served_ones(script, tokenizer_dir, tmp_path):
+    refusing = FakeInference()
+    refusing.fail_next.extend([404] * 100)
+    with refusing.running() as root_url:
+        words = ["process", *flags(root_url, tokenizer_dir), "--openai.model_name", "large"]
+        done = run_script(tmp_path, words, script=script)
+    assert done.returncode == 1 and len(complaints(done)) <= 3, done.stderr
+    assert "model 'large' is not served" in done.stderr
+    assert "set --openai.model_name to fake, or leave it out" in done.stderr
+
+
+@pytest.mark.parametrize("script", [SCRIPT, CLASS], ids=["function", "class"])
+def test_serve_ends_with_the_error_of_the_user(script, api, url, tokenizer_dir, tmp_path):
+    with api.trainer(batch_size=4, num_steps=2):
+        words = [*flags(url, tokenizer_dir), "--env.rollout_server_url", api.url]
+        done = run_script(tmp_path, ["serve", *words], script=script, body="    return 1 / 0")
+    assert done.returncode == 1
+    first, error, fix = done.stderr.splitlines()[-3:]
+    assert " warning " in first and error.startswith("error: env.py:8: ZeroDivisionError")
+    assert fix.startswith("all samples of the first 2 items failed so: correct it")
+
+
+def test_a_late_server_is_checked_while_serve_waits_for_the_trainer(
+    api, tokenizer_dir, tmp_path, unused_tcp_port
+):
+    late = FakeInference()
+    late.cards = [{"id": "fake", "owned_by": "atropos-local", "root": tokenizer_dir}]
+    words = [
+        *flags(f"http://127.0.0.1:{unused_tcp_port}", tokenizer_dir),
+        "--openai.model_name",
+    ]
+    process = start_script(
+        tmp_path, ["serve", *words, "large", "--env.rollout_server_url", api.url]
+    )
+    with process:
+        lines = iter(process.stderr.readline, "")
+        assert any("waits for the trainer to start" in line for line in lines)
+        with late.running(unused_tcp_port):
+            said = list(lines)
+            assert process.wait(60) == 2, said
+    assert "model 'large' is not served" in said[-1] and "to fake, or leave it out" in said[-1]

@@ -89,6 +89,23 @@ def test_process_saves_the_teachers_rows_one_entry_per_position(words, tmp_path,
     assert {body["prompt_logprobs"] for body in asked} == {3}
 
 
+def test_a_teacher_without_names_takes_those_of_its_server(
+    words, tmp_path, teacher, tokenizer_dir, capsys
+):
+    teacher.shapes = frozenset({"completions"})
+    teacher.cards = [{"id": "big", "owned_by": "atropos-local", "root": tokenizer_dir}]
+    at = words.index("--teacher.tokenizer_name")
+    words = ["process", *words[:at], *words[at + 2 :], "--env.total_steps", "1"]
+    main(TaughtEnv, words)
+    assert len(saved_groups(tmp_path)[0]["distill_token_ids"]) == 2
+    assert {body["model"] for _, body in teacher.requests} == {"big"}
+    with pytest.raises(SystemExit) as ended:
+        main(TaughtEnv, [*words, "--teacher.model_name", "large"])
+    assert ended.value.code == 2
+    assert "'large' is not served" in (said := capsys.readouterr().err)
+    assert "set --teacher.model_name to big, or leave it out" in said
+
+
 def test_serve_sends_the_teachers_rows(words, api):
     with api.trainer(batch_size=4, num_steps=1) as trainer:
         serve = ["serve", *words, "--env.rollout_server_url", api.url]

@@ -85,6 +85,21 @@ def test_a_model_that_is_not_served_is_refused_with_the_served_name(server, envi
     assert "model 'large' is not served" in output and "to small, or leave it out" in output
 
 
+def test_env_try_takes_both_names_from_the_server(server, tmp_path):
+    (tmp_path / "sums.py").write_text(SUMS.replace("sums.cli()", ""))
+    words = ["-m", "atroposlib.cli.atropos", "env", "try", "sums.py", "-n", "1"]
+    done = subprocess.run(
+        [sys.executable, *words, "--url", f"{server}/v1"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rollout 1 of 1" in done.stdout and "reward 1" in done.stdout
+
+
 def test_the_tokenizer_of_another_model_is_refused(server, environment, tmp_path):
     other = write_tiny_model(tmp_path / "other")
     status, output = environment(server, "--env.tokenizer_name", str(other))

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from atroposlib.envs.runtime.waits import Shutdown, StopRequested, WaitStatus
+from atroposlib.errors import ConfigError
 
 
 async def test_a_call_that_ends_before_a_shutdown_returns_its_result():
@@ -99,3 +100,11 @@ def test_a_usual_wait_is_logged_only_after_ten_seconds(caplog):
     now[0] += 11
     one.start("the trainer to take a batch", usual=True)
     assert len(caplog.records) == 1
+
+
+async def test_a_failure_ends_every_wait_by_its_error():
+    shutdown = Shutdown()
+    waiting = asyncio.ensure_future(shutdown.pause(3600))
+    shutdown.fail(ConfigError("the model"))
+    with pytest.raises(ConfigError, match="the model"):
+        await asyncio.wait_for(waiting, 10)

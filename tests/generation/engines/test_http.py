@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, InferenceRefused
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.http import server_root
 from atroposlib.generation.engines.openai import OpenAIServer
@@ -107,4 +108,52 @@ async def test_a_server_that_lists_no_models_is_used(no_backoff) -> None:
         server = VLLMServer(APIServerConfig(base_url=f"{url}/v1", model_name="any"))
         await server.identify()
         assert server.identified and server.directory is None
+        await server.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "says"),
+    [
+        (
+            404,
+            "Not Found",
+            "model 'other' is not served at http.* to small or tuned, or leave",
+        ),
+        (400, "unknown model other", "model 'other' is not served"),
+        (
+            400,
+            "token ids lie in 0 .. 49",
+            "tokenizer mine has more tokens than the model other",
+        ),
+        (400, "too long", r"refused \(400\): POST"),
+    ],
+)
+async def test_a_refused_request_names_both_sides(status, detail, says) -> None:
+    app = FastAPI()
+    app.get("/health")(lambda: None)
+    app.get("/v1/models")(lambda: {"data": [{**BASE, "owned_by": "else"}, ADAPTER]})
+    app.post("/v1/chat/completions")(lambda: JSONResponse({"detail": detail}, status))
+    names = {"model_name": "other", "tokenizer_name": "mine"}
+    with served(app) as url:
+        server = VLLMServer(APIServerConfig(base_url=f"{url}/v1", **names))
+        with pytest.raises(InferenceRefused, match=says) as refused:
+            await server.chat_completion(messages=HELLO)
+        await server.close()
+    assert refused.value.status_code == status
+
+
+async def test_the_tokenizer_of_an_absent_server_is_compared_when_it_answers(fake) -> None:
+    class Longer:
+        def encode(self, text):
+            return [1, 2, 3]
+
+    app = FastAPI()
+    app.post("/tokenize")(lambda: {"tokens": [1]})
+    app.mount("/", fake.app)
+    with served(app) as url:
+        server = VLLMServer(APIServerConfig(base_url=f"{url}/v1"))
+        await server.require_tokenizer(Longer(), "mine")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="tokenizer mine is not that of model"):
+                await server.chat_completion(messages=HELLO)
         await server.close()
