@@ -120,9 +120,9 @@ def make_env(
     """
     more = env_cls.more_servers()
     env = env_cls.__new__(env_cls)
-    env.server = server or server_manager(env_cls, settings)
+    vars(env)["server"] = server or server_manager(env_cls, settings)
     if tokenizer is not None:
-        env.tokenizer = tokenizer
+        vars(env)["tokenizer"] = tokenizer
     env.__init__(  # type: ignore[misc]  # the class is the same
         config=settings.env,
         server_configs=settings.servers,

@@ -57,6 +57,10 @@ class MetricsLogger:
         """Record ``value``; the next emission reports the mean since the last one."""
         self._values.setdefault(name, []).append(float(value))
 
+    def quiet(self) -> None:
+        """Log at the level debug from now on."""
+        self.level = logging.DEBUG
+
     def rollout_ended(self, seconds: float, *, scored: bool) -> None:
         """Record the duration of a rollout."""
         self.task_duration.append(seconds)

@@ -127,7 +127,7 @@ class Serve:
         except StopRequested:
             logger.info("%s: stops on request", self.env.label())
         except AtroposError:
-            self.env.metrics_logger.level = logging.DEBUG  # the error is the last line
+            self.env.metrics_logger.quiet()  # the error is the last line
             raise
         finally:
             await self._leave()
