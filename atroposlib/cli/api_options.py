@@ -17,7 +17,8 @@ _NO = ("", "0", "false", "no", "off")
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """All options: the command line, then ATROPOS_* variables, then defaults."""
     options = parser().parse_args(argv)
-    options.allow_host += _words(os.environ.get(variable_of("--allow-host"), ""))
+    words = os.environ.get(variable_of("--allow-host"), "").split(",")
+    options.allow_host += [word.strip() for word in words if word.strip()]
     if bool(options.ssl_certfile) != bool(options.ssl_keyfile):
         raise ConfigError("--ssl-certfile and --ssl-keyfile come together")
     return options
@@ -175,10 +176,6 @@ def _flag(group: argparse._ArgumentGroup, flag: str, text: str) -> None:
     group.add_argument(
         flag, action="store_true", default=given in _YES, help=f"{text} ({variable}=1)"
     )
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _one_of(*words: str) -> Callable[[str], str]:

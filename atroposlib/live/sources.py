@@ -19,6 +19,7 @@ import httpx
 
 from atroposlib.live.heldout import Heldout, HeldoutSample
 from atroposlib.trackers import finite_number
+from atroposlib.trackers.jsonl import last_run
 
 REQUEST_TIMEOUT_S = 1.0  # a busy server may miss one poll; the next is half a second later
 RATE_WINDOW_S = 0.5
@@ -93,14 +94,7 @@ class Probe:
             return None
         return answer if isinstance(answer, dict) else None
 
-    def text(self, url: str) -> str | None:
-        return self._answer("GET", url)
-
-    def posts(self, url: str, body: dict[str, Any], within_s: float) -> bool:
-        """Send one POST that may take long; return whether it succeeded."""
-        return self._answer("POST", url, json=body, timeout=within_s) is not None
-
-    def _answer(self, method: str, url: str, **options: Any) -> str | None:
+    def text(self, url: str, method: str = "GET", **options: Any) -> str | None:
         try:
             reply = self._client.request(method, url, **options)
         except httpx.TransportError:
@@ -136,16 +130,15 @@ class Sources:
         self.metrics = JsonLines(run.metrics_path)
         self.heldout = Heldout(run.heldout_dir)
         self.probe = Probe()
-        self.status: dict[str, Any] | None = None  # None while the API does not answer
         self.delivered = 0  # batches, by the last answer
         self._rate = TokenRate()
         self._waits = WaitHistory()
 
     def read(self) -> RunSnapshot:
         """Read every source once; takes at most a few ANSWER_WITHIN_S."""
-        rows = self.metrics.read()
-        self.status = self.probe.get(f"{self.run.api_url}/status")
-        if (delivered := number(self.status, "current_step")) is not None:
+        rows = self.rows()
+        status = self.probe.get(f"{self.run.api_url}/status")
+        if (delivered := number(status, "current_step")) is not None:
             self.delivered = int(delivered)
         info = self.server_info()
         now = time.monotonic()
@@ -160,7 +153,7 @@ class Sources:
             reward_words=run.reward_words,
             elapsed_s=now - self.started,
             left_s=seconds_left(rows, run.steps),
-            phase=phase_of(self.status),
+            phase=phase_of(status),
             step=len(rows),
             steps=run.steps,
             rewards=tuple(column(rows, "reward_mean")),
@@ -174,8 +167,12 @@ class Sources:
             mismatch=largest(latest, "logprob_mismatch_max", "publish_mismatch_max"),
             server_version=version_of(info),
             trainer_version=version_of({"weight_version": latest.get("version", 0)}),
-            waits=self._waits.lines(self.status, now),
+            waits=self._waits.lines(status, now),
         )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the metrics of each step; those that a restarted trainer repeats count once."""
+        return last_run(self.metrics.read())
 
     def server_info(self) -> dict[str, Any] | None:
         route = "server_info" if self.run.local_server else "weight_info"

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -224,7 +225,8 @@ class QuickstartRun:
         self.view.waiting("warming vLLM up")
         body = {"model": str(self.plan.model_dir), "prompt": [1, 1], "max_tokens": 2}
         url = f"{self.plan.server_url}/v1/completions"
-        if not self.sources.probe.posts(url, body, WARM_UP_TIMEOUT_S):
+        timed: Any = {"json": body, "timeout": WARM_UP_TIMEOUT_S}
+        if self.sources.probe.text(url, "POST", **timed) is None:
             line = "inference: vLLM did not answer its first request"
             raise self.children["inference"].failure(line)
 
@@ -254,7 +256,7 @@ class QuickstartRun:
 
     def findings(self, failure: RunFailed | None) -> Findings:
         """Collect the contents of the report; called before the processes end."""
-        plan, rows = self.plan, self.sources.metrics.read()
+        plan, rows = self.plan, self.sources.rows()
         if failure is not None:
             self.server_version = version_of(self.sources.server_info())
             self.notes.append(failure.line)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from pydantic import BaseModel, create_model
-from pydantic.fields import FieldInfo
 
 from atroposlib.errors import ConfigError
 
@@ -18,15 +18,10 @@ _OPTION = re.compile(r"--|-[A-Za-z]$")
 def get_prefixed_pydantic_model(model: type[BaseModel], prefix: str) -> type[BaseModel]:
     """The same fields under ``prefix`` + name; type, description, default and limits stay."""
     fields: dict[str, Any] = {
-        prefix + name: (field.annotation, _copied(field))
+        prefix + name: (field.annotation, copy(field))
         for name, field in model.model_fields.items()
     }
     return create_model(f"{model.__name__}With{prefix.strip('.').title()}Prefix", **fields)
-
-
-def _copied(field: FieldInfo) -> FieldInfo:
-    copy: FieldInfo = FieldInfo.merge_field_infos(field)
-    return copy
 
 
 def merge_dicts(*dicts: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +58,7 @@ def adjust_model_defaults(
     for name, value in values.items():
         if name not in model_class.model_fields:
             raise ConfigError(f"{model_class.__name__} has no field {name!r} to adjust")
-        field = _copied(model_class.model_fields[name])
+        field = copy(model_class.model_fields[name])
         field.default, field.default_factory = value, None
         fields[name] = (field.annotation, field)
     return create_model(f"{model_class.__name__}WithDefaults", __base__=model_class, **fields)

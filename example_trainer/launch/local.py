@@ -156,7 +156,7 @@ def run_local(plan: Plan, stop: StopRequest, live: bool = True) -> None:
     finally:
         view.close()
         sources.probe.close()
-    took = f"{len(sources.metrics.rows)} steps in {clock(time.monotonic() - started)}"
+    took = f"{len(sources.rows())} steps in {clock(time.monotonic() - started)}"
     print(f"{plan.name}: done, {took}, in {plan.directory}")
     model = Path(cfg.save_path).absolute() / "final_model"
     print(f"model {model}, metrics {cfg.metrics_file.absolute()}, logs {log_dir}", flush=True)

@@ -4,8 +4,10 @@ import json
 
 from atroposlib.live.sources import (
     JsonLines,
+    Sources,
     TokenRate,
     WaitHistory,
+    WatchedRun,
     counter,
     largest,
     phase_of,
@@ -84,6 +86,14 @@ def test_a_partly_written_line_is_read_after_its_end(tmp_path):
     with path.open("a") as out:
         out.write(": 2}\n")
     assert lines.read() == [{"step": 1}, {"step": 2}]
+
+
+def test_steps_that_a_restarted_trainer_repeats_count_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": 1}, {"step": 2}, {"resumed_from": 1}, {"step": 2}, {"step": 3}]
+    path.write_text("".join(json.dumps({"run_id": "r", **line}) + "\n" for line in lines))
+    run = WatchedRun("name", "title", 9, "http://api", "http://server", True, path, tmp_path)
+    assert [row["step"] for row in Sources(run, 0.0).rows()] == [1, 2, 3]
 
 
 def test_the_token_rate_leaves_out_idle_time():
