@@ -27,7 +27,7 @@ _NAME_OF = {np.dtype(code): name for name, code in DTYPES.items()}
 
 
 class MalformedBody(ValueError):
-    """The bytes are not of their declared format, so the error names no field."""
+    """The body or file is not of its declared format, so the error names no field."""
 
 
 class Tensor(msgspec.Struct, forbid_unknown_fields=True):
