@@ -1,12 +1,5 @@
 """``BaseEnv``, the base class of every environment.
 
-    settings/config      settings, flags        rollout/samples   samples of one group
-    rollout/pacing       rollouts to run        rollout/groups    samples -> scored group
-    rollout/pool         running rollouts       rollout/filters   accept or reject a group
-    runtime/serve        run with a trainer     runtime/sender    save and send groups
-    runtime/process      run into a file        runtime/evaluation     results
-    runtime/checkpoint   small state            runtime/metrics_logger  metrics
-
 An environment overrides ``setup``, ``get_next_item``, ``collect_trajectory`` (one sample)
 or ``collect_trajectories`` (a group), ``evaluate``, and seldom anything else.
 """
@@ -201,11 +194,12 @@ class BaseEnv(EnvRuntime, ABC):
             if measured_at:
                 directory = directory / f"step-{measured_at['eval_step']}"
         params = {"max_new_tokens": self.config.max_token_length}
+        named = getattr(self.config, "model_name", None)
         evaluation.report_results(
             directory,
             metrics,
             task=task_name or f"{self.name or type(self).__name__}_eval",
-            model_name=model_name or self._model_name(),
+            model_name=model_name or named or self.served_model_name(),
             start_time=start_time,
             end_time=end_time,
             generation_parameters={**params, **(generation_parameters or {})},
@@ -214,11 +208,6 @@ class BaseEnv(EnvRuntime, ABC):
             verbose=verbose,
             stderr=stderr,
         )
-
-    def _model_name(self) -> str | None:
-        """The setting ``model_name`` if the environment has one, else the server's model."""
-        named = getattr(self.config, "model_name", None)
-        return str(named) if named else self.served_model_name()
 
     @classmethod
     def cli(cls) -> None:

@@ -92,8 +92,7 @@ async def run(env: EnvRuntime, settings: CommandSettings) -> None:
     """Run the subcommand to its end."""
     if settings.mode == "serve":
         await env.env_manager()
-        return
-    if settings.mode == "process":
+    elif settings.mode == "process":
         await env.process_manager()
     else:
         _keep_config(settings)

@@ -32,7 +32,6 @@ from atroposlib.generation.routing.manager import ServerManager
 logger = logging.getLogger(__name__)
 
 ItemResult = tuple[dict[str, float], list[Mapping[str, Any]]]  # metrics, samples
-DEFAULT_CONCURRENCY = 64  # items at once
 
 
 def pass_at_k(m: int, c: int, k: int) -> float:
@@ -100,7 +99,7 @@ class EvalBase(ABC):
     max_tokens: int | None = None
     eval_dir: str | Path | None = None
     model_name: str | None = None
-    max_concurrency: int = DEFAULT_CONCURRENCY
+    max_concurrency: int = 64  # items at once
     verbose: bool = True
 
     def __init__(self, pass_at_n: int = 1, pass_at_n_samples: int = 1, **kwargs: Any) -> None:

@@ -23,15 +23,13 @@ from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
 from atroposlib.envs.rollout.groups import groups_in
 from atroposlib.envs.runtime.env_runtime import MoreServers
 from atroposlib.errors import AtroposError, ConfigError, InvalidGroup, boundary
-from atroposlib.generation.configs import ServerBaseline, ServerConfigs, as_server_list
+from atroposlib.generation.configs import ServerBaseline, ServerConfigs
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.type_definitions import Item
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 logger = logging.getLogger(__name__)
-
-NO_TEACHER_TOKENIZER = ("", "none")  # then the tokenizer is that of the teacher's model name
 
 # One sequence: ids and logprobs, (T_g, K_t) each.
 TeacherRows = tuple[list[list[int]], list[list[float]]]
@@ -79,8 +77,8 @@ class TeacherDistillationEnv(BaseEnv, ABC):
                     "teacher_enabled without a teacher: pass teacher_server_configs, set "
                     f"--{self.teacher_namespace}.base_url, or override teacher_config_init"
                 )
-            self._check_tokenizers(teacher_server_configs)
             self.teacher_server = ServerManager(teacher_server_configs)
+            self._check_tokenizers(self.teacher_server)
         self.machinery |= {"teacher_server", "teacher_groups", "teacher_failures"}
 
     @classmethod
@@ -90,17 +88,13 @@ class TeacherDistillationEnv(BaseEnv, ABC):
 
     @classmethod
     def more_servers(cls) -> dict[str, MoreServers]:
-        """The teacher's servers, under ``teacher_namespace``."""
         default = cls.teacher_config_init()
         servers = MoreServers("teacher_server_configs", default, switch="teacher_enabled")
         return {**super().more_servers(), cls.teacher_namespace: servers}
 
-    def _check_tokenizers(self, teachers: ServerConfigs) -> None:
+    def _check_tokenizers(self, teacher: ServerManager) -> None:
         """Require one vocabulary: token ids are comparable only then."""
-        listed: Sequence[ServerBaseline] = as_server_list(teachers) or []
-        if isinstance(teachers, ServerBaseline):
-            listed = [teachers]
-        for name in {tokenizer_of(teacher) for teacher in listed}:
+        for name in {tokenizer_of(server.config) for server in teacher.servers}:
             if name == self.config.tokenizer_name:
                 continue
             if load_tokenizer_named(name).get_vocab() != self.tokenizer.get_vocab():
@@ -118,7 +112,6 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
     ) -> list[ScoredDataGroup]:
-        """Add the teacher's logprobs, then :meth:`BaseEnv.handle_send_to_api`."""
         groups = await asyncio.gather(
             *(self.with_teacher(group, item) for group in groups_in(scored_data))
         )
@@ -169,7 +162,6 @@ class TeacherDistillationEnv(BaseEnv, ABC):
     # --- metrics and the end ------------------------------------------------------------
 
     async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None:
-        """Add counts of groups with and without a teacher, then :meth:`BaseEnv.wandb_log`."""
         emitted = dict(metrics or {})
         if self.teacher_server is not None:
             emitted["train/teacher_groups"] = self.teacher_groups
@@ -180,16 +172,15 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         await super().wandb_log(emitted)
 
     async def close(self) -> None:
-        """Close all connections, those to the teacher included."""
         if self.teacher_server is not None:
             await self.teacher_server.close()
         await super().close()
 
 
 def tokenizer_of(teacher: ServerBaseline) -> str:
-    """The name of a teacher's tokenizer."""
+    """The name of a teacher's tokenizer, by default that of its model."""
     named = teacher.tokenizer_name
-    return teacher.model_name if named in NO_TEACHER_TOKENIZER else named
+    return teacher.model_name if named in ("", "none") else named
 
 
 def checked_rows(

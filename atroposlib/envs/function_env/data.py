@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.rewards import call_user
@@ -45,13 +45,6 @@ def item_of(task: Any, place: int, epoch: int = 0) -> TaskItem:
     return {"id": task_id(task), "task": task, "place": place, "epoch": epoch}
 
 
-class Source(Protocol):
-    """Tasks by place. Each place is read once, in ascending order."""
-
-    def at(self, place: int) -> TaskItem | None:
-        """The task at ``place``; None after the end of the data."""
-
-
 MAX_NAME_CHARS = 40  # a longer text is identified by its hash in logs and files
 
 
@@ -67,17 +60,14 @@ def task_id(task: Any) -> str:
 
 async def prepare(
     dataset: Any, eval_dataset: Any, config: FunctionEnvConfig, *, env: str
-) -> tuple[Source, list[TaskItem]]:
+) -> tuple[Indexed | Stream, list[TaskItem]]:
     """Source of the training tasks, and the list of evaluation tasks.
 
-    Raises:
-        ConfigError: the data set is empty, or not a data set.
-        DatasetUnavailable: a file or a hub data set cannot be read.
-        RolloutError: a callable failed.
+    Raises as :func:`load`; ConfigError also if the data set is empty.
     """
     rows: Any = await load(dataset, config, env=env, split="train")
     held_out: list[Any] = []
-    source: Source = Stream(rows, epochs=config.epochs)
+    source: Indexed | Stream = Stream(rows, epochs=config.epochs)
     if is_indexed(rows):
         fraction = config.eval_fraction if eval_dataset is None else 0.0
         trained, apart = await call_user(split_held_out, rows, fraction)
@@ -255,7 +245,7 @@ class Cursor:
     The state is small enough for a checkpoint. A restart repeats the unfinished tasks.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Indexed | Stream) -> None:
         self._source = source
         self._place = 0
         self._open: set[int] = set()

@@ -160,7 +160,6 @@ class FunctionEnv(BaseEnv):
                 require_path(source, DATA_OPTION)
 
     async def setup(self) -> None:
-        """Load the tokenizer and the data, and hold out a part for evaluation."""
         if any(server.returns_tokens for server in self.server.servers):
             # Takes seconds of imports and reading: not on the event loop, which handles signals.
             await asyncio.to_thread(lambda: self.tokenizer)

@@ -3,10 +3,9 @@
     rollout a   row a1  row a2        group 1:  a1  b1      group 2:  a2  (b)
     rollout b   row b1                every group holds one row of every rollout
 
-A conversation that only grows is one row. A forked or rewritten conversation is several rows,
-and each has the rollout's score. Groups always have the configured size, so a batch can be
-filled exactly and each rollout counts once in every baseline. A rollout without a further row
-is represented by ``(b)``: its prompt, with no trained token.
+A conversation that only grows is one row; one that forks or is rewritten is several rows with
+the same score. Groups have the configured size, so each rollout counts once in every baseline:
+``(b)``, the prompt with no trained token, stands for a rollout without a further row.
 """
 
 from __future__ import annotations

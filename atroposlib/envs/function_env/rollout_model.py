@@ -16,7 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from atroposlib.envs.function_env.recorder import ModelCall, Recorder
 from atroposlib.envs.function_env.tools import Tool, answer, schema_of
@@ -25,6 +25,8 @@ from atroposlib.generation.chat.tool_call_translator import with_visible_tools
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+    from atroposlib.generation.proxy.in_process import AgentSession
 
 Message = Mapping[str, Any]
 Messages = Union[str, Sequence[Message]]  # text stands for one user message
@@ -45,24 +47,6 @@ def _remembered(method: Method) -> Method:
         return coroutine
 
     return call  # type: ignore[return-value]  # the same parameters and result
-
-
-class SamplingSession(Protocol):
-    """OpenAI's two calls, as managed sessions and servers that return text only have them."""
-
-    async def chat_completion(self, **kwargs: Any) -> Any: ...
-
-    async def completion(self, **kwargs: Any) -> Any: ...
-
-
-class Endpoint(Protocol):
-    """Address of OpenAI's API for the calls of one rollout."""
-
-    @property
-    def base_url(self) -> str: ...
-
-    @property
-    def api_key(self) -> str: ...
 
 
 class Reply(str):
@@ -98,16 +82,18 @@ class Reply(str):
 class Model:
     """Samples the model for one rollout."""
 
-    session: SamplingSession
+    session: (
+        Any  # has OpenAI's two calls: a managed session, or a server that returns text only
+    )
     split: str  # "train" or "eval": the slots of a server that the calls take
     temperature: float  # default of every call
     max_tokens: int  # default of every call
-    open_endpoint: Callable[[], Awaitable[Endpoint]]  # for agents with their own client
+    open_endpoint: Callable[[], Awaitable[AgentSession]]  # for agents with their own client
     describe_tools: bool = False  # in a system message, if the chat template ignores them
     recorder: Recorder = field(default_factory=Recorder)
     replies: list[Reply] = field(default_factory=list)  # of every call to chat and complete
     calls: list[tuple[str, Coroutine[Any, Any, Any], SourceLine]] = field(default_factory=list)
-    _endpoint: Endpoint | None = None
+    _endpoint: AgentSession | None = None
 
     @_remembered
     async def chat(
@@ -168,7 +154,7 @@ class Model:
         return self._replied(completion, params, None)
 
     @_remembered
-    async def endpoint(self) -> Endpoint:
+    async def endpoint(self) -> AgentSession:
         """Address for an agent with its own client: ``base_url`` and ``api_key``.
 
         Every call to it belongs to this rollout and is trained like a call of ``chat``.

@@ -21,7 +21,7 @@ from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.data import TaskItem
 from atroposlib.envs.function_env.recorder import Rollout, metrics_of
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
-from atroposlib.envs.function_env.rollout_model import Endpoint, Model
+from atroposlib.envs.function_env.rollout_model import Model
 from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
 from atroposlib.envs.rollout.groups import Node, from_node, mean_metrics, standard_errors
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
@@ -153,7 +153,7 @@ class RolloutRunner:
         config = self.config
         temperature = config.temperature if split == "train" else config.eval_temperature
 
-        async def open_endpoint() -> Endpoint:
+        async def open_endpoint() -> AgentSession:
             proxy = await self._running_proxy()
             opened = await proxy.open_session(
                 self.env.server.tool_parser or TOOL_PARSER,
@@ -195,13 +195,11 @@ class RolloutRunner:
 
 # --- evaluation ---
 
-Draw = Callable[[TaskItem], Awaitable[EvalSample]]  # raises AtroposError when it fails
-
 
 async def draw_all(
     items: Sequence[TaskItem],
     times: int,
-    draw: Draw,
+    draw: Callable[[TaskItem], Awaitable[EvalSample]],  # may raise AtroposError
     *,
     at_once: int,
     tries: int,
@@ -213,7 +211,6 @@ async def draw_all(
         OnlyFailures: a mistake, such as one in the function ``code``, failed all samples of
             the first two items.
     """
-
     failures = Repeats()
 
     async def one(item: TaskItem) -> EvalSample:

@@ -34,7 +34,6 @@ class ChandasMeterReward(RewardFunction):
         self.meter = meter
 
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        """Between 0.0 and 1.0 for each."""
         chandas = _chandas()
         if chandas is None:
             return [0.0] * len(completions)

@@ -46,7 +46,6 @@ class CombinedReward(RewardFunction):
             )
 
     def set_wandb_logger(self, logger: Any) -> None:
-        """Log the parts and the combined reward."""
         super().set_wandb_logger(logger)
         for part in self.reward_functions:
             part.set_wandb_logger(logger)

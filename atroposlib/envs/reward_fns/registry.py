@@ -42,7 +42,6 @@ class LegacyFunctionWrapper(RewardFunction):
         self.function = function
 
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> Sequence[float | None]:
-        """The scores of the function."""
         return self.function(completions, **{**self.config, **kwargs})
 
 

@@ -231,24 +231,24 @@ def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
 
 def mean_metrics(metrics: Iterable[Mapping[str, float] | None]) -> dict[str, float]:
     """The mean of each metric over the mappings that have it."""
-    seen: dict[str, list[float]] = {}
-    for one in metrics:
-        for name, value in (one or {}).items():
-            seen.setdefault(name, []).append(float(value))
-    return {name: sum(values) / len(values) for name, values in seen.items()}
+    return {name: sum(values) / len(values) for name, values in _values(metrics).items()}
 
 
 def standard_errors(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The standard error of each mean of :func:`mean_metrics`, from two mappings on."""
-    seen: dict[str, list[float]] = {}
-    for one in metrics:
-        for name, value in one.items():
-            seen.setdefault(name, []).append(float(value))
     return {
         name: statistics.stdev(values) / math.sqrt(len(values))
-        for name, values in seen.items()
+        for name, values in _values(metrics).items()
         if len(values) > 1
     }
+
+
+def _values(metrics: Iterable[Mapping[str, float] | None]) -> dict[str, list[float]]:
+    seen: dict[str, list[float]] = {}
+    for one in metrics:
+        for name, value in (one or {}).items():
+            seen.setdefault(name, []).append(float(value))
+    return seen
 
 
 def _all_or_none(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any] | None:

@@ -169,9 +169,8 @@ class WorkerPool:
     on_end: Callable[[Outcome, Any], None] | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     jobs: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # generating or sending
-    running: dict[str, dict[str, Any]] = field(
-        default_factory=dict
-    )  # item, worker, start_time
+    # item, worker, start_time
+    running: dict[str, dict[str, Any]] = field(default_factory=dict)
     backlog: deque[Any] = field(default_factory=deque)  # oldest first
     retries: deque[RolloutTask] = field(default_factory=deque)
     # Per RolloutStatus; retried, gave_up, kept, cleanup_failed.
@@ -244,7 +243,8 @@ class WorkerPool:
         if error is None or (
             outcome.status is RolloutStatus.SHORT and error.__cause__ is None
         ):
-            self._went_well()
+            self.consecutive_errors = self.consecutive_mistakes = 0
+            self.servers_gone_since = None
         else:
             self._went_wrong(error)
         timed_out = outcome.status is RolloutStatus.TIMED_OUT
@@ -253,10 +253,6 @@ class WorkerPool:
             self._try_again(job)
         self.counts["kept"] += kept
         self.consecutive_empty_items = 0 if kept else self.consecutive_empty_items + 1
-
-    def _went_well(self) -> None:
-        self.consecutive_errors = self.consecutive_mistakes = 0
-        self.servers_gone_since = None
 
     def _went_wrong(self, error: AtroposError) -> None:
         self.last_error = error

@@ -63,8 +63,7 @@ async def collect_group(
     ``code`` is the function of the user that samples and scores, by default ``sample``.
 
     Raises:
-        IncompleteGroup: no second draw is left, or none can help; samples still being drawn
-            are cancelled.
+        IncompleteGroup: no second draw is left, or none can help; the others are cancelled.
     """
     drawing = _Drawing(sample, item, group_size, failed, code or sample, redraws=group_size)
     # Cancels the other samples if one raises: their group is given up.

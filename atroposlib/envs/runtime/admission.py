@@ -49,9 +49,8 @@ class RolloutAdmission:
 
         Args:
             bounded: the trainer bounds staleness.
-            idle: this environment has no running rollout. Room for a part of a group then
-                admits the whole group: if the bound is no multiple of the group size, there
-                is never more room.
+            idle: no rollout runs here. Room for a part of a group then admits it whole: a bound
+                that is no multiple of the group size never has more.
 
         Raises:
             UnknownEnv, NotRegistered: the run is over; register again.

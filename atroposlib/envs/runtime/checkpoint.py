@@ -35,11 +35,16 @@ def _directory(checkpoint_dir: str, run_name: str) -> Path:
 def save(checkpoint_dir: str, run_name: str, step: int, data: dict[str, Any]) -> Path:
     """Write ``data`` atomically and return its path."""
     path = _directory(checkpoint_dir, run_name) / f"step-{step}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(plain(data)), encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(plain(data)))
     return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` atomically, and the folder of ``path`` if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def newest(checkpoint_dir: str, run_name: str, step: int) -> dict[str, Any] | None:

@@ -174,11 +174,7 @@ async def identify(servers: Sequence[APIServer], *, wait: bool) -> list[str]:
 
 
 async def require_answers(servers: Sequence[APIServer]) -> None:
-    """Require that each server answers, so that no rollout waits for it.
-
-    Raises:
-        ConfigError: one does not.
-    """
+    """Raise ConfigError if a server does not answer, so that no rollout waits for it."""
     for server in servers:
         if server.health.enabled and not await server.health.probe():
             port = urlsplit(server.root_url).port or 9001

@@ -80,11 +80,9 @@ class Serving(Protocol):
 
     sender: GroupSender | None
 
-    async def step_checks(self) -> None:
-        """Do what a new step makes due: evaluation, checkpoint, metrics."""
+    async def step_checks(self) -> None: ...
 
-    async def add_workers(self) -> None:
-        """Start rollouts up to the number wanted."""
+    async def add_workers(self) -> None: ...
 
 
 class MoreServers(NamedTuple):
@@ -151,11 +149,7 @@ class EnvRuntime(EnvHooks):
 
     @classmethod
     def require_data(cls, config: BaseEnvConfig) -> None:
-        """Require the file or folder at ``dataset_path``, before a server is waited for.
-
-        Raises:
-            DatasetUnavailable: there is none.
-        """
+        """Raise DatasetUnavailable if nothing is at ``dataset_path``; before any wait."""
         if path := getattr(config, "dataset_path", None):
             require_path(path)
 
@@ -316,9 +310,8 @@ class EnvRuntime(EnvHooks):
     ) -> list[ScoredDataGroup]:
         """Accept or reject each group, save and send the accepted ones, and return them."""
         sender = self.sender if do_send_to_api else None
-        run_id = (
-            self.joined_run.registration.run_id if sender else ""
-        )  # before anything is awaited
+        # Before anything is awaited.
+        run_id = self.joined_run.registration.run_id if sender else ""
         labelled = [self._labelled(group, item, sender) for group in groups_in(scored_data)]
         rules = FilterRules(
             self.config.group_size,

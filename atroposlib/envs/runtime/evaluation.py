@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.groups import plain
+from atroposlib.envs.runtime.checkpoint import write_whole
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger, scalars
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.errors import AtroposError, boundary
@@ -124,7 +124,6 @@ def report_results(
         display_metrics_table(task, finite_numbers(results), started, ended, stderr)
     if directory is None:
         return
-    directory.mkdir(parents=True, exist_ok=True)
     document = {
         "config_general": {
             "model_name": model_name,
@@ -135,10 +134,10 @@ def report_results(
         "results": {f"atropos|{task}|0": results, "all": results},
         **({"standard_errors": scalars(stderr)} if stderr else {}),
     }
-    _replace(directory / "metrics.json", json.dumps(document, indent=2))
+    write_whole(directory / "metrics.json", json.dumps(document, indent=2))
     if samples is not None:
         lines = [json.dumps(plain(sample), ensure_ascii=False) + "\n" for sample in samples]
-        _replace(directory / "samples.jsonl", "".join(lines))
+        write_whole(directory / "samples.jsonl", "".join(lines))
 
 
 def append_samples(path: Path, samples: Sequence[Mapping[str, Any]], step: int) -> None:
@@ -148,9 +147,3 @@ def append_samples(path: Path, samples: Sequence[Mapping[str, Any]], step: int) 
         for sample in samples:
             line = {"step": step, **plain(sample)}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

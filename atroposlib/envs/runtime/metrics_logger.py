@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from atroposlib.envs.rollout.groups import plain
 from atroposlib.envs.runtime.registration import JoinedRun
@@ -28,19 +28,13 @@ logger = logging.getLogger(__name__)
 REPORTED_ROLLOUTS = "failed timed_out cancelled short retried gave_up empty".split()
 
 
-class Sink(Protocol):
-    """One place that metrics are written to."""
-
-    def write(self, metrics: Mapping[str, Any], step: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class MetricsLogger:
     """Sinks of one run, and the measurements that the next emission reports."""
 
     def __init__(self, env: str, metrics_path: str | None) -> None:
-        self.sinks: list[Sink] = [JsonlSink(Path(metrics_path), env)] if metrics_path else []
+        self.sinks: list[JsonlSink | TrackerSink] = []
+        if metrics_path:
+            self.sinks.append(JsonlSink(Path(metrics_path), env))
         self.level = logging.INFO  # of the lines in the log
         self._env = env
         self._values: dict[str, list[float]] = {}

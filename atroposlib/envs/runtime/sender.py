@@ -138,9 +138,8 @@ class GroupSender:
         try:
             refusal = await self._send_until_settled(groups, sampled_for)
         except (asyncio.CancelledError, AtroposError) as error:
-            self._drop(
-                groups, RejectReason.UNSENT, str(error) or "stopped before it was sent", item
-            )
+            detail = str(error) or "stopped before it was sent"
+            self._drop(groups, RejectReason.UNSENT, detail, item)
             raise
         if refusal is not None:
             self._drop(groups, *refusal, item)
