@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import types
 import typing
@@ -76,7 +77,7 @@ def parse_args(argv: Sequence[str] | None = None, prog: str = PROG) -> TrainingC
         cfg = validated(TrainingConfig, settings)
     except ConfigError as error:
         parser.error(str(error))
-    for note in settings.notes:
+    for note in settings.notes if os.environ.get("RANK", "0") == "0" else ():
         logger.info(f"note: {note}")
     return cfg
 

@@ -121,21 +121,35 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
                 raise ConfigError(f"{one.key} ({one.where}): {meaning.reason}")
         elif isinstance(meaning, Combined):
             given = parts.setdefault(meaning.group, {})
-            if meaning.name == "":
-                given.clear()
-            else:
-                given.pop("", None)
-            given[meaning.name] = one.value
+            _add_member(given, meaning.name, one.value)
             if last_of[meaning.group] == i:
                 _put(found, one, converted(one, meaning.group, given))
         elif one.value is None and (one.key not in _OURS or areal_names.is_group(one.key)):
             found.values.pop(meaning.field, None)  # AReaL's null: not set
         else:
             _put(found, one, {meaning.field: converted(one, meaning.convert, one.value)})
-    found.notes = renamed + [
-        f"{', '.join(keys)}: {reason}" for reason, keys in ignored.items()
-    ]
+    belong_elsewhere = [f"{_listed(keys)}: {why}" for why, keys in ignored.items()]
+    found.notes = renamed + found.notes + belong_elsewhere
     return found
+
+
+def _add_member(given: dict[str, Any], name: str, value: Any) -> None:
+    """Add to a group; its null and its members replace each other, but for names with a dot."""
+    for other in list(given):
+        if "." not in name + other and "" in (name, other):
+            del given[other]
+    given[name] = value
+
+
+def _listed(keys: Iterable[str]) -> str:
+    """The keys; of a longer list the sections, but for the actor, with how many each has."""
+    keys = dict.fromkeys(keys)
+    parts = dict.fromkeys(
+        key if len(keys) <= 3 or key.startswith("actor.") else key.partition(".")[0]
+        for key in keys
+    )
+    counts = {part: sum(key.startswith(f"{part}.") for key in keys) for part in parts}
+    return ", ".join(f"{part}.* ({n})" if n else part for part, n in counts.items())
 
 
 def under_current_names(
@@ -166,6 +180,9 @@ def converted(one: Assignment, convert: Any, value: Any) -> Any:
 
 def _put(found: GivenSettings, one: Assignment, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
+        if name == "note":
+            found.notes.append(f"{one.key}: {value}")
+            continue
         found.values[name] = as_field(name, value)
         found.places[name] = (
             one.where if one.where.startswith("--") else f"{one.key} ({one.where})"
@@ -243,15 +260,22 @@ def nearest_settings(key: str, known: Iterable[str]) -> list[str]:
 
 
 def resolved(assignments: Sequence[Assignment]) -> list[Assignment]:
-    """The same assignments without references."""
-    latest = {_identity(one.key): one for one in assignments}
+    """The same assignments without references; what belongs elsewhere may keep them."""
+    assignments = list(_spread(assignments))
+    latest: dict[str, Assignment] = {}
+    for one in assignments:
+        identity = _identity(one.key)
+        if one.key in _OURS:  # replaces AReaL's names of the setting; they keep each its own
+            latest = {k: old for k, old in latest.items() if _identity(k) != identity}
+        latest |= {identity: one, one.key: one}
 
     def value_at(key: str, trail: tuple[str, ...]) -> Any:
         if key in trail:
             raise ConfigError(f"${{{key}}} refers to itself: {' -> '.join((*trail, key))}")
         identity = _identity(key)
-        if identity in latest:
-            return of(latest[identity].value, (*trail, key))
+        one = latest.get(key) or latest.get(identity)
+        if one is not None and one.key not in trail:
+            return of(one.value, (*trail, key))
         if identity in FIELDS and not FIELDS[identity].is_required():
             return FIELDS[identity].default
         known = [one.key for one in assignments]
@@ -267,7 +291,27 @@ def resolved(assignments: Sequence[Assignment]) -> list[Assignment]:
             return value_at(whole[1].strip(), trail)
         return REFERENCE.sub(lambda found: str(value_at(found[1].strip(), trail)), value)
 
-    return [Assignment(one.key, of(one.value, (one.key,)), one.where) for one in assignments]
+    return [
+        (
+            one
+            if isinstance(meaning_of(one), Ignored)
+            else replace(one, value=of(one.value, (one.key,)))
+        )
+        for one in assignments
+    ]
+
+
+def _spread(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
+    """The same, with a reference to a section as one to each of its given options."""
+    for one in assignments:
+        whole = REFERENCE.fullmatch(one.value) if isinstance(one.value, str) else None
+        section = whole[1].strip() + "." if whole else "."
+        options = [other.key for other in assignments if other.key.startswith(section)]
+        for key in dict.fromkeys(options):
+            below = f"{one.key}.{key.removeprefix(section)}"
+            yield Assignment(below, f"${{{key}}}", one.where)
+        if not options:
+            yield one
 
 
 def _identity(key: str) -> str:

@@ -3,10 +3,10 @@
     Renamed      the option is a setting of the trainer, perhaps in another unit
     Combined     several options together are one setting (a norm, a loss)
     Ignored      it belongs to another process or has no effect here: noted once
-    Unsupported  it does nothing in AReaL, or something that is wrong or not offered here
+    Unsupported  it is not offered here: refused unless null or false
 
 Names are translated, defaults are not: what a file leaves out has the default of CONFIG.md.
-An option set to null counts as left out.
+An option set to null counts as left out. The default of AReaL's reference is never refused.
 """
 
 from __future__ import annotations
@@ -56,23 +56,27 @@ Meaning = Renamed | Combined | Ignored | Unsupported
 SERVER = Ignored(
     "options of the inference server: section inference of atropos-launch, or its own command"
 )
-SAMPLING = Ignored(
-    "sampling belongs to the environments: --env.group_size, --env.max_token_length and what"
-    " else each one's --help names"
+ENVIRONMENTS = Ignored(
+    "sampling, data and rollouts belong to the environments: --env.group_size,"
+    " --env.max_token_length and what else each one's --help names"
 )
-DATASET = Ignored("data belong to the environments: see their --help")
-ROLLOUT = Ignored("how rollouts are made belongs to the environments and their servers")
-LAUNCHER = Ignored("atropos-launch decides where processes run")
-RENDEZVOUS = Ignored("the rollout API is where processes meet: no other registry is needed")
-FILEROOT = Ignored("all of it goes below save_path (cluster.fileroot)")
+LAUNCHER = Ignored("atropos-launch places the processes, which meet at the rollout API")
+FILEROOT = Ignored("all of it goes below save_path (cluster.fileroot), named by run_name")
 ENGINE = Ignored("chosen by the trainer itself")
-LOSS_SCALE = Unsupported("float16 only, and unused with FSDP in AReaL; leave it out")
-DEAD = Unsupported("nothing reads it in AReaL; leave it out")
+SHARDING = Ignored("the trainer shards every decoder layer by FSDP2; no other engine is used")
+OFFLOAD = Ignored("the trainer shares no GPU; actor.fsdp.offload_params moves it to the CPU")
+LOSS_SCALE = Ignored("float16 only, unused with FSDP in AReaL too")
+MICRO_BATCHES = Ignored("cut by max_tokens_per_microbatch, rows with a common prefix together")
+AGENT_STATS = Ignored("metrics of the environments are always logged, as env/*")
 REFERENCE = Ignored("the reference model is loaded as the trained one is; ref.path names it")
 OWN_TEMPERATURE = Ignored("the trainer takes each row's temperature from its environment")
+MEASURED = Ignored("seconds_* and memory of each step are always in the metrics")
+SUPERVISED = Ignored("the model of SFT or a reward model: atropos-sft and atropos-rm train it")
 GROUP_SIZE = Ignored("groups carry their own ids; group_size is the environments' business")
 
 _ACTOR: dict[str, Meaning] = {
+    "experiment_name": Combined(groups.run_name, "experiment_name"),
+    "trial_name": Combined(groups.run_name, "trial_name"),
     "path": Renamed("model_name"),
     "init_from_scratch": Renamed("init_from_scratch"),
     "dtype": Renamed("dtype"),
@@ -80,13 +84,17 @@ _ACTOR: dict[str, Meaning] = {
     "attn_impl": ENGINE,
     "pad_to_maximum": ENGINE,
     "grad_reduce_dtype": Ignored("gradients are always summed in float32"),
-    "disable_dropout": Renamed("lora_dropout", groups.no_dropout),
-    "is_critic": Ignored("--critic trains a value model with the policy"),
+    "disable_dropout": Combined(groups.dropout, "disable_dropout"),
+    "is_critic": Ignored("critic.path trains a value model with the policy"),
     "backend": LAUNCHER,
-    "ds_auto_tp": Unsupported(
-        "tensor parallelism in the trainer is not offered; FSDP2 shards"
-    ),
-    "fsdp.wrap_policy": Ignored("every decoder layer is sharded on its own"),
+    "ds_auto_tp": SHARDING,
+    "enable_tree_training": Ignored("share_prefixes, on by default, computes prefixes once"),
+    "use_kernels": ENGINE,
+    "offload": OFFLOAD,
+    "colocated": OFFLOAD,
+    "colocated_weight_path": OFFLOAD,
+    "_version": LAUNCHER,
+    "admin_api_key": LAUNCHER,
     "fsdp.offload_params": Renamed("cpu_offload"),
     "use_lora": Renamed("lora"),
     "lora_rank": Renamed("lora_r"),
@@ -114,10 +122,10 @@ _ACTOR: dict[str, Meaning] = {
     "optimizer.hysteresis": LOSS_SCALE,
     # micro-batches
     "mb_spec.max_tokens_per_mb": Renamed("max_tokens_per_microbatch"),
-    "mb_spec.n_mbs": Ignored("micro-batches are cut by max_tokens_per_microbatch alone"),
-    "mb_spec.granularity": Ignored("rows that share a prefix are kept together anyway"),
-    "mb_spec.n_mbs_divisor": ENGINE,
-    "mb_spec.packing_algorithm": ENGINE,
+    "mb_spec.n_mbs": MICRO_BATCHES,
+    "mb_spec.granularity": MICRO_BATCHES,
+    "mb_spec.n_mbs_divisor": MICRO_BATCHES,
+    "mb_spec.packing_algorithm": MICRO_BATCHES,
     # the loss
     "eps_clip": Renamed("clip_eps"),
     "eps_clip_higher": Renamed("clip_eps_high"),
@@ -139,6 +147,7 @@ _ACTOR: dict[str, Meaning] = {
     "kl_estimator": Combined(groups.kl, "kl_estimator"),
     "ppo_n_minibatches": Renamed("minibatches"),
     "temperature": OWN_TEMPERATURE,
+    "prox_logp_method": Ignored("proximal logprobs are exact, and free with one minibatch"),
     "mask_no_eos_with_zero": Renamed("mask_truncated"),
     # rewards and advantages
     "reward_bias": Renamed("reward_bias"),
@@ -162,15 +171,15 @@ _ACTOR: dict[str, Meaning] = {
         )
         for name in groups.NORM_OPTIONS
     },
-    "log_agent_stats": Ignored("metrics of the environments are always logged, as env/*"),
-    "log_agent_stats_keys": Ignored("metrics of the environments are always logged"),
+    "log_agent_stats": AGENT_STATS,
+    "log_agent_stats_keys": AGENT_STATS,
 }
 _FREQUENCY = {"freq_epochs": "epochs", "freq_steps": "steps", "freq_secs": "s"}
 
 NAMES: dict[str, Meaning] = {
     **{f"actor.{name}": meaning for name, meaning in _ACTOR.items()},
     "ref.path": Renamed("reference_model"),
-    "critic.path": Renamed("critic_model"),
+    "critic.path": Combined(groups.reward_norm, "critic.path"),
     "critic.optimizer.lr": Renamed("critic_lr"),
     "critic.value_eps_clip": Renamed("critic_clip_eps"),
     "critic.eps_clip": Renamed("critic_clip_eps"),
@@ -180,10 +189,11 @@ NAMES: dict[str, Meaning] = {
     "cluster.fileroot": Renamed("save_path"),
     "total_train_steps": Renamed("training_steps"),
     "total_train_epochs": Ignored(
-        "data belong to the environments, so training_steps is the end of the run and"
-        " steps_per_epoch how many steps count as an epoch"
+        "training_steps ends the run; steps_per_epoch is how many steps count as an epoch"
     ),
-    "total_train_n_seqs": DEAD,
+    "total_train_n_seqs": Unsupported("nothing reads it in AReaL; leave it out"),
+    "enable_offload": OFFLOAD,
+    "dynamic_bs": ENVIRONMENTS,
     "tokenizer_path": Ignored("the tokenizer lies in the model's directory"),
     "allocation_mode": LAUNCHER,
     "async_training": Combined(groups.staleness, "async_training"),
@@ -220,32 +230,36 @@ NAMES: dict[str, Meaning] = {
 PREFIXES: dict[str, Meaning] = {
     "sglang.": SERVER,
     "vllm.": SERVER,
-    "gconfig.": SAMPLING,
-    "eval_gconfig.": SAMPLING,
-    "train_dataset.": DATASET,
-    "valid_dataset.": DATASET,
-    "rollout.": ROLLOUT,
+    "gconfig.": ENVIRONMENTS,
+    "eval_gconfig.": ENVIRONMENTS,
+    "train_dataset.": ENVIRONMENTS,
+    "valid_dataset.": ENVIRONMENTS,
+    "rollout.": ENVIRONMENTS,
     "ref.": REFERENCE,
     "critic.": Ignored("the value model takes the optimizer settings of the policy"),
     "launcher.": LAUNCHER,
     "cluster.": LAUNCHER,
-    "cluster.name_resolve.": RENDEZVOUS,
-    "scheduler.": Unsupported(
-        "nothing reads it in AReaL at the time of its reference, and here processes are"
-        " placed by atropos-launch; leave it out"
-    ),
+    "scheduler.": LAUNCHER,
+    "perf_tracer.": MEASURED,
+    "memory_profiler.": MEASURED,
+    "teacher.": Unsupported("environments ask the teacher (--teacher.*); see distill_coef"),
     "saver.": FILEROOT,
     "evaluator.": FILEROOT,
     "recover.": FILEROOT,
     "stats_logger.": Ignored("trackers read the rest from their own environment variables"),
-    "actor.megatron.": Unsupported("Megatron is not offered; the trainer shards by FSDP2"),
+    **dict.fromkeys(("actor.fsdp.", "actor.megatron.", "actor.archon."), SHARDING),
+    "actor.ds_auto_tp.": SHARDING,
+    "actor.scheduling_": LAUNCHER,
 }
 
 
 def meaning_of(key: str) -> Meaning | None:
     """The meaning of AReaL's ``key``; None if AReaL has no such option."""
+    section, _, option = key.partition(".")
     if key in NAMES:
         return NAMES[key]
+    if section == "model" and option in _ACTOR:
+        return SUPERVISED
     fitting = [prefix for prefix in PREFIXES if key.startswith(prefix)]
     return PREFIXES[max(fitting, key=len)] if fitting else None
 

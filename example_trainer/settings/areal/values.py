@@ -1,7 +1,7 @@
 """Values of AReaL's options as settings of this trainer, where they differ; see ``names``.
 
-Each function takes the given options and returns settings. A value without a counterpart is a
-ConfigError that names what to write instead.
+Each function takes the given options and returns settings, and perhaps a "note". A value
+without a counterpart is a ConfigError that names what to write instead.
 """
 
 from __future__ import annotations
@@ -26,18 +26,26 @@ ESTIMATORS = {
     ("group", None, False): "dr_grpo",
     ("group", "batch", False): "lite_ppo",
     ("group", None, True): "rloo",
+    ("batch", "batch", False): "reinforce_pp",
     (None, None, False): "raw",
 }
 
 
 def level(given: Given, name: str) -> str | None:
-    """A level of a norm; AReaL's files write none as null and as "none"."""
-    value = given.get(name)
+    """A level of a norm: batch where left out; AReaL's files write none as null and "none"."""
+    value = None if "" in given else given.get(name, "batch")
     return None if value in (None, "none", "null") else str(value)
 
 
 def reward_norm(given: Given) -> dict[str, Any]:
-    """The estimator whose baseline and scale this norm is."""
+    """The estimator whose baseline and scale this norm is; with a critic it is gae."""
+    critic = given.get("critic.path")
+    if critic is not None:
+        if given.keys() & set(NORM_OPTIONS):
+            raise ConfigError("a critic serves advantage gae, which takes no reward_norm")
+        return {"critic": True, "critic_model": critic, "advantage": "gae"}
+    if not given.keys() - {"critic.path"}:
+        return {}
     wanted = (
         level(given, "mean_level"),
         level(given, "std_level"),
@@ -48,9 +56,10 @@ def reward_norm(given: Given) -> dict[str, Any]:
             f"no estimator has mean_level {wanted[0]}, std_level {wanted[1]}"
             f"{' and mean_leave1out' if wanted[2] else ''}; set advantage= instead:"
             " grpo (group, group), dr_grpo (group, null), lite_ppo (group, batch),"
-            " rloo (group leaving one out, null), raw (null, null)"
+            " rloo (group leaving one out, null), reinforce_pp (batch, batch), raw (null, null)"
         )
-    return {"advantage": ESTIMATORS[wanted]}
+    note = {"note": "a norm over the batch counts each trained token once, not each row"}
+    return {"advantage": ESTIMATORS[wanted], **(note if wanted[0] == "batch" else {})}
 
 
 def advantage_norm(given: Given) -> dict[str, Any]:
@@ -181,10 +190,7 @@ def staleness(given: Given) -> dict[str, Any]:
     return {}
 
 
-def no_dropout(value: Any) -> float:
-    if not value:
-        raise ConfigError(
-            "the trainer never uses dropout: its noise would make the trainer another policy"
-            " than the sampler"
-        )
-    return 0.0
+def dropout(given: Given) -> dict[str, Any]:
+    if given["disable_dropout"]:
+        return {"lora_dropout": 0.0}
+    return {"note": "the model has no dropout anyway, as the sampler; lora_dropout is LoRA's"}

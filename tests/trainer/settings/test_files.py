@@ -100,6 +100,49 @@ def test_references_resolve_to_the_final_value(file):
 
 
 @pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["cluster.fileroot=/x", "saver.fileroot=${cluster.fileroot}"], {"save_path": "/x"}),
+        (["saver.fileroot=${cluster.fileroot}"], {"save_path": "trained_model_checkpoints"}),
+        (
+            [
+                "cluster.fileroot=/x",
+                "saver.fileroot=${cluster.fileroot}/a",
+                "stats_logger.fileroot=${cluster.fileroot}/b",
+            ],
+            {"save_path": "/x/a", "log_dir": "/x/b"},
+        ),
+        (
+            [
+                "cluster.fileroot=/x",
+                "stats_logger.fileroot=${cluster.fileroot}",
+                "save_path=/y",
+            ],
+            {"save_path": "/y", "log_dir": "/y"},
+        ),
+        (
+            [
+                "actor.optimizer.lr=2",
+                "actor.optimizer.eps=1",
+                "critic.optimizer=${actor.optimizer}",
+            ],
+            {"lr": 2, "adam_eps": 1, "critic_lr": 2},
+        ),
+        (
+            [
+                "sglang.dtype=${nowhere}",
+                "rollout.use_lora=true",
+                "actor.use_lora=${rollout.use_lora}",
+            ],
+            {"lora": True},
+        ),
+    ],
+)
+def test_reference_is_to_the_named_key_before_another_name_of_its_setting(words, found):
+    assert given(*words) == found
+
+
+@pytest.mark.parametrize(
     ("words", "why"),
     [
         (["lr=${nowhere}"], "not given anywhere"),
@@ -110,11 +153,11 @@ def test_references_resolve_to_the_final_value(file):
         (["actor.optimiser.lr=1"], "did you mean .*actor.optimizer.lr"),
         (["actor.ppo_n_minibatch=1"], "did you mean actor.ppo_n_minibatches"),
         (["total_train_n_seqs=5"], "nothing reads it"),
-        (["scheduler.endpoint=x"], "atropos-launch"),
         (["actor.optimizer.offload=true"], "fsdp.offload_params"),
         (["actor.optimizer.type=lion"], "not an optimizer"),
-        (["actor.disable_dropout=false"], "never uses dropout"),
-        (["actor.reward_norm.mean_level=batch"], "no estimator"),
+        (["teacher.path=m"], "--teacher"),
+        (["actor.reward_norm.mean_level=null"], "no estimator"),
+        (["actor.reward_norm.std_level=group", "critic.path=m"], "takes no reward_norm"),
         (["actor.adv_norm.mean_level=group"], "over the batch"),
         (["actor.rejection_sampling=null"], "importance_weight=none"),
         (["actor.rejection_sampling.metric=kl_k1"], "only the metric ratio"),

@@ -63,9 +63,20 @@ AREAL = {
     "actor.reward_norm.mean_level=group actor.reward_norm.std_level=batch": {
         "advantage": "lite_ppo"
     },
-    "actor.reward_norm.mean_level=group actor.reward_norm.mean_leave1out=true": {
-        "advantage": "rloo"
+    "actor.reward_norm.mean_level=group actor.reward_norm.std_level=none"
+    " actor.reward_norm.mean_leave1out=true": {"advantage": "rloo"},
+    "actor.reward_norm.mean_level=group": {"advantage": "lite_ppo"},
+    "actor.reward_norm.std_level=batch": {"advantage": "reinforce_pp"},
+    "actor.adv_norm.mean_level=batch": {"advantage_norm": "batch"},
+    "actor.disable_dropout=true": {"lora_dropout": 0.0},
+    "actor.disable_dropout=false": {},
+    "actor.reward_norm=null critic.path=m critic.eps_clip=0.5": {
+        "critic": True,
+        "critic_model": "m",
+        "advantage": "gae",
+        "critic_clip_eps": 0.5,
     },
+    "actor.experiment_name=a actor.trial_name=b saver.trial_name=c": {"run_name": "a_b"},
     "actor.reward_norm.mean_level=group actor.reward_norm=null": {"advantage": "raw"},
     "actor.adv_norm.mean_level=batch actor.adv_norm.std_level=batch": {
         "advantage_norm": "batch"
