@@ -83,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = FENCE.split(markdown)
     for index in range(0, len(parts), 2):
         parts[index] = LINK.sub(
-            lambda found: linked(found, here, config.repo_url or ""), parts[index]
+            lambda found: linked(found, here, config.extra["repository"] or ""), parts[index]
         )
         parts[index] = CODE_IN_TABLE.sub(
             lambda found: found.group().replace("\\|", "|"), parts[index]
