@@ -67,6 +67,7 @@ SHARDING = Ignored("the trainer shards every decoder layer by FSDP2; no other en
 OFFLOAD = Ignored("the trainer shares no GPU; actor.fsdp.offload_params moves it to the CPU")
 LOSS_SCALE = Ignored("float16 only, unused with FSDP in AReaL too")
 MICRO_BATCHES = Ignored("cut by max_tokens_per_microbatch, rows with a common prefix together")
+PREFIXES_ONCE = Ignored("share_prefixes, on by default, computes common prefixes once")
 AGENT_STATS = Ignored("metrics of the environments are always logged, as env/*")
 REFERENCE = Ignored("the reference model is loaded as the trained one is; ref.path names it")
 OWN_TEMPERATURE = Ignored("the trainer takes each row's temperature from its environment")
@@ -88,7 +89,9 @@ _ACTOR: dict[str, Meaning] = {
     "is_critic": Ignored("critic.path trains a value model with the policy"),
     "backend": LAUNCHER,
     "ds_auto_tp": SHARDING,
-    "enable_tree_training": Ignored("share_prefixes, on by default, computes prefixes once"),
+    "enable_tree_training": PREFIXES_ONCE,
+    "tree_training_mode": PREFIXES_ONCE,
+    "packing_algorithm": MICRO_BATCHES,
     "use_kernels": ENGINE,
     "offload": OFFLOAD,
     "colocated": OFFLOAD,
@@ -138,6 +141,8 @@ _ACTOR: dict[str, Meaning] = {
     "sapo_tau_pos": Renamed("sapo_tau_positive"),
     "sapo_tau_neg": Renamed("sapo_tau_negative"),
     "behav_imp_weight_cap": Combined(groups.importance, "behav_imp_weight_cap"),
+    "behave_imp_weight_cap": Combined(groups.importance, "behav_imp_weight_cap"),
+    "behave_imp_weight_mode": Combined(groups.importance, "behave_imp_weight_mode"),
     "rejection_sampling": Combined(groups.importance, ""),
     **{
         f"rejection_sampling.{name}": Combined(groups.importance, name)
@@ -194,6 +199,8 @@ NAMES: dict[str, Meaning] = {
     "total_train_n_seqs": Unsupported("nothing reads it in AReaL; leave it out"),
     "enable_offload": OFFLOAD,
     "dynamic_bs": ENVIRONMENTS,
+    "workflow": ENVIRONMENTS,
+    "eval_workflow": ENVIRONMENTS,
     "tokenizer_path": Ignored("the tokenizer lies in the model's directory"),
     "allocation_mode": LAUNCHER,
     "async_training": Combined(groups.staleness, "async_training"),

@@ -91,11 +91,16 @@ def loss(given: Given) -> dict[str, Any]:
 
 def importance(given: Given) -> dict[str, Any]:
     """How the weight proximal / behaviour is bounded."""
-    if "behav_imp_weight_cap" in given:
+    # Beyond the cap AReaL leaves tokens out; only later versions can cut their weight.
+    level, _, action = str(given.get("behave_imp_weight_mode", "token_mask")).partition("_")
+    if "behav_imp_weight_cap" in given and level != "disabled":
         cap = given["behav_imp_weight_cap"]
-        # Beyond the cap AReaL leaves tokens out; it does not cut their weight.
-        return {} if cap is None else {"importance_weight": "mask", "importance_cap": cap}
-    if "" in given:  # AReaL then drops the weight silently; here it has to be explicit
+        bounds = {"importance_weight": action, "importance_cap": cap}
+        bounds |= {"importance_level": level} if level == "sequence" else {}
+        return {} if cap is None else bounds
+    if (
+        "" in given or level == "disabled"
+    ):  # AReaL then drops the weight silently; here it has to be explicit
         raise ConfigError(
             "without bounds AReaL leaves the importance weight out of the loss; if that is"
             " meant, set importance_weight=none"

@@ -109,6 +109,13 @@ def test_invalid_value_is_reported_under_the_given_option_name(file, capsys):
     assert "actor.dtype" in said and "--model-name (or model_name=...) is required" in said
 
 
+@pytest.mark.parametrize(("rank", "count"), [("0", 1), ("1", 0)])
+def test_notes_are_logged_by_one_rank(rank, count, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", rank)
+    parse_args(["--model", "m", "sglang.dtype=x"])
+    assert capsys.readouterr().err.count("note: sglang.dtype") == count
+
+
 def test_help_lists_the_settings_by_section(capsys):
     with pytest.raises(SystemExit):
         parse_args(["--help"])

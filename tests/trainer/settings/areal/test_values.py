@@ -29,6 +29,11 @@ AREAL = {
         "dual_clip": 3,
     },
     "actor.behav_imp_weight_cap=5": {"importance_weight": "mask", "importance_cap": 5},
+    "actor.behave_imp_weight_cap=5 actor.behave_imp_weight_mode=sequence_truncate": {
+        "importance_weight": "truncate",
+        "importance_cap": 5,
+        "importance_level": "sequence",
+    },
     "actor.rejection_sampling.level=sequence actor.rejection_sampling.action=clamp"
     " actor.rejection_sampling.upper=2": {
         "importance_level": "sequence",
