@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 
 import pytest
@@ -78,3 +79,10 @@ def test_every_command_of_a_page_exists(root, path):
     used = re.findall(r"^atropos ([a-z]+(?: [a-z]+\b(?![./]))?)", page, re.MULTILINE)
     strange = [words for words in used if not {words, words.split()[0]} & known]
     assert strange == []
+
+
+def test_every_documented_python_name_exists(root):
+    page = (root / "docs/reference/python.md").read_text(encoding="utf-8")
+    for dotted in re.findall(r"^::: (\S+)$", page, re.MULTILINE):
+        module, _, name = dotted.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), dotted
