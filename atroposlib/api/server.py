@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic import create_model
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atroposlib import __version__
+from atroposlib import __version__, wire
 from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.guards.auth import AuthMiddleware, route_of
 from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBody
@@ -148,4 +150,12 @@ def __getattr__(name: str) -> Any:
     if name == "app":
         app = globals()["app"] = create_app_from_environment()
         return app
+    # Messages under the original's path; there they were pydantic models.
+    if name in ("EnvIdentifier", "RegisterEnv", "Registration"):
+        return getattr(wire, name)
+    if name == "ScoredData":
+        fields = msgspec.structs.fields(wire.ScoredData)
+        typed: Any = {f.name: (f.type, ... if f.required else f.default) for f in fields}
+        model = globals()["ScoredData"] = create_model(name, **typed)
+        return model
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

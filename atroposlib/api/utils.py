@@ -13,13 +13,13 @@ from atroposlib.api.decisions.exact_fill import first_exact, minimum_sequences
 Item = dict[str, Any]
 
 
-def find_groups_summing_to_target(buffer: Sequence[Item], target: int) -> list[int]:
-    """Ascending indices of groups whose sizes add up to ``target``; earlier ones first.
+def find_groups_summing_to_target(buffer: Sequence[Item], target_size: int) -> list[int]:
+    """Ascending indices of groups whose sizes add up to ``target_size``; earlier ones first.
 
     Returns an empty list if there is no such subset.
-    Example: sizes 4, 3, 2, 2 with target 5 -> [1, 2].
+    Example: sizes 4, 3, 2, 2 with target_size 5 -> [1, 2].
     """
-    return first_exact([(None, len(group["tokens"])) for group in buffer], target) or []
+    return first_exact([(None, len(group["tokens"])) for group in buffer], target_size) or []
 
 
 def grab_exact_from_heterogeneous_queue(

@@ -120,14 +120,14 @@ class BaseEnv(EnvRuntime, ABC):
         if found is not None:
             checkpoint.restore(self, found, self.machinery)
 
-    async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None:
-        """Emit ``metrics`` and those of the runtime; an override awaits this at its end."""
-        emitted = dict(metrics or {})
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Emit ``wandb_metrics`` and the runtime's; an override awaits this at its end."""
+        emitted = dict(wandb_metrics or {})
         emitted.update(self.metrics_logger.averages())
         emitted.update(
             self.metrics_logger.training_metrics(self.group_stats, self.pool.counts)
         )
-        emitted.update(self.metrics_logger.performance_metrics())
+        emitted = self.perf_stats(emitted)
         emitted.update(await self.server.wandb_metrics())
         if self.logs_to_wandb():
             emitted = await self.create_rollout_table(emitted)
@@ -152,11 +152,16 @@ class BaseEnv(EnvRuntime, ABC):
         keep = self.config.num_rollouts_to_keep
         self.rollouts_for_wandb = self.rollouts_for_wandb[-keep:] if keep else []
 
-    async def create_rollout_table(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Add the table of rollouts to ``metrics``."""
+    async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
+        """Add the table of rollouts to ``wandb_metrics``."""
         if self.rollouts_for_wandb:
-            metrics["train/rollouts"] = rollout_table(self.rollouts_for_wandb)
-        return metrics
+            wandb_metrics["train/rollouts"] = rollout_table(self.rollouts_for_wandb)
+        return wandb_metrics
+
+    def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:
+        """Add the durations since the last call to ``metrics_dict``, as ``train_perf/*``."""
+        metrics_dict.update(self.metrics_logger.performance_metrics())
+        return metrics_dict
 
     # --- for authors to call ----------------------------------------------------------
 

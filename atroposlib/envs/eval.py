@@ -2,7 +2,7 @@
 
     class Arithmetic(EvalBase):
         def setup_data(self): return [{"question": "2 + 2 = ?", "answer": "4"}]
-        async def run_item(self, server_manager, item): ...  # -> metrics, samples
+        async def run_item(self, server, data_item): ...  # -> metrics, samples
 
     asyncio.run(eval_runner(Arithmetic(pass_at_n=1, temperature=0.6, eval_dir="results")))
 
@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.rollout.causes import Repeats, gather_probed
 from atroposlib.envs.rollout.groups import mean_metrics, standard_errors
@@ -28,6 +28,9 @@ from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.generation.configs import LOCAL_URLS, APIServerConfig
 from atroposlib.generation.engines.http import server_root
 from atroposlib.generation.routing.manager import ServerManager
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +122,16 @@ class EvalBase(ABC):
 
     @abstractmethod
     async def run_item(
-        self, server_manager: ServerManager, item: Any
+        self, server: ServerManager, data_item: Any
     ) -> tuple[Mapping[str, float], Sequence[Mapping[str, Any]]]:
         """Return the metrics of one item, and its samples for ``samples.jsonl``."""
+
+    async def chat_completion(
+        self, server: ServerManager, messages: Sequence[Mapping[str, Any]], **kwargs: Any
+    ) -> ChatCompletion:
+        """A completion with :meth:`get_generation_params`, in the slots of evaluations."""
+        params = {"split": "eval", **self.get_generation_params(), **kwargs}
+        return await server.chat_completion(messages=messages, **params)
 
     def get_generation_params(self) -> dict[str, Any]:
         """Arguments for a completion: temperature, n, top_p and, where set, max_tokens.
@@ -206,19 +216,21 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
-async def eval_runner(eval: EvalBase, argv: Sequence[str] | None = None) -> dict[str, float]:
-    """Run ``eval`` against the server of the command line: ``--server-url --model-name``.
+async def eval_runner(
+    eval_env: EvalBase, argv: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Run ``eval_env`` against the server of the command line: ``--server-url --model-name``.
 
     Without a model name, the model that the server lists is used.
     """
-    parser = argparse.ArgumentParser(description=f"evaluate {eval.task_name}")
+    parser = argparse.ArgumentParser(description=f"evaluate {eval_env.task_name}")
     parser.add_argument("--server-url", default=LOCAL_URLS[0], help="[%(default)s]")
     parser.add_argument("--model-name", help="as the server lists it [its model]")
     args = parser.parse_args(argv)
     url = f"{server_root(args.server_url)}/v1"
-    name = args.model_name or eval.model_name or "default"
+    name = args.model_name or eval_env.model_name or "default"
     manager = ServerManager([APIServerConfig(base_url=url, model_name=name)])
     try:
-        return await eval.eval(manager)
+        return await eval_env.eval(manager)
     finally:
         await manager.close()

@@ -63,10 +63,13 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         self,
         config: TeacherDistillationConfig,
         server_configs: ServerConfigs,
+        teacher_server_configs: ServerConfigs | bool | None = None,
         slurm: bool = False,
         testing: bool = False,
-        teacher_server_configs: ServerConfigs | None = None,
     ) -> None:
+        if isinstance(teacher_server_configs, bool):  # a subclass passes slurm, testing
+            slurm, testing = teacher_server_configs, slurm
+            teacher_server_configs = None
         super().__init__(config, server_configs, slurm, testing)
         self.teacher_server: ServerManager | None = None
         self.teacher_groups = 0  # groups sent with the teacher's logprobs
@@ -161,8 +164,8 @@ class TeacherDistillationEnv(BaseEnv, ABC):
 
     # --- metrics and the end ------------------------------------------------------------
 
-    async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None:
-        emitted = dict(metrics or {})
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        emitted = dict(wandb_metrics or {})
         if self.teacher_server is not None:
             emitted["train/teacher_groups"] = self.teacher_groups
             emitted["train/teacher_failed"] = sum(self.teacher_failures.values())

@@ -56,9 +56,9 @@ def get_score_class(score: float | None) -> str:
     return "reward-negative" if score is not None and score < 0 else "reward-zero"
 
 
-def create_html_for_group(group: Mapping[str, Any], index: int) -> str:
+def create_html_for_group(group_data: Mapping[str, Any], index: int) -> str:
     """One group as a ``<details>`` element; an empty group is an empty string."""
-    messages, scores = group.get("messages") or [], group.get("scores") or []
+    messages, scores = group_data.get("messages") or [], group_data.get("scores") or []
     if len(messages) != len(scores):
         logger.warning(
             "group %d: %d messages, %d scores; the rest is left out",

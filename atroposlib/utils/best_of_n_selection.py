@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 
 def select_best_index(
-    primary: Sequence[float],
-    secondary: Sequence[float],
+    primary_scores: Sequence[float],
+    secondary_scores: Sequence[float],
     primary_higher_is_better: bool = True,
     secondary_lower_is_better: bool = True,
 ) -> int:
-    """Index of the best by ``primary``; ``secondary`` breaks ties, then the earliest wins.
+    """Index of the best primary score; secondary scores break ties, then the earliest wins.
 
     Raises:
         ValueError: no alternatives, unequal lengths, or a value that is not a number.
     """
+    primary, secondary = primary_scores, secondary_scores
     if len(primary) == 0 or len(primary) != len(secondary):
         raise ValueError(
             f"primary has {len(primary)} values and secondary {len(secondary)}: "

@@ -29,29 +29,29 @@ OF_THE_WHOLE_HISTORY = (
 )
 
 
-def strip_thinking(text: str) -> str:
-    """``text`` without its first reasoning block; unchanged if there is no whole one."""
-    before, _, rest = text.partition(OPEN)
+def strip_thinking(response_text: str) -> str:
+    """``response_text`` without its first reasoning block; unchanged if there is no whole one."""
+    before, _, rest = response_text.partition(OPEN)
     _, closed, after = rest.partition(CLOSE)
-    return before + after if closed else text
+    return before + after if closed else response_text
 
 
-def truncate_thinking(text: str, tokenizer: Any, max_think_tokens: int) -> str:
+def truncate_thinking(response_text: str, tokenizer: Any, max_think_tokens: int) -> str:
     """The first reasoning block with at most ``max_think_tokens`` of its end.
 
     A longer block becomes "... " and its last paragraph, or if that is too long itself, its
     last tokens. Text without a whole block, or that the tokenizer fails on, is unchanged.
     """
-    before, _, rest = text.partition(OPEN)
+    before, _, rest = response_text.partition(OPEN)
     thinking, closed, after = rest.partition(CLOSE)
     if not closed:
-        return text
+        return response_text
     try:
-        with boundary("truncate_thinking", text, "tokenization"):
+        with boundary("truncate_thinking", response_text, "tokenization"):
             kept = _last_part(thinking.strip(), tokenizer, max_think_tokens)
     except AtroposError as error:
         logger.warning("reasoning stays as long as it is: %s", error)
-        return text
+        return response_text
     inside = f"\n{kept}\n" if kept else ""
     return f"{before}{OPEN}{inside}{CLOSE}{after}"
 

@@ -8,19 +8,19 @@ from collections.abc import Iterable, Sequence
 
 
 def get_std_min_max_avg(
-    name: str, data: Sequence[float], metrics: dict[str, float]
+    name: str, data: Sequence[float], metrics_dict: dict[str, float]
 ) -> dict[str, float]:
-    """Add ``<name>_mean``, ``_std`` (population), ``_max`` and ``_min`` to ``metrics``.
+    """Add ``<name>_mean``, ``_std`` (population), ``_max``, ``_min`` to ``metrics_dict``.
 
-    Returns ``metrics``; an empty ``data`` adds nothing.
+    Returns ``metrics_dict``; an empty ``data`` adds nothing.
     """
     if len(data):  # also an array, whose truth is not its length
         data = [float(value) for value in data]
-        metrics[f"{name}_mean"] = statistics.fmean(data)
-        metrics[f"{name}_std"] = statistics.pstdev(data)
-        metrics[f"{name}_max"] = max(data)
-        metrics[f"{name}_min"] = min(data)
-    return metrics
+        metrics_dict[f"{name}_mean"] = statistics.fmean(data)
+        metrics_dict[f"{name}_std"] = statistics.pstdev(data)
+        metrics_dict[f"{name}_max"] = max(data)
+        metrics_dict[f"{name}_min"] = min(data)
+    return metrics_dict
 
 
 def percentile(data: Iterable[float], share: float) -> float:

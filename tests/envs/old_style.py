@@ -209,4 +209,82 @@ class StagedEnv(NodesEnv):
         return group
 
 
-OLD_STYLE = [TokenizingEnv, NodesEnv, OverridingEnv, StagedEnv]
+class HooksEnv(NodesEnv):
+    """Its own steps of the runtime around the inherited ones, and timings in its metrics."""
+
+    name = "old_hooks"
+
+    def __init__(self, config, server_configs, slurm=True, testing=False):
+        self.steps = []
+        super().__init__(config, server_configs, slurm, testing)
+
+    async def setup_wandb(self):
+        self.steps.append("setup_wandb")
+        await super().setup_wandb()
+
+    async def register_env(self):
+        await super().register_env()
+        self.steps.append(f"register_env {self.env_id}")
+
+    async def get_server_info(self):
+        await super().get_server_info()
+        self.steps.append(f"get_server_info {self.config.batch_size}")
+
+    async def get_status(self):
+        await super().get_status()
+        assert self.status_dict["current_step"] >= 0
+
+    async def handle_env(self, item_uuid):
+        item = self.running_items[item_uuid]["item"]
+        self.steps.append(f"handle_env {item['question']}")
+        return await super().handle_env(item_uuid)
+
+    async def env_step_checks(self):
+        await super().env_step_checks()
+
+    async def add_train_workers(self):
+        await super().add_train_workers()
+
+    async def wandb_log(self, wandb_metrics=None):
+        wandb_metrics = self.perf_stats(wandb_metrics or {})
+        wandb_metrics = await self.create_rollout_table(wandb_metrics)
+        await super().wandb_log(wandb_metrics)
+
+
+class JobEnv(TokenizingEnv):
+    """A constructor whose third parameter has a name of its own."""
+
+    name = "old_job"
+
+    def __init__(
+        self,
+        config: BaseEnvConfig,
+        server_configs: List[APIServerConfig],
+        slurm_job_id: Optional[str] = None,
+        testing: bool = False,
+    ):
+        super().__init__(config, server_configs, slurm_job_id, testing)
+
+
+class LoaderEnv(OldStyleEnv):
+    """Ready-made texts as groups of one, sent in place of rollouts; the first is broken."""
+
+    name = "old_loader"
+
+    @classmethod
+    def config_init(cls) -> Tuple[BaseEnvConfig, ServerBaseline]:
+        config = BaseEnvConfig(group_size=1, use_wandb=False, max_token_length=256)
+        return config, ServerBaseline()
+
+    async def add_train_workers(self):
+        for tokens in (7, [5, 6, 7], [5, 6, 8], [5, 6, 9], [5, 6, 10]):
+            group = ScoredDataGroup()
+            group["tokens"] = [tokens]
+            group["masks"] = [tokens]
+            group["scores"] = [1]
+            group["advantages"] = [1]
+            group["overrides"] = [{"sft": True}]
+            await self.handle_send_to_api(group)
+
+
+OLD_STYLE = [TokenizingEnv, NodesEnv, OverridingEnv, StagedEnv, HooksEnv, JobEnv]

@@ -8,7 +8,13 @@ import pytest
 
 from atroposlib.envs.cli import main
 from atroposlib.testing.fake_inference import FakeInference
-from tests.envs.old_style import OLD_STYLE, OverridingEnv, StagedEnv
+from tests.envs.old_style import (
+    OLD_STYLE,
+    HooksEnv,
+    LoaderEnv,
+    OverridingEnv,
+    StagedEnv,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:inference on this machine")
 
@@ -82,6 +88,33 @@ def test_serve_fills_the_run(env_cls, words, api, tmp_path):
         )
         batch = trainer.claim(wait_s=5)
     assert sum(len(group.tokens) for group in batch.batch) == 4
+
+
+def test_overridden_steps_of_the_runtime_run_in_their_order(words, api):
+    made = []
+
+    class Remembered(HooksEnv):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    with api.trainer(batch_size=4, num_steps=1):
+        where = ["--env.rollout_server_url", api.url, "--env.total_steps", "1"]
+        main(Remembered, ["serve", *words, *where])
+    (env,) = made
+    joined = ["register_env 0", "get_server_info 4", "setup_wandb"]
+    assert env.steps[:4] == [*joined, "handle_env what is 0 + 0?"]
+
+
+def test_ready_made_texts_are_sent_with_one_advantage_per_row(words, api, caplog):
+    with api.trainer(batch_size=4, num_steps=1) as trainer:
+        where = ["--env.rollout_server_url", api.url, "--env.total_steps", "1"]
+        same = ["--env.ensure_scores_are_not_same", "false"]
+        main(LoaderEnv, ["serve", *words, *where, *same])
+        batch = trainer.claim(wait_s=5).batch
+    assert [group.tokens for group in batch] == [[[5, 6, last]] for last in (7, 8, 9, 10)]
+    assert all(group.advantages == [[1.0, 1.0, 1.0]] for group in batch)
+    assert "dropped_malformed" in caplog.text
 
 
 def test_a_second_stage_comes_through_the_backlog(words, tmp_path):

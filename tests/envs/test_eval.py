@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from atroposlib.envs.eval import EvalBase, eval_runner, evaluate_log, pass_at_k
 from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.generation.engines.harness import ServerHarness, create_chat_completion
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ class Sums(EvalBase):
     def setup_data(self):
         return range(getattr(self, "items", 3))
 
-    async def run_item(self, server_manager, item):
+    async def run_item(self, server, item):
         if item == 3:
             raise KeyError("no answer")
         self.at_once += 1
@@ -85,6 +86,18 @@ async def test_metrics_are_averaged_and_written_in_one_line_per_sample(tmp_path,
     ]
     assert len(lines) == 6
     assert "|Sums@1|" in capsys.readouterr().out
+
+
+async def test_a_completion_has_the_sampling_parameters_of_the_evaluation():
+    harness = ServerHarness()
+    asked = [{"role": "user", "content": "2 + 2"}]
+    harness.set_desired_response(asked, create_chat_completion("4"))
+    evaluation = Sums(temperature=0.6, max_tokens=8)
+    completion = await evaluation.chat_completion(harness, asked)
+    assert completion.choices[0].message.content == "4"
+    (call,) = harness.calls
+    assert (call["temperature"], call["max_tokens"], call["n"]) == (0.6, 8, 1)
+    assert len(harness.eval_request_timings) == 1
 
 
 async def test_a_failed_item_is_counted_apart_and_ends_nothing(caplog):

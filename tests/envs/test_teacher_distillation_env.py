@@ -34,7 +34,7 @@ class TaughtEnv(NodesEnv, TeacherDistillationEnv):
 
     def __init__(self, config, server_configs, slurm=True, testing=False, **teacher):
         TeacherDistillationEnv.__init__(
-            self, config, server_configs, slurm, testing, **teacher
+            self, config, server_configs, slurm=slurm, testing=testing, **teacher
         )
         self.eval_metrics = []
 

@@ -88,6 +88,9 @@ class AccuracyReward(RewardFunction):
         return float(equal)
 
 
+accuracy_reward = AccuracyReward.scores
+
+
 def _first_number(text: str) -> Decimal | None:
     place = _NUMBER_PLACE.search(text)
     return None if place is None else as_number(place.group(1) or place.group(2) or "")

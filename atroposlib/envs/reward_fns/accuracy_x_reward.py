@@ -54,3 +54,6 @@ class AccuracyXReward(RewardFunction):
         if not gold:
             return False
         return response == gold if self.exact_match else gold in response
+
+
+accuracy_x_reward = AccuracyXReward.scores

@@ -56,6 +56,9 @@ class ChandasMeterReward(RewardFunction):
         )
 
 
+chandas_meter_reward = ChandasMeterReward.scores
+
+
 def _bare(name: str) -> str:
     parts = unicodedata.normalize("NFKD", name)
     return "".join(c for c in parts if not unicodedata.combining(c)).lower()

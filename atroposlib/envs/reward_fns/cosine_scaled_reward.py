@@ -74,6 +74,9 @@ class CosineScaledReward(RewardFunction):
         return min(self.max_reward, max(self.min_reward, score))
 
 
+cosine_scaled_reward = CosineScaledReward.scores
+
+
 def embed(texts: Sequence[str], model_name: str) -> NDArray[np.float32]:
     """One vector per text, (N, D): the mean over its tokens of the last hidden states.
 

@@ -50,3 +50,6 @@ class CrosswordFormatReward(RewardFunction):
         if self.penalize_invalid_chars:
             return bool(answers) and all(self.valid_chars.issuperset(a) for a in answers)
         return bool(answers)
+
+
+crossword_format_reward = CrosswordFormatReward.scores

@@ -51,3 +51,6 @@ class FormatReasoningReward(RewardFunction):
         if not all(block.strip() for block in blocks):
             return False
         return bool(rest.strip()) or not self.require_response
+
+
+format_reasoning_reward = FormatReasoningReward.scores

@@ -35,3 +35,6 @@ class FormatReward(RewardFunction):
         ]
         texts = map(self.get_content, completions)
         return [float(wanted(block.search(text) for block in blocks)) for text in texts]
+
+
+format_reward = FormatReward.scores

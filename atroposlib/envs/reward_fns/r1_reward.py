@@ -37,3 +37,6 @@ class R1Reward(RewardFunction):
             self.format_weight * form + self.accuracy_weight * accuracy
             for form, accuracy in zip(formats, accuracies)
         ]
+
+
+r1_reward = R1Reward.scores

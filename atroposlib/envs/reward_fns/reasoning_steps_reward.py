@@ -65,3 +65,6 @@ class ReasoningStepsReward(RewardFunction):
             matches = len(PATTERNS[name].findall(text))
             score += weight * min(1.0, matches / self.min_steps)
         return min(1.0, score)
+
+
+reasoning_steps_reward = ReasoningStepsReward.scores

@@ -89,7 +89,9 @@ class RewardRegistry:
             raise UnknownReward(f"no reward {name!r}; there are {known}")
         return entry
 
-    def create(self, config: str | Mapping[str, Any], **defaults: Any) -> RewardFunction:
+    def create(
+        self, name_or_config: str | Mapping[str, Any], **defaults: Any
+    ) -> RewardFunction:
         """A reward from its name, or from ``{"type": name, "params": {...}, ...}``.
 
         The entries of ``params`` and the other keys are arguments of the reward; both override
@@ -99,6 +101,7 @@ class RewardRegistry:
             UnknownReward: there is no reward of this name.
             ConfigError: the configuration has no type, or arguments the reward does not take.
         """
+        config = name_or_config
         given: dict[str, Any] = {"type": config} if isinstance(config, str) else dict(config)
         name = given.pop("type", None)
         if not isinstance(name, str):

@@ -90,6 +90,9 @@ class RepetitionPenaltyReward(RewardFunction):
         return min(MIN_PENALTY, -min(1.0, over))
 
 
+repetition_penalty_reward = RepetitionPenaltyReward.scores
+
+
 def repetition_rates(
     words: Sequence[str], sentences: Sequence[Sequence[str]], stopwords: frozenset[str]
 ) -> dict[str, float]:

@@ -11,6 +11,7 @@ reason is counted.
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,16 @@ class RewardFunction(ABC):
         self.log_metrics(scores, weighted)
         return weighted
 
+    @classmethod
+    def scores(cls, completions: Sequence[Any], *columns: Any, **kwargs: Any) -> Scores:
+        """Unweighted scores by a reward made for this call, as the original's functions.
+
+        ``kwargs`` with the name of a constructor's parameter are options of the reward.
+        """
+        options = {name: kwargs.pop(name) for name in _options(cls) & kwargs.keys()}
+        scores = cls(**options).compute(completions, *columns, **kwargs)
+        return _checked(scores, len(completions))
+
     def set_wandb_logger(self, logger: Any) -> None:
         """Log to ``logger.log(metrics)`` from now on; None stops it."""
         self.wandb_logger = logger
@@ -103,6 +114,11 @@ class RewardFunction(ABC):
                 if isinstance(message, Mapping) and message.get("role") == "assistant":
                     return RewardFunction.get_content(message)
         return ""
+
+
+def _options(reward: type[RewardFunction]) -> set[str]:
+    named = inspect.signature(reward).parameters.values()
+    return {one.name for one in named if one.kind is one.POSITIONAL_OR_KEYWORD}
 
 
 def _checked(scores: Sequence[float | None], count: int) -> Scores:

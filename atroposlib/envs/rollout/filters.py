@@ -9,7 +9,7 @@ A second conversion of 10^5 tokens would cost milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Rows of one number per token: checked when they become arrays.
 _ROWS = frozenset({"tokens", "masks", "inference_logprobs", "ref_logprobs", "versions"})
+# Raised where a field has another form than its type says, such as a number for a list.
+NOT_A_GROUP = (AttributeError, KeyError, TypeError, ValueError)
 _REQUIRED = ("tokens", "masks", "scores")
 
 
@@ -39,6 +41,7 @@ class RejectReason(str, Enum):
     SAME_SCORES = "same_scores"
     TOO_LONG = "too_long"
     INVALID = "invalid"
+    MALFORMED = "malformed"  # not of the form of a group, so that no check applies
     REFUSED = "refused"  # the rollout API answered 4xx
     RUN_ENDED = "run_ended"  # the run it was sampled for was reset
     HOOK_FAILED = "hook_failed"  # a hook of the environment raised before the send
@@ -91,16 +94,22 @@ class AcceptedGroup:
 
 def filter_group(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | RejectedGroup:
     """Accept or reject ``group``. A sequence of exactly ``max_token_len`` tokens is accepted."""
+    try:
+        return _judged(group, rules)
+    except InvalidGroup as problem:
+        return RejectedGroup(RejectReason.INVALID, str(problem))
+    except NOT_A_GROUP as problem:
+        return RejectedGroup(RejectReason.MALFORMED, repr(problem))
+
+
+def _judged(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | RejectedGroup:
     missing = [name for name in _REQUIRED if group.get(name) is None]
     if missing:
         return RejectedGroup(RejectReason.INVALID, f"{missing[0]}: missing")
     rows, expected = len(group["tokens"]), expected_size(group, rules.group_size)
     if rows != expected:
         return RejectedGroup(RejectReason.WRONG_SIZE, f"{rows} sequences, expected {expected}")
-    try:
-        columns = to_columns(group)
-    except InvalidGroup as problem:
-        return RejectedGroup(RejectReason.INVALID, str(problem))
+    columns = to_columns(group)
     first = float(columns.scores[0])
     if rules.ensure_scores_are_not_same and (columns.scores == first).all():
         return RejectedGroup(RejectReason.SAME_SCORES, f"all {rows} scores are {first:g}")
@@ -134,8 +143,20 @@ def to_wire(group: Mapping[str, Any]) -> ScoredData:
         for name, value in group.items()
         if name in WIRE_FIELDS
     }
+    if fields.get("advantages") is not None:
+        fields["advantages"] = _rows_of(fields["advantages"], fields["tokens"])
     fields["scores"] = [_number(g, score) for g, score in enumerate(fields["scores"])]
     return ScoredData(**fields)
+
+
+def _rows_of(advantages: list[Any], tokens: Sequence[Sequence[int]]) -> list[Any]:
+    """``advantages`` with each number that stands for a whole row as a constant row."""
+    if len(advantages) != len(tokens):
+        return advantages
+    return [
+        [one] * len(row) if isinstance(one, (int, float)) else one
+        for one, row in zip(advantages, tokens)
+    ]
 
 
 def _number(g: int, score: Any) -> float:

@@ -188,7 +188,7 @@ def _finish_reason(node: Node) -> Any:
 
 def groups_in(scored: Any) -> list[Any]:
     """The groups in ``scored`` (one, a list with None entries, or None), as a list."""
-    given = [scored] if scored is None or isinstance(scored, Mapping) else scored
+    given = scored if isinstance(scored, (list, tuple)) else [scored]
     return [group for group in given if group]
 
 

@@ -167,9 +167,11 @@ class WorkerPool:
     # Receives the groups of a finished rollout and returns the number kept.
     deliver: Callable[[list[ScoredDataGroup], Any], Awaitable[int]]
     on_end: Callable[[Outcome, Any], None] | None = None
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    jobs: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # generating or sending
-    # item, worker, start_time
+    # Called with the uuid of a started rollout; by default roll_out.
+    handle: Callable[[str], Awaitable[Any]] | None = None
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    jobs: dict[str, asyncio.Task[Any]] = field(default_factory=dict)  # generating or sending
+    # item, worker, start_time, job
     running: dict[str, dict[str, Any]] = field(default_factory=dict)
     backlog: deque[Any] = field(default_factory=deque)  # oldest first
     retries: deque[RolloutTask] = field(default_factory=deque)
@@ -203,7 +205,7 @@ class WorkerPool:
         """Run ``job``; the caller limits the number of running ones."""
         if job.number < 0:
             job.number, self.started = self.started, self.started + 1
-        task = asyncio.ensure_future(self._run(job))
+        task = asyncio.ensure_future((self.handle or self.roll_out)(job.uuid))
         self.tasks.add(task)
         self.jobs[job.uuid] = task
         task.add_done_callback(lambda done: self._ended(job, done))
@@ -211,9 +213,12 @@ class WorkerPool:
             "item": job.item,
             "worker": task,
             "start_time": time.monotonic(),
+            "job": job,
         }
 
-    async def _run(self, job: RolloutTask) -> None:
+    async def roll_out(self, uuid: str) -> list[ScoredDataGroup]:
+        """Roll out a started item and deliver its groups; return them."""
+        job: RolloutTask = self.running[uuid]["job"]
         try:
             try:
                 outcome = await run_rollout(self.env, job.item)
@@ -224,6 +229,7 @@ class WorkerPool:
                 self.running.pop(job.uuid, None)  # from here on it is not cancelled
             self._note(outcome, job)
             await self._finish(outcome, job)
+            return outcome.groups
         finally:
             await self._clean_up(job)
 
@@ -279,8 +285,9 @@ class WorkerPool:
         if again:
             self.retries.append(job)
 
-    def _ended(self, job: RolloutTask, task: asyncio.Task[None]) -> None:
+    def _ended(self, job: RolloutTask, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
+        self.running.pop(job.uuid, None)  # an overridden handle_env may leave it
         self.jobs.pop(job.uuid, None)
         if not task.cancelled() and task.exception() is not None:
             self.fatal = self.fatal or task.exception()

@@ -7,8 +7,9 @@ Names that are given are compared with the server. The last resort is the class 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -116,24 +117,32 @@ def make_env(
 ) -> EnvRuntime:
     """Create the environment; its constructor finds ``server`` and ``tokenizer``, if known.
 
-    Environments that override ``__init__`` accept the four original arguments only.
+    Environments that override ``__init__`` accept the four original arguments only, some of
+    them under other names.
     """
     more = env_cls.more_servers()
     env = env_cls.__new__(env_cls)
     vars(env)["server"] = server or server_manager(env_cls, settings)
     if tokenizer is not None:
         vars(env)["tokenizer"] = tokenizer
-    env.__init__(  # type: ignore[misc]  # the class is the same
-        config=settings.env,
-        server_configs=settings.servers,
-        slurm=settings.manager.slurm,
-        testing=settings.manager.testing,
-        **{
-            more[name].argument: servers
-            for name, servers in settings.more_servers.items()
-            if servers is not None
-        },
-    )
+    first: dict[str, Any] = {
+        "config": settings.env,
+        "server_configs": settings.servers,
+        "slurm": settings.manager.slurm,
+        "testing": settings.manager.testing,
+    }
+    others: dict[str, Any] = {
+        more[name].argument: servers
+        for name, servers in settings.more_servers.items()
+        if servers is not None
+    }
+    construct: Callable[..., None] = env.__init__  # type: ignore[misc]  # of the same class
+    try:
+        inspect.signature(construct).bind(**first, **others)
+    except TypeError:
+        construct(*first.values(), **others)
+    else:
+        construct(**first, **others)
     return env
 
 

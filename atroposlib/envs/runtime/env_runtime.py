@@ -12,7 +12,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from atroposlib.envs.rollout.filters import AcceptedGroup, FilterRules, RejectReason
+from atroposlib.envs.rollout.filters import (
+    NOT_A_GROUP,
+    AcceptedGroup,
+    FilterRules,
+    RejectReason,
+)
 from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
     groups_in,
@@ -68,7 +73,7 @@ class EnvHooks(RolloutHooks, Protocol):
 
     def load_checkpoint(self) -> None: ...
 
-    async def wandb_log(self, metrics: dict[str, Any] | None = None) -> None: ...
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None: ...
 
     async def add_rollouts_for_wandb(
         self, scored_data: ScoredDataGroup | list[ScoredDataGroup], item: Item | None = None
@@ -79,6 +84,14 @@ class Serving(Protocol):
     """The running ``serve`` command."""
 
     sender: GroupSender | None
+
+    async def register(self) -> None: ...
+
+    async def read_info(self) -> None: ...
+
+    async def open_trackers(self) -> None: ...
+
+    async def read_status(self) -> None: ...
 
     async def step_checks(self) -> None: ...
 
@@ -187,7 +200,12 @@ class EnvRuntime(EnvHooks):
         if self.config.data_path_to_save_groups:
             self.group_file = GroupFile(self.config.data_path_to_save_groups)
             self.config.data_path_to_save_groups = str(self.group_file.path)
-        self.pool = WorkerPool(self, self._deliver, on_end=self._record_outcome)
+        self.pool = WorkerPool(
+            self,
+            self._deliver,
+            on_end=self._record_outcome,
+            handle=lambda uuid: self.handle_env(uuid),  # looked up late
+        )
         self.workers = self.pool.tasks
         self.running_items = self.pool.running
         self.backlog = self.pool.backlog
@@ -242,6 +260,32 @@ class EnvRuntime(EnvHooks):
     def measured_at(self) -> dict[str, Any]:
         """Step and policy versions of the periodic evaluation; empty outside ``serve``."""
         return self.periodic_evaluation.measured_at()
+
+    # --- steps of serve, which released environments override and call -------------------
+
+    async def register_env(self) -> None:
+        """Wait for the trainer and join its run."""
+        if self.serving is not None:
+            await self.serving.register()
+
+    async def get_server_info(self) -> None:
+        """Follow the sizes of the trainer's batches."""
+        if self.serving is not None:
+            await self.serving.read_info()
+
+    async def setup_wandb(self) -> None:
+        """Record in the trackers of the settings, under the names of the run."""
+        if self.serving is not None:
+            await self.serving.open_trackers()
+
+    async def get_status(self) -> None:
+        """Follow queue, step and weight; ``status_dict`` has them."""
+        if self.serving is not None:
+            await self.serving.read_status()
+
+    async def handle_env(self, item_uuid: str) -> list[ScoredDataGroup]:
+        """Roll out an item of ``running_items``; return the groups that it gave."""
+        return await self.pool.roll_out(item_uuid)
 
     # --- pace --------------------------------------------------------------------------
 
@@ -312,7 +356,12 @@ class EnvRuntime(EnvHooks):
         sender = self.sender if do_send_to_api else None
         # Before anything is awaited.
         run_id = self.joined_run.registration.run_id if sender else ""
-        labelled = [self._labelled(group, item, sender) for group in groups_in(scored_data)]
+        labelled = []
+        for group in groups_in(scored_data):
+            try:
+                labelled.append(self._labelled(group, item, sender))
+            except NOT_A_GROUP as problem:
+                self.group_stats.drop(RejectReason.MALFORMED, repr(problem), item)
         rules = FilterRules(
             self.config.group_size,
             self.config.ensure_scores_are_not_same,

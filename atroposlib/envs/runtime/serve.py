@@ -146,29 +146,41 @@ class Serve:
             logger.debug("%s", error)  # rollouts wait for it themselves
 
     async def _join(self) -> None:
-        env = self.env
+        await self.env.register_env()
+        await self.env.get_server_info()
+        await self.env.setup_wandb()
+        if self._run.step > 0:
+            self.env.load_checkpoint()
+
+    async def register(self) -> None:
+        """Join the run of the trainer, and send groups to it."""
         await self.registration.register()
         self.sender = GroupSender(
             self.client,
             lambda: self._run.registration,
-            env.group_stats,
-            group_size=env.config.group_size,
+            self.env.group_stats,
+            group_size=self.env.config.group_size,
             re_register=self.registration.re_register,
-            requeue=env.pool.backlog.append,
+            requeue=self.env.pool.backlog.append,
         )
-        if env.config.tracker_names:
+
+    async def read_info(self) -> None:
+        """Follow a trainer with batches of another size or length."""
+        await self.registration.refresh()
+
+    async def open_trackers(self) -> None:
+        """Record in the trackers of the settings, under the names of the run."""
+        if self.env.config.tracker_names:
             info = await self.client.wandb_info()
             self._run.project, self._run.group = info.get("project"), info.get("group")
-            env.metrics_logger.open_trackers(self._run)
-        if self._run.step > 0:
-            env.load_checkpoint()
+            self.env.metrics_logger.open_trackers(self._run)
 
     # --- one turn of the loop ---------------------------------------------------------
 
     async def _turn(self) -> None:
         env, started = self.env, time.monotonic()
         try:
-            await self._read_status()
+            await env.get_status()
             await env.env_step_checks()
             if self._run_is_complete():
                 self.complete = True
@@ -190,7 +202,8 @@ class Serve:
         self.admission.forget()
         await self.registration.re_register(self._run.registration)
 
-    async def _read_status(self) -> None:
+    async def read_status(self) -> None:
+        """Follow queue, step and weight."""
         env, sender, who = self.env, self.sender, self._run.identity
         accepted = sender.accepted_groups if sender is not None else 0
         await self.shutdown.or_shutdown(self.registration.refresh())
@@ -318,7 +331,7 @@ class Serve:
                 break
             await self.shutdown.pause(STATUS_POLL_S)
             try:
-                await self._read_status()
+                await self.read_status()
             except (UnknownEnv, NotRegistered):
                 break  # the run has ended at the API; the servers still hold its weights
         self.waiting.clear()

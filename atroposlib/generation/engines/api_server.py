@@ -33,6 +33,7 @@ from atroposlib.generation.sampling.generation import (
     Generation,
     from_four_tuple,
     with_max_tokens,
+    with_stop_ids,
     with_version,
 )
 from atroposlib.generation.sampling.reasoning import (
@@ -177,8 +178,8 @@ class APIServer(LegacyHealth, ABC):
 
     async def update_weight(self, weight: float) -> None:
         """Limit both splits to this share of their slots, at least one slot each."""
-        self.sem.update_weight(weight)
-        self.eval_sem.update_weight(weight)
+        self.train_stats.slots.update_weight(weight)
+        self.eval_stats.slots.update_weight(weight)
 
     async def wandb_metrics(
         self, metrics_dict: dict[str, Any] | None, server_name: str | None
@@ -288,6 +289,7 @@ class APIServer(LegacyHealth, ABC):
     async def _call(self, hook: Callable[..., Awaitable[T]], kwargs: dict[str, Any]) -> T:
         """Result of ``hook`` for ``kwargs`` without ``split``, and with the server's model."""
         stats = self._stats_of(kwargs.pop("split", None) or "train")
+        kwargs = with_stop_ids(kwargs)
         with stats.track():
             await self.health.wait_until_healthy()  # the first one may set the model's name
             attempt = partial(hook, **{**kwargs, "model": self.config.model_name})

@@ -46,12 +46,21 @@ def create_completion(
 class ServerHarness(APIServer):
     """Responses by exact prompt. Raises InferenceRefused for an unprepared prompt."""
 
-    def __init__(self, config: APIServerConfig | None = None, *unused: Any) -> None:
-        super().__init__(config or APIServerConfig(health_check=False))
+    def __init__(self, config: Any = None, *unused: Any) -> None:
+        super().__init__(_completed(config))
         self.chats: dict[str, ChatCompletion] = {}
         self.completions: dict[str, Completion] = {}
         self.token_outputs: dict[str, FourTuple] = {}
         self.calls: list[dict[str, Any]] = []  # keyword arguments of every attempt
+
+    @property
+    def config(self) -> APIServerConfig:
+        """Settings; what an object that is set here lacks has its default."""
+        return self._config
+
+    @config.setter
+    def config(self, given: Any) -> None:
+        self._config = _completed(given)
 
     def set_desired_response(
         self, messages: Sequence[Mapping[str, Any]], response: ChatCompletion
@@ -93,6 +102,15 @@ class ServerHarness(APIServer):
 def chat_key(messages: Sequence[Mapping[str, Any]]) -> str:
     """One ``role:`` line and one ``content:`` line per message."""
     return "\n".join(f"role:{m['role']}\ncontent:{m['content']}" for m in messages)
+
+
+def _completed(given: Any) -> APIServerConfig:
+    """``given``, or settings with its attributes: configs of tests have one or two."""
+    if isinstance(given, APIServerConfig):
+        return given
+    named = [name for name in APIServerConfig.model_fields if hasattr(given, name)]
+    found = {name: getattr(given, name) for name in named}
+    return APIServerConfig(**{"health_check": False, **found})
 
 
 def _prepared(answers: Mapping[str, T], key: str, setter: str) -> T:

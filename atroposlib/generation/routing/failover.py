@@ -56,10 +56,11 @@ def is_up(server: Any) -> bool:
 
 
 def free_slots(server: Any, split: str) -> int:
-    """Free slots minus open sessions; of a stand-in of a test the free training slots."""
+    """Free slots minus open sessions; of a stand-in of a test its free slots."""
     if isinstance(server, APIServer):
         return server.headroom(split) - server.sessions
-    value = getattr(getattr(server, "sem", None), "_value", 0)
+    slots = getattr(server, "sem" if split == "train" else "eval_sem", None)
+    value = getattr(slots, "_value", 0)
     return value if isinstance(value, int) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +28,7 @@ from atroposlib.generation.engines.vllm import VLLMServer
 from atroposlib.generation.routing.calls import RoutedCalls, sticky_session
 from atroposlib.generation.routing.failover import (
     FailoverRoute,
+    free_slots,
     pick_server,
     returns_tokens,
     token_servers,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from atroposlib.generation.sessions.remote import ProxyManagedServer
 
 logger = logging.getLogger(__name__)
+SLOT_POLL_S = 0.05
 PROXY_VARIABLE = "ATROPOS_PROXY_URL"
 
 
@@ -163,6 +166,12 @@ class ServerManager(RoutedCalls):
             yield remote
         finally:
             await remote.cleanup()
+
+    async def wait_for_sem(self, is_training: bool = True) -> None:
+        """Return when a server has a free slot for calls of training, or of evaluation."""
+        split = "train" if is_training else "eval"
+        while not any(free_slots(server, split) > 0 for server in self.servers):
+            await asyncio.sleep(SLOT_POLL_S)
 
     # --- upkeep -----------------------------------------------------------------------
 

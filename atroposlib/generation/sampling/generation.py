@@ -164,9 +164,21 @@ def _given_limit(kwargs: Mapping[str, Any]) -> dict[str, int]:
 
 def stop_strings(params: Mapping[str, Any]) -> list[str]:
     """The stop strings of ``stop``, a string or a list; empty ones are left out."""
+    return [one for one in _stops(params) if isinstance(one, str) and one]
+
+
+def with_stop_ids(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """``kwargs`` with the token ids in ``stop`` as ``stop_token_ids``."""
+    ids = [one for one in _stops(kwargs) if isinstance(one, int)]
+    if not ids:
+        return dict(kwargs)
+    known = [*(kwargs.get("stop_token_ids") or ()), *ids]
+    return {**kwargs, "stop": stop_strings(kwargs) or None, "stop_token_ids": known}
+
+
+def _stops(params: Mapping[str, Any]) -> list[Any]:
     stop = params.get("stop")
-    given = [stop] if isinstance(stop, str) else list(stop or ())
-    return [one for one in given if one]
+    return [stop] if isinstance(stop, (str, int)) else list(stop or ())
 
 
 def derived_seed(seed: int, choice: int, done: int = 0) -> int:

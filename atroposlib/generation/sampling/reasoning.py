@@ -43,12 +43,12 @@ class ReasoningConfig:
             self.enabled = True
 
     @classmethod
-    def from_env_config(cls, config: Any) -> ReasoningConfig:
+    def from_env_config(cls, env_config: Any) -> ReasoningConfig:
         """Read ``thinking_mode``, ``reasoning_effort`` and ``max_reasoning_tokens``."""
         return cls(
-            enabled=config.thinking_mode,
-            effort=config.reasoning_effort,
-            max_tokens=config.max_reasoning_tokens,
+            enabled=env_config.thinking_mode,
+            effort=env_config.reasoning_effort,
+            max_tokens=env_config.max_reasoning_tokens,
         )
 
     def is_reasoning_kwargs_active(self) -> bool:

@@ -112,12 +112,12 @@ class ManagedServerAdapter:
     ``copy`` would bypass the session and raise NotImplementedError.
     """
 
-    def __init__(self, managed: Any, base_url: str) -> None:
-        self.managed = managed
+    def __init__(self, managed_server: Any, base_url: str) -> None:
+        self.managed_server = managed_server
         self.base_url = base_url
-        self.completions = SimpleNamespace(create=managed.completion)
+        self.completions = SimpleNamespace(create=managed_server.completion)
         self.chat = SimpleNamespace(
-            completions=SimpleNamespace(create=managed.chat_completion)
+            completions=SimpleNamespace(create=managed_server.chat_completion)
         )
 
     def post(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -31,7 +31,7 @@ class SamplingFields(BaseModel):
     max_completion_tokens: int | None = Field(None, ge=0)
     min_tokens: int = Field(0, ge=0)
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | int | list[str | int] | None = None  # texts, or ids as the original sends
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     model: str | None = None
@@ -85,6 +85,8 @@ class SamplingFields(BaseModel):
         )
         if asked is None:
             asked = min(default_max_tokens, context_left)
+        stops = self.stop if isinstance(self.stop, list) else [self.stop]
+        stop_ids = [one for one in stops if isinstance(one, int)]
         return SamplingParams(
             max_tokens=min(asked, context_left),
             temperature=self.temperature,
@@ -92,8 +94,8 @@ class SamplingFields(BaseModel):
             top_k=max(self.top_k, 0),
             min_tokens=min(self.min_tokens, asked),
             seed=self.seed,
-            stop=tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
-            stop_token_ids=frozenset(self.stop_token_ids or ()),
+            stop=tuple(one for one in stops if isinstance(one, str)),
+            stop_token_ids=frozenset([*stop_ids, *(self.stop_token_ids or ())]),
             ignore_eos=self.ignore_eos,
             top_logprobs=top,
         )

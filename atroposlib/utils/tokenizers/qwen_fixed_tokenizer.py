@@ -9,17 +9,17 @@ TEMPLATE = "qwen_fixed.jinja"
 
 
 class QwenFixedTokenizer:
-    """The tokenizer of ``name`` with the bundled chat template; all else is the tokenizer's.
+    """A tokenizer with the bundled chat template; all else is the tokenizer's.
 
     Args:
-        name: model directory or hub name, as for ``AutoTokenizer.from_pretrained``.
+        model_name_or_path: model directory or hub name, as for ``AutoTokenizer.from_pretrained``.
         kwargs: passed on to it.
     """
 
-    def __init__(self, name: str, **kwargs: Any) -> None:
+    def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
         from transformers import AutoTokenizer
 
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(name, **kwargs)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model_name_or_path, **kwargs)
         template = files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
         self.tokenizer.chat_template = template
 

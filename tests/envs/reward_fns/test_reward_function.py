@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.envs.reward_fns import RewardFunction
+from atroposlib.envs.reward_fns.accuracy_reward import accuracy_reward
+from atroposlib.envs.reward_fns.format_reward import format_reward
 from atroposlib.errors import RolloutError
 from tests.envs.reward_fns.toy_rewards import Fixed, Length, Log
 
@@ -42,6 +44,13 @@ def test_scores_are_weighted_logged_and_none_stays_none():
 def test_a_failing_reward_raises_with_its_name_and_is_not_zero(scores, problem):
     with pytest.raises(RolloutError, match=f"fixed: reward failed.*{problem}"):
         Fixed(scores=scores)(["a", "b"])
+
+
+def test_a_reward_is_also_a_function_with_its_options_and_columns_by_name():
+    boxed = [r"\boxed{4}", r"\boxed{4.4}"]
+    assert accuracy_reward(boxed, "4") == accuracy_reward(boxed, solution="4") == [1.0, 0.0]
+    assert accuracy_reward(boxed, ground_truth="4", tolerance=0.5) == [1.0, 1.0]
+    assert format_reward(["<b>x</b>"], preferred_tags=["b"], question="?") == [1.0]
 
 
 def test_the_abstract_base_class_cannot_be_instantiated():

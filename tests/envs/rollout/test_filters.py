@@ -55,6 +55,11 @@ def record_of(g, env_id=3):
         (group(masks=None), {}, RejectReason.INVALID),
         (group(overrides=[{}]), {}, RejectReason.INVALID),
         (group(metadata={"function": print}), {}, RejectReason.INVALID),
+        (group(tokens=[7, 8]), {}, RejectReason.MALFORMED),
+        (group(tokens=7), {}, RejectReason.MALFORMED),
+        (group(masks=[3, 4]), {}, RejectReason.MALFORMED),
+        (group(advantages=[[1.0], 1.0, None]), {}, RejectReason.MALFORMED),
+        (group(group_overrides=[1]), {}, RejectReason.MALFORMED),
     ],
 )
 def test_a_group_is_dropped_for_one_named_reason(made, changes, expected):
@@ -74,6 +79,11 @@ def test_a_group_is_dropped_for_one_named_reason(made, changes, expected):
 )
 def test_the_problem_of_a_group_is_named(made, named):
     assert named in judged(made).detail
+
+
+@pytest.mark.parametrize("given", [[1, -0.5], np.array([1.0, -0.5]), [[1, 1, 1], -0.5]])
+def test_a_number_for_a_row_of_advantages_is_a_constant_row(given):
+    assert record_of(group(advantages=given)).advantages == [[1.0] * 3, [-0.5] * 3]
 
 
 def test_filtering_and_sending_do_not_change_the_group():

@@ -35,6 +35,14 @@ async def test_logged_values_and_group_metrics_reach_the_metrics_file(toy_config
     assert line["train/items_rejected"] == line["train/dropped_same_scores"] == 1
 
 
+async def test_values_that_are_no_groups_are_counted_and_end_nothing(env):
+    env.config.include_messages = True
+    made = [7, {"scores": [1.0]}, {"tokens": [[5]], "metadata": [1]}, [{}]]
+    assert await env.handle_send_to_api(made, "item", do_send_to_api=False) == []
+    assert await env.handle_send_to_api(7, "item", do_send_to_api=False) == []
+    assert env.group_stats.by_reason() == {"dropped_malformed": 5}
+
+
 ATTRIBUTES = (
     "config server tokenizer workers eval_workers backlog running_items curr_step max_token_len "
     "completion_lengths rollouts_for_wandb items_sent_this_step task_duration "

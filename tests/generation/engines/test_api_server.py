@@ -42,6 +42,24 @@ class OldServer(APIServer):
         return FOUR
 
 
+async def test_token_ids_among_the_stop_strings_have_a_field_of_their_own() -> None:
+    harness = ServerHarness()
+    harness.set_desired_completion("a", create_completion("b"))
+    await harness.completion(prompt="a", stop=["x", 7], stop_token_ids=[3])
+    await harness.completion(prompt="a", stop=7)
+    await harness.completion(prompt="a", stop="x")
+    sent = [(call.get("stop"), call.get("stop_token_ids")) for call in harness.calls]
+    assert sent == [(["x"], [3, 7]), (None, [7]), ("x", None)]
+
+
+async def test_semaphores_of_a_test_do_not_take_part_in_the_weight() -> None:
+    harness = ServerHarness()
+    harness.sem = harness.eval_sem = asyncio.Semaphore(1)
+    await harness.update_weight(0.5)
+    assert harness.train_stats.slots.weight == harness.eval_stats.slots.weight == 0.5
+    assert harness.headroom("eval") == 32
+
+
 async def test_a_backend_with_only_the_old_hooks_serves_every_call(no_backoff: None) -> None:
     manager = ServerManager([CONFIG], server_class=OldServer)
     (server,) = manager.servers

@@ -37,6 +37,19 @@ async def test_the_harness_raises_for_an_unprepared_prompt() -> None:
         await ServerHarness().chat_completion(messages=HELLO)
 
 
+async def test_a_configuration_with_one_setting_has_the_defaults_of_the_others() -> None:
+    class Config:
+        model_name = "mine"
+
+    harness = ServerHarness(Config())
+    assert (harness.config.model_name, harness.config.timeout) == ("mine", 1200)
+    harness = ServerHarness()
+    harness.config = Config()
+    harness.set_tokens_and_logprobs_response("a", *FOUR)
+    (output,) = await harness.generate([1, 2], prompt="a")
+    assert output.tokens == FOUR[1][0]
+
+
 async def test_the_harness_answers_tokens_by_prompt_text() -> None:
     manager = ServerManager([CONFIG], testing=True)
     (harness,) = manager.servers

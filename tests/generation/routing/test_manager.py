@@ -48,6 +48,18 @@ def test_a_baseline_gets_local_addresses_and_keeps_its_settings(
     assert all(isinstance(server, VLLMServer) for server in servers)
 
 
+@pytest.mark.parametrize(("is_training", "split"), [(True, "train"), (False, "eval")])
+async def test_a_caller_waits_for_a_slot_of_its_own_split(is_training, split) -> None:
+    sizes = {"num_max_requests_at_once": 1, "num_requests_for_eval": 1}
+    manager = ServerManager([APIServerConfig(base_url="http://a/v1", **sizes)])
+    stats = manager.servers[0]._stats_of(split)
+    with stats.track():
+        waiting = asyncio.ensure_future(manager.wait_for_sem(is_training))
+        await manager.wait_for_sem(not is_training)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 5)
+
+
 def test_one_manager_holds_servers_of_different_types() -> None:
     manager = ServerManager(
         [

@@ -26,6 +26,12 @@ def test_one_stop_string_is_a_list_of_one_and_top_k_minus_one_is_off():
     assert (found.stop, found.top_k, found.stop_token_ids) == (("END",), 0, frozenset({3}))
 
 
+def test_token_ids_among_the_stop_strings_stop_too():
+    found = params(stop=["END", 7], stop_token_ids=[3])
+    assert (found.stop, found.stop_token_ids) == (("END",), frozenset({3, 7}))
+    assert params(stop=7).stop_token_ids == frozenset({7})
+
+
 @pytest.mark.parametrize(
     "fields", [{"min_p": 0.1}, {"logit_bias": {"5": 1.0}}, {"best_of": 2}, {"suffix": "x"}]
 )

@@ -106,6 +106,14 @@ def test_enumerations_and_namespaces_have_the_promised_values():
     }
 
 
+def test_the_messages_of_the_rollout_api_are_pydantic_models():
+    row = {"tokens": [[1]], "masks": [[1]], "scores": [1.0]}
+    group = load("atroposlib.api.server:ScoredData")(**row)
+    assert group.model_dump(exclude_none=True) == row
+    assert {"advantages", "distill_logprobs", "env_id"} <= type(group).model_fields.keys()
+    assert load("atroposlib.api.server:EnvIdentifier")(env_id=3).model_dump()["env_id"] == 3
+
+
 GROUP_KEYS = (
     "tokens masks scores advantages ref_logprobs messages generation_params "
     "inference_logprobs group_overrides overrides images distill_token_ids distill_logprobs"

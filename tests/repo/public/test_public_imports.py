@@ -41,7 +41,7 @@ PUBLIC = {
     f"{SERVERS}.server_manager": (
         "APIServer APIServerConfig ServerBaseline ServerManager ServerManagerConfig"
     ),
-    f"{SERVERS}.sglang_server": "SGLangServer",
+    f"{SERVERS}.sglang_server": "SGLangServer resolve_openai_configs",
     f"{SERVERS}.tool_call_translator": "ToolCallTranslator VLLM_AVAILABLE",
     f"{SERVERS}.trl_vllm_server": "TrlVllmServer",
     f"{SERVERS}.vllm_server": "VLLMServer",
@@ -70,7 +70,12 @@ PUBLIC = {
     "atroposlib.utils.tokenizers.qwen_fixed_tokenizer": "QwenFixedTokenizer",
     "atroposlib.utils.tool_call_parser": "extract_tool_call parse_tool_call",
     "atroposlib.api": "app",
-    "atroposlib.api.server": "app create_app",
+    "atroposlib.api.server": (
+        "EnvIdentifier RegisterEnv Registration ScoredData app create_app"
+    ),
+    "atroposlib.cli.dpo": "main",
+    "atroposlib.cli.run_api": "main",
+    "atroposlib.cli.sft": "main",
     "atroposlib.api.utils": (
         "find_groups_summing_to_target grab_batch_with_minimum_allocations "
         "grab_exact_from_heterogeneous_queue"
@@ -88,6 +93,14 @@ PUBLIC = {
         "ThresholdLengthPenaltyCalculator ThresholdLengthPenaltyConfig"
     ),
 }
+
+
+# Rewards as functions of completions, each in the module of its name.
+REWARDS = (
+    "accuracy accuracy_x cascading_r1_math chandas_meter cosine_scaled crossword_format format "
+    "format_reasoning r1 reasoning_steps repetition_penalty"
+).split()
+PUBLIC |= {f"atroposlib.envs.reward_fns.{name}_reward": f"{name}_reward" for name in REWARDS}
 
 
 @pytest.mark.parametrize("module", PUBLIC)

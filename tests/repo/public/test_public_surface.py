@@ -25,12 +25,18 @@ SIGNATURES = {
     "atroposlib.envs.base:BaseEnv.collect_trajectories": "self, item",
     "atroposlib.envs.base:BaseEnv.postprocess_histories": "self, trajectories",
     "atroposlib.envs.base:BaseEnv.evaluate": "self, *args, **kwargs",
-    "atroposlib.envs.base:BaseEnv.wandb_log": "self, metrics=None",
+    "atroposlib.envs.base:BaseEnv.wandb_log": "self, wandb_metrics=None",
     "atroposlib.envs.base:BaseEnv.save_checkpoint": "self, step, data=None",
     "atroposlib.envs.base:BaseEnv.load_checkpoint": "self",
     "atroposlib.envs.base:BaseEnv.cleanup": "self",
     "atroposlib.envs.base:BaseEnv.add_rollouts_for_wandb": "self, scored_data, item=None",
-    "atroposlib.envs.base:BaseEnv.create_rollout_table": "self, metrics",
+    "atroposlib.envs.base:BaseEnv.create_rollout_table": "self, wandb_metrics",
+    "atroposlib.envs.base:BaseEnv.perf_stats": "self, metrics_dict",
+    "atroposlib.envs.base:BaseEnv.setup_wandb": "self",
+    "atroposlib.envs.base:BaseEnv.register_env": "self",
+    "atroposlib.envs.base:BaseEnv.get_server_info": "self",
+    "atroposlib.envs.base:BaseEnv.get_status": "self",
+    "atroposlib.envs.base:BaseEnv.handle_env": "self, item_uuid",
     "atroposlib.envs.base:BaseEnv.env_step_checks": "self",
     "atroposlib.envs.base:BaseEnv.add_train_workers": "self",
     "atroposlib.envs.base:BaseEnv.handle_send_to_api": (
@@ -45,11 +51,13 @@ SIGNATURES = {
     "atroposlib.envs.base:BaseEnv.process_manager": "self",
     "atroposlib.envs.base:BaseEnv.cli": "",
     "atroposlib.envs.teacher_distillation_env:TeacherDistillationEnv": (
-        "config, server_configs, slurm=False, testing=False, teacher_server_configs=None"
+        "config, server_configs, teacher_server_configs=None, slurm=False, testing=False"
     ),
     "atroposlib.envs.teacher_distillation_env:TeacherDistillationEnv.teacher_config_init": "",
     "atroposlib.envs.eval:EvalBase": "pass_at_n=1, pass_at_n_samples=1, **kwargs",
-    "atroposlib.envs.eval:EvalBase.run_item": "self, server_manager, item",
+    "atroposlib.envs.eval:EvalBase.run_item": "self, server, data_item",
+    "atroposlib.envs.eval:EvalBase.chat_completion": "self, server, messages",
+    "atroposlib.envs.eval:eval_runner": "eval_env",
     "atroposlib.envs.eval:EvalBase.get_generation_params": "self",
     "atroposlib.envs.eval:evaluate_log": (
         "metrics, eval_dir=None, task_name=None, model_name=None, start_time=None, "
@@ -81,7 +89,7 @@ SIGNATURES = {
     f"{SERVERS}.server_baseline:AsyncSemWithAdaptiveWeight.update_weight": "self, weight",
     f"{SERVERS}.server_baseline:AsyncSemWithAdaptiveWeight.min_val": "self",
     f"{SERVERS}.server_baseline:ReasoningConfig": "enabled=False, effort=None, max_tokens=None",
-    f"{SERVERS}.server_baseline:ReasoningConfig.from_env_config": "config",
+    f"{SERVERS}.server_baseline:ReasoningConfig.from_env_config": "env_config",
     f"{SERVERS}.server_baseline:ReasoningConfig.is_reasoning_kwargs_active": "self",
     f"{SERVERS}.server_baseline:ReasoningConfig.build_extra_body": (
         "self, base_url=None, use_max_tokens=False"
@@ -98,6 +106,7 @@ SIGNATURES = {
     f"{SERVERS}.server_manager:ServerManager.managed_server": (
         "self, tokenizer=None, base_url=None, preserve_think_blocks=False"
     ),
+    f"{SERVERS}.server_manager:ServerManager.wait_for_sem": "self, is_training",
     f"{SERVERS}.server_manager:ServerManager.update_weight": "self, weight",
     f"{SERVERS}.server_manager:ServerManager.wandb_metrics": (
         "self, metrics_dict=None, server_name=None"
@@ -150,15 +159,15 @@ SIGNATURES = {
     "atroposlib.utils.tool_call_parser:parse_tool_call": (
         "response, available_tools=None, preferred_tags=None"
     ),
-    "atroposlib.utils.message_history_utils:strip_thinking": "text",
+    "atroposlib.utils.message_history_utils:strip_thinking": "response_text",
     "atroposlib.utils.message_history_utils:truncate_thinking": (
-        "text, tokenizer, max_think_tokens"
+        "response_text, tokenizer, max_think_tokens"
     ),
     "atroposlib.utils.message_history_utils:ensure_trajectory_token_limit": (
         "trajectory, tokenizer, max_trajectory_tokens"
     ),
     "atroposlib.utils.best_of_n_selection:select_best_index": (
-        "primary, secondary, primary_higher_is_better=True, secondary_lower_is_better=True"
+        "primary_scores, secondary_scores, primary_higher_is_better=True, secondary_lower_is_better=True"
     ),
     "atroposlib.utils.force_diverse_samples:generate_with_diverse_first_tokens": (
         "self, messages, prefill='', n=8, max_tokens=4096, temperature=1.0"
@@ -167,14 +176,21 @@ SIGNATURES = {
         "task_name, metrics, start_time, end_time"
     ),
     "atroposlib.utils.io:parse_http_response": "resp, logger=None",
-    "atroposlib.utils.metrics:get_std_min_max_avg": "name, data, metrics",
+    "atroposlib.utils.metrics:get_std_min_max_avg": "name, data, metrics_dict",
     "atroposlib.utils.cli:get_prefixed_pydantic_model": "model, prefix",
     "atroposlib.utils.cli:merge_dicts": "*dicts",
     "atroposlib.utils.cli:extract_namespace": "source, prefix",
     "atroposlib.utils.cli:adjust_model_defaults": "model_class, defaults",
     "atroposlib.utils.cli:get_double_dash_flags": "",
-    "atroposlib.utils.tokenizers.qwen_fixed_tokenizer:QwenFixedTokenizer": "name, **kwargs",
+    "atroposlib.utils.tokenizers.qwen_fixed_tokenizer:QwenFixedTokenizer": "model_name_or_path, **kwargs",
     "atroposlib.frontend.jsonl2html:generate_html": "input_path, output_path=None",
+    "atroposlib.frontend.jsonl2html:create_html_for_group": "group_data, index",
+    "atroposlib.frontend.jsonl2html:get_score_class": "score",
+    "atroposlib.api.utils:find_groups_summing_to_target": "buffer, target_size",
+    "atroposlib.api.utils:grab_exact_from_heterogeneous_queue": "queue, batch_size",
+    "atroposlib.api.utils:grab_batch_with_minimum_allocations": (
+        "queue, batch_size, env_configs"
+    ),
     "helpers.length_penalties:ThresholdLengthPenaltyConfig": (
         "max_token_length, threshold_percentage=0.5"
     ),
@@ -187,6 +203,7 @@ SIGNATURES = {
     "atroposlib.envs.reward_fns:RewardFunction.compute": "self, completions, **kwargs",
     "atroposlib.envs.reward_fns:RewardFunction.get_content": "completion",
     "atroposlib.envs.reward_fns:CombinedReward": "rewards, normalization='none'",
+    "atroposlib.envs.reward_fns:registry.create": "name_or_config, **defaults",
 }
 # Their callers pass these by position, so their names are ours to choose.
 BY_POSITION = {
@@ -194,11 +211,10 @@ BY_POSITION = {
     "atroposlib.envs.base:BaseEnv.add_rollouts_for_wandb",
     "atroposlib.utils.display:display_metrics_table",
     "atroposlib.utils.cli:extract_namespace",
-    f"{SERVERS}.managed_server:ManagedServerAdapter",
+    f"{SERVERS}.server_manager:ServerManager.wait_for_sem",
+    "atroposlib.frontend.jsonl2html:get_score_class",
     f"{SERVERS}.server_baseline:AsyncSemWithAdaptiveWeight.update_weight",
-    f"{SERVERS}.server_baseline:ReasoningConfig.from_env_config",
     "atroposlib.envs.reward_fns:RewardFunction.get_content",
-    "atroposlib.utils.tokenizers.qwen_fixed_tokenizer:QwenFixedTokenizer",
 }
 
 
@@ -242,7 +258,7 @@ def test_promised_parameters_are_accepted(target):
 COROUTINES = (
     "setup get_next_item collect_trajectory collect_trajectories postprocess_histories evaluate "
     "wandb_log cleanup add_rollouts_for_wandb create_rollout_table env_step_checks "
-    "add_train_workers handle_send_to_api evaluate_log env_manager process_manager"
+    "add_train_workers setup_wandb register_env get_server_info get_status handle_env handle_send_to_api evaluate_log env_manager process_manager"
 ).split()
 
 

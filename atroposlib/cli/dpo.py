@@ -1,0 +1,8 @@
+"""The original's import path of atropos-dpo-gen, a command of ``cli.collecting``."""
+
+import sys
+
+from atroposlib.cli.collecting import dpo_gen as main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""The original's import path of atropos-sft-gen, a command of ``cli.collecting``."""
+
+import sys
+
+from atroposlib.cli.collecting import sft_gen as main
+
+if __name__ == "__main__":
+    sys.exit(main())
