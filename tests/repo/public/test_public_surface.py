@@ -258,7 +258,8 @@ def test_promised_parameters_are_accepted(target):
 COROUTINES = (
     "setup get_next_item collect_trajectory collect_trajectories postprocess_histories evaluate "
     "wandb_log cleanup add_rollouts_for_wandb create_rollout_table env_step_checks "
-    "add_train_workers setup_wandb register_env get_server_info get_status handle_env handle_send_to_api evaluate_log env_manager process_manager"
+    "add_train_workers setup_wandb register_env get_server_info get_status handle_env "
+    "handle_send_to_api evaluate_log env_manager process_manager"
 ).split()
 
 
