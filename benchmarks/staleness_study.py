@@ -84,7 +84,7 @@ def recipe(options: argparse.Namespace) -> Recipe:
         learning_rate=options.lr,
         ppo_epochs=options.epochs,
         entropy_coef=0.0,
-        micro_batch=options.groups * COPY.group_size,
+        microbatch_tokens=options.groups * COPY.group_size * COPY.seq_len,
     )
 
 

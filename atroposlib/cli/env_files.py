@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 import atroposlib.environments
-from atroposlib.errors import ConfigError, boundary
+from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser, did_you_mean
 from atroposlib.utils.command.parser import show as print_page
 
@@ -43,18 +43,16 @@ class Listed:
 def listed() -> list[Listed]:
     """Environments of this package and of installed ones, without importing them."""
     folders = map(Path, atroposlib.environments.__path__)
-    found = [_described(p) for folder in folders for p in sorted(folder.glob("[!_]*.py"))]
+    found = []
+    for path in (p for folder in folders for p in sorted(folder.glob("[!_]*.py"))):
+        about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        name = path.stem.removesuffix("_server").removesuffix("_env")
+        module = f"{ENTRY_POINTS}.{path.stem}"
+        found.append(Listed(name, module, about.split("\n")[0].rstrip(".")))
     for point in entry_points(group=ENTRY_POINTS):
         package = point.dist.name if point.dist else ""
         found.append(Listed(point.name, point.value, f"of the package {package}"))
     return found
-
-
-def _described(path: Path) -> Listed:
-    """The name and docstring of a file, which is parsed and not run."""
-    about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    name = path.stem.removesuffix("_server").removesuffix("_env")
-    return Listed(name, f"{ENTRY_POINTS}.{path.stem}", about.split("\n")[0].rstrip("."))
 
 
 def show(argv: Sequence[str] | None = None) -> int:
@@ -114,6 +112,21 @@ def load(target: str) -> Any:
         several = f"several environments ({', '.join(found)}): write {place}:NAME"
         raise ConfigError(f"{target}: {several if found else 'no environment in this file'}")
     return next(iter(found.values()))
+
+
+def print_settings(target: str) -> None:
+    """Print as JSON what the quickstart takes over: settings that the code names itself."""
+    from atroposlib.envs.base import BaseEnvConfig
+
+    try:
+        config, _ = load(target).config_init()
+    except AtroposError as error:
+        sys.exit(str(error))
+    kinds = type(config).__mro__[: type(config).__mro__.index(BaseEnvConfig)]
+    named = config.model_fields_set.union(*(vars(k).get("__annotations__", ()) for k in kinds))
+    kept = named & {"group_size", "ensure_scores_are_not_same"}
+    own = {name: getattr(config, name) for name in kept}
+    print(json.dumps({**own, "seq_len": config.max_token_length}))
 
 
 def _module_of(place: str) -> ModuleType:

@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = folder.name.replace("-", "_")
     print(f"{folder}/: {', '.join(write(name, folder))}")
     print(f"next: cd {folder} && python -m pytest -q")
-    print(f"      atropos env try {name}.py -n 3 --model MODEL_DIR")
+    print(f"      atropos env try {name}.py -n 3  # a server at port 9001, see README.md")
+    print("      atropos run local --config train.yaml")
     return 0
 
 

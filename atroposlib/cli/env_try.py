@@ -19,6 +19,7 @@ from atroposlib.cli import env_files
 from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
+from atroposlib.utils.tokenizers.loading import local_model
 from atroposlib.wire import MASKED
 
 PROG = "atropos env try"
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("environment", metavar="ENVIRONMENT", help=env_files.USAGE)
     parser.add_argument("-n", type=int, default=3, metavar="N", help="rollouts (%(default)s)")
     parser.add_argument("--url", help="inference server (--openai.base_url)")
-    parser.add_argument("--model", help="its model, and the tokenizer [those it serves]")
+    parser.add_argument("--model", type=local_model, help="model, tokenizer [those it serves]")
     options, words = parser.parse_known_args(argv)
     if options.n < 1:
         parser.error("-n is at least 1")

@@ -94,7 +94,8 @@ class ServerManagerConfig(BaseModel):
     )
     tool_parser: Optional[str] = Field(
         default=None,
-        description="Format of the tool calls, such as hermes; None leaves them unparsed.",
+        description="Format of tool calls: hermes, llama3_json, mistral, qwen3_coder or one of"
+        " vLLM's. None: hermes for functions; classes get calls unparsed.",
     )
 
 

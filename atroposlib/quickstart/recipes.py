@@ -6,10 +6,12 @@ Plan     the recipe with ports, paths and the exact command line of every proces
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from atroposlib.live.sources import WatchedRun
 
@@ -23,12 +25,12 @@ class ServingEngine(Enum):
 
 @dataclass(frozen=True)
 class Goal:
-    """Criterion of learning: the expected first and last value of ``metric``."""
+    """Criterion of learning: the expected first and last value of ``metric``; it has to rise."""
 
     metric: str  # a column of metrics.jsonl
     label: str
-    starts_below: float
-    ends_above: float  # mean of the last LAST_STEPS steps
+    starts_below: float = math.inf
+    ends_above: float = -math.inf  # mean of the last LAST_STEPS steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class Recipe:
     steps: int
     groups_per_step: int
     group_size: int = 16
-    micro_batch: int  # sequences per forward pass of the trainer
+    microbatch_tokens: int  # of a forward pass of the trainer
     learning_rate: float
     lr_decay_ratio: float  # final share of the steps, in which it falls to 0
     adam_beta2: float
@@ -50,6 +52,8 @@ class Recipe:
     entropy_coef: float
     ppo_epochs: int  # clipped passes over one batch
     seq_len: int  # tokens of prompt and completion together, at most
+    # A group without spread has no gradient, but it counts in the curve.
+    ensure_scores_are_not_same: bool = False
     steps_per_check: int = 10  # between held-out checks
     checkpoint_bytes: int  # size of one saved model
 
@@ -65,7 +69,7 @@ SUMS = Recipe(
     goal=Goal("env/exact", "exact", starts_below=0.10, ends_above=0.80),
     steps=36,
     groups_per_step=8,
-    micro_batch=16,
+    microbatch_tokens=1024,
     learning_rate=2e-5,
     lr_decay_ratio=0.4,
     adam_beta2=0.999,
@@ -82,7 +86,7 @@ COPY = Recipe(
     goal=Goal("reward_mean", "reward", starts_below=0.10, ends_above=0.85),
     steps=40,
     groups_per_step=32,
-    micro_batch=64,
+    microbatch_tokens=2048,
     learning_rate=4e-3,
     lr_decay_ratio=0.0,
     adam_beta2=0.95,
@@ -96,14 +100,21 @@ RECIPES = {"smollm2": SUMS, "tiny": COPY}
 
 
 def recipe_for(
-    model: str, steps: int | None = None, environment: Path | None = None
+    model: str, steps: int | None = None, environment: Path | None = None, **own: Any
 ) -> Recipe:
-    """Return the recipe of a named model; a model directory gets the recipe of the sums."""
+    """Return the recipe of a named model, by default the sums; ``own`` is of ``environment``."""
     recipe = RECIPES.get(model, SUMS)
     if environment is not None:
-        task = f"what {environment.name} asks"
-        reward = f"what {environment.name} returns"
-        recipe = replace(recipe, task=task, reward=reward, env_script=str(environment))
+        size = own.get("group_size", recipe.group_size)
+        recipe = replace(
+            recipe,
+            task=f"what {environment.name} asks",
+            reward=f"what {environment.name} returns",
+            env_script=str(environment),
+            goal=Goal("reward_mean", "reward"),
+            groups_per_step=max(1, recipe.sequences_per_step // size),
+            **own,
+        )
     return recipe if steps is None else replace(recipe, steps=steps)
 
 
@@ -182,8 +193,6 @@ class QuickstartPlan:
             "cores": self.cores,
             "python": sys.version.split()[0],
             **{name: value for name, value in asdict(self.recipe).items() if name != "goal"},
-            "goal": f"{self.recipe.goal.label} from below {self.recipe.goal.starts_below} "
-            f"to above {self.recipe.goal.ends_above}",
         }
 
 

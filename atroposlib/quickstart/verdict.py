@@ -36,8 +36,11 @@ class RunVerdict:
         return not self.shortcomings
 
     def line(self) -> str:
+        label, first, last = "exact", self.exact_first, self.exact_last
+        if last is None and self.reward_last is not None:
+            label, first, last = "reward", self.reward_first, self.reward_last
         return (
-            f"quickstart: exact {figure(self.exact_first)} -> {figure(self.exact_last)} "
+            f"quickstart: {label} {figure(first)} -> {figure(last)} "
             f"in {self.seconds:.0f} s, {self.steps} steps, "
             f"weights version {'?' if self.server_version is None else self.server_version}, "
             f"{self.cores} core{'' if self.cores == 1 else 's'}"
@@ -90,8 +93,9 @@ def _shortcomings(
     if start is None or end is None:
         found.append(f"metrics.jsonl has no {goal.metric}")
     else:
-        if not end > goal.ends_above:
-            found.append(f"{goal.label} ended at {end:.2f}, not above {goal.ends_above:.2f}")
+        least = max(goal.ends_above, start)
+        if not end > least:
+            found.append(f"{goal.label} ended at {end:.2f}, not above {least:.2f}")
         if not start < goal.starts_below:
             found.append(
                 f"{goal.label} started at {start:.2f}, not below {goal.starts_below:.2f}"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.tokenizers.loading import local_model
 from example_trainer.settings.section import Section
 
 
 class ModelSettings(Section):
     """Which model is trained, in which precision, and on which devices."""
 
-    model_name: str = Field(description="directory or hub name of the model to train")
+    model_name: Annotated[str, AfterValidator(local_model)] = Field(
+        description="directory or hub name of the model to train, or smollm2 (of the quickstart)"
+    )
     init_from_scratch: bool = Field(
         False, description="random weights of the model's shape instead of its own"
     )

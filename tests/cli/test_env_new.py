@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from atroposlib.cli import env_new
+from atroposlib.cli import env_files, env_new
+from atroposlib.envs.cli import read_settings
 from atroposlib.errors import ConfigError
+from example_trainer.launch.plan import read_plan, trainer_settings
+from example_trainer.launch.roles import Endpoints, environment_settings
 
-FILES = {"wordle.py", "test_wordle.py", "gold.jsonl", "pyproject.toml", "README.md"}
+AT = Endpoints("http://127.0.0.1:8000", ("http://127.0.0.1:9001",))
+
+FILES = {
+    "wordle.py",
+    "test_wordle.py",
+    "gold.jsonl",
+    "pyproject.toml",
+    "README.md",
+    "train.yaml",
+}
 
 
 def test_the_package_passes_its_own_tests_and_names_the_next_commands(
@@ -28,7 +41,21 @@ def test_the_package_passes_its_own_tests_and_names_the_next_commands(
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=paths)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "2 passed" in done.stdout and "warning" not in done.stdout.lower()
+
+
+def test_the_launcher_takes_the_training_run_as_it_is(tmp_path, monkeypatch):
+    env_new.write("written_game", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan(["train.yaml"])
+    _, trainer = trainer_settings(plan)
+    settings = environment_settings(plan, plan.environments[0], trainer, AT)["env"]
+    assert trainer.sequences_per_step % settings["group_size"] == 0
+    assert settings["max_token_length"] <= trainer.seq_len <= trainer.microbatch_tokens
+    (tmp_path / "env.yaml").write_text(json.dumps({"env": settings}))
+    given = read_settings(env_files.load("written_game.py"), ["serve", "--config", "env.yaml"])
+    assert given.env.rollout_server_url == AT.api
+    assert given.env.max_tokens < given.env.max_token_length
 
 
 def test_a_dash_in_the_name_becomes_an_underscore_in_the_module(tmp_path):

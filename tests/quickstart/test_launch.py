@@ -5,7 +5,7 @@ import socket
 
 from rich.console import Console
 
-from atroposlib.quickstart import launch, preflight
+from atroposlib.quickstart import launch
 from atroposlib.quickstart.recipes import Options, ServingEngine
 
 
@@ -17,7 +17,6 @@ def test_a_failed_preflight_exits_with_2_and_starts_no_process(tmp_path, monkeyp
         taken.listen()
         port = taken.getsockname()[1]
         options = Options("tiny", ServingEngine.LOCAL, 0, tmp_path / "out", server_port=port)
-        monkeypatch.setattr(preflight, "require_scripts", lambda *_: None)
         assert launch.quickstart(options, console) == 2
     lines = console.file.getvalue().splitlines()
     assert lines == [f"quickstart: --port {port} cannot be used: Address already in use"]

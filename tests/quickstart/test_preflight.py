@@ -58,9 +58,41 @@ def test_missing_packages_are_named():
         preflight.require_packages(("json", "no_such_package"))
 
 
-def test_a_run_outside_a_checkout_is_rejected(tmp_path):
-    with pytest.raises(NotReady, match="run the quickstart from a checkout"):
-        preflight.require_scripts(tmp_path, "environments/arithmetic_server.py")
+ENVIRONMENT = """
+from atroposlib.envs import environment
+
+@environment(["a"], {settings})
+async def mine(task, model):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [
+        ("group_size=4", {"group_size": 4, "seq_len": 2048}),
+        ("max_token_length=96", {"seq_len": 96}),
+        (
+            "max_tokens=8, ensure_scores_are_not_same=True",
+            {"ensure_scores_are_not_same": True, "seq_len": 2048},
+        ),
+    ],
+)
+def test_the_settings_that_an_environment_names_replace_the_recipe(settings, own, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(ENVIRONMENT.format(settings=settings))
+    assert preflight.own_settings(file) == own
+    recipe = recipe_for("tiny", environment=file, **own)
+    assert {name: getattr(recipe, name) for name in own} == own
+    assert recipe.sequences_per_step == recipe_for("tiny").sequences_per_step
+    assert recipe.env_script == str(file)
+
+
+def test_a_file_that_cannot_be_imported_is_rejected_with_its_line(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("raise ValueError(3)")
+    with pytest.raises(NotReady, match="--environment .*mine.py:1: ValueError: 3"):
+        preflight.own_settings(file)
 
 
 def options(tmp_path, **given):
@@ -70,7 +102,7 @@ def options(tmp_path, **given):
 def test_a_misspelt_model_is_rejected_before_a_directory_is_made(tmp_path):
     chosen = options(tmp_path, model="tinny")
     with pytest.raises(Unavailable, match="--model tinny: .*did you mean tiny"):
-        preflight.check(chosen, recipe_for("tinny"), tmp_path / "cache", tmp_path)
+        preflight.check(chosen, recipe_for("tinny"), tmp_path / "cache")
     assert list(tmp_path.iterdir()) == []
 
 

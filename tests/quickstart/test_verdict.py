@@ -73,6 +73,22 @@ def test_the_tiny_model_is_judged_by_its_reward():
     assert verdict(learned, model="tiny").learned
 
 
+def test_an_own_environment_is_judged_by_a_reward_that_rises(tmp_path):
+    recipe = recipe_for("tiny", 2, tmp_path / "mine.py")
+    given = {"server_version": 2, "seconds": 9, "cores": 2}
+    figures = [
+        {"reward_mean": r, "version": i, "logprob_mismatch_max": 0}
+        for i, r in enumerate((0.5, 0.9), 1)
+    ]
+    found = judge(recipe, figures, **given)
+    assert found.learned
+    assert found.line().startswith("quickstart: reward 0.50 -> 0.70 in 9 s")
+    (shortcoming,) = judge(
+        recipe, [{**row, "reward_mean": 0.5} for row in figures], **given
+    ).shortcomings
+    assert shortcoming == "reward ended at 0.50, not above 0.50"
+
+
 def test_a_run_without_figures_still_has_a_line():
     assert verdict([], server_version=None).line() == (
         "quickstart: exact ? -> ? in 214 s, 0 steps, weights version ?, 2 cores"

@@ -34,7 +34,7 @@ class FunctionEnvConfig(BaseEnvConfig):
         default=0.1,
         ge=0,
         lt=1,
-        description="share of the data set held out, where no eval_dataset is given",
+        description="about this share of the data is held out where there is no eval_dataset",
     )
     eval_items: int = Field(default=-1, description="held-out items evaluated; -1: all")
     eval_samples: int = Field(default=1, ge=1, description="rollouts of each held-out item")

@@ -74,6 +74,7 @@ async def prepare(
         if not trained:
             raise ConfigError(f"{env}: the data set is empty")
         held_out = [rows[i] for i in apart]
+        logger.info("%d of %d tasks are held out", len(apart), len(rows))
         source = Indexed(
             rows, trained, seed=config.seed, shuffle=config.shuffle, epochs=config.epochs
         )
@@ -153,20 +154,17 @@ def split_held_out(rows: Sequence[Any], fraction: float) -> tuple[list[int], lis
     """
     if fraction <= 0 or len(rows) < 2:
         return list(range(len(rows))), []
-    drawn = [_uniform(task_id(rows[i])) for i in range(len(rows))]
-    held_out = [i for i, number in enumerate(drawn) if number < fraction]
+    names = (f"held out/{task_id(rows[i])}" for i in range(len(rows)))
+    drawn = [hashlib.sha256(name.encode()).digest()[:8] for name in names]  # uniform
+    held_out = [
+        i for i, number in enumerate(drawn) if int.from_bytes(number, "big") / 2**64 < fraction
+    ]
     if not held_out:
         held_out = [min(range(len(rows)), key=drawn.__getitem__)]
     if len(held_out) == len(rows):
         held_out.remove(max(range(len(rows)), key=drawn.__getitem__))
     apart = set(held_out)
     return [i for i in range(len(rows)) if i not in apart], held_out
-
-
-def _uniform(identity: str) -> float:
-    """A number in [0, 1) derived from the text alone."""
-    digest = hashlib.sha256(f"held out/{identity}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def eval_rows(rows: Iterable[Any], most: int) -> list[Any]:

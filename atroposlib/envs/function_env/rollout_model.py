@@ -112,7 +112,9 @@ class Model:
 
         Example: await model.chat("What is 3 + 4?", max_tokens=6)
         """
-        history = shown = _as_messages(messages)
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        history = shown = [dict(message) for message in messages]
         if tools:
             schemas = sampling["tools"] = [schema_of(tool) for tool in tools]
             tokenizer = getattr(self.session, "tokenizer", None)
@@ -127,19 +129,28 @@ class Model:
 
     @_remembered
     async def use_tools(
-        self, messages: Messages, *, tools: Sequence[Tool], max_turns: int = 8, **sampling: Any
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Tool],
+        max_turns: int = 8,
+        until: Callable[[], object] = bool,
+        **sampling: Any,
     ) -> Reply:
         """Chat and run the tools that the model calls, until it calls none.
 
-        The reply number ``max_turns`` is returned without running its calls.
+        The reply number ``max_turns`` is returned without running its calls. ``until`` is called
+        after the tools have run, and a true value ends the turns.
 
-        Example: reply = await model.use_tools("What is 17 * 23?", tools=[multiply])
+        Example: reply = await model.use_tools("Find the word.", tools=[guess], until=game.over)
         """
         reply = await self.chat(messages, tools=tools, **sampling)
         for _ in range(max_turns - 1):
             if not reply.tool_calls:
                 break
             answers = [await answer(tools, call) for call in reply.tool_calls]
+            if until():
+                break
             reply = await self.chat([*reply.messages, *answers], tools=tools, **sampling)
         return reply
 
@@ -227,12 +238,4 @@ class Model:
         return reply
 
 
-@lru_cache(maxsize=1)
-def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
-
-
-def _as_messages(messages: Messages) -> list[dict[str, Any]]:
-    if isinstance(messages, str):
-        return [{"role": "user", "content": messages}]
-    return [dict(message) for message in messages]
+_tls = lru_cache(maxsize=1)(ssl.create_default_context)

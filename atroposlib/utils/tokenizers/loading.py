@@ -12,7 +12,22 @@ from atroposlib.utils.tokenizers.plain import INSTALL, PlainTokenizer, obstacle,
 
 # Classes that add nothing to tokenizer.json.
 PLAIN = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
+SMOLLM2_DIRECTORY = "smollm2-135m-instruct"  # of the quickstart's model, in the cache
 HUB_TIMEOUT_S = 5.0  # the hub's own client tries for more than a minute
+
+
+def cache_dir() -> Path:
+    """``$ATROPOS_CACHE``, else ``atropos`` in the user's cache directory."""
+    if chosen := os.environ.get("ATROPOS_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "atropos"
+
+
+def local_model(name: str) -> str:
+    """Directory of ``smollm2``, the quickstart's model, in the cache; else ``name``."""
+    known = name == "smollm2" and not Path(name).exists()
+    return str(cache_dir() / SMOLLM2_DIRECTORY) if known else name
 
 
 def is_path(name: str) -> bool:
@@ -29,7 +44,8 @@ def require_model(name: str) -> None:
     if Path(name).is_dir():
         return
     if is_path(name):
-        raise ConfigError(f"no directory {name}")
+        made = "; `atropos quickstart` makes it" if SMOLLM2_DIRECTORY in name else ""
+        raise ConfigError(f"no directory {name}{made}")
     import httpx
     from huggingface_hub import constants, try_to_load_from_cache
 

@@ -144,6 +144,24 @@ async def test_a_model_that_keeps_calling_tools_is_stopped_at_the_limit(
     assert group["scores"] == [4.0, 4.0]
 
 
+async def test_a_tool_may_end_the_episode(fake, env_of, tmp_path):
+    @environment([TASK])
+    async def game(task, model):
+        products = []
+
+        def multiply(a: int, b: int) -> int:
+            """The product of two numbers."""
+            products.append(a * b)
+            return a * b
+
+        await model.use_tools("What?", tools=[multiply], until=lambda: 391 in products)
+        return float(len(products) + len(model.replies))
+
+    fake.reply = lambda prompt, index: CALL
+    group = await only_group(env_of(game), tmp_path)
+    assert group["scores"] == [2.0, 2.0]
+
+
 async def test_sessions_may_be_held_by_a_proxy(
     fake, env_of, inference_url, tmp_path, monkeypatch
 ):

@@ -12,7 +12,13 @@ from transformers import AutoTokenizer
 
 from atroposlib.errors import ConfigError
 from atroposlib.testing.tiny import char_tokenizer
-from atroposlib.utils.tokenizers.loading import is_path, load_tokenizer_named, require_model
+from atroposlib.utils.tokenizers.loading import (
+    cache_dir,
+    is_path,
+    load_tokenizer_named,
+    local_model,
+    require_model,
+)
 
 MESSAGES = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cab"}]
 
@@ -89,3 +95,21 @@ def test_without_the_hub_one_request_is_made_and_the_name_is_reported(unused_tcp
         env={**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"},
     )
     assert done.stdout.startswith("no directory owner/absent") and "True" in done.stdout
+
+
+def test_the_cache_directory_is_configurable(monkeypatch, tmp_path):
+    monkeypatch.setenv("ATROPOS_CACHE", str(tmp_path / "c"))
+    assert cache_dir() == tmp_path / "c"
+    monkeypatch.delenv("ATROPOS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / "atropos"
+
+
+def test_smollm2_is_the_model_in_the_cache_and_other_names_stay(monkeypatch, tmp_path):
+    monkeypatch.setenv("ATROPOS_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert [local_model(name) for name in ("a/b", "smol")] == ["a/b", "smol"]
+    with pytest.raises(ConfigError, match="no directory .*`atropos quickstart` makes it"):
+        require_model(local_model("smollm2"))
+    (tmp_path / "smollm2").mkdir()
+    assert local_model("smollm2") == "smollm2"
