@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -88,6 +89,21 @@ def test_serve_fills_the_run(env_cls, words, api, tmp_path):
         )
         batch = trainer.claim(wait_s=5)
     assert sum(len(group.tokens) for group in batch.batch) == 4
+
+
+def test_a_yaml_file_with_several_servers_and_cli_run_an_old_file(
+    inference_url, tokenizer_dir, tmp_path, monkeypatch
+):
+    server = {"model_name": "m", "base_url": inference_url, "server_type": "vllm"}
+    path, env = tmp_path / "groups.jsonl", {"group_size": 3, "total_steps": 2}
+    env |= {"tokenizer_name": tokenizer_dir, "data_path_to_save_groups": str(path)}
+    document = {"env": env, "openai": [server, server], "slurm": False, "testing": False}
+    (tmp_path / "old.yaml").write_text(json.dumps(document))  # JSON is YAML
+    words = ["old_env.py", "process", "--config", str(tmp_path / "old.yaml")]
+    monkeypatch.setattr(sys, "argv", words)
+    HooksEnv.cli()
+    groups = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [len(group["tokens"]) for group in groups] == [3, 3]
 
 
 def test_overridden_steps_of_the_runtime_run_in_their_order(words, api):

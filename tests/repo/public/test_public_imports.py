@@ -43,8 +43,8 @@ PUBLIC = {
     ),
     f"{SERVERS}.sglang_server": "SGLangServer resolve_openai_configs",
     f"{SERVERS}.tool_call_translator": "ToolCallTranslator VLLM_AVAILABLE",
-    f"{SERVERS}.trl_vllm_server": "TrlVllmServer",
-    f"{SERVERS}.vllm_server": "VLLMServer",
+    f"{SERVERS}.trl_vllm_server": "TrlVllmServer resolve_openai_configs",
+    f"{SERVERS}.vllm_server": "VLLMServer resolve_openai_configs",
     "atroposlib.type_definitions": (
         "AgentHistory AgentStep Content EvaluationConfigGeneral EvaluationMetrics "
         "EvaluationResults EvaluationSample GameHistory GameStep Item Message Observation "

@@ -58,6 +58,8 @@ SIGNATURES = {
     "atroposlib.envs.eval:EvalBase.run_item": "self, server, data_item",
     "atroposlib.envs.eval:EvalBase.chat_completion": "self, server, messages",
     "atroposlib.envs.eval:eval_runner": "eval_env",
+    "atroposlib.envs.eval:EvalBase.setup_data": "self",
+    "atroposlib.envs.eval:EvalBase.eval": "self, server_manager",
     "atroposlib.envs.eval:EvalBase.get_generation_params": "self",
     "atroposlib.envs.eval:evaluate_log": (
         "metrics, eval_dir=None, task_name=None, model_name=None, start_time=None, "
@@ -138,6 +140,12 @@ SIGNATURES = {
     f"{SERVERS}.proxy_client:ProxyManagedServer": (
         "proxy_url, session_uuid, model_name, base_url"
     ),
+    f"{SERVERS}.proxy_client:ProxyManagedServer.chat_completion": "self, **kwargs",
+    f"{SERVERS}.proxy_client:ProxyManagedServer.fetch_state": "self",
+    f"{SERVERS}.proxy_client:ProxyManagedServer.get_state": "self",
+    f"{SERVERS}.proxy_client:ProxyManagedServer.get_url": "self",
+    f"{SERVERS}.proxy_client:ProxyManagedServer.reset": "self",
+    f"{SERVERS}.proxy_client:ProxyManagedServer.cleanup": "self",
     f"{SERVERS}.proxy_client:create_proxy_session": (
         "proxy_url, base_url=None, tool_parser='hermes', track_tree=False, "
         "model_name='unknown'"
@@ -301,6 +309,8 @@ REWARDS = {
     "reasoning_steps": "min_words=10, min_steps=3, base_score=0.1",
     "repetition_penalty": "threshold=0.05, min_words=10, min_sentences=2",
     "crossword_format": "reward_value=1.0, penalize_invalid_chars=True",
+    "accuracy_x": "exact_match=False, case_sensitive=False, reward_value=1.0",
+    "format_reasoning": "reward_value=0.5, require_thinking=True, require_response=True",
     "r1": "format_weight=0.5, accuracy_weight=1.0",
 }
 
