@@ -70,7 +70,8 @@ class RewardFunction(ABC):
 
         ``kwargs`` with the name of a constructor's parameter are options of the reward.
         """
-        options = {name: kwargs.pop(name) for name in _options(cls) & kwargs.keys()}
+        known = inspect.signature(cls).parameters
+        options = {name: kwargs.pop(name) for name in [*kwargs] if name in known}
         scores = cls(**options).compute(completions, *columns, **kwargs)
         return _checked(scores, len(completions))
 
@@ -114,11 +115,6 @@ class RewardFunction(ABC):
                 if isinstance(message, Mapping) and message.get("role") == "assistant":
                     return RewardFunction.get_content(message)
         return ""
-
-
-def _options(reward: type[RewardFunction]) -> set[str]:
-    named = inspect.signature(reward).parameters.values()
-    return {one.name for one in named if one.kind is one.POSITIONAL_OR_KEYWORD}
 
 
 def _checked(scores: Sequence[float | None], count: int) -> Scores:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from atroposlib.envs.rollout.filters import (
     NOT_A_GROUP,
@@ -27,12 +27,12 @@ from atroposlib.envs.rollout.groups import (
 from atroposlib.envs.rollout.pacing import derived_batch_size
 from atroposlib.envs.rollout.pool import (
     Outcome,
-    RolloutHooks,
     RolloutStatus,
     RolloutTask,
     WorkerPool,
 )
 from atroposlib.envs.runtime.evaluation import PeriodicEvaluation
+from atroposlib.envs.runtime.hooks import EnvHooks, Serving
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats, filter_groups
@@ -51,51 +51,6 @@ from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Durations = list[float]  # seconds
-
-
-class EnvHooks(RolloutHooks, Protocol):
-    """The methods of ``BaseEnv`` that the runtime calls; ``base.py`` documents them."""
-
-    @classmethod
-    def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]: ...
-
-    async def env_manager(self) -> None: ...
-
-    async def process_manager(self) -> int: ...
-
-    async def setup(self) -> None: ...
-
-    async def get_next_item(self) -> Item | None: ...
-
-    async def evaluate(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None: ...
-
-    def load_checkpoint(self) -> None: ...
-
-    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None: ...
-
-    async def add_rollouts_for_wandb(
-        self, scored_data: ScoredDataGroup | list[ScoredDataGroup], item: Item | None = None
-    ) -> None: ...
-
-
-class Serving(Protocol):
-    """The running ``serve`` command."""
-
-    sender: GroupSender | None
-
-    async def register(self) -> None: ...
-
-    async def read_info(self) -> None: ...
-
-    async def open_trackers(self) -> None: ...
-
-    async def read_status(self) -> None: ...
-
-    async def step_checks(self) -> None: ...
-
-    async def add_workers(self) -> None: ...
 
 
 class MoreServers(NamedTuple):
@@ -271,7 +226,7 @@ class EnvRuntime(EnvHooks):
     async def get_server_info(self) -> None:
         """Follow the sizes of the trainer's batches."""
         if self.serving is not None:
-            await self.serving.read_info()
+            await self.serving.registration.refresh()
 
     async def setup_wandb(self) -> None:
         """Record in the trackers of the settings, under the names of the run."""

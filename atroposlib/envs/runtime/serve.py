@@ -164,10 +164,6 @@ class Serve:
             requeue=self.env.pool.backlog.append,
         )
 
-    async def read_info(self) -> None:
-        """Follow a trainer with batches of another size or length."""
-        await self.registration.refresh()
-
     async def open_trackers(self) -> None:
         """Record in the trackers of the settings, under the names of the run."""
         if self.env.config.tracker_names:
