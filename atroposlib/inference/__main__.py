@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from typing import TYPE_CHECKING
 
 from atroposlib.errors import AtroposError, ConfigError
@@ -30,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         require_model(options.model)  # before torch is imported
         # Before the model is loaded, so that a taken port costs no minute.
         with bind(options.host, options.port, BACKLOG) as listener:
+            logging.getLogger(__name__).info("loading %s", options.model)
             return serve(options, listener)
     except AtroposError as error:
         logs.report(PROG, error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,7 @@ class RunSnapshot:
     steps: int = 0
     rewards: tuple[float, ...] = ()  # one per step
     exacts: tuple[float, ...] = ()
+    measures: str = ""  # of the environment and the policy's entropy, of the last step
     heldout: tuple[tuple[int, float], ...] = ()  # (step, exact rate)
     answers: tuple[tuple[HeldoutSample, ...], ...] = ()  # per held-out problem, by step
     generate_tokens_per_s: float | None = None
@@ -53,6 +55,7 @@ class RunSnapshot:
     mismatch: float | None = None  # nats, largest of the last step
     server_version: int | None = None
     trainer_version: int | None = None
+    dropped: str = ""  # groups that environments did not send, with the reasons
     waits: tuple[str, ...] = ()
 
 
@@ -74,9 +77,7 @@ class JsonLines:
             return self.rows
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.splitlines():
-            if line.strip():
-                self.rows.append(json.loads(line))
+        self.rows += [json.loads(line) for line in whole.splitlines() if line.strip()]
         return self.rows
 
 
@@ -158,6 +159,7 @@ class Sources:
             steps=run.steps,
             rewards=tuple(column(rows, "reward_mean")),
             exacts=tuple(column(rows, "env/exact")),
+            measures=measures_of(latest),
             heldout=tuple((check.step, check.exact) for check in self.heldout.read()),
             answers=tuple(self.heldout.answers()),
             generate_tokens_per_s=self._rate.per_s,
@@ -167,6 +169,7 @@ class Sources:
             mismatch=largest(latest, "logprob_mismatch_max", "publish_mismatch_max"),
             server_version=version_of(info),
             trainer_version=version_of({"weight_version": latest.get("version", 0)}),
+            dropped=dropped_groups(status),
             waits=self._waits.lines(status, now),
         )
 
@@ -227,6 +230,13 @@ def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
+def measures_of(row: Mapping[str, Any]) -> str:
+    """Format the environment's measures, without the reward, and the entropy of the policy."""
+    named = [name for name in row if name.startswith("env/") and name != "env/reward"]
+    shown = ((n.removeprefix("env/"), number(row, n)) for n in (*named[:5], "entropy"))
+    return "  ".join(f"{name} {value:.3g}" for name, value in shown if value is not None)
+
+
 def number(row: Mapping[str, Any] | None, name: str) -> float | None:
     found = column([row], name) if row else []
     return found[0] if found else None
@@ -244,17 +254,24 @@ def largest(row: Mapping[str, Any], *names: str) -> float | None:
 
 def version_of(info: Mapping[str, Any] | None) -> int | None:
     """Return the weight version in a server's response; vLLM's initial one is named default."""
-    label = None if info is None else info.get("weight_version")
-    if label == "default":
-        return 0
-    try:
-        return None if label is None else int(label)
-    except ValueError:
-        return None
+    label = str((info or {}).get("weight_version"))
+    return 0 if label == "default" else int(label) if label.isdecimal() else None
 
 
 def participants(status: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     return [] if status is None else [dict(p) for p in status.get("participants", [])]
+
+
+def dropped_groups(status: Mapping[str, Any] | None) -> str:
+    """Return how many groups environments dropped and why, or nothing if none."""
+    counts: Counter[str] = Counter()
+    for details in (p.get("details", {}) for p in participants(status)):
+        counts.update(
+            {k: int(v) for k, v in details.items() if k[:7] in ("groups_", "dropped")}
+        )
+    sent, lost = counts.pop("groups_sent", 0), counts.pop("groups_dropped", 0)
+    reasons = ", ".join(name.removeprefix("dropped_") for name, _ in counts.most_common())
+    return f"dropped {lost} of {lost + sent} groups ({reasons})" if lost else ""
 
 
 def age_s(participant: Mapping[str, Any]) -> float:

@@ -30,6 +30,7 @@ LABEL_WIDTH = 9
 FRAME_WIDTH = 6  # border, padding, and the space between label and text
 TALL = 32  # terminal lines from which curves have three lines
 WAIT_LOG_INTERVAL_S = 10.0
+STEP_WAIT_S = 30.0  # without a step, after which the waits are printed
 
 Row = tuple[str, RenderableType]  # label and text of one line of the panel
 
@@ -158,8 +159,10 @@ def _samples(s: RunSnapshot, inner: int, room: int) -> list[Row]:
 
 def _processes(s: RunSnapshot, inner: int) -> list[Row]:
     """Show what each process does, then the figures; a low terminal cuts them from below."""
-    waits = [line for wait in s.waits for line in wrapped(wait, inner)]
+    waits = [line for wait in s.waits for line in wrapped(wait, inner, most=4)]
     figures = {
+        "groups": s.dropped,
+        "measures": s.measures,
         "speed": f"{formatted(s.generate_tokens_per_s, '.0f')} tokens/s generated, "
         f"{formatted(s.train_tokens_per_s, '.0f')} trained",
         "staleness": f"{formatted(s.staleness_mean, '.1f')} versions, "
@@ -169,20 +172,23 @@ def _processes(s: RunSnapshot, inner: int) -> list[Row]:
         f"{formatted(s.trainer_version, 'd')} at the trainer",
     }
     rows = _labelled("processes", waits or ["no process has reported yet"])
-    return [*rows, ("", ""), *figures.items()]
+    return [*rows, ("", ""), *(row for row in figures.items() if row[1])]
 
 
 def step_line(s: RunSnapshot) -> str:
     """Format one step as a line, for a log file or a pipe."""
-    exact = s.exacts[-1] if s.exacts else None
     reward = s.rewards[-1] if s.rewards else None
-    return (
-        f"step {s.step}/{s.steps}  reward {formatted(reward)}  exact {formatted(exact)}  "
+    parts = (
+        f"step {s.step}/{s.steps}  reward {formatted(reward)}",
+        s.measures,
         f"{formatted(s.generate_tokens_per_s, '.0f')} tok/s generated  "
         f"{formatted(s.train_tokens_per_s, '.0f')} tok/s trained  "
         f"staleness {formatted(s.staleness_max, '.0f')}  mismatch {formatted(s.mismatch, '.1e')}  "
-        f"version {formatted(s.server_version, 'd')}  {clock(s.elapsed_s)}  {left(s)}"
-    ).rstrip()
+        f"version {formatted(s.server_version, 'd')}",
+        s.dropped,
+        f"{clock(s.elapsed_s)}  {left(s)}".rstrip(),
+    )
+    return "  ".join(filter(None, parts))
 
 
 def print_plain(console: Console, text: str) -> None:
@@ -230,12 +236,14 @@ class LiveView(View):
 
 
 class PlainView(View):
-    """Lines only; the same wait is repeated at most every ten seconds."""
+    """Lines only; a wait for servers is printed every ten seconds, one for a step every 30."""
 
     def __init__(self, console: Console, as_logs: bool = False) -> None:
         super().__init__(console)
         self._as_logs = as_logs
+        self._step_at = time.monotonic()  # of the last line on a step
         self._shown_steps = 0
+        self._warned = False  # of dropped groups, which are printed at once
         self._quiet_until = 0.0
 
     def print_line(self, line: str) -> None:
@@ -245,13 +253,20 @@ class PlainView(View):
             super().print_line(line)
 
     def show(self, snapshot: RunSnapshot) -> None:
-        if snapshot.step > self._shown_steps:
-            self._shown_steps = snapshot.step
-            self.print_line(step_line(snapshot))
+        s, now = snapshot, time.monotonic()
+        warnings = [line for line in s.waits if " groups dropped, " in line]
+        if s.step > self._shown_steps:
+            self._shown_steps, self._step_at = s.step, now
+            self.print_line(step_line(s))
+        elif now - self._step_at >= STEP_WAIT_S or (warnings and not self._warned):
+            self._step_at, self._warned = now, bool(warnings)
+            shown = (f"after step {s.step}/{s.steps}", s.dropped, *(warnings or s.waits))
+            self.print_line("; ".join(filter(None, shown)))
 
     def waiting(self, line: str) -> None:
-        if time.monotonic() >= self._quiet_until:
-            self._quiet_until = time.monotonic() + WAIT_LOG_INTERVAL_S
+        self._step_at = time.monotonic()
+        if self._step_at >= self._quiet_until:
+            self._quiet_until = self._step_at + WAIT_LOG_INTERVAL_S
             self.print_line(line)
 
 

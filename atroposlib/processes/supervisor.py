@@ -90,10 +90,10 @@ class Supervisor:
             self.children.start(self.specs[name])
         self.children.wait_ready(servers, on_wait)
 
-    def start_workers(self) -> None:
-        """Start every process without a health URL."""
+    def start_workers(self, started: Collection[str] = ()) -> None:
+        """Start every process without a health URL, but for those already ``started``."""
         for spec in self.specs.values():
-            if spec.health_url is None:
+            if spec.health_url is None and spec.name not in started:
                 self.children.start(spec)
 
     def completed(self, name: str) -> bool:

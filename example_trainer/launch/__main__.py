@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from atroposlib.processes import StopRequest
+from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, CommandParser
 from example_trainer.launch.local import exit_status, run_local
@@ -45,7 +45,12 @@ def _run(args: argparse.Namespace) -> int:
 
         exec_role(load_plan(args.plan), args.role, args.index, args.meet)
     plan = plan_of(args)
-    return _local(plan, args.live) if args.what == "local" else _slurm(plan, args.dry_run)
+    try:
+        return (
+            run_local(plan, args.live) if args.what == "local" else _slurm(plan, args.dry_run)
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{', '.join(args.config)}: {error}") from error
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -80,13 +85,6 @@ def plan_of(args: argparse.Namespace) -> Plan:
     words += [] if args.out is None else [f"out={args.out}"]
     words += [] if args.nproc is None else [f"trainer.nproc={args.nproc}"]
     return read_plan(args.config, [parse_override(word) for word in words])
-
-
-def _local(plan: Plan, live: bool) -> int:
-    stop = StopRequest()
-    stop.listen()
-    run_local(plan, stop, live)
-    return 0
 
 
 def _slurm(plan: Plan, dry: bool) -> int:

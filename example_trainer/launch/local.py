@@ -1,6 +1,6 @@
 """Local launcher: a whole run as child processes of this machine.
 
-    api, inference servers -> ready -> environments, trainer -> watch -> end all
+    environments, which check settings; api, inference -> ready -> trainer -> watch -> end all
 
 Reaction to the end of a process before the trainer is done:
 
@@ -8,6 +8,7 @@ Reaction to the end of a process before the trainer is done:
                    up to recover_retries times, if recover_mode is auto or fault
     inference      it and the trainer are started again, as one of the trainer's retries: the
                    new server holds first weights until the trainer publishes
+    exit code 2    invalid settings: the run ends, because another start fails alike
     api, env       started again, up to ``restarts`` times each: the API resumes its queue, an
                    environment registers anew. An environment that exits with 0 is done
 
@@ -16,6 +17,7 @@ Only processes started here are signalled (atroposlib.processes).
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
@@ -38,6 +40,7 @@ from atroposlib.processes import (
     StopRequest,
     Supervisor,
     free_port,
+    log_tail,
 )
 from atroposlib.utils.command import logs
 from example_trainer.launch import roles
@@ -50,8 +53,9 @@ POLL_S = 0.5
 API_READY_TIMEOUT_S = 120.0
 RESTART_GRACE_S = 5.0
 GRACE_S = 30.0  # a trainer finishes publish and ack before it handles SIGTERM
-TRAINER = "trainer"
+TRAINER, RUN_ID = "trainer", "ATROPOS_RUN_ID"
 FAILED, NOT_STARTED = 1, 2
+INVALID = Exit(NOT_STARTED)  # settings that another start does not change
 
 
 class RestartPolicy:
@@ -67,46 +71,40 @@ class RestartPolicy:
         self.trainer_retries = trainer_retries
         self.restarts = restarts
         self.delay_s = delay_s
-        self._attempt = 0  # ATROPOS_RUN_ID of the trainer
-        self._restarted: Counter[str] = Counter()
+        self._ends: Counter[str] = Counter()  # of the trainer: the next RUN_ID
 
     def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
         if ended is None:
             return
-        name = child.spec.name
+        if ended == INVALID:
+            raise invalid_settings(child)
+        name, alone = child.spec.name, child.spec.restartable
         line = f"{name} {'failed' if name == TRAINER else 'died'} ({ended})"
-        if child.spec.restartable:
-            self._restart_alone(run, child, line)
-        else:
-            self._restart_trainer(run, child, line)
-
-    def _restart_alone(self, run: Supervisor, child: Child, line: str) -> None:
-        name = child.spec.name
-        if self._restarted[name] >= self.restarts:
-            starts = self._restarted[name] + 1
-            raise child.failure(f"{line} and was started {starts} times; log: {child.log}")
-        self._restarted[name] += 1
-        run.print_line(
-            f"{line}; starting it again ({self._restarted[name]} of {self.restarts})"
-        )
-        run.restart([name], pause_s=self.delay_s, grace_s=RESTART_GRACE_S)
-
-    def _restart_trainer(self, run: Supervisor, child: Child, line: str) -> None:
-        """Start the trainer again, after the inference server that died."""
-        if self._attempt >= self.trainer_retries:
-            starts = f"it was started {self._attempt + 1} times"
-            limits = "(recover_retries, recover_mode)"
-            raise child.failure(f"{line}; {starts} {limits}; log: {child.log}")
-        self._attempt += 1
-        run.print_line(f"{line}; attempt {self._attempt} of {self.trainer_retries} to recover")
-        run.specs[TRAINER] = with_attempt(run.specs[TRAINER], self._attempt)
-        names = dict.fromkeys((child.spec.name, TRAINER))
-        run.restart(names, pause_s=self.delay_s, grace_s=GRACE_S)
+        key, limit = (name, self.restarts) if alone else (TRAINER, self.trainer_retries)
+        self._ends[key] += 1
+        ends, grace_s = self._ends[key], RESTART_GRACE_S if alone else GRACE_S
+        if ends > limit:
+            which = "restarts" if alone else "recover_retries, recover_mode"
+            times = f"it was started {ends} times ({which})"
+            raise child.failure(f"{line}; {times}; log: {child.log}")
+        run.print_line(f"{line}; starting it again ({ends} of {limit})")
+        if not alone:  # the trainer too, after the server that died
+            spec = run.specs[TRAINER]
+            run.specs[TRAINER] = replace(spec, env={**spec.env, RUN_ID: str(ends)})
+        run.restart(dict.fromkeys((name, key)), pause_s=self.delay_s, grace_s=grace_s)
 
 
-def with_attempt(spec: ProcessSpec, attempt: int) -> ProcessSpec:
-    """The trainer's process under ``ATROPOS_RUN_ID=attempt``."""
-    return replace(spec, env={**spec.env, "ATROPOS_RUN_ID": str(attempt)})
+def invalid_settings(child: Child) -> ConfigError:
+    """Return the last line of the log as an error, with the key in the file of the run."""
+    text = log_tail(child.log, 1).removeprefix("error: ")
+    text = re.sub(r"--config \S+/environment-(\d+)\.yaml: ", r"environments.\1.config: ", text)
+    return ConfigError(f"{text} (log: {child.log})")
+
+
+def newest_weights(*parents: Path) -> Path | None:
+    """Return the model or adapter directory below ``parents`` that was written last."""
+    found = [path for parent in parents for path in parent.absolute().glob("*/*config.json")]
+    return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
 
 
 def exit_status(prog: str, action: Callable[[], int]) -> int:
@@ -123,8 +121,8 @@ def exit_status(prog: str, action: Callable[[], int]) -> int:
         return NOT_STARTED if isinstance(error, ConfigError) else FAILED
 
 
-def run_local(plan: Plan, stop: StopRequest, live: bool = True) -> None:
-    """Start all processes and return when the trainer is done; show its steps meanwhile.
+def run_local(plan: Plan, live: bool = True) -> int:
+    """Start all processes and return 0 when the trainer is done; show its steps meanwhile.
 
     Raises:
         ConfigError: the plan cannot be used.
@@ -133,6 +131,8 @@ def run_local(plan: Plan, stop: StopRequest, live: bool = True) -> None:
     """
     settings, cfg = trainer_settings(plan)
     specs, started = processes(plan, cfg), time.monotonic()
+    stop = StopRequest()
+    stop.listen()
     log_dir = plan.directory / "logs"
     policy = RestartPolicy(cfg.trainer_retries, plan.restarts, plan.restart_delay_s)
     api, server = (str(spec.health_url).removesuffix("/health") for spec in specs[:2])
@@ -153,6 +153,10 @@ def run_local(plan: Plan, stop: StopRequest, live: bool = True) -> None:
             view.print_line(f"{plan.name}: {line}")
         with Children(log_dir, stop) as children:
             supervise(specs, children, stop, policy, view, sources.read)
+    except (Interrupted, RunFailed):
+        if weights := newest_weights(cfg.published, Path(cfg.save_path)):
+            view.print_line(f"{plan.name}: newest weights: {weights}")
+        raise
     finally:
         view.close()
         sources.probe.close()
@@ -160,6 +164,7 @@ def run_local(plan: Plan, stop: StopRequest, live: bool = True) -> None:
     print(f"{plan.name}: done, {took}, in {plan.directory}")
     model = Path(cfg.save_path).absolute() / "final_model"
     print(f"model {model}, metrics {cfg.metrics_file.absolute()}, logs {log_dir}", flush=True)
+    return 0
 
 
 def supervise(
@@ -175,8 +180,18 @@ def supervise(
     run = Supervisor(
         specs, children, stop, policy, may_end=lambda: may_end, print_line=view.print_line
     )
-    run.start_servers(view.waiting)
-    run.start_workers()
+    early = {spec.name for spec in specs if spec.restartable and "serve" in spec.argv}
+    for name in early:
+        children.start(run.specs[name])
+
+    def waiting(line: str) -> None:
+        for name in early:
+            if children[name].exit() == INVALID:
+                raise invalid_settings(children[name])
+        view.waiting(line)
+
+    run.start_servers(waiting)
+    run.start_workers(early)
     run.watch(
         lambda: run.completed(TRAINER), observe=lambda: view.show(snapshot()), poll_s=POLL_S
     )
@@ -186,19 +201,20 @@ def supervise(
 
 def processes(plan: Plan, served: ServingSettings) -> list[ProcessSpec]:
     """Return every process in the order of its start; restartable are API and environments."""
-    ports = [port or free_port() for port in _wanted_ports(plan)]
+    first = plan.inference.port
+    wanted_ports = (plan.api.port, *(first and first + i for i in range(plan.inference.count)))
+    ports = [port or free_port() for port in wanted_ports]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     at = Endpoints(urls[0], tuple(urls[1:]))
     python, here = sys.executable, "127.0.0.1"
 
     def spec(name: str, command: Command, url: str | None, within_s: float) -> ProcessSpec:
+        again = not name.startswith(("inference-", TRAINER))
         env = {"PYTHONUNBUFFERED": "1", "NO_PROXY": "127.0.0.1,localhost", **command.env}
-        return ProcessSpec(name, command.argv, env, Path.cwd(), url, within_s)
+        return ProcessSpec(name, command.argv, env, Path.cwd(), url, within_s, again)
 
-    first = roles.api(plan, python, here, ports[0])
-    found = [
-        replace(spec("api", first, f"{at.api}/health", API_READY_TIMEOUT_S), restartable=True)
-    ]
+    api = roles.api(plan, python, here, ports[0])
+    found = [spec("api", api, f"{at.api}/health", API_READY_TIMEOUT_S)]
     for i, url in enumerate(at.inference):
         command = roles.inference(plan, served, python, here, ports[1 + i], i)
         bound_s = plan.inference.ready_within_s
@@ -208,12 +224,6 @@ def processes(plan: Plan, served: ServingSettings) -> list[ProcessSpec]:
             name = roles.environment_name(plan, number)
             name = f"env-{number}-{name}" + (f"-{copy}" if wanted.count > 1 else "")
             command = roles.environment(plan, served, python, number, at)
-            found.append(replace(spec(name, command, None, 0.0), restartable=True))
+            found.append(spec(name, command, None, 0.0))
     trainer = spec(TRAINER, roles.trainer(plan, python, at), None, 0.0)
-    found.append(with_attempt(trainer, 0))
-    return found
-
-
-def _wanted_ports(plan: Plan) -> list[int]:
-    first = plan.inference.port
-    return [plan.api.port, *(first and first + i for i in range(plan.inference.count))]
+    return [*found, replace(trainer, env={**trainer.env, RUN_ID: "0"})]

@@ -19,8 +19,10 @@ from tests.inference.helpers import WAIT_S
 def test_a_process_serves_reloads_and_stops_on_a_signal(model_dir, other_dir):
     command = [sys.executable, "-m", "atroposlib.inference", "--model", str(model_dir)]
     options = ["--port", "0", "--threads", "1", "--served-model-name", "small"]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, *options], **piped) as process:
         try:
+            assert f"loading {model_dir}" in process.stderr.readline()  # before torch is
             line = process.stdout.readline()  # printed when the port answers
             url = re.search(r"http://\S+", line).group()
             with httpx.Client(base_url=url, timeout=WAIT_S, trust_env=False) as http:

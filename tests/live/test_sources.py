@@ -9,7 +9,9 @@ from atroposlib.live.sources import (
     WaitHistory,
     WatchedRun,
     counter,
+    dropped_groups,
     largest,
+    measures_of,
     phase_of,
     seconds_left,
     version_of,
@@ -55,6 +57,25 @@ def test_a_wait_from_before_the_last_batch_is_left_out_until_the_next_heartbeat(
     assert taken == (f"no batch yet: {few} (0 s)", "trainer: waiting for batch (0 s)")
     assert not any(paused in line for line in waits.lines(status(4, few, 1.1), 11.0))
     assert any(paused in line for line in waits.lines(status(4, few, 0.2), 13.0))
+
+
+def test_dropped_groups_of_all_environments_are_counted_by_their_reasons():
+    def env(sent, **dropped):
+        counts = {f"dropped_{reason}": count for reason, count in dropped.items()}
+        details = {"groups_sent": sent, "groups_dropped": sum(dropped.values()), **counts}
+        return {"role": "env", "details": {**details, "samples_failed": 7}}
+
+    trainer = {"role": "trainer", "details": {"step": 3}}
+    listed = [trainer, env(2, too_long=1, same_scores=2), env(1, same_scores=1)]
+    shown = dropped_groups({"participants": listed})
+    assert shown == "dropped 4 of 7 groups (same_scores, too_long)"
+    assert dropped_groups({"participants": [env(2)]}) == dropped_groups(None) == ""
+
+
+def test_the_measures_are_those_of_the_environment_and_the_entropy():
+    row = {"env/solved": 0.25, "env/reward": 0.5, "env/turns": 1.0, "loss": 9.0}
+    assert measures_of({**row, "entropy": 0.01523}) == "solved 0.25  turns 1  entropy 0.0152"
+    assert measures_of({}) == ""
 
 
 def test_a_silent_process_is_marked_and_later_removed():

@@ -22,6 +22,8 @@ MOMENT = RunSnapshot(
     steps=40,
     rewards=(0.0, 0.5, 1.0),
     exacts=(0.0, 0.25),
+    measures="exact 0.25  entropy 1.5",
+    dropped="dropped 5 of 7 groups (same_scores)",
     heldout=((0, 0.01), (10, 0.2)),
     answers=((ANSWER, replace(ANSWER, version=10, step=10, completion="7", exact=True)),),
     generate_tokens_per_s=48.2,
@@ -61,6 +63,8 @@ def test_the_panel_shows_every_figure():
         "version 11 at the server, 12 at the trainer",
         "waits for the trainer to take a batch",
         "1:15",
+        "groups  dropped 5 of 7 groups (same_scores)",
+        "measures  exact 0.25  entropy 1.5",
     ):
         assert words in text
 
@@ -73,7 +77,8 @@ def test_a_run_that_has_just_begun_shows_dashes_instead_of_numbers():
 
 def test_a_step_is_one_line_where_there_is_no_terminal():
     line = step_line(MOMENT)
-    assert line.startswith("step 12/40  reward 1.00  exact 0.25  48 tok/s generated")
+    assert line.startswith("step 12/40  reward 1.00  exact 0.25  entropy 1.5  48 tok/s")
+    assert "version 11  dropped 5 of 7 groups (same_scores)  1:15" in line
     assert "\n" not in line
 
 
@@ -118,6 +123,28 @@ def test_the_plain_view_prints_each_step_once_and_does_not_repeat_a_wait():
     view.show(MOMENT)
     lines = console.file.getvalue().splitlines()
     assert lines == ["waiting for api: 1 of 60 s", step_line(MOMENT)]
+
+
+def test_without_a_step_the_waits_are_printed_every_thirty_seconds(monkeypatch):
+    console, clock = Console(file=io.StringIO(), width=300), [0.0]
+    monkeypatch.setattr("atroposlib.live.view.time.monotonic", lambda: clock[0])
+    view = open_view(console, live=True)
+    view.show(MOMENT)
+    for clock[0] in (29.0, 30.0, 31.0):
+        view.show(MOMENT)
+    waits = f"after step 12/40; {MOMENT.dropped}; {MOMENT.waits[0]}"
+    assert console.file.getvalue().splitlines() == [step_line(MOMENT), waits]
+
+
+def test_the_first_warning_of_dropped_groups_is_printed_at_once():
+    console = Console(file=io.StringIO(), width=300)
+    view = open_view(console, live=True)
+    warning = (
+        "toy: rollout, waits for a group worth keeping: 3 of the last 3 groups dropped, short"
+    )
+    for _ in range(2):
+        view.show(RunSnapshot(steps=9, waits=("trainer: waiting", warning)))
+    assert console.file.getvalue().splitlines() == [f"after step 0/9; {warning}"]
 
 
 def test_lines_are_log_records_for_a_launcher_and_where_logs_are_json(caplog):

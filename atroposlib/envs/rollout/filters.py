@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _ROWS = frozenset({"tokens", "masks", "inference_logprobs", "ref_logprobs", "versions"})
 # Raised where a field has another form than its type says, such as a number for a list.
 NOT_A_GROUP = (AttributeError, KeyError, TypeError, ValueError)
+FIT = "raise max_token_length and the trainer's seq_len, or lower max_tokens"
+VARY = "raise temperature or group_size, or set ensure_scores_are_not_same to false"
 _REQUIRED = ("tokens", "masks", "scores")
 
 
@@ -112,12 +114,13 @@ def _judged(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | Rejec
     columns = to_columns(group)
     first = float(columns.scores[0])
     if rules.ensure_scores_are_not_same and (columns.scores == first).all():
-        return RejectedGroup(RejectReason.SAME_SCORES, f"all {rows} scores are {first:g}")
+        return RejectedGroup(
+            RejectReason.SAME_SCORES, f"all {rows} scores are {first:g}; {VARY}"
+        )
     longest = int(columns.seq_lens.max())
     if rules.drop_too_long and 0 < rules.max_token_len < longest:
-        return RejectedGroup(
-            RejectReason.TOO_LONG, f"{longest} tokens, at most {rules.max_token_len}"
-        )
+        detail = f"{longest} tokens, at most {rules.max_token_len}; {FIT}"
+        return RejectedGroup(RejectReason.TOO_LONG, detail)
     return AcceptedGroup(group, columns)
 
 

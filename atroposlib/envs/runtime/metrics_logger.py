@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import string
 import time
 from collections.abc import Mapping
@@ -106,13 +107,15 @@ class MetricsLogger:
         return metrics
 
     def emit(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Log ``metrics`` in one line, without timings, and write them to every sink."""
+        """Log ``metrics`` of all rollouts, else of kept ones, and write all to every sink."""
         words = (
             f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in scalars(metrics).items()
-            if not name.startswith(("train_perf/", "server/"))
+            if not name.startswith(("train_perf/", "server/", "train/completion_lengths_"))
+            and (name[:6] != "train/" or f"rollouts/{name[6:]}" not in metrics)
         )
-        logger.log(self.level, "%s step %d: %s", self._env, step, ", ".join(words))
+        line = re.sub(r"(^|, )(train|rollouts)/", r"\1", ", ".join(words))
+        logger.log(self.level, "%s step %d: %s", self._env, step, line)
         for sink in self.sinks:
             sink.write(metrics, step)
 

@@ -12,10 +12,11 @@ import itertools
 import logging
 import math
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mode
 from typing import Any, BinaryIO
 
 import msgspec
@@ -51,16 +52,27 @@ class GroupStats:
         self.dropped: Counter[str] = Counter()  # groups per reason
         self.samples: Counter[str] = Counter()  # failed ones per outcome of the record
         self.failures = Repeats()
+        self.recent: deque[tuple[RejectReason, str] | None] = deque(maxlen=16)  # None: sent
         self._warned_of: set[str] = set()
 
     def drop(self, reason: RejectReason, detail: str, item: Any) -> None:
         """Count a dropped group; log the first of each reason and detail."""
         self.dropped[reason.value] += 1
+        self.recent.append((reason, detail))
         if reason is RejectReason.SAME_SCORES:
             logger.debug("group of item %s dropped: %s", item_label(item), detail)
             return
         text = f"group of item {item_label(item)} dropped, {reason.value}: {detail}"
         self.failures.note((reason.value, without_values(detail)), text)
+
+    def mostly_dropped(self) -> str | None:
+        """The share and the reason if most of the last groups were dropped, else None."""
+        lost, count = [one for one in self.recent if one], len(self.recent)
+        if len(lost) < 3 or 2 * len(lost) < count:
+            return None
+        reason = mode(reason for reason, _ in lost)
+        text = f"{len(lost)} of the last {count} groups dropped, {reason.value}"
+        return f"{text}: {dict(lost)[reason]}"
 
     def sample_failed(
         self, outcome: str, error: AtroposError | None = None, count: int = 1
@@ -147,6 +159,7 @@ class GroupSender:
                 self.requeue(item)
             return []
         self.stats.sent += len(groups)
+        self.stats.recent.extend([None] * len(groups))
         self.accepted_sequences += sum(group.sequences for group in groups)
         return groups
 

@@ -308,9 +308,10 @@ class Serve:
             self.waiting.start("the trainer to take a batch", usual=True)
         else:
             self.phase = EnvPhase.ROLLOUT
-            if pool.consecutive_empty_items >= limit:
+            dropped = self.env.group_stats.mostly_dropped()
+            if dropped or pool.consecutive_empty_items >= limit:
                 none = f"none in the last {pool.consecutive_empty_items} items"
-                self.waiting.start(f"a group worth keeping: {none}")
+                self.waiting.start(f"a group worth keeping: {dropped or none}")
             else:
                 self.waiting.clear()
 

@@ -30,6 +30,15 @@ def test_metrics_are_one_json_line_per_emission(tmp_path):
     assert line == {"env": "toy", "step": 7, "exact": 0.5, "n": 3, "bad": None}
 
 
+def test_the_log_line_has_each_measure_once_and_no_spreads(caplog):
+    caplog.set_level("INFO")
+    metrics = {"rollouts/reward": 0.5, "train/reward": 0.75, "train/completion_lengths": 8}
+    metrics |= {"train/completion_lengths_std": 2.0, "train/kept": 3, "eval/exact": 1.0}
+    MetricsLogger("toy", None).emit({**metrics, "server/free": 1}, step=7)
+    line = "toy step 7: reward 0.5, completion_lengths 8, kept 3, eval/exact 1"
+    assert caplog.messages == [line]
+
+
 def test_only_numbers_and_words_are_scalars():
     given = {"a": 1, "b": [1], "c": "x", "d": None, "e": {}, "f": float("inf")}
     assert scalars(given) == {"a": 1, "c": "x", "d": None, "f": None}

@@ -7,7 +7,12 @@ import json
 
 import pytest
 
-from atroposlib.envs.rollout.filters import AcceptedGroup, FilterRules, filter_group
+from atroposlib.envs.rollout.filters import (
+    AcceptedGroup,
+    FilterRules,
+    RejectReason,
+    filter_group,
+)
 from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats
 from atroposlib.errors import KeyConflict, RolloutApiRefused, RolloutApiUnavailable
 from atroposlib.wire import EnvRegistered
@@ -76,6 +81,18 @@ async def test_a_refused_group_is_dropped_counted_and_logged(caplog):
         "dropped_refused": 1,
     }
     assert "item 7" in caplog.text and "tokens[0]: odd" in caplog.text
+
+
+async def test_a_majority_of_dropped_groups_is_reported_with_its_reason():
+    sender, group_stats, _ = sender_of(Scripted())
+    for tokens in (70, 80, 90):
+        assert group_stats.mostly_dropped() is None
+        group_stats.drop(RejectReason.TOO_LONG, f"{tokens} tokens, at most 64", "item")
+    await sender.send([kept("a"), kept("b"), kept("c")], "item", "r")
+    text = "3 of the last 6 groups dropped, too_long: 90 tokens, at most 64"
+    assert group_stats.mostly_dropped() == text
+    await sender.send([kept("d")], "item", "r")
+    assert group_stats.mostly_dropped() is None
 
 
 async def test_a_group_of_an_ended_run_is_counted_and_its_item_requeued():

@@ -12,10 +12,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from atroposlib.errors import ConfigError
 from atroposlib.live.sources import RunSnapshot
 from atroposlib.live.view import PlainView
 from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest
-from example_trainer.launch.local import RestartPolicy, processes, supervise
+from example_trainer.launch.__main__ import _run as start
+from example_trainer.launch.__main__ import parse
+from example_trainer.launch.local import (
+    RestartPolicy,
+    newest_weights,
+    processes,
+    supervise,
+)
 from example_trainer.launch.plan import trainer_settings
 from tests.trainer.launch.launch_plans import plan
 
@@ -92,7 +100,7 @@ def test_a_trainer_that_ends_well_ends_the_run(watch):
 def test_a_trainer_that_fails_is_started_again_under_the_next_run_id(watch):
     printed, starts = watch(RestartPolicy(2, 3, 0.0), trainer=[1, 1, 0])
     assert starts["trainer"] == ["0", "1", "2"]
-    assert printed[0] == "trainer failed (exit code 1); attempt 1 of 2 to recover"
+    assert printed[0] == "trainer failed (exit code 1); starting it again (1 of 2)"
 
 
 @pytest.mark.parametrize("retries", [0, 1])
@@ -118,7 +126,47 @@ def test_crashed_environment_is_restarted_and_finished_environment_is_not(watch)
 def test_dead_inference_server_restarts_the_trainer(watch):
     printed, starts = watch(RestartPolicy(1, 0, 0.0), inference=[3, 3], trainer=[])
     assert len(starts["inference"]) == 2 and starts["trainer"][-1] in ("0", "1")
-    assert printed[0] == "inference died (exit code 3); attempt 1 of 1 to recover"
+    assert printed[0] == "inference died (exit code 3); starting it again (1 of 1)"
+
+
+@pytest.mark.parametrize("name", ["env", "trainer"])
+def test_invalid_settings_end_the_run_without_another_start(watch, name):
+    with pytest.raises(ConfigError, match=f"log: .*{name}.log"):
+        watch(RestartPolicy(3, 3, 0.0), **{"env": [], "trainer": [], name: [2]})
+
+
+def test_invalid_settings_of_an_environment_end_the_start_of_the_servers(tmp_path):
+    file = f"{tmp_path}/launch/environment-1.yaml"
+    fails = f"import sys; sys.exit(print('error: --config {file}: no key x') or 2)"
+    found = []
+    for name, code in (("inference", "import time; time.sleep(600)"), ("env", fails)):
+        url = "http://127.0.0.1:9/health" if name == "inference" else None
+        argv = (sys.executable, "-S", "-c", code, "serve")
+        found.append(ProcessSpec(name, argv, {}, tmp_path, url, restartable=name == "env"))
+    view, policy = PlainView(Console(file=io.StringIO())), RestartPolicy(0, 3, 0.0)
+    named = "^environments.1.config: no key x .log: .*env.log"
+    with Children(tmp_path / "logs") as children:
+        with pytest.raises(ConfigError, match=named):
+            supervise(found, children, StopRequest(), policy, view, RunSnapshot)
+
+
+def test_a_wrong_script_is_reported_with_the_file_of_the_run(tmp_path):
+    run = {"environments": [{"script": "absent.py"}], "out": str(tmp_path)}
+    run |= {"trainer": {"settings": {"model_name": "tiny"}}}
+    (tmp_path / "run.yaml").write_text(json.dumps(run))
+    options = parse(["local", "--config", str(tmp_path / "run.yaml")])
+    with pytest.raises(ConfigError, match="/run.yaml: environments: no file absent.py here"):
+        start(options)
+
+
+def test_the_newest_weights_are_those_written_last(tmp_path):
+    for name, seconds in (("published/version_3", 20), ("published/version_9", 10)):
+        config = tmp_path / name / "config.json"
+        config.parent.mkdir(parents=True)
+        config.touch()
+        os.utime(config, (seconds, seconds))
+    assert newest_weights(tmp_path, tmp_path / "published") == tmp_path / "published/version_3"
+    assert newest_weights(tmp_path / "empty") is None
 
 
 @pytest.mark.parametrize(("mode", "retries"), [("auto", 2), ("fault", 2), ("disabled", 0)])
