@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import GPUS, HUB, CommandParser, require
-from atroposlib.utils.http_server import bind, is_loopback
+from atroposlib.utils.http_server import bind, is_loopback, run_app
 from atroposlib.utils.tokenizers.loading import local_model, require_model
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def warm_up(engine: Engine, timeout_s: float = 300.0) -> None:
 def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     """Load the model and serve requests on ``listener``."""
     import torch
-    import uvicorn
     from transformers.utils import logging
 
     from atroposlib.inference.engine.core import EngineLimits
@@ -118,13 +117,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     warm_up(engine)
     host, port = listener.getsockname()[:2]
     print(f"serving {served.name} ({served.device}) on http://{host}:{port}", flush=True)
-    config = uvicorn.Config(
-        create_app(engine),
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=5,  # requests held by a pause would otherwise keep it alive
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    run_app(create_app(engine), listener)  # requests that a pause holds do not keep it alive
     return 0
 
 

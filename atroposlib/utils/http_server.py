@@ -59,6 +59,16 @@ def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
     return listener
 
 
+def run_app(app: ASGIApp, listener: socket.socket) -> None:
+    """Serve ``app`` on ``listener`` until interrupted. Open requests end 5 s after that."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=5
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
 def is_loopback(host: str) -> bool:
     """Whether ``host`` is only reachable from this machine. Other names may resolve anywhere."""
     address = address_of(host)

@@ -77,8 +77,11 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without pauses; the length of the pauses has separate tests."""
     from atroposlib.generation.engines import health
     from atroposlib.generation.sampling import resume
+    from atroposlib.generation.sessions import remote
+    from atroposlib.utils.backoff import Backoff
 
-    monkeypatch.setattr(health, "INITIAL_BACKOFF_S", 0.0)
+    for module in (health, remote):
+        monkeypatch.setattr(module, "BACKOFF", Backoff(0.0, 0.0))
     monkeypatch.setattr(health, "PROBE_INTERVAL_S", 0.01)
     monkeypatch.setattr(resume, "INITIAL_PAUSE_S", 0.0)
 

@@ -41,7 +41,6 @@ from atroposlib.generation.sampling.reasoning import (
     ReasoningConfig,
     in_official_form,
     is_official_openai,
-    with_extra_body,
 )
 from atroposlib.generation.sampling.resume import Decode, generate_with_resume
 
@@ -237,7 +236,7 @@ class APIServer(LegacyHealth, ABC):
                 "choose it through the chat template instead"
             )
             return kwargs
-        kwargs = with_extra_body(kwargs, fields)
+        kwargs = {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **fields}}
         if not self.is_official_openai:
             return kwargs
         if kwargs.get("temperature") not in (None, 1, 1.0):

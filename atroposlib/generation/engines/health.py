@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import TypeVar
 
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.engines.http import HttpClient, current_call
+from atroposlib.utils.backoff import Backoff, jittered
 from atroposlib.utils.http_server import start_hint
 
 logger = logging.getLogger(__name__)
@@ -201,21 +201,10 @@ class LegacyHealth:
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 3
-INITIAL_BACKOFF_S = 0.5
-MAX_BACKOFF_S = 10.0
+BACKOFF = Backoff(initial_s=0.5, max_s=10.0)
 
 # Other exceptions of a backend are rejections or mistakes, which a retry cannot fix.
 RETRYABLE_ERRORS = (InferenceUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError)
-
-
-def backoff_s(failed_attempts: int, uniform: float) -> float:
-    """Seconds to wait after the n-th failure: doubled each time, capped, with jitter.
-
-    ``uniform`` in 0..1 selects 50 % to 100 % of the pause, so that callers that failed
-    together retry at different times.
-    """
-    ceiling = min(MAX_BACKOFF_S, INITIAL_BACKOFF_S * 2.0 ** (failed_attempts - 1))
-    return ceiling * (0.5 + 0.5 * uniform)
 
 
 async def with_retries(
@@ -239,5 +228,5 @@ async def with_retries(
                     f"{health.name}: {MAX_ATTEMPTS} attempts failed, the last with: {cause}"
                 ) from cause
             logger.warning("%s: attempt %d failed: %s", health.name, failed, cause)
-        await asyncio.sleep(backoff_s(failed, random.random()))
+        await asyncio.sleep(jittered(BACKOFF.pause_s(failed)))
         await health.wait_until_healthy()

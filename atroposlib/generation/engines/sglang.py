@@ -61,14 +61,8 @@ def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
 
 def logprobs_body(ids: list[int], top_k: int) -> dict[str, Any]:
     """Body that computes only the prompt. ``logprob_start_len`` 0 is its first token."""
-    return {
-        "input_ids": ids,
-        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
-        "return_logprob": True,
-        "logprob_start_len": 0,
-        "top_logprobs_num": top_k,
-        "return_text_in_logprobs": False,
-    }
+    body = generate_body(ids, {"max_tokens": 0, "temperature": 0.0})
+    return {**body, "logprob_start_len": 0, "top_logprobs_num": top_k}
 
 
 def read_generations(payload: Any, ids: list[int]) -> list[Generation]:

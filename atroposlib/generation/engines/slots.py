@@ -17,15 +17,6 @@ from typing import Literal
 from atroposlib.utils.metrics import percentile
 
 
-def slot_limit(capacity: int, weight: float) -> int:
-    """Slots open at ``weight``: ceil(capacity * weight), at least one.
-
-    Without any slot every caller would wait until the weight rises, perhaps never.
-    The small subtraction keeps 0.1 * 30 = 3.0000000000000004 from opening a fourth slot.
-    """
-    return max(1, math.ceil(capacity * weight - 1e-9))
-
-
 class AsyncSemWithAdaptiveWeight:
     """First-come-first-served semaphore whose limit may change while slots are held.
 
@@ -41,7 +32,9 @@ class AsyncSemWithAdaptiveWeight:
 
     @property
     def limit(self) -> int:
-        return slot_limit(self.max_val, self.weight)
+        """Slots that the weight opens, at least one: without any, callers might wait forever."""
+        # The subtraction keeps 0.1 * 30 = 3.0000000000000004 from opening a fourth slot.
+        return max(1, math.ceil(self.max_val * self.weight - 1e-9))
 
     @property
     def free(self) -> int:

@@ -14,10 +14,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 from atroposlib.errors import InferenceRefused, InferenceUnavailable, TokensMissing
-from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.http import read_json
 from atroposlib.generation.engines.openai import (
     TokenServer,
@@ -33,7 +33,6 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     token_versions,
 )
-from atroposlib.generation.sampling.reasoning import ReasoningConfig
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +49,12 @@ class VLLMServer(TokenServer):
     and not of the distribution that was sampled from.
     """
 
-    def __init__(
-        self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None
-    ) -> None:
-        super().__init__(config, reasoning_config)
-        self._route: TokenRoute | None = None
-        self._has_weight_info = False
-        self._detect_lock = asyncio.Lock()
+    _route: TokenRoute | None = None
+    _has_weight_info = False
+
+    @cached_property
+    def _detect_lock(self) -> asyncio.Lock:
+        return asyncio.Lock()
 
     async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
         ids = list(kwargs["input_ids"])

@@ -24,7 +24,7 @@ from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.generation.proxy import ProxyLimits
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
-from atroposlib.utils.http_server import HostGuard, SameSiteGuard, bind, is_loopback
+from atroposlib.utils.http_server import HostGuard, SameSiteGuard, bind, is_loopback, run_app
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -132,8 +132,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def serve(options: argparse.Namespace) -> None:
     """Serve until interrupted. Raises ConfigError for a setting that cannot be used."""
-    import uvicorn
-
     from atroposlib.generation.proxy.sessions import Setup
 
     admin_token = os.environ.get(TOKEN_VARIABLE) or None
@@ -150,13 +148,7 @@ def serve(options: argparse.Namespace) -> None:
         )
         host, port = listener.getsockname()[:2]
         print(f"proxy of {setup.model_name} on http://{host}:{port}", flush=True)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=5,  # an open stream would delay the exit
-        )
-        uvicorn.Server(config).run(sockets=[listener])
+        run_app(app, listener)
 
 
 def reject_open_proxy(host: str, admin_token: str | None, allow_remote: bool) -> None:

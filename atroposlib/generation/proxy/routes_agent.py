@@ -42,10 +42,6 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
         auth.require_session_access(request, session)
         return session
 
-    def check_session(request: Request) -> None:
-        if "session_id" in request.path_params:
-            session_of(request)
-
     async def body_of(request: Request) -> tuple[bytes, Json]:
         body = await read_body(request, sessions.limits.max_body_bytes)
         return body, json_object(body)
@@ -76,12 +72,12 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
         return render
 
     async def models(request: Request) -> Response:
-        check_session(request)
-        return json_reply({"object": "list", "data": [model_card(sessions.model_name)]})
-
-    async def model(request: Request) -> Response:
-        check_session(request)
-        return json_reply(model_card(sessions.model_name))
+        if "session_id" in request.path_params:
+            session_of(request)
+        of_model = {"id": sessions.model_name, "object": "model"}
+        card = {**of_model, "created": 0, "owned_by": "atropos"}
+        listed = {"object": "list", "data": [card]}
+        return json_reply(card if "model" in request.path_params else listed)
 
     for prefix in PREFIXES:
         for name in APIS:
@@ -93,7 +89,7 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
             handler = rendering_route(name.rpartition("/")[0], shown)
             routes.add_api_route(f"{prefix}/{name}", handler, methods=["POST"])
         routes.add_api_route(f"{prefix}/models", models, methods=["GET"])
-        routes.add_api_route(f"{prefix}/models/{{model:path}}", model, methods=["GET"])
+        routes.add_api_route(f"{prefix}/models/{{model:path}}", models, methods=["GET"])
     return routes
 
 
@@ -131,10 +127,6 @@ def _whole_prompt(text: str, ids: list[int]) -> Json:
 
 def _token_count(text: str, ids: list[int]) -> Json:
     return {"input_tokens": len(ids)}
-
-
-def model_card(name: str) -> Json:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "atropos"}
 
 
 def json_object(body: bytes) -> Json:

@@ -17,7 +17,6 @@ from atroposlib.generation.proxy.apis.exchange import (
     SamplingRequest,
     SamplingResponse,
     bare_id,
-    generations_of,
     is_placeholder,
     new_id,
     response_of,
@@ -141,11 +140,9 @@ class ProxySession:
         return response
 
     def _keep(self, response: SamplingResponse, nodes: Sequence[SequenceNode]) -> None:
-        if any(is_placeholder(node) for node in nodes):
-            self._has_placeholders = True
-        else:
-            for i, generation in enumerate(generations_of(response, nodes)):
-                self._samples.add(response.id, i, generation)
+        self._has_placeholders |= any(map(is_placeholder, nodes))
+        for i, choice in enumerate(response.choices):
+            self._samples.add(response.id, i, choice.generation)
         for choice, whole in zip(response.choices, response.completion.choices):
             message = getattr(whole, "message", None)
             if message is not None and choice.content and message.content != choice.content:

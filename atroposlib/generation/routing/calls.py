@@ -123,13 +123,12 @@ class RoutedCalls(ABC):
 
     def _chunks(self, kwargs: Kwargs) -> list[Kwargs]:
         """The keyword arguments of each request. Each request has its own seed, if any."""
-        sizes = chunk_sizes(int(kwargs.get("n") or 1), self.max_n_completions)
-        if len(sizes) == 1:
+        n, largest = int(kwargs.get("n") or 1), self.max_n_completions
+        if n <= largest:
             return [dict(kwargs)]
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return [
-            {**with_choice_seed(kwargs, start), "n": size}
-            for start, size in zip(starts, sizes)
+            {**with_choice_seed(kwargs, start), "n": min(largest, n - start)}
+            for start in range(0, n, largest)
         ]
 
 
@@ -187,12 +186,6 @@ def sticky_session(
         yield StickySession(route, max_n_completions)
     finally:
         route.end()
-
-
-def chunk_sizes(n: int, largest: int) -> list[int]:
-    """n as chunks of at most ``largest``, the full ones first: 20 by 8 is [8, 8, 4]."""
-    full, rest = divmod(n, largest)
-    return [largest] * full + ([rest] if rest else [])
 
 
 def split_of(kwargs: Mapping[str, Any]) -> str:

@@ -17,23 +17,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def pick_index(headrooms: Sequence[int], healthy: Sequence[bool]) -> int:
-    """Index of the healthy server with most headroom; ties go to the first.
+def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
+    """The healthy server with most free slots, the first of several; others are probed.
 
     If no server is healthy, one that is down is picked. The call then waits for it, at most
     ``config.timeout`` seconds, and logs the wait.
     """
-    return max(range(len(headrooms)), key=lambda i: (healthy[i], headrooms[i], -i))
-
-
-def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
-    """The server with most free slots; servers that are down are probed in the background."""
     recheck(servers)
-    index = pick_index(
-        [free_slots(server, split) for server in servers],
-        [is_up(server) for server in servers],
-    )
-    return servers[index]
+    return max(servers, key=lambda server: (is_up(server), free_slots(server, split)))
 
 
 def any_available(servers: Sequence[APIServer]) -> bool:
@@ -110,12 +101,10 @@ class FailoverRoute:
     def _choose(self, servers: Sequence[APIServer], split: str) -> APIServer:
         """The current server, whose KV cache has the prefix, unless it is down or failed."""
         here = self.server
-        if here is None or here not in servers:
-            self.move_to(pick_server(servers, split))
-        elif not is_up(here) and any_available(servers):
-            self.move_to(pick_server(servers, split))
-        assert self.server is not None
-        return self.server
+        if here is None or here not in servers or not is_up(here) and any_available(servers):
+            here = pick_server(servers, split)
+            self.move_to(here)
+        return here
 
     def move_to(self, server: APIServer) -> None:
         self.server = server

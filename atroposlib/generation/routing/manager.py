@@ -125,9 +125,8 @@ class ServerManager(RoutedCalls):
         ATROPOS_ALLOW_DUMMY_MANAGED_SERVER does not allow placeholder tokens.
         """
         if self.use_proxy:
-            async with self._proxy_session(
-                base_url, track_tree, preserve_think_blocks
-            ) as remote:
+            session = self._proxy_session(base_url, track_tree, preserve_think_blocks)
+            async with await session as remote:
                 yield remote
             return
         servers = (
@@ -145,16 +144,14 @@ class ServerManager(RoutedCalls):
             finally:
                 managed.reset()
 
-    @asynccontextmanager
     async def _proxy_session(
         self, base_url: str | None, track_tree: bool, preserve_think_blocks: bool
-    ) -> AsyncIterator[ProxyManagedServer]:
-        """A session in a proxy process, deleted at the end of the block."""
+    ) -> ProxyManagedServer:
         from atroposlib.generation.sessions.remote import create_proxy_session
 
         if not self.proxy_url:
             raise ConfigError("use_proxy: there is no proxy_url; set it, or use_proxy false")
-        remote = await create_proxy_session(
+        return await create_proxy_session(
             self.proxy_url,
             base_url=base_url,
             tool_parser=self.tool_parser or "hermes",
@@ -162,10 +159,6 @@ class ServerManager(RoutedCalls):
             model_name=self.servers[0].config.model_name,
             preserve_think_blocks=preserve_think_blocks,
         )
-        try:
-            yield remote
-        finally:
-            await remote.cleanup()
 
     async def wait_for_sem(self, is_training: bool = True) -> None:
         """Return when a server has a free slot for calls of training, or of evaluation."""

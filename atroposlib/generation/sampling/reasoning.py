@@ -82,11 +82,6 @@ def is_official_openai(base_url: str) -> bool:
     return urlsplit(base_url).hostname == OFFICIAL_OPENAI_HOST
 
 
-def with_extra_body(kwargs: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``kwargs`` of a chat with ``fields`` in its extra body; they override its fields."""
-    return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **fields}}
-
-
 def in_official_form(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """``kwargs`` as the official API requires for reasoning models.
 

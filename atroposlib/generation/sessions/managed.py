@@ -34,7 +34,6 @@ from atroposlib.generation.sessions.sample import (
     SamplingServer,
     pop_template_kwargs,
     sample_tokens,
-    sequence_logprobs,
 )
 from atroposlib.generation.sessions.sequences import (
     SequenceList,
@@ -190,8 +189,11 @@ class ManagedServer:
             input_ids = self.tokenizer.encode(prompt)
         if input_ids is None:
             raise ConfigError("get_logprobs needs prompt, messages or input_ids")
-        ids = without_doubled_bos(list(input_ids), self._bos())
-        return await sequence_logprobs(self.server, ids, prompt, kwargs)
+        ask, name = getattr(self.server, "get_logprobs", None), type(self.server).__name__
+        if ask is None:
+            raise NotImplementedError(f"{name} does not implement get_logprobs")
+        kwargs["input_ids"] = without_doubled_bos(list(input_ids), self._bos())
+        return dict(await ask(**kwargs, **({} if prompt is None else {"prompt": prompt})))
 
     async def prompt_of(self, **kwargs: Any) -> tuple[str, list[int]]:
         """Text and ids of the prompt that ``chat_completion(**kwargs)`` would send now."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from atroposlib.errors import (
@@ -22,9 +22,10 @@ from atroposlib.errors import (
     UnknownSession,
 )
 from atroposlib.generation.chat.template import plain_message
-from atroposlib.generation.engines.health import MAX_ATTEMPTS, backoff_s
+from atroposlib.generation.engines.health import BACKOFF, MAX_ATTEMPTS
 from atroposlib.generation.engines.http import HttpClient, read_json
 from atroposlib.generation.sessions.sequences import SequenceNode
+from atroposlib.utils.backoff import jittered
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -135,9 +136,8 @@ class ProxyManagedServer:
     async def cleanup(self) -> None:
         """Delete the session, if it still exists, and close the connections."""
         try:
-            await self._http.ask("DELETE", f"{self.proxy_url}/{self.session_uuid}")
-        except UnknownSession:
-            pass
+            with suppress(UnknownSession):
+                await self._http.ask("DELETE", f"{self.proxy_url}/{self.session_uuid}")
         finally:
             await self._http.aclose()
 
@@ -202,7 +202,7 @@ class _ProxyClient(HttpClient):
                 failed += 1
                 if failed == MAX_ATTEMPTS:
                     raise
-                await asyncio.sleep(backoff_s(failed, random.random()))
+                await asyncio.sleep(jittered(BACKOFF.pause_s(failed)))
         try:
             return dict(read_json(response).payload)
         except InferenceRefused as refusal:

@@ -7,7 +7,7 @@ returns the policy version of each token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
 
@@ -79,21 +79,6 @@ def _generations(answer: Any) -> list[Generation]:
     ):
         raise TokensMissing("an output came without token ids or logprobs")
     return from_four_tuple(prompt_ids, tokens, logprobs, reasons)
-
-
-async def sequence_logprobs(
-    server: SamplingServer | APIServer,
-    input_ids: Sequence[int],
-    prompt_text: str | None,
-    kwargs: Mapping[str, Any],
-) -> dict[str, Any]:
-    """``get_logprobs`` of the server. Raises NotImplementedError if it has none."""
-    ask = getattr(server, "get_logprobs", None)
-    if ask is None:
-        raise NotImplementedError(f"{type(server).__name__} does not implement get_logprobs")
-    prompt = {} if prompt_text is None else {"prompt": prompt_text}
-    answer: dict[str, Any] = await ask(**{**kwargs, **prompt, "input_ids": list(input_ids)})
-    return answer
 
 
 def pop_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:

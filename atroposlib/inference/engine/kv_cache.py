@@ -120,11 +120,6 @@ class SlotCache(Cache):
             slot.keys[target, :width] = slot.keys[source, :width]
             slot.values[target, :width] = slot.values[source, :width]
 
-    def plan_decode(self, positions: Tensor, width: int) -> None:
-        """Plan one token per row for the next forward, written at its position (B,)."""
-        rows = torch.arange(len(positions), device=positions.device)
-        self.write = DecodeWrite(rows * self.num_columns + positions, len(positions), width)
-
 
 def plan_capacity(
     have: tuple[int, int], need: tuple[int, int], budget_tokens: int

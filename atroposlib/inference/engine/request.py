@@ -196,5 +196,4 @@ class TextStream:
             self.stopped = True
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from atroposlib.inference.engine.kv_cache import PrefillWrite, SlotCache
+from atroposlib.inference.engine.kv_cache import DecodeWrite, PrefillWrite, SlotCache
 from atroposlib.inference.engine.sampling import scale
 
 WIDTH_STEP = 16  # decode views grow in steps, which keeps the mask aligned for kernels
@@ -71,7 +71,8 @@ class ServedModel:
     ) -> Tensor:
         """Forward one token for each of B rows. tokens, positions: (B,) -> logits (B, V)."""
         width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, cache.num_columns)
-        cache.plan_decode(positions, width)
+        rows = torch.arange(len(tokens), device=self.device)
+        cache.write = DecodeWrite(rows * cache.num_columns + positions, len(tokens), width)
         hidden = self._hidden(
             tokens[:, None], self._decode_mask(positions, width), positions[:, None], cache
         )

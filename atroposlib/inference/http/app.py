@@ -33,7 +33,7 @@ def create_app(engine: Engine) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        group.close()
+        group.leave()
         engine.close()
 
     # FastAPI's /docs would load its scripts from a CDN; /openapi.json stays.

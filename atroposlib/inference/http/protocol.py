@@ -71,20 +71,15 @@ class SamplingFields(BaseModel):
                     400, f"{name}={value!r} is not supported by this server"
                 )
 
-    def sampling_params(
-        self, *, context_left: int, default_max_tokens: int, top: int
-    ) -> SamplingParams:
+    def sampling_params(self, context_left: int) -> SamplingParams:
         """``context_left``: tokens the context has left after the prompt."""
         self.require_supported()
+        top = self.top or 0
         if top > MAX_TOP_LOGPROBS:
             raise InferenceRefused(400, f"at most {MAX_TOP_LOGPROBS} top logprobs, not {top}")
-        asked = (
-            self.max_tokens
-            if self.max_completion_tokens is None
-            else self.max_completion_tokens
-        )
-        if asked is None:
-            asked = min(default_max_tokens, context_left)
+        default = min(self.default_max_tokens, context_left)
+        given = (self.max_completion_tokens, self.max_tokens, default)
+        asked = next(limit for limit in given if limit is not None)
         stops = self.stop if isinstance(self.stop, list) else [self.stop]
         stop_ids = [one for one in stops if isinstance(one, int)]
         return SamplingParams(

@@ -26,7 +26,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.token = lru_cache(maxsize=65_536)(self._token)
+        self.token = lru_cache(maxsize=65_536)(lambda token: str(tokenizer.decode([token])))
 
     def texts(self, outputs: list[Output]) -> list[str]:
         """One text per output, special tokens left out, cut before a stop string."""
@@ -38,10 +38,6 @@ class Detokenizer:
             for text, output in zip(texts, outputs)
         ]
 
-    def _token(self, token: int) -> str:
-        text: str = self._tokenizer.decode([token])
-        return text
-
 
 class InferenceService:
     """Shared by the routes; runs on the event loop and never touches the model."""
@@ -52,10 +48,8 @@ class InferenceService:
         self.detokenizer = Detokenizer(engine.served.tokenizer)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self.served.tokenizer.encode(
-            text, add_special_tokens=add_special_tokens
-        )
-        return ids
+        tokenizer = self.served.tokenizer
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def encode_chat(self, messages: list[dict[str, Any]], **template: Any) -> list[int]:
         """Token ids of a conversation by the model's chat template."""
@@ -82,11 +76,7 @@ class InferenceService:
             raise InferenceRefused(
                 404, f"model {fields.model!r} is not served here; {self.served.name!r} is"
             )
-        params = fields.sampling_params(
-            context_left=context_left,
-            default_max_tokens=fields.default_max_tokens,
-            top=fields.top or 0,
-        )
+        params = fields.sampling_params(context_left)
         if not params.max_tokens and prompt_logprobs is None:
             raise InferenceRefused(400, "max_tokens 0 needs prompt_logprobs")
         return GenerationRequest(

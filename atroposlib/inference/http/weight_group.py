@@ -76,15 +76,11 @@ class WeightGroup:
             staged, self._staged = self._staged, {}
             return staged
 
-    def leave(self, name: str) -> None:
-        """Leave the group if it has this name."""
+    def leave(self, name: str | None = None) -> None:
+        """Leave the group, if it has this name."""
         with self._lock:
-            if self._name == name:
+            if name in (None, self._name):
                 self._leave()
-
-    def close(self) -> None:
-        with self._lock:
-            self._leave()
 
     def _leave(self) -> None:
         entered, self._members = self._members, None  # its connections close with it

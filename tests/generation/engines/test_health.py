@@ -18,9 +18,8 @@ from atroposlib.testing.fake_inference import FakeInference
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def test_backoff_doubles_up_to_its_cap_with_jitter() -> None:
-    assert [health.backoff_s(n, 1.0) for n in (1, 2, 3, 9)] == [0.5, 1.0, 2.0, 10.0]
-    assert health.backoff_s(1, 0.0) == 0.25
+def test_backoff_doubles_up_to_its_cap() -> None:
+    assert [health.BACKOFF.pause_s(n) for n in (1, 2, 3, 9)] == [0.5, 1.0, 2.0, 10.0]
 
 
 async def test_health_is_probed_once_and_without_generation(connect, fake) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, slot_limit
+from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,9 @@ from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight, slot
 def test_the_server_weight_sets_the_share_of_open_slots(
     capacity: int, weight: float, open_slots: int
 ) -> None:
-    assert slot_limit(capacity, weight) == open_slots
+    slots = AsyncSemWithAdaptiveWeight(capacity)
+    slots.update_weight(weight)
+    assert slots.limit == open_slots
 
 
 async def take(slots: AsyncSemWithAdaptiveWeight, order: list[int], name: int) -> None:

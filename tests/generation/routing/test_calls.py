@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from atroposlib.generation.routing.calls import chunk_sizes
+import pytest
+
 from atroposlib.testing.fake_shapes import END, encode
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def test_n_is_split_with_full_chunks_first() -> None:
-    assert chunk_sizes(20, 8) == [8, 8, 4]
-    assert chunk_sizes(8, 8) == [8]
-    assert chunk_sizes(1, 8) == [1]
+@pytest.mark.parametrize(("n", "sizes"), [(20, [8, 8, 4]), (8, [8]), (1, [1])])
+async def test_n_is_split_with_full_chunks_first(manage, n: int, sizes: list[int]) -> None:
+    manager, (fake,) = manage(1, manager={"max_n_completions": 8})
+    await manager.chat_completion(messages=HELLO, n=n)
+    assert sorted((body["n"] for _, body in fake.requests), reverse=True) == sizes
 
 
 async def test_a_large_n_is_split_over_servers_and_renumbered(manage) -> None:

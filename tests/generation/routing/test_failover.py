@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from atroposlib.errors import InferenceRefused, InferenceUnavailable
 from atroposlib.generation.engines.http import ROUTING_HEADER
-from atroposlib.generation.routing.failover import pick_index
+from atroposlib.generation.routing.failover import pick_server
 from atroposlib.testing.fake_shapes import END, encode
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -164,4 +165,8 @@ async def test_a_large_n_in_a_session_is_split(manage, tokenizer: Any) -> None:
 def test_the_healthy_server_with_most_room_is_picked(
     headrooms: list[int], healthy: list[bool], index: int
 ) -> None:
-    assert pick_index(headrooms, healthy) == index
+    servers: list[Any] = [
+        SimpleNamespace(sem=SimpleNamespace(_value=room), server_healthy=up)
+        for room, up in zip(headrooms, healthy)
+    ]
+    assert pick_server(servers, "train") is servers[index]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.inference.http.protocol import SamplingFields, UpdateFromGroup
+from atroposlib.inference.http.protocol import PromptFields, UpdateFromGroup
+
+
+class Body(PromptFields):
+    default_max_tokens = 4
 
 
 def params(top: int = 0, **fields):
-    return SamplingFields(**fields).sampling_params(
-        context_left=10, default_max_tokens=4, top=top
-    )
+    return Body(**fields, logprobs=top).sampling_params(context_left=10)
 
 
 def test_max_tokens_is_the_request_s_or_the_default_and_at_most_the_context():

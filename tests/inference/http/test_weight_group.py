@@ -127,7 +127,7 @@ def test_a_trainer_that_dies_in_a_broadcast_leaves_the_old_weights(engine, train
     trainer.members = None
     receiving.join(WAIT_S)
     assert failures and "did not arrive" in failures[0]
-    group.close()
+    group.leave()
 
 
 def test_a_group_without_a_trainer_ends_at_its_timeout(trainer):

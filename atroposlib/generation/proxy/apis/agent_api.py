@@ -85,14 +85,9 @@ class AgentApi(ABC, Generic[B]):
     def frames(self, response: SamplingResponse) -> Iterator[bytes]:
         """The reply as server-sent events."""
 
-    @staticmethod
-    def error_body(status: int, message: str) -> Json:
-        """The body of an error."""
-        return openai_body(status, message)
-
     def error_frame(self, status: int, message: str) -> bytes:
         """An error as a frame of a stream that has begun."""
-        return data_frame(self.error_body(status, message))
+        return data_frame(openai_body(status, message))
 
 
 def data_frame(event: Json) -> bytes:

@@ -81,12 +81,8 @@ class MessagesApi(AgentApi[MessagesBody]):
     def frames(self, response: SamplingResponse) -> Iterator[bytes]:
         return map(event_frame, messages_events(_opening(response), self.reply(response)))
 
-    @staticmethod
-    def error_body(status: int, message: str) -> Json:
-        return anthropic_body(status, message)
-
     def error_frame(self, status: int, message: str) -> bytes:
-        return event_frame(self.error_body(status, message))
+        return event_frame(anthropic_body(status, message))
 
 
 def content_blocks(response: SamplingResponse) -> list[Json]:

@@ -79,7 +79,7 @@ class CompletionsApi(AgentApi[B]):
         for i, choice in enumerate(response.choices):
             shown = {"index": i, **self.whole(choice, response)}
             if self.body.return_token_ids:
-                shown["token_ids"] = choice.tokens
+                shown["token_ids"] = choice.generation.tokens
             choices.append(shown)
         return self._envelope(self.kind, response, choices, with_usage=True)
 
@@ -94,8 +94,8 @@ class CompletionsApi(AgentApi[B]):
 
     def spelled(self, choice: Choice) -> list[tuple[str, float]]:
         """Text and logprob of each sampled token."""
-        decode = self.session.managed.tokenizer.decode
-        return [(str(decode([t])), lp) for t, lp in zip(choice.tokens, choice.logprobs)]
+        decode, sampled = self.session.managed.tokenizer.decode, choice.generation
+        return [(str(decode([t])), lp) for t, lp in zip(sampled.tokens, sampled.logprobs)]
 
     def _envelope(
         self,
@@ -165,7 +165,7 @@ class ChatApi(CompletionsApi[ChatBody]):
         """Logprob of each sampled token, if requested; ``top_logprobs`` holds only this one."""
         if not self.body.logprobs:
             return {}
-        if not choice.tokens:
+        if not choice.generation.tokens:
             return {"logprobs": None}
         entries = []
         for text, logprob in self.spelled(choice):
@@ -211,7 +211,7 @@ class TextApi(CompletionsApi[TextBody]):
 
     def _logprobs(self, choice: Choice) -> Json | None:
         """Logprob of each sampled token, if requested."""
-        if self.body.logprobs is None or not choice.tokens:
+        if self.body.logprobs is None or not choice.generation.tokens:
             return None
         texts, logprobs = zip(*self.spelled(choice))
         return {

@@ -78,8 +78,7 @@ class Choice:
     content: str | None
     tool_calls: list[Json]  # {"id", "type": "function", "function": {"name", "arguments"}}
     finish_reason: str
-    tokens: list[int]  # (T,) sampled
-    logprobs: list[float]  # (T,)
+    generation: Generation  # no tokens if the server returns text only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,23 +225,6 @@ def response_of(
     )
 
 
-def generations_of(
-    response: SamplingResponse, nodes: Sequence[SequenceNode]
-) -> list[Generation]:
-    """Tokens that each choice added to its sequence, for the rows."""
-    start = response.prompt_tokens
-    return [
-        Generation(
-            prompt_ids=node.tokens[:start],
-            tokens=node.tokens[start:],
-            logprobs=node.logprobs[start:],
-            versions=node.versions[start:] or [UNKNOWN_VERSION] * (len(node.tokens) - start),
-            finish_reason=str(node.metadata.get("finish_reason", "stop")),
-        )
-        for node in nodes
-    ]
-
-
 def is_placeholder(node: SequenceNode) -> bool:
     """Whether the tokens are placeholders for the text of a server that returns none."""
     return bool(node.metadata.get("dummy_tokens"))
@@ -265,12 +247,19 @@ def _choice(
         calls = [plain_message(call) for call in found]
     if request.one_tool_call:
         calls = calls[:1]
+    start = len(node.tokens) if is_placeholder(node) else prompt_tokens
+    generation = Generation(
+        prompt_ids=node.tokens[:start],
+        tokens=node.tokens[start:],
+        logprobs=node.logprobs[start:],
+        versions=node.versions[start:] or [UNKNOWN_VERSION] * (len(node.tokens) - start),
+        finish_reason=str(node.metadata.get("finish_reason", "stop")),
+    )
     return Choice(
         content=content if content is None else cut_at_stop(content, request.stop),
         tool_calls=calls,
         finish_reason=finish_reason_of(choice.finish_reason),
-        tokens=[] if is_placeholder(node) else node.tokens[prompt_tokens:],
-        logprobs=[] if is_placeholder(node) else node.logprobs[prompt_tokens:],
+        generation=generation,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from atroposlib.errors import InferenceRefused
 from atroposlib.generation.chat.template import content_text
-from atroposlib.generation.proxy.apis.agent_api import AgentApi, event_frame
+from atroposlib.generation.proxy.apis.agent_api import AgentApi, event_frame, openai_body
 from atroposlib.generation.proxy.apis.chat import chat_message, pieces
 from atroposlib.generation.proxy.apis.exchange import (
     ApiBody,
@@ -87,7 +87,7 @@ class ResponsesApi(AgentApi[ResponsesBody]):
             yield event_frame({**event, "sequence_number": number})
 
     def error_frame(self, status: int, message: str) -> bytes:
-        error = self.error_body(status, message)["error"]
+        error = openai_body(status, message)["error"]
         return event_frame({**error, "type": "error", "sequence_number": 0})
 
     def _store_conversation(self, response: SamplingResponse) -> None:
