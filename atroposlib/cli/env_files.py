@@ -132,6 +132,8 @@ def print_settings(target: str) -> None:
 def _module_of(place: str) -> ModuleType:
     path = Path(place)
     if path.suffix == ".py":
+        from atroposlib.envs.cli import importing
+
         if not path.is_file():
             raise ConfigError(f"{place}: no such file")
         sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does
@@ -140,8 +142,10 @@ def _module_of(place: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(name, path.resolve())
         assert spec is not None and spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        importing.add(name)
         with boundary(place, None, "import"):
             spec.loader.exec_module(module)
+        importing.remove(name)
         return module
     known = {one.name: one.module for one in listed()}
     named = {**{one.rpartition(".")[2]: one for one in known.values()}, **known}

@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atroposlib.cli import env_files
 from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.frontend.jsonl2html import turns
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
 from atroposlib.utils.tokenizers.loading import local_model
@@ -40,8 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(try_out(made(options, words), options.n))
     except AtroposError as error:
+        from atroposlib.envs.rollout.causes import described
+
         logging.getLogger(__name__).debug("where it failed", exc_info=True)
-        logs.report("error", error)
+        logs.report("error", described(error))
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 
@@ -68,7 +71,9 @@ async def try_out(env: Any, n: int) -> None:
         AtroposError: the first failure; nothing is tried again.
     """
     from atroposlib.envs.function_env.env import FunctionEnv
+    from atroposlib.envs.rollout.causes import returned_none
 
+    scored = 0
     try:
         with boundary(env.label(), None, "setup"):
             await env.setup()
@@ -77,15 +82,19 @@ async def try_out(env: Any, n: int) -> None:
             return await try_group(env)
         for number in range(1, n + 1):
             item = await next_item(env)
-            title = f"rollout {number} of {n}, task {item['id']}"
             rollout = await env.rollouts.train(item)
-            if rollout is None:
-                print(f"{title}: no score (None), it would be drawn again\n")
-                continue
+            value = rollout.reward.score
+            scored += value is not None
             parts = ", ".join(f"{k} {v:.4g}" for k, v in rollout.reward.metrics.items())
-            score = f"reward {rollout.reward.score:.4g}" + (f" ({parts})" if parts else "")
-            for row in rollout.rows:
-                show(env, f"{title}: {score}", row)
+            score = "no score (None)" if value is None else f"reward {value:.4g}"
+            score += f" ({parts})" if parts else ""
+            print(f"rollout {number} of {n}, task {item['id']}: {score}")
+            for place, row in enumerate(rollout.rows, 1):
+                if len(rollout.rows) > 1:
+                    print_block("row", f"{place} of {len(rollout.rows)}")
+                show(env, row)
+        if not scored:
+            raise returned_none(env.definition.function, n)
     finally:
         await env.close()
 
@@ -106,7 +115,8 @@ async def try_group(env: Any) -> None:
             names = ("tokens", "masks", "messages", "inference_logprobs", "versions")
             row = {key: group[key][g] for key in names if group.get(key)}
             title = f"rollout {g + 1} of {len(group['scores'])}, item {name}"
-            show(env, f"{title}: reward {score:.4g}", row)
+            print(f"{title}: reward {score:.4g}")
+            show(env, row)
 
 
 async def next_item(env: Any) -> Any:
@@ -117,14 +127,13 @@ async def next_item(env: Any) -> Any:
     return item
 
 
-def show(env: Any, title: str, row: Mapping[str, Any]) -> None:
+def show(env: Any, row: Mapping[str, Any]) -> None:
     """Print one trained row: its messages, tools and tokens."""
-    print(title)
     if not row.get("messages"):
         print_block("text", env.tokenizer.decode(row["tokens"]))
     for message in row.get("messages") or ():
-        for label, text in turns(message):
-            print_block(label, text)
+        for label, content in turns(message):
+            print_block(label, content if isinstance(content, str) else repr(content))
     sampled = [i for i, label in enumerate(row["masks"]) if label != MASKED]
     line = f"{len(row['tokens'])}, {len(sampled)} of them sampled"
     if row.get("inference_logprobs") and sampled:
@@ -132,17 +141,12 @@ def show(env: Any, title: str, row: Mapping[str, Any]) -> None:
         line += f", mean logprob {sum(logprobs) / len(logprobs):.3f}"
     if row.get("versions") and sampled:
         line += f", policy version {max(row['versions'][i] for i in sampled)}"
+    if len(row["tokens"]) > env.config.max_token_length:
+        line += (
+            f"\nmore than --env.max_token_length {env.config.max_token_length}: dropped by "
+        )
+        line += "`serve`, unless the trainer takes longer rows"
     print_block("tokens", f"{line}\n")
-
-
-def turns(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Label and text of a message and of each tool call in it."""
-    content, calls = message.get("content"), message.get("tool_calls") or []
-    if content or not calls:
-        yield str(message.get("role")), content if isinstance(content, str) else repr(content)
-    for call in calls:
-        function = call.get("function", {})
-        yield "tool call", f"{function.get('name')}({function.get('arguments')})"
 
 
 def print_block(label: str, text: str) -> None:

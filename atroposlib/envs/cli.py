@@ -52,6 +52,7 @@ MODES = {
     "process": "write scored groups to a jsonl file, without a trainer",
     "evaluate": "evaluate the model once",
 }
+importing: set[str] = set()  # scripts whose last line must not run their command line
 FAILURES = (AtroposError, asyncio.CancelledError, KeyboardInterrupt)
 # Override config_init in this subcommand; the YAML file and flags override these.
 FORCED = {"process": {"ensure_scores_are_not_same": False, "include_messages": True}}
@@ -59,6 +60,8 @@ FORCED = {"process": {"ensure_scores_are_not_same": False, "include_messages": T
 
 def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
     """Run the subcommand of ``env_cls`` that the command line names; errors exit with 2 or 1."""
+    if env_cls.__module__ in importing:
+        return
     program = Path(sys.argv[0])
     options, words = common_flags(program.name, sys.argv[1:] if argv is None else argv)
     logs.configure(env_cls.name or program.stem, options.log_format, options.log_level)
@@ -72,7 +75,8 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
         asyncio.run(run(env, settings))
     except (*FAILURES, FailedExecutionException) as error:
         logger.debug("the traceback of the error below", exc_info=error)
-        logs.report("error", str(error) or type(error).__name__)
+        brief = getattr(error, "after_log", "") if logger.isEnabledFor(logging.WARNING) else ""
+        logs.report("error", brief or str(error) or type(error).__name__)
         invalid = isinstance(error, (ConfigError, FailedExecutionException))
         raise SystemExit(2 if invalid else 1) from error
 

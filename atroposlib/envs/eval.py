@@ -202,10 +202,8 @@ class EvalBase(ABC):
             return result if isinstance(result, AtroposError) else None
 
         failures, places = Repeats(), itertools.count()
-        at_once = self.max_concurrency
-        return await gather_probed(
-            list(self.data), lambda item: next(places), one, error_of, at_once
-        )
+        items, at_once = list(self.data), self.max_concurrency
+        return await gather_probed(items, lambda item: next(places), one, error_of, at_once)
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:

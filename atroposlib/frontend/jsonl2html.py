@@ -14,7 +14,7 @@ import html
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ summary { cursor: pointer; font-weight: 600 }
 .text { overflow-wrap: anywhere } pre { overflow-x: auto; background: #f4f4f4; padding: .5rem }
 table { border-collapse: collapse } th, td { border: 1px solid #ccc; padding: .2rem .5rem }
 .reward-positive { border-color: #2a7d2a } .reward-negative { border-color: #b03030 }
-.reward-zero { border-color: #999 }
 """
 SCRIPT = """
 document.addEventListener('keydown', function (event) {
@@ -60,20 +59,23 @@ def create_html_for_group(group_data: Mapping[str, Any], index: int) -> str:
     """One group as a ``<details>`` element; an empty group is an empty string."""
     messages, scores = group_data.get("messages") or [], group_data.get("scores") or []
     if len(messages) != len(scores):
-        logger.warning(
-            "group %d: %d messages, %d scores; the rest is left out",
-            index,
-            len(messages),
-            len(scores),
-        )
+        numbers = f"{len(messages)} messages, {len(scores)} scores"
+        logger.warning("group %d: %s; the rest is left out", index, numbers)
+    about = group_data.get("metadata") or {}
+    named_R = [
+        "".join(f", {name} {_shown(_number(value))}" for name, value in rewards.items())
+        for rewards in about.get("named_rewards") or ()
+    ]
     items = [
-        f'<div class="item {get_score_class(number)}"><h4>Content {i}: '
-        f"reward {_shown(number)}</h4>{_conversation(content)}</div>"
+        f'<div class="item {get_score_class(number)}"><h4>Content {i}: reward '
+        f"{_shown(number)}{html.escape(''.join(named_R[i : i + 1]))}</h4>"
+        f"{_conversation(content)}</div>"
         for i, (content, number) in enumerate(zip(messages, map(_number, scores)))
     ]
     if not items:
         return ""
-    return f"<details><summary>Group {index}</summary>{''.join(items)}</details>\n"
+    task = html.escape(f": {about['item']}") if "item" in about else ""
+    return f"<details><summary>Group {index}{task}</summary>{''.join(items)}</details>\n"
 
 
 def _number(score: Any) -> float | None:
@@ -87,23 +89,33 @@ def _shown(number: float | None) -> str:
 
 
 def _conversation(content: Any) -> str:
-    if isinstance(content, Mapping):
-        content = [content]
-    if not isinstance(content, list):
-        return _text(content)
-    return "".join(map(_message, content))
+    return "".join(map(_message, content if isinstance(content, list) else [content]))
 
 
 def _message(message: Any) -> str:
     if not isinstance(message, Mapping):
         return _text(message)
-    role = html.escape(str(message.get("role", "")))
-    return f"<p><strong>{role}</strong></p>{_text(message.get('content'))}"
+    return "".join(
+        f"<p><strong>{html.escape(label)}</strong></p>{_text(content)}"
+        for label, content in turns(message)
+    )
+
+
+def turns(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Label and content of a message, and of each of its tool calls."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if content or not calls:
+        yield str(message.get("role", "")), content
+    for call in calls if isinstance(calls, list) else ():
+        match call:
+            case {"function": {"name": name, "arguments": arguments}}:
+                yield "tool call", f"{name}({arguments})"
+            case _:
+                yield "tool call", call
 
 
 def _text(content: Any) -> str:
-    if content is None:
-        return '<div class="text"></div>'
+    content = "" if content is None else content
     shown = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     return f'<div class="text">{_markdown().render(shown)}</div>'
 

@@ -194,7 +194,7 @@ def resolve_servers(
     if not given:
         return defaults if isinstance(defaults, ServerBaseline) else listed
     if logger is not None:
-        logger.info("%s settings overridden: %s", namespace, ", ".join(sorted(given)))
+        logger.debug("%s settings overridden: %s", namespace, ", ".join(sorted(given)))
     alone = defaults if isinstance(defaults, ServerBaseline) else listed[0]
     values = {**alone.model_dump(), **given}
     if not listed and set(given) <= set(ServerBaseline.model_fields):

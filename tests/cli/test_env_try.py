@@ -99,9 +99,64 @@ def test_settings_and_the_number_of_rollouts_are_checked(wordle, capsys):
     assert ended.value.code == 2
 
 
-def test_tool_calls_are_lines_and_control_characters_are_shown(capsys):
-    call = {"function": {"name": "guess", "arguments": '{"word": "a"}'}}
-    message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    assert list(env_try.turns(message)) == [("tool call", 'guess({"word": "a"})')]
+def test_control_characters_are_shown(capsys):
     env_try.print_block("user", "a\x1b[31m\nb")
     assert capsys.readouterr().out == "  user       a\\x1b[31m\n             b\n"
+
+
+TWICE = """
+from atroposlib.envs import environment
+
+def shout(text: str) -> str:
+    return text.upper()
+
+@environment(["a"], describe_tools=True, max_token_length=9)
+async def twice(task, model):
+    await model.chat("one", tools=[shout])
+    await model.chat("other")
+    return SCORE
+twice.cli()
+"""
+
+
+@pytest.fixture
+def tried(tmp_path, tokenizer, monkeypatch):
+    """Try the script of two unlinked calls, whose last line runs its own command line."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(score):
+        (tmp_path / "twice.py").write_text(TWICE.replace("SCORE", score))
+        with FakeInference(reply=lambda prompt, i: "b").running() as url:
+            words = [str(tmp_path / "twice.py"), "-n", "1", "--url", f"{url}/v1"]
+            return env_try.main([*words, "--model", tokenizer])
+
+    yield run
+    sys.modules.pop("twice", None)
+
+
+def test_rows_are_numbered_with_the_described_tools_and_a_warning_of_their_length(
+    tried, capsys
+):
+    assert tried("1.0") == 0
+    done = capsys.readouterr()
+    assert "rollout 1 of 1, task a: reward 1\n  row        1 of 2\n  system " in done.out
+    assert "You may call these functions:" in done.out and "  row        2 of 2" in done.out
+    assert "more than --env.max_token_length 9: dropped by `serve`" in done.out
+    assert not done.err
+
+
+def test_rollouts_without_a_score_are_printed_and_end_with_exit_status_1(tried, capsys):
+    assert tried("None") == 1
+    done = capsys.readouterr()
+    assert "task a: no score (None)" in done.out and "assistant  b" in done.out
+    assert "your function returned None" in done.err
+
+
+def test_a_tool_without_a_type_is_named_with_its_line_and_that_of_the_call(
+    tried, capsys, monkeypatch
+):
+    untyped = TWICE.replace("text: str", "text")
+    monkeypatch.setattr(sys.modules[__name__], "TWICE", untyped)
+    assert tried("1.0") == 2
+    error = capsys.readouterr().err
+    assert "twice.py:9: tool shout (" in error and "twice.py:4): parameter 'text'" in error

@@ -106,7 +106,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
         },
         [],
         1,
-        ["env.py:10: tool add: parameter 'a' needs a type"],
+        ["env.py:10: tool add (env.py:5): parameter 'a' needs a type"],
     ),
     "ignored tools": (
         {
@@ -287,9 +287,9 @@ def test_serve_ends_with_the_error_of_the_user(script, api, url, tokenizer_dir, 
         words = [*flags(url, tokenizer_dir), "--env.rollout_server_url", api.url]
         done = run_script(tmp_path, ["serve", *words], script=script, body="    return 1 / 0")
     assert done.returncode == 1
-    first, error, fix = done.stderr.splitlines()[-3:]
-    assert " warning " in first and error.startswith("error: env.py:8: ZeroDivisionError")
-    assert fix.startswith("all samples of the first 2 items failed so: correct it")
+    first, error = done.stderr.splitlines()[-2:]
+    assert " warning " in first and "env.py:8: ZeroDivisionError" in first
+    assert error.startswith("error: all samples of the first 2 items failed by this: ")
 
 
 def test_a_late_server_is_checked_while_serve_waits_for_the_trainer(

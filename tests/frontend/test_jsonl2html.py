@@ -14,6 +14,7 @@ from atroposlib.frontend.jsonl2html import (
     generate_html,
     get_score_class,
     main,
+    turns,
 )
 
 
@@ -110,3 +111,24 @@ def test_jsonl2html_runs_as_a_module_without_further_packages(tmp_path):
     command = [sys.executable, "-m", "atroposlib.frontend.jsonl2html", str(path)]
     subprocess.run([*command, str(tmp_path / "page.html")], check=True, capture_output=True)
     assert "Content 0" in (tmp_path / "page.html").read_text()
+
+
+def test_tool_calls_the_task_and_named_rewards_are_shown_escaped():
+    call = {"function": {"name": "<i>guess", "arguments": '{"word": "a"}'}}
+    group = {
+        "messages": [[{"role": "assistant", "content": "", "tool_calls": [call, "<i>odd"]}]]
+        * 2,
+        "scores": [0.5, 0.0],
+        "metadata": {"item": "<i>game 1", "named_rewards": [{"<i>exact": 1}]},
+    }
+    shown = create_html_for_group(group, 3)
+    assert "<summary>Group 3: &lt;i&gt;game 1</summary>" in shown
+    assert "Content 0: reward 0.5, &lt;i&gt;exact 1</h4>" in shown
+    assert "Content 1: reward 0</h4>" in shown
+    assert "&lt;i&gt;guess({&quot;word&quot;: &quot;a&quot;})" in shown
+    assert "<strong>tool call</strong>" in shown and "assistant" not in shown
+    assert "<i>" not in shown and "&lt;i&gt;odd" in shown
+
+
+def test_a_message_without_a_tool_call_is_one_turn_even_if_empty():
+    assert list(turns({"role": "user", "content": ""})) == [("user", "")]

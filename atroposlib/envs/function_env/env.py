@@ -200,7 +200,7 @@ class FunctionEnv(BaseEnv):
     ) -> tuple[ScoredDataItem | None, list[TaskItem]]:
         """One rollout as one row; of several rows the first."""
         rollout = await self.rollouts.train(item)
-        return (None if rollout is None else scored_row(rollout)), []
+        return (None if rollout.reward.score is None else scored_row(rollout)), []
 
     async def collect_trajectories(
         self, item: TaskItem
@@ -210,18 +210,13 @@ class FunctionEnv(BaseEnv):
 
         async def draw(item: TaskItem) -> tuple[ScoredDataItem | None, list[TaskItem]]:
             rollout = await self.rollouts.train(item)
-            if rollout is None:
+            if rollout.reward.score is None:
                 return None, []
             drawn.append(rollout)
             return scored_row(rollout), []
 
-        _, backlog = await collect_group(
-            draw,
-            item,
-            self.config.group_size,
-            self.group_stats.sample_failed,
-            self.definition.function,
-        )
+        failed, code = self.group_stats.sample_failed, self.definition.function
+        _, backlog = await collect_group(draw, item, self.config.group_size, failed, code)
         self.cursor.done(item)
         for rollout in drawn:
             for name, value in metrics_of(rollout.reward).items():

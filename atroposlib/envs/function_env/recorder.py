@@ -33,12 +33,12 @@ class ModelCall:
     """Temperature and messages of one call to the model."""
 
     temperature: float
-    messages: list[dict[str, Any]]  # the reply included; [] of a completion
+    messages: list[dict[str, Any]]  # as sent, and the reply; [] of a completion
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One run of the function: unscored rows, and the reward (score is not None)."""
+    """One run of the function: unscored rows, and the reward; in groups with a score."""
 
     rows: list[ScoredDataItem]
     reward: Reward
@@ -90,10 +90,10 @@ def groups_of(
 ) -> list[ScoredDataGroup]:
     """Groups of one item: one per row of the rollout with the most rows.
 
-    The first group's metrics hold the means over the rollouts of the named rewards and of
-    ``reward``, the score, so that a rollout of many rows counts once.
+    The first group's metrics are the means over the rollouts of the named rewards (by row:
+    ``named_rewards``) and of ``reward``, the score: a rollout of many rows counts once.
     """
-    groups = []
+    groups, means = [], mean_metrics(metrics_of(rollout.reward) for rollout in rollouts)
     for turn in range(max(len(rollout.rows) for rollout in rollouts)):
         rows = [
             rollout.rows[turn] if turn < len(rollout.rows) else _untrained(rollout.rows[0])
@@ -109,8 +109,10 @@ def groups_of(
                 row["messages"] = None
         group = collate(scored)
         group["group_id"] = group_id if turn == 0 else f"{group_id}#{turn + 1}"
+        named_R = [dict(rollout.reward.metrics) for rollout in rollouts]
+        metrics = {"metrics": means} if turn == 0 else {}
+        group["metadata"] = {**metrics, "named_rewards": named_R}
         groups.append(group)
-    groups[0]["metadata"] = {"metrics": mean_metrics(metrics_of(r.reward) for r in rollouts)}
     return groups
 
 

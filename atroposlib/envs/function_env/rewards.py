@@ -112,7 +112,7 @@ class RewardPlan:
 def combined(returned: Any, weights: Mapping[str, float]) -> Reward:
     """One reward from the value of a rollout, or from those of its reward functions.
 
-    A reward of weight 0 is only logged, so it may be None.
+    None, or None for a reward that counts, is no score. A reward of weight 0 is only logged.
 
     Raises:
         ValueError: a name without a weight, a weight without a value, or a value that is not
@@ -121,13 +121,15 @@ def combined(returned: Any, weights: Mapping[str, float]) -> Reward:
     if isinstance(returned, Reward):
         score = None if returned.score is None else number(returned.score, "the score")
         return Reward(score, {k: number(v, k) for k, v in returned.metrics.items()})
+    if returned is None:
+        return Reward(None)
     if not isinstance(returned, Mapping):
         if weights:
             raise ValueError(
                 f"rewards has weights for {list(weights)}, so the rollout returns a dict of "
                 f"them, not {type(returned).__name__}"
             )
-        return Reward(None if returned is None else number(returned, "the score"))
+        return Reward(number(returned, "the score"))
     weights = weights or {name: 1.0 for name in returned}
     for name in returned:
         if name not in weights:

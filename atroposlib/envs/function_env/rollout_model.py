@@ -125,7 +125,7 @@ class Model:
                 )
         params = self._params(sampling)
         completion = await self.session.chat_completion(messages=shown, **params)
-        return self._replied(completion, params, history)
+        return self._replied(completion, params, history, shown)
 
     @_remembered
     async def use_tools(
@@ -162,7 +162,7 @@ class Model:
         """
         params = self._params(sampling)
         completion = await self.session.completion(prompt=prompt, **params)
-        return self._replied(completion, params, None)
+        return self._replied(completion, params)
 
     @_remembered
     async def endpoint(self) -> AgentSession:
@@ -221,7 +221,8 @@ class Model:
         self,
         completion: Any,
         params: Mapping[str, Any],
-        history: list[dict[str, Any]] | None,  # None: of a text completion
+        history: Sequence[Message] | None = None,  # None: of a text completion
+        shown: Sequence[Message] = (),  # the history as it was sent
     ) -> Reply:
         if not completion.choices:
             raise InferenceError("the server answered without a choice")
@@ -231,7 +232,7 @@ class Model:
         # Without it: a server that returns text only, or a session of another process.
         if nodes_for is not None:
             (node,) = nodes_for(completion)
-            messages = [] if history is None else reply.messages
+            messages = [] if history is None else [*map(dict, shown), reply.message]
             call = ModelCall(float(params["temperature"]), messages)
             sampled = completion.usage.completion_tokens if completion.usage else None
             self.recorder.add(call, node, sampled)

@@ -74,8 +74,8 @@ class RolloutRunner:
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    async def train(self, item: TaskItem) -> Rollout | None:
-        """One training rollout; None without a score.
+    async def train(self, item: TaskItem) -> Rollout:
+        """One training rollout; the score of its reward may be None.
 
         Raises:
             RolloutError: the function or a reward failed.
@@ -83,19 +83,16 @@ class RolloutRunner:
         """
         env = self.env
         async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(
-                env.server.managed_server(tokenizer=env.tokenizer)
-            )
+            opening = env.server.managed_server(tokenizer=env.tokenizer)
+            session = await stack.enter_async_context(opening)
             endpoints: list[AgentSession] = []
             model = self._model(session, "train", stack, endpoints)
             reward = await self._play(item, model)
-            if reward.score is None:
-                return None
             rows = model.recorder.rows()
             nodes: list[Node] = [node for agent in endpoints for node in agent.rows()]
             params = {"temperature": model.temperature}
             rows += [from_node(node, 0.0, generation_params=params) for node in nodes]
-        if not rows:
+        if not rows and reward.score is not None:
             raise ConfigError(
                 f"{env.label()}: the rollout of item {item['id']} never called the model, so "
                 "there is nothing to train on; return None for a task that is to be left out"
@@ -108,11 +105,9 @@ class RolloutRunner:
         Raises:
             RolloutError: the function or a reward failed, or took too long.
         """
-        timeout_s = self.config.worker_timeout
+        timeout_s = limit_s if (limit_s := self.config.worker_timeout) > 0 else None
         with boundary(self.env.label(), item["id"], "evaluate"):
-            return await asyncio.wait_for(
-                self._evaluate(item), timeout_s if timeout_s > 0 else None
-            )
+            return await asyncio.wait_for(self._evaluate(item), timeout_s)
 
     async def _evaluate(self, item: TaskItem) -> EvalSample:
         server = self.env.server
@@ -120,9 +115,8 @@ class RolloutRunner:
             session: Any = server
             if all(one.returns_tokens for one in server.servers):
                 # As in training: exactly the same prompt tokens and tool calls.
-                session = await stack.enter_async_context(
-                    server.managed_server(tokenizer=self.env.tokenizer)
-                )
+                opening = server.managed_server(tokenizer=self.env.tokenizer)
+                session = await stack.enter_async_context(opening)
             model = self._model(session, "eval", stack, [])
             reward = await self._play(item, model)
         result = Result.UNSCORED if reward.score is None else Result.SCORED
@@ -181,11 +175,9 @@ class RolloutRunner:
                 from atroposlib.generation.proxy.in_process import serving_proxy
 
                 env = self.env
-                self._proxy = await self._open_things.enter_async_context(
-                    serving_proxy(
-                        env.server, env.tokenizer, env.served_model_name() or "model"
-                    )
-                )
+                model = env.served_model_name() or "model"
+                opening = serving_proxy(env.server, env.tokenizer, model)
+                self._proxy = await self._open_things.enter_async_context(opening)
             return self._proxy
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError, create_model
 
 from atroposlib.envs.function_env.rewards import call_user
 from atroposlib.envs.rollout.groups import plain
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, definition_of
 
 Tool = Union[Callable[..., Any], Mapping[str, Any]]  # a function, or OpenAI's description
 
@@ -49,7 +49,8 @@ def _arguments(tool: Callable[..., Any]) -> type[BaseModel]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ConfigError(f"tool {tool.__name__}: no *args or **kwargs")
         if name not in types:
-            raise ConfigError(f"tool {tool.__name__}: parameter {name!r} needs a type")
+            at = f" ({place})" if (place := definition_of(tool)) else ""
+            raise ConfigError(f"tool {tool.__name__}{at}: parameter {name!r} needs a type")
         required = parameter.default is parameter.empty
         fields[name] = (types[name], ... if required else parameter.default)
     made: type[BaseModel] = create_model(tool.__name__, **fields)

@@ -36,6 +36,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 PROBED_ITEMS = 2
 LOG_INTERVAL_S = 30.0
+PROGRESS_S = 10.0  # between two lines of an evaluation
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
 _ABSENCES = (InferenceUnavailable, RolloutApiUnavailable, ConnectionError)
 _OUTAGES = (*_ABSENCES, TimeoutError, asyncio.TimeoutError)
@@ -43,6 +44,8 @@ _OUTAGES = (*_ABSENCES, TimeoutError, asyncio.TimeoutError)
 
 class OnlyFailures(AtroposError):
     """Too few items gave an accepted group; the message has the reasons."""
+
+    after_log = ""  # the message for a reader of the log, which has the cause already
 
 
 class IncompleteGroup(AtroposError):
@@ -198,10 +201,9 @@ def hopeless(error: AtroposError) -> OnlyFailures:
     """The end of a run by a mistake in every sample."""
     failure = error.__cause__ if isinstance(error, IncompleteGroup) else error
     shown = failure if isinstance(failure, AtroposError) else error
-    ended = OnlyFailures(
-        f"{described(shown)}\n"
-        f"all samples of the first {PROBED_ITEMS} items failed so: {remedy_of(shown)}"
-    )
+    fix = f"all samples of the first {PROBED_ITEMS} items failed by this: {remedy_of(shown)}"
+    ended = OnlyFailures(f"{described(shown)}\n{fix}")
+    ended.after_log = "" if isinstance(shown, IncompleteGroup) else fix  # that is not logged
     ended.__cause__ = shown
     return ended
 
@@ -213,19 +215,31 @@ async def gather_probed(
     error_of: Callable[[R], AtroposError | None],
     at_once: int,
 ) -> list[R]:
-    """Results of ``work`` in order; those of the first two items alone, one after the other.
+    """Results of ``work`` in order, progress logged; the first two items alone, one by one.
 
     Raises:
         OnlyFailures: one mistake failed every sample of both.
     """
     probe, done = FirstItems(), list[R]()
+    finished, logged_at = 0, time.monotonic()
+    logger.info("evaluation of %d samples, %d at once", len(samples), at_once)
+
+    async def counted(sample: T) -> R:
+        nonlocal finished, logged_at
+        result = await work(sample)
+        finished += 1
+        if time.monotonic() - logged_at >= PROGRESS_S:
+            logged_at = time.monotonic()
+            logger.info("evaluation: %d of %d samples finished", finished, len(samples))
+        return result
+
     for number, (_, of_item) in enumerate(groupby(samples, item_of)):
         if probe.over:
             break
-        drawn = await gather_bounded(of_item, work, at_once)
+        drawn = await gather_bounded(of_item, counted, at_once)
         done += drawn
         errors = [error for error in map(error_of, drawn) if error is not None]
         alike = len(errors) == len(drawn) and len({*map(mistake_of, errors)}) == 1
         if ended := probe.end(number, errors[-1] if alike else None):
             raise ended
-    return done + await gather_bounded(samples[len(done) :], work, at_once)
+    return done + await gather_bounded(samples[len(done) :], counted, at_once)

@@ -70,10 +70,11 @@ class RejectedGroup:
 
 @dataclass(frozen=True)
 class AcceptedGroup:
-    """A group that is sent, also as arrays."""
+    """A group that is sent, also as arrays; ``faults`` are those that the rules allow."""
 
     group: ScoredDataGroup
     columns: Columns
+    faults: Sequence[RejectedGroup] = ()
 
     @property
     def sequences(self) -> int:
@@ -113,15 +114,16 @@ def _judged(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | Rejec
         return RejectedGroup(RejectReason.WRONG_SIZE, f"{rows} sequences, expected {expected}")
     columns = to_columns(group)
     first = float(columns.scores[0])
-    if rules.ensure_scores_are_not_same and (columns.scores == first).all():
-        return RejectedGroup(
-            RejectReason.SAME_SCORES, f"all {rows} scores are {first:g}; {VARY}"
-        )
-    longest = int(columns.seq_lens.max())
-    if rules.drop_too_long and 0 < rules.max_token_len < longest:
+    faults: dict[RejectedGroup, bool] = {}  # and whether the rules drop the group for it
+    if (columns.scores == first).all():
+        detail = f"all {rows} scores are {first:g}; {VARY}"
+        same = RejectedGroup(RejectReason.SAME_SCORES, detail)
+        faults[same] = rules.ensure_scores_are_not_same
+    if 0 < rules.max_token_len < (longest := int(columns.seq_lens.max())):
         detail = f"{longest} tokens, at most {rules.max_token_len}; {FIT}"
-        return RejectedGroup(RejectReason.TOO_LONG, detail)
-    return AcceptedGroup(group, columns)
+        faults[RejectedGroup(RejectReason.TOO_LONG, detail)] = rules.drop_too_long
+    rejected = next((fault for fault, rejects in faults.items() if rejects), None)
+    return rejected or AcceptedGroup(group, columns, tuple(faults))
 
 
 def to_columns(group: Mapping[str, Any]) -> Columns:

@@ -130,6 +130,9 @@ async def _log_result(env: EnvRuntime, wanted: int) -> None:
         return  # the error that ends the command has the reason
     where = f" in {Path(env.group_file.path)}" if env.group_file else ""
     logger.info("%d of %d groups%s; %s", kept, wanted, where, _counts(env))
+    if allowed := ", ".join(f"{n} {why}" for why, n in env.group_stats.allowed.items()):
+        rules = "--env.ensure_scores_are_not_same, --env.max_token_length"
+        logger.info("`serve` would drop %s of these (%s)", allowed, rules)
     if env.group_file is not None:
         from atroposlib.frontend.jsonl2html import generate_html
 

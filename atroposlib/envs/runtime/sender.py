@@ -50,6 +50,7 @@ class GroupStats:
         self.kept_since_log = 0  # since metrics were last logged
         self.sent = 0  # accepted by the rollout API
         self.dropped: Counter[str] = Counter()  # groups per reason
+        self.allowed: Counter[str] = Counter()  # kept, but stricter rules drop them
         self.samples: Counter[str] = Counter()  # failed ones per outcome of the record
         self.failures = Repeats()
         self.recent: deque[tuple[RejectReason, str] | None] = deque(maxlen=16)  # None: sent
@@ -109,6 +110,8 @@ async def filter_groups(
         group_stats.warn_of_unknown(group)
         if isinstance(verdict, RejectedGroup):
             group_stats.drop(verdict.reason, verdict.detail, item)
+        else:
+            group_stats.allowed.update(fault.reason.value for fault in verdict.faults)
     return [verdict for verdict in judged if isinstance(verdict, AcceptedGroup)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -274,7 +275,8 @@ class TokenServer(OpenAICompatibleServer):
         if theirs and theirs != ours:
             raise ConfigError(
                 f"tokenizer {name} is not that of model {model} at {self.root_url}: the same "
-                f"sentence is {len(ours)} tokens here and {len(theirs)} there; set "
+                f"sentence is {len(ours)} tokens here and {len(theirs)} there, and only "
+                f"the first {len(os.path.commonprefix([ours, theirs]))} are equal; set "
                 "--env.tokenizer_name to the directory of that model, or leave it out"
             )
 

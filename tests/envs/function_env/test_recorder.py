@@ -101,7 +101,11 @@ def test_a_forked_rollout_gives_more_groups_of_the_same_size_and_scores():
     assert second["masks"] == [[-100, -100, 3], [-100, -100]]
     assert second["overrides"] == [{}, {"set_advantage_to_zero": True}]
     assert first["metadata"]["metrics"] == {"exact": 0.5, "reward": 0.5}
-    assert "metadata" not in second  # or each rollout would count twice in the means
+    assert first["metadata"]["named_rewards"] == second["metadata"]["named_rewards"]
+    assert first["metadata"]["named_rewards"] == [{"exact": 1.0}, {"exact": 0.0}]
+    assert (
+        "metrics" not in second["metadata"]
+    )  # or each rollout would count twice in the means
     for group in (first, second):
         from_group(to_wire(group))
 

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from atroposlib.envs.rollout import causes
 from atroposlib.envs.rollout.causes import (
     FirstItems,
     IncompleteGroup,
@@ -13,6 +14,7 @@ from atroposlib.envs.rollout.causes import (
     Repeats,
     cause_of,
     gather_probed,
+    hopeless,
     mistake_of,
     remedy_of,
     returned_none,
@@ -101,6 +103,8 @@ def test_a_run_ends_if_both_first_items_fail_by_one_mistake():
     assert isinstance(ended, OnlyFailures)
     what, fix = str(ended).splitlines()
     assert "test_causes.py" in what and fix.startswith("all samples of the first 2 items")
+    assert ended.after_log.startswith("all samples of the first 2 items failed by this: ")
+    assert not hopeless(returned_none(None, 2)).after_log  # its cause is not logged
 
 
 @pytest.mark.parametrize(
@@ -159,6 +163,18 @@ def test_the_traceback_is_logged_at_the_level_debug(caplog):
 )
 def test_every_mistake_has_a_remedy(error, says):
     assert says in remedy_of(error)
+
+
+async def test_the_progress_of_an_evaluation_is_logged(caplog, monkeypatch):
+    async def work(item):
+        return item
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(causes, "PROGRESS_S", 0.0)
+    await gather_probed("abc", lambda item: item, work, lambda result: None, 8)
+    first, *_, last = caplog.messages
+    assert first == "evaluation of 3 samples, 8 at once"
+    assert last == "evaluation: 3 of 3 samples finished"
 
 
 async def test_the_first_items_are_drawn_before_the_others():

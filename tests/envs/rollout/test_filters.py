@@ -66,6 +66,14 @@ def test_a_group_is_dropped_for_one_named_reason(made, changes, expected):
     assert reason(made, **changes) == expected
 
 
+def test_an_accepted_group_names_what_stricter_rules_reject():
+    lenient = {"ensure_scores_are_not_same": False, "drop_too_long": False}
+    verdict = judged(group((1.0, 1.0)), max_token_len=2, **lenient)
+    reasons = [fault.reason for fault in verdict.faults]
+    assert reasons == [RejectReason.SAME_SCORES, RejectReason.TOO_LONG]
+    assert judged(group()).faults == ()
+
+
 @pytest.mark.parametrize(
     ("made", "named"),
     [

@@ -105,6 +105,7 @@ def test_the_tokenizer_of_another_model_is_refused(server, environment, tmp_path
     status, output = environment(server, "--env.tokenizer_name", str(other))
     assert status == 2
     assert f"tokenizer {other} is not that of model small" in output
+    assert "and only the first " in output
 
 
 def test_a_tokenizer_directory_that_does_not_exist_is_named(server, environment):

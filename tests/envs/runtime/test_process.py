@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 
@@ -136,6 +137,14 @@ async def test_a_run_that_only_drops_groups_stops_with_the_reason(process_env):
     env.same_scores = True
     with pytest.raises(OnlyFailures, match="dropped_same_scores"):
         await env.process_manager()
+
+
+async def test_groups_that_serve_would_drop_are_counted_at_the_end(process_env, caplog):
+    env = process_env(max_token_length=5)
+    env.same_scores = True
+    caplog.set_level(logging.INFO)
+    assert await env.process_manager() == 4
+    assert "`serve` would drop 4 same_scores, 4 too_long of these" in caplog.text
 
 
 async def test_backlog_items_are_rolled_out_too(process_env):
