@@ -196,7 +196,7 @@ class MicroBatch:
     rows: list[int]  # (N,) 0 .. B - 1
     columns: list[int]  # (N,) 0 .. T - 1
     row_ids: list[int]  # (B,) index into the rows of the batch
-    teacher_ids: list[list[int]]  # (N, up to K); empty where no row has any
+    teacher_ids: list[list[int]]  # (N, up to K)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -225,7 +225,6 @@ def plan_microbatches(
     rows: Sequence[Row],
     max_tokens: int,
     *,
-    min_microbatches: int = 1,
     divisor: int = 1,
     padded: bool = False,
 ) -> list[MicroBatch]:
@@ -239,18 +238,16 @@ def plan_microbatches(
     lengths = [len(pack.tokens) for pack in packs]
     capacity = max([max_tokens, *lengths])
     if padded:
-        groups = _rectangles(lengths, capacity, min_microbatches, divisor)
+        groups = _rectangles(lengths, capacity, divisor)
     else:
-        groups = pack_ffd(lengths, capacity, min_microbatches, divisor)
+        groups = pack_ffd(lengths, capacity, divisor=divisor)
     groups.sort(key=lambda group: -sum(lengths[i] for i in group))
     return [
         plan_microbatch([packs[i] for i in group], rows, padded=padded) for group in groups
     ]
 
 
-def _rectangles(
-    lengths: Sequence[int], capacity: int, min_groups: int, divisor: int
-) -> list[list[int]]:
+def _rectangles(lengths: Sequence[int], capacity: int, divisor: int) -> list[list[int]]:
     """Items of similar length together, each group at most ``capacity`` with padding."""
     groups: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -258,7 +255,7 @@ def _rectangles(
             groups[-1].append(i)
         else:
             groups.append([i])
-    while len(groups) < min_groups or len(groups) % divisor:
+    while len(groups) % divisor:
         largest = max(groups, key=len, default=[])
         if len(largest) < 2:
             break
@@ -299,6 +296,11 @@ def plan_microbatch(
     columns_N = np.concatenate([none, *(np.arange(n) for n in counts)])[order]
     first_pair = np.searchsorted(nodes_N[order], nodes_H)
     targets = [rows[i].labels[j] for i in row_ids for j in rows[i].trained]
+    teacher_ids = [
+        candidates[j] if (candidates := rows[i].teacher_ids) else []
+        for i in row_ids
+        for j in rows[i].trained
+    ]
     return MicroBatch(
         packs=packs,
         starts=starts,
@@ -311,18 +313,5 @@ def plan_microbatch(
         rows=rows_N.tolist(),
         columns=columns_N.tolist(),
         row_ids=row_ids,
-        teacher_ids=_teacher_ids(rows, row_ids, order.tolist()),
+        teacher_ids=[teacher_ids[n] for n in order],
     )
-
-
-def _teacher_ids(
-    rows: Sequence[Row], row_ids: Sequence[int], order: Sequence[int]
-) -> list[list[int]]:
-    """Candidates of each pair in ``order``; nothing at all where no row has any."""
-    if all(rows[i].teacher_ids is None for i in row_ids):
-        return []
-    found = []
-    for i in row_ids:
-        candidates = rows[i].teacher_ids
-        found += [candidates[j] if candidates else [] for j in rows[i].trained]
-    return [found[n] for n in order]

@@ -34,17 +34,17 @@ def importance(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[
     weight = bounded(log_w).exp()
     # A NaN counts as within the bounds: masking would hide it.
     beyond = (weight > settings.importance_cap) | (weight < settings.importance_floor)
-    none = torch.zeros_like(beyond)
+    capped = masked = torch.zeros_like(beyond)
     if settings.importance_weight == "none":
-        weight, beyond = torch.ones_like(weight), none
+        weight = torch.ones_like(weight)
     elif settings.importance_weight == "mask":
-        weight = torch.where(beyond, 0.0, weight)
+        weight, masked = torch.where(beyond, 0.0, weight), beyond
     else:
         weight = weight.clamp(settings.importance_floor, settings.importance_cap)
-    masks = settings.importance_weight == "mask"
+        capped = beyond
     return weight, {
         "importance_weight": tokens.total(weight),
         "importance_kl": tokens.total(drift),
-        "importance_capped_ratio": tokens.total(none if masks else beyond),
-        "filtered_ratio": tokens.total(beyond if masks else none),
+        "importance_capped_ratio": tokens.total(capped),
+        "filtered_ratio": tokens.total(masked),
     }

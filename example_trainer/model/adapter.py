@@ -98,24 +98,8 @@ def delta(layer: Any) -> Tensor:
     return added.T if layer.fan_in_fan_out else added
 
 
-@torch.no_grad()
-def weights(policy: PackedModel) -> dict[str, Tensor]:
-    """Matrices of the adapter under peft's names, whole and in float32, on rank 0. Collective."""
-    adapted = adapted_layers(policy.model)
-    if not adapted:
-        raise ConfigError("there is no adapter to save: set lora")
-    tensors: dict[str, Tensor] = {}
-    for name, layer in adapted.items():
-        for part in ("lora_A", "lora_B"):
-            weight = collectives.full_tensor(getattr(layer, part)[ADAPTER].weight)
-            if policy.world.is_rank0:
-                key = f"base_model.model.{name}.{part}.weight"
-                tensors[key] = weight.to("cpu", torch.float32, copy=True)
-    return tensors
-
-
 def write(policy: PackedModel, tensors: dict[str, Tensor], directory: Path) -> None:
-    """Write the result of :func:`weights` as peft does, for peft, vLLM and SGLang to load.
+    """Write the result of ``state_dict.adapter_weights`` as peft does, for peft, vLLM and SGLang to load.
 
     That is ``adapter_config.json`` and ``adapter_model.safetensors`` in ``directory``.
     """

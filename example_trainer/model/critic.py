@@ -84,7 +84,7 @@ def load_value_model(
         for parameter in value_head(model).parameters():
             torch.nn.init.zeros_(parameter)
     loading.checkpoint_activations(model, settings)
-    module = ValueModule(model, loading.compute_dtype(settings))
+    module = ValueModule(model, getattr(torch, settings.compute_dtype))
     values = loading.packed_model(ValueModel, module, settings, name)
     if world is not None:
         fsdp.shard(values, settings, world)

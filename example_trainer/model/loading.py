@@ -52,10 +52,9 @@ def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
         ConfigError: the model cannot be loaded, lacks layers or modules of the settings, or
             changes its logits after its output head.
     """
-    model = causal_model(settings, settings.model_name)
-    freeze_other_layers(model, settings.train_layer_indices)
-    checkpoint_activations(model, settings)
-    policy = _policy(settings, model, settings.model_name)
+    policy = _policy(settings, settings.model_name)
+    freeze_other_layers(policy.model, settings.train_layer_indices)
+    checkpoint_activations(policy.model, settings)
     if world is not None:
         if settings.trains_adapter:
             adapter.wrap(policy.model, settings)
@@ -72,17 +71,18 @@ def load_reference(
         name: of the model; None: ``model_name``, as it is before training.
         world: as for :func:`load`.
     """
-    name = name or settings.model_name
-    model = causal_model(settings, name)
-    model.requires_grad_(False)
-    policy = _policy(settings, model, name)
+    policy = _policy(settings, name or settings.model_name)
+    policy.model.requires_grad_(False)
     if world is not None:
         fsdp.shard(policy, settings, world)
     return policy
 
 
-def _policy(settings: LoadSettings, model: Any, name: str) -> Policy:
-    module = TokenModule(model, compute_dtype(settings))
+def _policy(settings: LoadSettings, name: str) -> Policy:
+    from transformers import AutoModelForCausalLM
+
+    model, _ = initial_model(AutoModelForCausalLM, settings, name)
+    module = TokenModule(model, getattr(torch, settings.compute_dtype))
     policy = packed_model(Policy, module, settings, name)
     check_head(policy)
     return policy
@@ -106,13 +106,6 @@ def tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     return loaded(name, lambda: AutoTokenizer.from_pretrained(name))
-
-
-def causal_model(settings: ModelSettings, name: str) -> Any:
-    """A causal language model on the device, see :func:`initial_model`."""
-    from transformers import AutoModelForCausalLM
-
-    return initial_model(AutoModelForCausalLM, settings, name)[0]
 
 
 def initial_model(
@@ -170,10 +163,6 @@ def loaded(name: str, load: Callable[[], V]) -> V:
         reports.set_verbosity(verbosity)
 
 
-def compute_dtype(settings: ModelSettings) -> torch.dtype:
-    return torch.bfloat16 if settings.compute_dtype == "bfloat16" else torch.float32
-
-
 def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
     """Make only these decoder layers trainable, None: all; ConfigError if one is absent."""
     if indices is None:
@@ -188,11 +177,8 @@ def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
 
 def checkpoint_activations(model: Any, settings: ModelSettings) -> None:
     """Compute activations again in the backward pass, by ``gradient_checkpointing``."""
-    if not (
-        settings.on_cuda
-        if settings.gradient_checkpointing is None
-        else settings.gradient_checkpointing
-    ):
+    wanted = settings.gradient_checkpointing
+    if not (settings.on_cuda if wanted is None else wanted):
         return
     # Named so since transformers 5.23; the older name goes with version 6.
     older, newer = "gradient_checkpointing_enable", "activation_checkpointing_enable"

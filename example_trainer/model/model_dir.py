@@ -126,7 +126,7 @@ def save_adapter(
     model: PackedModel, directory: Path, state: TrainerState, *, durable: bool = True
 ) -> Path:
     """Write only the adapter into ``directory``, in the format of peft. Collective."""
-    tensors = adapter.weights(model)
+    tensors = state_dict.adapter_weights(model)
 
     def write() -> None:
         with whole_directory(directory, durable=durable) as draft:

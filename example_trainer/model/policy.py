@@ -62,9 +62,7 @@ class PackedModel:
         """Those that are trained."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
-    def plan(
-        self, rows: Sequence[Row], *, min_microbatches: int = 1, divisor: int = 1
-    ) -> list[MicroBatch]:
+    def plan(self, rows: Sequence[Row], *, divisor: int = 1) -> list[MicroBatch]:
         """Forward passes that score every trained token of ``rows``.
 
         The same on every rank. Rank r of n takes the micro-batches r, r + n, ...; with ``divisor``
@@ -84,7 +82,6 @@ class PackedModel:
             packs,
             rows,
             self.max_tokens_per_microbatch,
-            min_microbatches=min_microbatches,
             divisor=divisor,
             padded=self.padded,
         )
@@ -136,15 +133,14 @@ class Policy(PackedModel):
         )
         logprobs_N, entropy_H, teacher_N_K = self.module(inputs)
         entropy_N = entropy_H[inputs.wanted.positions]
+        teacher = None
+        if teacher_N_K is not None:
+            teacher = scattered(microbatch, teacher_N_K, self.device)
         return Scores(
             logprobs=scattered(microbatch, logprobs_N, self.device),
             entropy=scattered(microbatch, entropy_N, self.device),
             mask=scored_mask(microbatch, self.device),
-            teacher=(
-                None
-                if teacher_temperature is None
-                else scattered(microbatch, teacher_N_K, self.device)
-            ),
+            teacher=teacher,
         )
 
     def trained_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:

@@ -70,6 +70,15 @@ def trained_weights(model: PackedModel) -> dict[str, Tensor]:
     return _collected(model, trained)
 
 
+def adapter_weights(model: PackedModel) -> dict[str, Tensor]:
+    """The :func:`trained_weights` of an adapter under peft's names; ConfigError without one."""
+    if not adapter.adapted_layers(model.model):
+        raise ConfigError("there is no adapter to save: set lora")
+    trained = trained_weights(model).items()
+    inner = f".{adapter.ADAPTER}."
+    return {f"base_model.model.{name.replace(inner, '.')}": tensor for name, tensor in trained}
+
+
 def _collected(model: PackedModel, weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     sources = _sources(model.model.state_dict(keep_vars=True))
     collected: dict[str, Tensor] = {}

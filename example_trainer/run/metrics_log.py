@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -52,7 +52,7 @@ class Clock:
     """Wall time of each phase of a step, in seconds."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def measure(self, phase: str) -> Iterator[None]:
@@ -60,13 +60,12 @@ class Clock:
         try:
             yield
         finally:
-            spent = time.monotonic() - start
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+            self.seconds[phase] += time.monotonic() - start
 
     def take(self) -> dict[str, float]:
         """Return ``seconds_<phase>`` since the last call."""
         taken = {f"seconds_{phase}": round(s, 4) for phase, s in self.seconds.items()}
-        self.seconds = {}
+        self.seconds.clear()
         return taken
 
 
@@ -212,7 +211,7 @@ class _Times:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._seconds: dict[str, float] = {}
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tokens_per_s = 0.0
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -220,8 +219,7 @@ class _Times:
         self._tokens_per_s += record["tokens_per_s"] or 0.0
         for name, value in record.items():
             if name.startswith("seconds_"):
-                phase = name.removeprefix("seconds_")
-                self._seconds[phase] = self._seconds.get(phase, 0.0) + value
+                self._seconds[name.removeprefix("seconds_")] += value
 
     def line(self) -> str:
         phases = [f"{p} {s / self.steps:.2f} s" for p, s in sorted(self._seconds.items())]

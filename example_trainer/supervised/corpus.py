@@ -118,13 +118,11 @@ def sft_rows(
 
 def pair_rows(tokenizer: Any, line: dict[str, Any], group: str) -> Example:
     """Build the better and the worse row of a line, in this order."""
-    if "prefix" in line:
-        prefix = _text(line, "prefix")
+    if "prefix" in line or isinstance(line.get("pos"), str):
+        prefix = _text(line, "prefix") if "prefix" in line else ""
         return [
             completion_row(tokenizer, prefix, _text(line, side)) for side in ("pos", "neg")
         ]
-    if isinstance(line.get("pos"), str):
-        return [completion_row(tokenizer, "", _text(line, side)) for side in ("pos", "neg")]
     sides = [_messages(line, side) for side in ("pos", "neg")]
     shared = shared_length(*sides)
     rows = [chat_rows(tokenizer, side, group, trained_from=shared) for side in sides]

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from example_trainer.data.rows import Row
@@ -23,8 +22,8 @@ from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.model.policy import Policy
 from example_trainer.supervised import corpus, loop, preference
-from example_trainer.supervised.corpus import Corpus, Example, flat
-from example_trainer.supervised.preference import RowSums, sides
+from example_trainer.supervised.corpus import Corpus, flat
+from example_trainer.supervised.preference import PairObjective, RowSums, sides
 from example_trainer.supervised.settings import DpoConfig, parse
 
 
@@ -38,7 +37,7 @@ def train(cfg: DpoConfig) -> None:
         loop.fit(cfg, policy, Preference(cfg, sums_of(policy), known), train_on, valid)
 
 
-def sums_of(policy: Policy) -> RowSums[Policy]:
+def sums_of(policy: Policy) -> RowSums:
     """Log probabilities of answers."""
     return RowSums(policy, lambda microbatch: policy.score(microbatch).logprobs)
 
@@ -62,47 +61,27 @@ def reference_sums(
 
 
 @dataclass
-class Preference:
-    """DPO or IPO loss of pairs, a mean over the pairs of a step."""
+class Preference(PairObjective):
+    """DPO or IPO loss. Margins in nats, before beta."""
 
     cfg: DpoConfig
-    sums: RowSums[Policy]
+    sums: RowSums
     known: dict[int, float]  # see reference_sums
+    summed = "logprob"
 
-    def learn(self, examples: Sequence[Example]) -> dict[str, float]:
-        rows = flat(examples)
-        pairs = len(examples)
-        sums = self.sums.backward(rows, lambda s: self._losses(rows, s).sum() / pairs)
-        return {name: value / pairs for name, value in self._told(rows, sums).items()}
-
-    def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
-        rows = flat(examples)
-        return self._told(rows, self.sums.of(rows)), float(len(examples))
-
-    def _margins(self, rows: Sequence[Row], sums_R: Tensor, *, per_token: bool) -> Tensor:
+    def margins(
+        self, rows: Sequence[Row], sums_R: Tensor, *, per_token: bool = False
+    ) -> Tensor:
         reference = sums_R.new_tensor([self.known[id(row)] for row in rows])
         lengths = sums_R.new_tensor([len(row.trained) if per_token else 1 for row in rows])
         return preference.margins(*sides(sums_R / lengths), *sides(reference / lengths))
 
-    def _losses(self, rows: Sequence[Row], sums_R: Tensor) -> Tensor:
+    def losses(self, rows: Sequence[Row], sums_R: Tensor) -> Tensor:
         cfg = self.cfg
         if cfg.preference_loss == "ipo":
-            return preference.ipo(self._margins(rows, sums_R, per_token=True), cfg.beta)
-        margins = self._margins(rows, sums_R, per_token=False)
+            return preference.ipo(self.margins(rows, sums_R, per_token=True), cfg.beta)
+        margins = self.margins(rows, sums_R)
         return preference.dpo(margins, cfg.beta, cfg.label_smoothing)
-
-    @torch.no_grad()
-    def _told(self, rows: Sequence[Row], sums_R: Tensor) -> dict[str, float]:
-        """Metrics as sums over pairs. ``margin`` in nats, before beta."""
-        margins = self._margins(rows, sums_R, per_token=False)
-        better, worse = sides(sums_R)
-        return {
-            "loss": float(self._losses(rows, sums_R).sum()),
-            "margin": float(margins.sum()),
-            "accuracy": float(preference.accuracy(margins)),
-            "pos_logprob": float(better.sum()),
-            "neg_logprob": float(worse.sum()),
-        }
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ answers could only fit the target by pairs that differ by next to nothing in eac
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch.nn.functional import logsigmoid
 from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row
 from example_trainer.model.policy import PackedModel
+from example_trainer.supervised.corpus import Example, flat
 
 
 def margins(better: Tensor, worse: Tensor, ref_better: Tensor, ref_worse: Tensor) -> Tensor:
@@ -53,15 +54,14 @@ def accuracy(margins_P: Tensor) -> Tensor:
     return (margins_P > 0).double().sum() + (margins_P == 0).double().sum() / 2
 
 
-M = TypeVar("M", bound=PackedModel)
 RowLoss = Callable[[Tensor], Tensor]  # (R,) float64 sums -> the loss, a number
 
 
 @dataclass(frozen=True)
-class RowSums(Generic[M]):
+class RowSums:
     """Differentiable sums over each row's trained tokens of the values of ``score``."""
 
-    model: M
+    model: PackedModel
     score: Callable[[MicroBatch], Tensor]  # -> (B, T), 0 where a row has fewer
 
     @torch.no_grad()
@@ -90,6 +90,47 @@ class RowSums(Generic[M]):
         numbers = self.score(microbatch).double().sum(1).cpu()  # (B,)
         places = torch.tensor(microbatch.row_ids, dtype=torch.long)
         return numbers.new_zeros(count).index_add(0, places, numbers)
+
+
+class PairObjective(ABC):
+    """A loss of pairs, as a mean over the pairs of a step."""
+
+    sums: RowSums
+    summed: str  # name of the sums in the metrics
+
+    def rows(self, examples: Sequence[Example]) -> list[Row]:
+        """The rows whose sums are compared: better, worse, better, worse ..."""
+        return flat(examples)
+
+    @abstractmethod
+    def margins(self, rows: Sequence[Row], sums_R: Tensor) -> Tensor:
+        """(P,) how much better the better row is, not scaled."""
+
+    @abstractmethod
+    def losses(self, rows: Sequence[Row], sums_R: Tensor) -> Tensor:
+        """(P,) losses, differentiable."""
+
+    def learn(self, examples: Sequence[Example]) -> dict[str, float]:
+        rows, pairs = self.rows(examples), len(examples)
+        sums = self.sums.backward(rows, lambda s: self.losses(rows, s).sum() / pairs)
+        return {name: value / pairs for name, value in self._metrics(rows, sums).items()}
+
+    def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
+        rows = self.rows(examples)
+        return self._metrics(rows, self.sums.of(rows)), float(len(examples))
+
+    @torch.no_grad()
+    def _metrics(self, rows: Sequence[Row], sums_R: Tensor) -> dict[str, float]:
+        """Metrics as sums over pairs."""
+        margins_P = self.margins(rows, sums_R)
+        better, worse = sides(sums_R)
+        return {
+            "loss": float(self.losses(rows, sums_R).sum()),
+            "margin": float(margins_P.sum()),
+            "accuracy": float(accuracy(margins_P)),
+            f"pos_{self.summed}": float(better.sum()),
+            f"neg_{self.summed}": float(worse.sum()),
+        }
 
 
 def sides(values_R: Tensor) -> tuple[Tensor, Tensor]:

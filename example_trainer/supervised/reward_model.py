@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
@@ -21,8 +20,8 @@ from example_trainer.distributed import ranks
 from example_trainer.model import critic
 from example_trainer.model.critic import ValueModel, scored_row
 from example_trainer.supervised import corpus, loop, preference
-from example_trainer.supervised.corpus import Example
-from example_trainer.supervised.preference import RowSums, sides
+from example_trainer.supervised.corpus import Example, flat
+from example_trainer.supervised.preference import PairObjective, RowSums, sides
 from example_trainer.supervised.settings import RewardConfig, parse
 
 
@@ -40,45 +39,27 @@ def train(cfg: RewardConfig) -> None:
         loop.fit(cfg, model, BradleyTerry(rewards_of(model)), train_on, valid)
 
 
-def rewards_of(model: ValueModel) -> RowSums[ValueModel]:
+def rewards_of(model: ValueModel) -> RowSums:
     """Return the rewards of rows made by :func:`scored_row`, one number each."""
     return RowSums(model, lambda microbatch: model.score(microbatch)[0])
 
 
 @dataclass
-class BradleyTerry:
-    """Bradley-Terry loss: the better text gets the higher reward; mean over a step's pairs."""
+class BradleyTerry(PairObjective):
+    """Bradley-Terry loss: the better text gets the higher reward, each at its last token."""
 
-    rewards: RowSums[ValueModel]
+    sums: RowSums
+    summed = "reward"
 
-    def learn(self, examples: Sequence[Example]) -> dict[str, float]:
-        pairs = len(examples)
-        rows = _whole(examples)
-        rewards = self.rewards.backward(
-            rows, lambda r: preference.bradley_terry(*sides(r)).sum() / pairs
-        )
-        return {name: value / pairs for name, value in _told(rewards).items()}
+    def rows(self, examples: Sequence[Example]) -> list[Row]:
+        return [scored_row(row.tokens, row.group) for row in flat(examples)]
 
-    def measure(self, examples: Sequence[Example]) -> tuple[dict[str, float], float]:
-        return _told(self.rewards.of(_whole(examples))), float(len(examples))
+    def margins(self, rows: Sequence[Row], sums_R: Tensor) -> Tensor:
+        better, worse = sides(sums_R)
+        return better - worse
 
-
-def _whole(examples: Sequence[Example]) -> list[Row]:
-    """Rows better, worse, better, worse ..., each scored at its last token."""
-    return [scored_row(row.tokens, row.group) for pair in examples for row in pair]
-
-
-@torch.no_grad()
-def _told(rewards_R: Tensor) -> dict[str, float]:
-    """Metrics as sums over pairs."""
-    better, worse = sides(rewards_R)
-    return {
-        "loss": float(preference.bradley_terry(better, worse).sum()),
-        "accuracy": float(preference.accuracy(better - worse)),
-        "margin": float((better - worse).sum()),
-        "pos_reward": float(better.sum()),
-        "neg_reward": float(worse.sum()),
-    }
+    def losses(self, rows: Sequence[Row], sums_R: Tensor) -> Tensor:
+        return preference.bradley_terry(*sides(sums_R))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy, Scores
 from example_trainer.model.scoring import pad_teacher, pad_to_tensor
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.settings.loss import LossSettings
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.state import StopSignal
 from example_trainer.update.optimizer import clipped_step
@@ -85,9 +84,7 @@ def learn(
                 part_of(prepared, indices),
                 state.version,
                 stop,
-                tokens_per_row=cfg.aggregation_length or cfg.seq_len,
                 tolerance=cfg.logprob_tolerance if first else None,
-                keep_own=cfg.ppo_epochs > 1,
             )
             if proximal_R_T is not None and not first:
                 update.proximal_R_T = [proximal_R_T[i] for i in indices]
@@ -121,14 +118,12 @@ class _Update:
     forward is spared. With one minibatch they (``own_R_T``) serve the epochs after it, too.
     """
 
-    settings: LossSettings
+    settings: TrainingConfig
     policy: Policy
     prepared: Prepared
     version: int  # of the weights that ``policy`` holds
     stop: StopSignal
-    tokens_per_row: int  # length that loss_aggregation ``constant`` divides by
     tolerance: float | None  # nats from the sampler of fresh tokens; None: not compared
-    keep_own: bool  # fill ``own_R_T``, for later epochs
     proximal_R_T: list[list[float]] | None = None
 
     def __post_init__(self) -> None:
@@ -138,7 +133,7 @@ class _Update:
         self.loss_of = losses.formula(settings.loss)
         self.behaviour_R_T = [at_trained(row, row.behaviour_logprobs) for row in rows]
         self.weights_R, self.divisor = loss_weights(
-            rows, settings.loss_aggregation, self.tokens_per_row
+            rows, settings.loss_aggregation, settings.aggregation_length or settings.seq_len
         )
         self.teacher = settings.distill_coef > 0 or settings.loss == "distillation"
 
@@ -227,7 +222,7 @@ class _Update:
         proximal = scores.logprobs.detach()
         if self.proximal_R_T is not None:
             proximal = padded(self.proximal_R_T)
-        elif self.keep_own:
+        elif self.settings.ppo_epochs > 1:
             for i, values in zip(microbatch.row_ids, proximal.tolist()):
                 self.own_R_T[i] = values[: len(self.prepared.rows[i].trained)]
         teacher_logprobs = teacher_mask = None

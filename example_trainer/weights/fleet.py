@@ -18,6 +18,7 @@ from example_trainer.weights.engines import InferenceServer
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Announce = Callable[[int], None]  # sends a version to the rollout API
+Failure = tuple[str, object]  # URL of a server, and what it raised or did wrong
 MAX_PARALLEL_SERVERS = 64
 # Added to the two waits in which a server may be paused and unchanged: until the
 # slowest server has finished its requests, and until the timeout is lifted.
@@ -45,8 +46,15 @@ class Fleet:
         Raises:
             PublishFailed: one does not pause; none was touched, so the others go on.
         """
-        self._or_go_on("pause", lambda engine: engine.pause(self._watchdog_s))
-        self._or_go_on("pause", lambda engine: engine.pause())
+        for bound in ((self._watchdog_s,), ()):
+            failed = failures(self.engines, lambda engine: engine.pause(*bound))
+            if failed:
+                call_all(self.engines, lambda engine: engine.resume())
+                raise PublishFailed(
+                    f"could not pause {len(failed)} of {len(self.engines)} servers:"
+                    f" {_lines(failed)}. No server was touched; those that answer go on with"
+                    f" what they hold. {AFTERWARDS}"
+                )
 
     def load(self, action: Callable[[InferenceServer], None], retries: int = 0) -> None:
         """Change the weights of every server.
@@ -57,15 +65,12 @@ class Fleet:
         Raises:
             PublishFailed: one could not; all that answer stay paused.
         """
-        waiting = list(self.engines)
-        for left in range(retries, -1, -1):
-            answers = call_all(waiting, action)
-            failed = _failures(waiting, answers)
-            if not failed:
-                return
-            if left == 0:
-                raise self.half_updated("load", failed)
-            waiting = [e for e, answer in zip(waiting, answers) if _is_error(answer)]
+        failed = failures(self.engines, action)
+        for _ in range(retries):
+            urls = [url for url, _ in failed]
+            failed = failures([e for e in self.engines if e.url in urls], action)
+        if failed:
+            raise self.half_updated("load", failed)
 
     def verify(self, version: int) -> None:
         """Raise PublishFailed unless every server reports this version."""
@@ -84,20 +89,19 @@ class Fleet:
         Raises:
             PublishFailed: one does not; the others hold the same version and go on.
         """
-        answers = call_all(self.engines, lambda engine: engine.resume())
-        failed = _failures(self.engines, answers)
+        failed = failures(self.engines, lambda engine: engine.resume())
         if failed:
             raise PublishFailed(
-                f"could not resume {len(failed)} of {len(answers)} servers: {_lines(failed)}."
-                f" All hold the new version and the others generate. {AFTERWARDS}"
+                f"could not resume {len(failed)} of {len(self.engines)} servers:"
+                f" {_lines(failed)}. All hold the new version and the others generate."
+                f" {AFTERWARDS}"
             )
 
     def pause_all(self) -> list[str]:
         """Pause every server that still answers; returns the URLs of those that do not."""
-        answers = call_all(self.engines, lambda engine: engine.pause())
-        return [url for url, _ in _failures(self.engines, answers)]
+        return [url for url, _ in failures(self.engines, lambda engine: engine.pause())]
 
-    def half_updated(self, stage: str, failed: Sequence[tuple[str, object]]) -> PublishFailed:
+    def half_updated(self, stage: str, failed: Sequence[Failure]) -> PublishFailed:
         """Pause a fleet that may hold several versions and return the error to raise."""
         silent = self.pause_all()
         held = call_all(self.engines, lambda engine: engine.version())
@@ -109,18 +113,6 @@ class Fleet:
             f"could not {stage} {len(failed)} of {len(self.engines)} servers:"
             f" {_lines(failed)}. Every server that answers stays paused"
             f"{' (silent: ' + ', '.join(silent) + ')' if silent else ''}; {named}."
-            f" {AFTERWARDS}"
-        )
-
-    def _or_go_on(self, stage: str, action: Callable[[InferenceServer], None]) -> None:
-        answers = call_all(self.engines, action)
-        failed = _failures(self.engines, answers)
-        if not failed:
-            return
-        call_all(self.engines, lambda engine: engine.resume())
-        raise PublishFailed(
-            f"could not {stage} {len(failed)} of {len(answers)} servers: {_lines(failed)}."
-            f" No server was touched; those that answer go on with what they hold."
             f" {AFTERWARDS}"
         )
 
@@ -146,13 +138,15 @@ def _is_error(answer: object) -> bool:
     return isinstance(answer, InferenceError)
 
 
-def _failures(
-    engines: Sequence[InferenceServer], answers: Sequence[object]
-) -> list[tuple[str, object]]:
+def failures(
+    engines: Sequence[InferenceServer], action: Callable[[InferenceServer], object]
+) -> list[Failure]:
+    """Call every engine concurrently; return the URL and the error of those that failed."""
+    answers = call_all(engines, action)
     return [(e.url, answer) for e, answer in zip(engines, answers) if _is_error(answer)]
 
 
-def _lines(failed: Sequence[tuple[str, object]]) -> str:
+def _lines(failed: Sequence[Failure]) -> str:
     return "; ".join(f"{url}: {what}" for url, what in failed)
 
 
@@ -190,8 +184,8 @@ class Publisher:
         """
         world = policy.world
         if self.cfg.debug_loading and world.is_rank0:
-            for line in _listing(policy):
-                logger.info(line)
+            for name, tensor in policy.model.state_dict().items():
+                logger.info(f"publishing {name} {tuple(tensor.shape)}")
         staged = self.stage(policy, state)
         run_on_rank0(world, self.fleet.pause)
         self.apply(policy, staged, state.version)
@@ -234,8 +228,3 @@ class Publisher:
         self.fleet.resume()
         if self._announce is not None:
             self._announce(version)
-
-
-def _listing(policy: Policy) -> list[str]:
-    tensors = policy.model.state_dict()
-    return [f"publishing {name} {tuple(tensor.shape)}" for name, tensor in tensors.items()]

@@ -6,8 +6,7 @@ reports are compared. For other causes the message lists the likely ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import Any
@@ -123,7 +122,9 @@ def explain_mismatch(
     """
     causes = []
     if adapter.adapted_layers(policy.model):
-        with without_adapter(policy):
+        from peft.helpers import rescale_adapter_scale
+
+        with rescale_adapter_scale(policy.model, 0.0):
             plain = policy.logprobs_of(sequences)
         apart = map(compare, plain, server["theirs"], repeat(server["tolerance"]))
         if not any(row.beyond for row in apart):
@@ -160,17 +161,3 @@ def _about_precision(policy: Policy, server: dict[str, Any]) -> list[str]:
             f" trainer's, which is {here}."
         ]
     return []
-
-
-@contextmanager
-def without_adapter(policy: Policy) -> Iterator[None]:
-    """The model without its adapter, as a context manager."""
-    layers = adapter.adapted_layers(policy.model).values()
-    kept = [dict(layer.scaling) for layer in layers]
-    try:
-        for layer in layers:
-            layer.scaling.update(dict.fromkeys(layer.scaling, 0.0))
-        yield
-    finally:
-        for layer, scaling in zip(layers, kept):
-            layer.scaling.update(scaling)

@@ -150,11 +150,8 @@ class CudaBuffer:
         self.path = path
         self._model = model
         self._specs = list(tensors)
-        self._starts: list[int] = []
-        size = 0
-        for tensor in tensors:
-            self._starts.append(size)
-            size += -(-tensor.bytes // ALIGN) * ALIGN
+        sizes = (-(-tensor.bytes // ALIGN) * ALIGN for tensor in tensors)
+        *self._starts, size = accumulate(sizes, initial=0)
         self._bytes = torch.empty(size, dtype=torch.uint8, device=device)
         starts = zip(self._specs, self._starts)
         self._views = {t.name: self._bytes[at : at + t.bytes] for t, at in starts}
@@ -227,8 +224,7 @@ class SharedMemoryPublisher(Publisher):
     _specs: Sequence[TensorSpec] = ()
 
     def stage(self, policy: Policy, state: TrainerState) -> Path | None:
-        if not self._specs:
-            self._specs = layout(policy, untie_head=self.needs_untying(policy))
+        self._specs = self._specs or layout(policy, untie_head=self.needs_untying(policy))
         run_on_rank0(policy.world, lambda: self._make_buffer(policy))
         tensors = export_weights(policy, untie_head=self.needs_untying(policy))
         if self._buffer is None:

@@ -240,7 +240,7 @@ def adapter_run(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     policy = _adapted(own, world)
     _descend(policy, own, world)
     merged = state_dict.full_weights(policy)
-    of_adapter = adapter.weights(policy)
+    of_adapter = state_dict.adapter_weights(policy)
     if of_adapter:  # on the first rank
         adapter.write(policy, of_adapter, Path(own.model_name).parent / "adapter")
     apart = state_dict.trained_weights(policy)

@@ -123,7 +123,7 @@ def test_packed_lines_have_no_padding_and_padded_lines_report_it():
 def test_there_is_a_microbatch_for_every_rank(padded):
     rows = [row([i], [2, 3], group=str(i)) for i in range(3)]
     packs = pack_rows(rows, **EVERYTHING)
-    plan = plan_microbatches(packs, rows, 1000, min_microbatches=2, divisor=4, padded=padded)
+    plan = plan_microbatches(packs, rows, 1000, divisor=4, padded=padded)
     assert [len(one.row_ids) for one in plan] == [1, 1, 1, 0]
     # The idle rank computes one token, which nobody scores.
     assert plan[-1].computed == 1 and plan[-1].length == 0 and plan[-1].shape == (1, 1)

@@ -86,7 +86,7 @@ def test_peft_loads_a_saved_adapter(adapted, config, tmp_path):
     from transformers import AutoModelForCausalLM
 
     policy = adapted(lora_target_modules=["q_proj", "up_proj"], lora_layer_indices=[0])
-    adapter.write(policy, adapter.weights(policy), tmp_path / "adapter")
+    adapter.write(policy, state_dict.adapter_weights(policy), tmp_path / "adapter")
     written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert written["base_model_name_or_path"] == config().model_name
     assert (written["lora_dropout"], written["inference_mode"]) == (0.0, True)
@@ -121,7 +121,7 @@ def test_without_peft_its_extra_is_named(policy, config, monkeypatch):
 
 def test_a_policy_without_adapter_has_none_to_save(policy):
     with pytest.raises(ConfigError, match="no adapter"):
-        adapter.weights(policy)
+        state_dict.adapter_weights(policy)
 
 
 @pytest.mark.slow

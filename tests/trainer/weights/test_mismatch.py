@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from peft.helpers import rescale_adapter_scale
 
 from atroposlib.errors import StaleWeights
 from example_trainer.distributed.ranks import Ranks
@@ -15,7 +16,6 @@ from example_trainer.weights.mismatch import (
     compare,
     reduce_mismatch,
     sampled_mismatch,
-    without_adapter,
 )
 from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcessEngine, head_of
 
@@ -30,7 +30,7 @@ def test_missing_adapter_on_a_server_is_diagnosed(config):
     with pytest.raises(StaleWeights, match="Found: The adapter is missing"):
         verify.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-3)
     before = policy.logprobs_of(SEQUENCES)
-    with without_adapter(policy):
+    with rescale_adapter_scale(policy.model, 0.0):
         assert policy.logprobs_of(SEQUENCES) == server.policy.logprobs_of(SEQUENCES)
     assert policy.logprobs_of(SEQUENCES) == before
 
