@@ -106,7 +106,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
         },
         [],
         1,
-        ["env.py:10: tool add (env.py:5): parameter 'a' needs a type"],
+        ["env.py:10: tool add (env.py:4): parameter 'a' needs a type"],
     ),
     "ignored tools": (
         {
