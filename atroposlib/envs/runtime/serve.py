@@ -269,7 +269,10 @@ class Serve:
         who = self._run.identity
         settled = self.admission.settle(env.pool.jobs, who, env.config.group_size)
         await self.shutdown.or_shutdown(settled)
-        while env.pool.busy < wanted and not self.shutdown.requested.is_set():
+        # A bound: where rollouts end as fast as they start, the step has to be read all the same.
+        for _ in range(wanted - env.pool.busy):
+            if self.shutdown.requested.is_set():
+                return
             job = self._next or env.pool.next_waiting() or await env.new_job()
             if job is None:
                 return
