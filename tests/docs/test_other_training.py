@@ -17,7 +17,7 @@ from tests.trainer.answers import post_groups
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "other-training.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-COLLECT = {"atropos-sft-gen": sft_gen, "atropos-dpo-gen": dpo_gen}
+COLLECT = {"data sft": sft_gen, "data dpo": dpo_gen}
 
 
 def blocks(kind: str) -> list[str]:
@@ -33,13 +33,15 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
 
     from example_trainer.supervised.commands import dpo, reward_model, sft
 
-    train = {"atropos-sft": sft, "atropos-dpo": dpo, "atropos-rm": reward_model}
+    train = {"train sft": sft, "train dpo": dpo, "train rm": reward_model}
     model = str(write_tiny_model(tmp_path / "model"))
     tokenizer = AutoTokenizer.from_pretrained(model)
     monkeypatch.chdir(tmp_path)
     ran = []
     for line in "".join(blocks("sh")).splitlines():
-        name, *words = shlex.split(line.replace("MODEL", model))
+        atropos, noun, verb, *words = shlex.split(line.replace("MODEL", model))
+        assert atropos == "atropos"
+        name = f"{noun} {verb}"
         if name in COLLECT:
             with served(create_app(open_store("memory"))) as api:
                 post_groups(api, tokenizer)

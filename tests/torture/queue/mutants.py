@@ -369,9 +369,12 @@ def answers_come_before_the_commit() -> None:
 
 @noticed_by(Judge.POWER)
 def the_log_is_not_synced() -> None:
-    from atroposlib.api.store.sqlite import database
+    from atroposlib.api.store import sqlite
 
-    wrap(database, "_settings", lambda original, synchronous: original("NORMAL"))
+    def unsynced(connect: Any, path: Any, vfs: Any, synchronous: str, read_only: bool) -> Any:
+        return connect(path, vfs, "NORMAL", read_only)
+
+    wrap(sqlite, "connect", unsynced)
 
 
 @noticed_by(Judge.ROT)
