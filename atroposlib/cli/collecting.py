@@ -25,13 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.cli.line_file import LineFile
-from atroposlib.cli.selection import (
-    Line,
-    SelectionRules,
-    best_lines,
-    pair_lines,
-    usable_rows,
-)
+from atroposlib.cli.selection import Line, SelectionRules, best_lines, pair_lines, usable_rows
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs

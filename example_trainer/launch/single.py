@@ -15,13 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atroposlib.errors import ConfigError
-from atroposlib.processes import (
-    Children,
-    ProcessSpec,
-    StopRequest,
-    Supervisor,
-    answers,
-)
+from atroposlib.processes import Children, ProcessSpec, StopRequest, Supervisor, answers
 from example_trainer.launch.local import exit_status
 from example_trainer.launch.servers import ServerCommand, choose_engine
 from example_trainer.settings.args import parse_args

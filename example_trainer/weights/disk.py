@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from example_trainer.model.model_dir import (
-    TrainerState,
-    keep_newest,
-    save_adapter,
-    save_model,
-)
+from example_trainer.model.model_dir import TrainerState, keep_newest, save_adapter, save_model
 from example_trainer.model.policy import Policy
 from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.fleet import Publisher

@@ -14,12 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from atroposlib.envs.rollout.groups import (
-    WIRE_FIELDS,
-    ScoredDataGroup,
-    expected_size,
-    plain,
-)
+from atroposlib.envs.rollout.groups import WIRE_FIELDS, ScoredDataGroup, expected_size, plain
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, ScoredData
 

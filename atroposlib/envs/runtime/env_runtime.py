@@ -25,12 +25,7 @@ from atroposlib.envs.rollout.groups import (
     with_metadata,
 )
 from atroposlib.envs.rollout.pacing import derived_batch_size
-from atroposlib.envs.rollout.pool import (
-    Outcome,
-    RolloutStatus,
-    RolloutTask,
-    WorkerPool,
-)
+from atroposlib.envs.rollout.pool import Outcome, RolloutStatus, RolloutTask, WorkerPool
 from atroposlib.envs.runtime.evaluation import PeriodicEvaluation
 from atroposlib.envs.runtime.hooks import EnvHooks, Serving
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger
