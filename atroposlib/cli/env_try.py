@@ -142,10 +142,10 @@ def show(env: Any, row: Mapping[str, Any]) -> None:
     if row.get("versions") and sampled:
         line += f", policy version {max(row['versions'][i] for i in sampled)}"
     if len(row["tokens"]) > env.config.max_token_length:
+        limit = f"--env.max_token_length {env.config.max_token_length}"
         line += (
-            f"\nmore than --env.max_token_length {env.config.max_token_length}: dropped by "
+            f"\nmore than {limit}: dropped by `serve`, unless the trainer takes longer rows"
         )
-        line += "`serve`, unless the trainer takes longer rows"
     print_block("tokens", f"{line}\n")
 
 

@@ -267,7 +267,7 @@ def dropped_groups(status: Mapping[str, Any] | None) -> str:
     counts: Counter[str] = Counter()
     for details in (p.get("details", {}) for p in participants(status)):
         counts.update(
-            {k: int(v) for k, v in details.items() if k[:7] in ("groups_", "dropped")}
+            {k: int(v) for k, v in details.items() if k.startswith(("groups_", "dropped"))}
         )
     sent, lost = counts.pop("groups_sent", 0), counts.pop("groups_dropped", 0)
     reasons = ", ".join(name.removeprefix("dropped_") for name, _ in counts.most_common())

@@ -134,7 +134,7 @@ class Model:
         *,
         tools: Sequence[Tool],
         max_turns: int = 8,
-        until: Callable[[], object] = bool,
+        until: Callable[[], object] | None = None,
         **sampling: Any,
     ) -> Reply:
         """Chat and run the tools that the model calls, until it calls none.
@@ -149,7 +149,7 @@ class Model:
             if not reply.tool_calls:
                 break
             answers = [await answer(tools, call) for call in reply.tool_calls]
-            if until():
+            if until is not None and until():
                 break
             reply = await self.chat([*reply.messages, *answers], tools=tools, **sampling)
         return reply

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 import string
 import time
 from collections.abc import Mapping
@@ -25,6 +24,8 @@ from atroposlib.trackers import Guarded, Run, finite_numbers, installed, open_tr
 from atroposlib.trackers.jsonl import Jsonl, json_number
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
 
+# Prefixes of metrics that go to the sinks only.
+UNLOGGED = ("train_perf/", "server/", "train/completion_lengths_")
 logger = logging.getLogger(__name__)
 REPORTED_ROLLOUTS = "failed timed_out cancelled short retried gave_up empty".split()
 
@@ -108,14 +109,15 @@ class MetricsLogger:
 
     def emit(self, metrics: Mapping[str, Any], step: int) -> None:
         """Log ``metrics`` of all rollouts, else of kept ones, and write all to every sink."""
-        words = (
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in scalars(metrics).items()
-            if not name.startswith(("train_perf/", "server/", "train/completion_lengths_"))
-            and (name[:6] != "train/" or f"rollouts/{name[6:]}" not in metrics)
-        )
-        line = re.sub(r"(^|, )(train|rollouts)/", r"\1", ", ".join(words))
-        logger.log(self.level, "%s step %d: %s", self._env, step, line)
+        words = []
+        for name, value in scalars(metrics).items():
+            short = name.removeprefix("train/")
+            of_all = short != name and f"rollouts/{short}" in metrics
+            if of_all or name.startswith(UNLOGGED):
+                continue
+            shown = f"{value:.4g}" if isinstance(value, float) else value
+            words.append(f"{short.removeprefix('rollouts/')} {shown}")
+        logger.log(self.level, "%s step %d: %s", self._env, step, ", ".join(words))
         for sink in self.sinks:
             sink.write(metrics, step)
 
