@@ -21,6 +21,7 @@ import httpx
 from atroposlib.live.heldout import Heldout, HeldoutSample
 from atroposlib.trackers import finite_number
 from atroposlib.trackers.jsonl import last_run
+from atroposlib.wire import MOSTLY_DROPPED
 
 REQUEST_TIMEOUT_S = 1.0  # a busy server may miss one poll; the next is half a second later
 RATE_WINDOW_S = 0.5
@@ -56,6 +57,7 @@ class RunSnapshot:
     server_version: int | None = None
     trainer_version: int | None = None
     dropped: str = ""  # groups that environments did not send, with the reasons
+    warnings: tuple[str, ...] = ()  # of environments most of whose groups are dropped
     waits: tuple[str, ...] = ()
 
 
@@ -170,6 +172,7 @@ class Sources:
             server_version=version_of(info),
             trainer_version=version_of({"weight_version": latest.get("version", 0)}),
             dropped=dropped_groups(status),
+            warnings=drop_warnings(status),
             waits=self._waits.lines(status, now),
         )
 
@@ -272,6 +275,14 @@ def dropped_groups(status: Mapping[str, Any] | None) -> str:
     sent, lost = counts.pop("groups_sent", 0), counts.pop("groups_dropped", 0)
     reasons = ", ".join(name.removeprefix("dropped_") for name, _ in counts.most_common())
     return f"dropped {lost} of {lost + sent} groups ({reasons})" if lost else ""
+
+
+def drop_warnings(status: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """One line for each environment that reports most of its groups as dropped."""
+    dropping = [p for p in participants(status) if p.get("phase") == MOSTLY_DROPPED]
+    return tuple(
+        f"{p.get('name')}: {doing(p)}" for p in dropping if age_s(p) <= SILENT_AFTER_S
+    )
 
 
 def age_s(participant: Mapping[str, Any]) -> float:

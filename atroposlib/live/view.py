@@ -254,13 +254,12 @@ class PlainView(View):
 
     def show(self, snapshot: RunSnapshot) -> None:
         s, now = snapshot, time.monotonic()
-        warnings = [line for line in s.waits if " groups dropped, " in line]
         if s.step > self._shown_steps:
             self._shown_steps, self._step_at = s.step, now
             self.print_line(step_line(s))
-        elif now - self._step_at >= STEP_WAIT_S or (warnings and not self._warned):
-            self._step_at, self._warned = now, bool(warnings)
-            shown = (f"after step {s.step}/{s.steps}", s.dropped, *(warnings or s.waits))
+        elif now - self._step_at >= STEP_WAIT_S or (s.warnings and not self._warned):
+            self._step_at, self._warned = now, bool(s.warnings)
+            shown = (f"after step {s.step}/{s.steps}", s.dropped, *(s.warnings or s.waits))
             self.print_line("; ".join(filter(None, shown)))
 
     def waiting(self, line: str) -> None:

@@ -62,7 +62,8 @@ class Supervisor:
     Args:
         specs: in the order of their start, servers before the rest.
         may_end: names of the processes that exit code 0 completes; called at every look.
-        say: prints a line for the user.
+        print_line: prints a line for the user.
+        print_incident: the same for deaths, restarts and silence; ``print_line`` by default.
     """
 
     def __init__(
@@ -74,10 +75,12 @@ class Supervisor:
         *,
         may_end: Callable[[], Collection[str]] = frozenset,
         print_line: PrintLine = print,
+        print_incident: PrintLine | None = None,
     ) -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.children = children
         self.print_line = print_line
+        self.print_incident = print_incident or print_line
         self.may_end = may_end
         self._stop = stop
         self._rule = rule or StopOnExit()
@@ -210,7 +213,7 @@ class RestartByHand:
             waited_s = now - w.died_at
             if sign(w.died_at):
                 w.presence, w.last_seen = ProcessState.BY_HAND, now
-                run.print_line(f"{name} is back after {waited_s:.0f} s: the run goes on")
+                run.print_incident(f"{name} is back after {waited_s:.0f} s: the run goes on")
             elif waited_s > self._grace_s:
                 line = f"{name} was not restarted within {self._grace_s:.0f} s"
                 raise child.failure(f"{line}; the run stops")
@@ -237,6 +240,8 @@ class RestartByHand:
         watched = self._watched[child.spec.name]
         watched.presence, watched.died_at = ProcessState.MISSING, now
         if tail := log_tail(child.log, 5):
-            run.print_line(f"the end of {child.log}:\n{tail}")
-        run.print_line(f"{line}; restart it within {self._grace_s:.0f} s and the run goes on:")
-        run.print_line(child.spec.shell_line())
+            run.print_incident(f"the end of {child.log}:\n{tail}")
+        run.print_incident(
+            f"{line}; restart it within {self._grace_s:.0f} s and the run goes on:"
+        )
+        run.print_incident(child.spec.shell_line())

@@ -202,7 +202,8 @@ class QuickstartRun:
             self.stop,
             self.rule,
             may_end=self._may_end,
-            print_line=self._print_note,
+            print_line=self.view.print_line,
+            print_incident=self._print_note,
         )
 
     def start(self) -> None:
@@ -290,5 +291,5 @@ class QuickstartRun:
             run=shown_path(plan.options.out),
             guide=shown_path(plan.repo / GUIDE),
             repeat=repeat_command(plan.options),
-            notes=[note for note in self.notes if not note.endswith(" is done")],
+            notes=self.notes,
         )

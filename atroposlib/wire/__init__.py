@@ -33,6 +33,7 @@ from atroposlib.wire.messages import (
     Whole,
 )
 from atroposlib.wire.status import (
+    MOSTLY_DROPPED,
     EnvShare,
     Heartbeat,
     Lag,

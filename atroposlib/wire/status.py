@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Role = Literal["trainer", "env", "inference", "tool"]
+MOSTLY_DROPPED = "rollout, most groups dropped"  # a phase that views show as a warning
 
 
 class Heartbeat(BaseModel):

@@ -87,7 +87,7 @@ class RestartPolicy:
             which = "restarts" if alone else "recover_retries, recover_mode"
             times = f"it was started {ends} times ({which})"
             raise child.failure(f"{line}; {times}; log: {child.log}")
-        run.print_line(f"{line}; starting it again ({ends} of {limit})")
+        run.print_incident(f"{line}; starting it again ({ends} of {limit})")
         if not alone:  # the trainer too, after the server that died
             spec = run.specs[TRAINER]
             run.specs[TRAINER] = replace(spec, env={**spec.env, RUN_ID: str(ends)})

@@ -9,6 +9,7 @@ from atroposlib.live.sources import (
     WaitHistory,
     WatchedRun,
     counter,
+    drop_warnings,
     dropped_groups,
     largest,
     measures_of,
@@ -17,6 +18,7 @@ from atroposlib.live.sources import (
     version_of,
 )
 from atroposlib.quickstart.recipes import ServingEngine
+from atroposlib.wire import MOSTLY_DROPPED
 
 STATUS = {
     "blocked_reason": "3 of 8 groups are queued",
@@ -70,6 +72,16 @@ def test_dropped_groups_of_all_environments_are_counted_by_their_reasons():
     shown = dropped_groups({"participants": listed})
     assert shown == "dropped 4 of 7 groups (same_scores, too_long)"
     assert dropped_groups({"participants": [env(2)]}) == dropped_groups(None) == ""
+
+
+def test_an_environment_that_drops_most_groups_is_a_warning_until_it_is_silent():
+    env = {"role": "env", "name": "toy", "phase": MOSTLY_DROPPED, "waiting_on": "a group"}
+    other = {"role": "env", "name": "sums", "phase": "rollout"}
+    late = {**env, "name": "gone", "age_s": 16.0}
+    assert drop_warnings({"participants": [env, other, late]}) == (
+        "toy: rollout, most groups dropped, waits for a group",
+    )
+    assert drop_warnings(None) == ()
 
 
 def test_the_measures_are_those_of_the_environment_and_the_entropy():

@@ -139,11 +139,9 @@ def test_without_a_step_the_waits_are_printed_every_thirty_seconds(monkeypatch):
 def test_the_first_warning_of_dropped_groups_is_printed_at_once():
     console = Console(file=io.StringIO(), width=300)
     view = open_view(console, live=True)
-    warning = (
-        "toy: rollout, waits for a group worth keeping: 3 of the last 3 groups dropped, short"
-    )
+    warning = "toy: rollout, most groups dropped"
     for _ in range(2):
-        view.show(RunSnapshot(steps=9, waits=("trainer: waiting", warning)))
+        view.show(RunSnapshot(steps=9, warnings=(warning,), waits=("trainer: waiting",)))
     assert console.file.getvalue().splitlines() == [f"after step 0/9; {warning}"]
 
 

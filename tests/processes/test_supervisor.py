@@ -52,12 +52,18 @@ def test_watching_ends_when_the_run_is_done(children, spec):
     assert printed in ([], ["other is done"])
 
 
-def test_a_process_that_is_done_is_reported_once(children, spec):
-    run, printed = supervise(children, [spec("env", "")], may_end=lambda: {"env"})
+def test_a_process_that_is_done_is_reported_once_and_is_no_incident(children, spec):
+    incidents: list[str] = []
+    run, printed = supervise(
+        children,
+        [spec("env", "")],
+        may_end=lambda: {"env"},
+        print_incident=incidents.append,
+    )
     children["env"].popen.wait()
     run.look(0.0)
     run.look(1.0)
-    assert printed == ["env is done"]
+    assert printed == ["env is done"] and incidents == []
 
 
 def test_the_end_of_a_process_without_a_rule_fails_the_run(children, spec):

@@ -38,7 +38,7 @@ from atroposlib.errors import (
     boundary,
 )
 from atroposlib.utils.gathering import gather_or_cancel
-from atroposlib.wire import EnvIdentifier, EnvStatus, Heartbeat
+from atroposlib.wire import MOSTLY_DROPPED, EnvIdentifier, EnvStatus, Heartbeat
 
 logger = logging.getLogger(__name__)
 DISCONNECT_TIMEOUT_S = 5.0  # of the calls that only tidy up
@@ -50,6 +50,7 @@ class EnvPhase(str, Enum):
 
     WAITING_FOR_TRAINER = "waiting for trainer"
     ROLLOUT = "rollout"
+    MOSTLY_DROPPED = MOSTLY_DROPPED
     PAUSED = "paused: queue full"
     NOT_ADMITTED = "paused: not admitted"
     EVALUATING = "evaluating"
@@ -310,8 +311,8 @@ class Serve:
             self.phase = EnvPhase.PAUSED
             self.waiting.start("the trainer to take a batch", usual=True)
         else:
-            self.phase = EnvPhase.ROLLOUT
             dropped = self.env.group_stats.mostly_dropped()
+            self.phase = EnvPhase.MOSTLY_DROPPED if dropped else EnvPhase.ROLLOUT
             if dropped or pool.consecutive_empty_items >= limit:
                 none = f"none in the last {pool.consecutive_empty_items} items"
                 self.waiting.start(f"a group worth keeping: {dropped or none}")
