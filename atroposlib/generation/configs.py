@@ -74,6 +74,14 @@ class APIServerConfig(ServerBaseline):
         default=True,
         description="GET /health before the first call and after a failed one.",
     )
+    sampling: dict[str, Any] = Field(
+        default={},
+        description="Sampling parameters of training requests where the environment gives none, "
+        "such as top_p, stop; max_tokens also bounds what it gives.",
+    )
+    eval_sampling: dict[str, Any] = Field(
+        default={}, description="The same for evaluation requests."
+    )
 
 
 class ServerManagerConfig(BaseModel):

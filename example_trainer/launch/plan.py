@@ -29,10 +29,10 @@ from example_trainer.settings.files import (
     GivenSettings,
     did_you_mean,
     flatten,
-    load_yaml,
     read_file,
     translate,
 )
+from example_trainer.settings.yaml_reader import load_yaml
 
 
 class _Section(BaseModel):

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from atroposlib.errors import ConfigError
@@ -39,6 +38,7 @@ from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.run import OriginalSettings, RunSettings, WatchSettings
 from example_trainer.settings.section import RENAMED, renamed_note
 from example_trainer.settings.weights import WeightSettings
+from example_trainer.settings.yaml_reader import load_yaml, parse_yaml
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSettings,
@@ -324,67 +324,3 @@ def _identity(key: str) -> str:
     if isinstance(meaning, Renamed) and meaning.convert is areal_names.same:
         return meaning.field
     return key
-
-
-# --- YAML ------------------------------------------------------------------------------
-#
-# As version 1.2 reads plain words: 1e-5 is a number, ``no`` is text. PyYAML follows version
-# 1.1, where 1e-5 is text, ``on`` true, 010 eight and 1:30 ninety. Here a word that begins with
-# a needless 0 is text, so that run_name=007 keeps its zeros. A key that stands twice in one
-# mapping is refused, because one of its values would be lost.
-
-PLAIN = (
-    ("null", r"~|null|Null|NULL|", "~nN"),
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
-    (
-        "float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|[-+]?\.(?:inf|Inf|INF)",
-        "-+.0123456789",
-    ),
-    ("merge", r"<<", "<"),
-)
-
-
-class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key.value, str)]
-        twice = sorted({name for name in names if names.count(name) > 1 and name != "<<"})
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{twice[0]} stands twice in one mapping", node.start_mark
-            )
-        return super().construct_mapping(node, deep)
-
-
-for _tag, _pattern, _first in PLAIN:
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), [*_first]
-    )
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("$"), [""])
-
-
-def load_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a file; ConfigError if there is no such file, or no mapping with names."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot read {path}: {reason.lower()}") from error
-    tree = parse_yaml(text, str(path))
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds no settings: a mapping such as 'lr: 1e-5' is wanted")
-    return tree
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """The value of the YAML in ``text``. Raises ConfigError if it is not YAML."""
-    try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from error

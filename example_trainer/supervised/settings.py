@@ -15,11 +15,12 @@ from atroposlib.utils.command.parser import CommandParser
 from example_trainer.settings.args import add_flag, command_parser, flag, validated
 from example_trainer.settings.batch import StepSettings
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.settings.files import GivenSettings, load_yaml
+from example_trainer.settings.files import GivenSettings
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.run import WatchSettings
 from example_trainer.settings.section import RENAMED
+from example_trainer.settings.yaml_reader import load_yaml
 
 
 class CorpusSettings(StepSettings):

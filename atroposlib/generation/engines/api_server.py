@@ -32,6 +32,7 @@ from atroposlib.generation.sampling.generation import (
     FourTuple,
     Generation,
     from_four_tuple,
+    with_configured,
     with_max_tokens,
     with_stop_ids,
     with_version,
@@ -111,12 +112,14 @@ class APIServer(LegacyHealth, ABC):
         (no usable answer in three attempts, or unhealthy for ``config.timeout`` seconds), or
         InferenceRefused: the server returned 4xx, after one request.
         """
+        kwargs = with_configured(kwargs, self.config)
         if not kwargs.pop("skip_reasoning", False):
             kwargs = self._inject_reasoning_kwargs(kwargs)
         return await self._call(self._chat_completion_wrapper, kwargs)
 
     async def completion(self, **kwargs: Any) -> Completion:
         """OpenAI completion parameters, plus ``split``. Raises as chat_completion does."""
+        kwargs = with_configured(kwargs, self.config)
         return await self._call(self._completion_wrapper, kwargs)
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:

@@ -30,6 +30,7 @@ from atroposlib.generation.sampling.generation import (
     request_options,
     token_usage,
     with_choice_seed,
+    with_configured,
 )
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.generation.sampling.resume import Decode
@@ -283,6 +284,7 @@ class TokenServer(OpenAICompatibleServer):
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
         """As the base class. A continuation that a weight update aborts is resumed."""
         ids = await self._prompt_ids(kwargs)
+        kwargs = with_configured(kwargs, self.config)
         return four_tuple(await self.generate(**{**kwargs, "input_ids": ids}))
 
     async def decoder(self) -> Decode:

@@ -148,6 +148,24 @@ def sampling_params(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {**defaults, **params, **_given_limit(kwargs)}
 
 
+def with_configured(kwargs: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """``kwargs`` with ``sampling`` or ``eval_sampling`` of a server's config where they give none.
+
+    A configured ``max_tokens`` bounds the given limit.
+    """
+    is_train = (kwargs.get("split") or "train") == "train"
+    # Configs of the original and of tests lack these fields.
+    usual = vars(config).get("sampling" if is_train else "eval_sampling")
+    if not usual:
+        return dict(kwargs)
+    merged = {**usual, **{k: v for k, v in kwargs.items() if v is not None}}
+    if "max_tokens" not in usual:
+        return merged
+    limit = min(int(usual["max_tokens"]), _given_limit(merged)["max_tokens"])
+    rest = {k: v for k, v in merged.items() if k not in _LIMIT_NAMES}
+    return {**rest, "max_tokens": limit}
+
+
 def with_max_tokens(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """``kwargs`` with the limit of new tokens as ``max_tokens`` only."""
     renamed = {k: v for k, v in kwargs.items() if k not in _LIMIT_NAMES}

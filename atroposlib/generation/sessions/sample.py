@@ -17,6 +17,7 @@ from atroposlib.generation.sampling.generation import (
     Generation,
     from_four_tuple,
     sampling_params,
+    with_configured,
 )
 
 _TOKENS_CALL = "tokens_and_logprobs_completion"
@@ -42,6 +43,7 @@ async def sample_tokens(
     The prompt ids of the result are those that the server reports. Raises TokensMissing for
     a result without token ids, or without one logprob per token.
     """
+    kwargs = with_configured(kwargs, server.config)
     if has_generate(server):
         request = {k: kwargs[k] for k in _REQUEST_OPTIONS if kwargs.get(k) is not None}
         outputs: list[Generation] = await server.generate(  # type: ignore[union-attr]

@@ -6,6 +6,8 @@ from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailabl
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
+from atroposlib.generation.sessions.managed import ManagedServer
+from atroposlib.testing.tiny import char_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -20,6 +22,17 @@ async def test_a_chat_completion_has_the_type_of_the_openai_package(connect, fak
     assert texts == ["answer 0", "answer 1"]
     (_, body), *_ = fake.requests
     assert body == {"messages": HELLO, "n": 2, "model": "served", "min_p": 0.1}
+
+
+async def test_sampling_of_the_config_reaches_every_kind_of_request(connect, fake) -> None:
+    sampling = {"top_p": 0.5, "max_tokens": 3}
+    server = connect("vllm", sampling=sampling)
+    await server.chat_completion(messages=HELLO)
+    await server.completion(prompt="abc", max_tokens=8)
+    await ManagedServer(server, char_tokenizer()).completion(prompt="abc", max_tokens=8)
+    for path, body in fake.requests:
+        assert {name: body[name] for name in sampling} == sampling, path
+    assert len(fake.requests) == 3
 
 
 async def test_a_text_completion_returns_the_sampled_text(connect, fake) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.sampling.generation import (
     UNKNOWN_VERSION,
     Generation,
     sampling_params,
     token_versions,
+    with_configured,
     with_version,
 )
 
@@ -40,3 +44,17 @@ def test_an_announced_version_fills_unknown_versions() -> None:
     )
     assert with_version(output, 5).versions == [5, 7, 5]
     assert with_version(output, None).versions == [-1, 7, -1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"stop": None}, {"max_tokens": 8, "top_p": 0.9}),
+        ({"top_p": 1.0, "max_tokens": 4}, {"max_tokens": 4, "top_p": 1.0}),
+        ({"max_completion_tokens": 99, "n": 2}, {"max_tokens": 8, "top_p": 0.9, "n": 2}),
+        ({"split": "eval", "max_tokens": 99}, {"split": "eval", "max_tokens": 99}),
+    ],
+)
+def test_configured_sampling_fills_in_and_its_limit_bounds(asked, found) -> None:
+    config = APIServerConfig(sampling={"top_p": 0.9, "max_tokens": 8})
+    assert with_configured(asked, config) == found

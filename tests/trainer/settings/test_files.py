@@ -14,9 +14,9 @@ from example_trainer.settings.files import (
     FIELDS,
     SECTIONS,
     parse_override,
-    parse_yaml,
     translate,
 )
+from example_trainer.settings.yaml_reader import parse_yaml
 
 CONFIGS = Path(__file__).resolve().parents[3] / "example_trainer" / "configs"
 
