@@ -236,7 +236,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         # Rows, advantages, steps. Baselines go by group id, not by place in the batch.
         phase("training")
         with clock.measure("prepare"):
-            samples = losses.needs_sampler(cfg.loss)
+            samples = losses.needs_sampler(cfg.loss) or cfg.kl_bias_correction
             batch = to_rows(
                 claimed.batch or [], policy.max_tokens_per_row, needs_sampler=samples
             )

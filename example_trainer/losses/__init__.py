@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
 from example_trainer.losses import (
+    cispo,
     cross_entropy,
     decoupled,
     distillation,
@@ -62,6 +63,7 @@ FORMULAS: dict[str, Formula] = {
     "grpo": grpo.loss,
     "gspo": gspo.loss,
     "sapo": sapo.loss,
+    "cispo": cispo.loss,
     "m2po": m2po.loss,
     "reinforce": reinforce.loss,
     "cross_entropy": cross_entropy.loss,
@@ -88,7 +90,7 @@ def _with_arguments(formula: Formula) -> Loss:
 
 LOSSES = {name: _with_arguments(formula) for name, formula in FORMULAS.items()}
 WITHOUT_SAMPLER = frozenset({"cross_entropy", "distillation"})
-WITHOUT_PROXIMAL = frozenset({"grpo", "gspo", "sapo", *WITHOUT_SAMPLER})
+WITHOUT_PROXIMAL = frozenset({"grpo", "gspo", "sapo", "cispo", *WITHOUT_SAMPLER})
 BATCH_MASKS: dict[str, BatchMask] = {"m2po": m2po.batch_mask}
 
 

@@ -12,6 +12,10 @@ negative. Use k2 or k3 in the loss: they agree near the reference, and k3 grows 
 tokens that became unlikely. Use k1 in the reward, where only the value counts; it can be
 negative for a token, and its gradient is that of the policy gradient.
 "On average" means over samples of the policy being trained; stale samples bias all three.
+
+With ``behaviour`` the estimate is multiplied by r = exp(log p - log p_behaviour), gradient
+included: over samples of any policy, value and gradient of r k3 are then on average those of
+KL(policy || reference) itself (arXiv 2512.02556, eq. 7).
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ def penalty(
     ref_logprobs: Tensor,  # (B, T), without a gradient
     estimator: str = "k3",
     mask: Tensor | None = None,  # (B, T) nonzero where trained; None: everywhere
+    behaviour: Tensor | None = None,  # (B, T) logprobs of the sampler
 ) -> Tensor:
     """(B, T) estimates, with the gradient on ``logprobs``; 0 where ``mask`` is 0.
 
@@ -36,6 +41,9 @@ def penalty(
     Raises ConfigError for another estimator.
     """
     tokens = TokenMask.of(torch.ones_like(logprobs) if mask is None else mask)
+    if behaviour is not None:
+        log_ratio = bounded(tokens.only(logprobs) - tokens.only(behaviour.detach()))
+        return log_ratio.exp() * penalty(logprobs, ref_logprobs, estimator, mask)
     d = tokens.only(logprobs) - tokens.only(ref_logprobs.detach())
     if estimator == "k1":
         return d

@@ -47,6 +47,11 @@ class LossSettings(Section):
     kl_in: Literal["loss", "reward"] = Field(
         "loss", description="the KL is a term of the loss, or taken off each token's reward"
     )
+    kl_bias_correction: bool = Field(
+        False,
+        description="the KL in the loss is multiplied by policy / sampler, so that its gradient"
+        " is right on stale tokens too",
+    )
     reference_model: str | None = Field(
         None, description="model the KL is measured to (default: the model at the start)"
     )

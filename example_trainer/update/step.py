@@ -186,7 +186,7 @@ class _Update:
         )
         batch = self._inputs(microbatch, scores, weights_R_T, kept_R_T)
         loss_sum, metrics = self.loss_of(batch, self.settings)
-        loss_sum = loss_sum + self._regularisers(microbatch, scores, batch.loss_mask)
+        loss_sum = loss_sum + self._regularisers(microbatch, scores, batch)
         if self.settings.distill_coef > 0 and self.settings.loss != "distillation":
             distilled, once = self._distilled(batch, scores.mask)
             loss_sum = loss_sum + self.settings.distill_coef * distilled
@@ -251,9 +251,11 @@ class _Update:
         with torch.no_grad():
             return loss_sum, distill_sum(student, teacher, scored, candidates, tau)
 
-    def _regularisers(self, microbatch: MicroBatch, scores: Scores, weights: Tensor) -> Tensor:
+    def _regularisers(
+        self, microbatch: MicroBatch, scores: Scores, batch: LossInputs
+    ) -> Tensor:
         """Entropy bonus and KL to the reference, summed like the loss."""
-        settings = self.settings
+        settings, weights = self.settings, batch.loss_mask
         total = weights.new_zeros(())
         if settings.entropy_coef > 0:
             total = total - settings.entropy_coef * (weights * scores.entropy).sum()
@@ -261,7 +263,10 @@ class _Update:
             reference = pad_to_tensor(
                 microbatch, self.prepared.reference_R_T, self.policy.device
             )
-            penalty = kl.penalty(scores.logprobs, reference, settings.kl_estimator, weights)
+            sampler = batch.behaviour_logprobs if settings.kl_bias_correction else None
+            penalty = kl.penalty(
+                scores.logprobs, reference, settings.kl_estimator, weights, sampler
+            )
             total = total + settings.kl_coef * (weights * penalty).sum()
         return total
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 
 from atroposlib.errors import ConfigError
 from example_trainer.advantage.prepare import minibatches, part_of, prepare
+from example_trainer.launch.plan import read_plan, trainer_settings
 from tests.trainer.rows import row
+
+CONFIGS = Path(__file__).resolve().parents[3] / "example_trainer/configs"
 
 
 def group(*rewards, **fields):
@@ -94,3 +98,17 @@ def test_batch_slice_keeps_rows_and_values_aligned(config):
     part = part_of(prepared, [1])
     assert part.rows == rows[1:] and part.advantages_R_T == prepared.advantages_R_T[1:]
     assert part.reference_R_T == [[-1.0]] and math.isfinite(part.sums["kl_reference"])
+
+
+def test_on_policy_distillation_rewards_each_token_by_the_teachers_opinion_alone():
+    """A_t = log p_teacher - log p_sampler, with the settings of the recipe's file."""
+    _, cfg = trainer_settings(read_plan([str(CONFIGS / "on_policy_distillation.yaml")], []))
+    written = row(
+        [1],
+        [2, 3],
+        reward=1.0,
+        behaviour_logprobs=[-1.0, -2.0],
+        ref_logprobs=[-0.5, -3.0],
+    )
+    prepared = prepare([written, *group(0.0, ref_logprobs=[1.0, -1.0])], cfg, 0)
+    assert prepared.advantages_R_T[0] == pytest.approx([0.5, -1.0])

@@ -81,6 +81,18 @@ def test_on_average_the_gradients_are_those_documented():
     assert torch.allclose(found["k3"], slope(backward, logits))
 
 
+def test_with_the_samplers_logprobs_k3_is_the_kl_on_average_whoever_sampled():
+    """Value and gradient of KL(policy || reference), over samples of another policy."""
+    logits, reference = over_all_tokens()
+    behaviour = torch.randn(5, dtype=torch.double).log_softmax(0)
+    logprobs = logits.log_softmax(0)
+    exact = (logprobs.exp() * (logprobs - reference)).sum()
+    found = kl.penalty(logprobs, reference, "k3", behaviour=behaviour)
+    average = (behaviour.exp() * found).sum()
+    assert torch.allclose(average, exact)
+    assert torch.allclose(slope(average, logits), slope(exact, logits))
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_masked_entries_have_no_effect_and_a_trained_nan_stays(estimator):
     logprobs = torch.tensor([[-1.0, float("nan"), float("nan")]], requires_grad=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -126,6 +127,27 @@ def test_a_kl_in_the_loss_pulls_towards_the_reference(config):
     pulled, _ = step(cfg, also=reference)
     free, _ = step(config(lr=0.1), also=reference)
     assert pulled["training_logprob_mean"] > free["training_logprob_mean"]
+
+
+def test_the_kl_is_corrected_for_a_sampler_half_as_sure(config):
+    """k2 a nat away is 0.5; the sampler gave every token half the policy's probability."""
+
+    def stale(prepared):
+        own = prepared.rows
+        prepared.reference_R_T = [
+            [value + 1.0 for value in at_trained(r, r.behaviour_logprobs)] for r in own
+        ]
+        prepared.advantages_R_T = [[0.0] * len(r.trained) for r in own]
+        prepared.rows = [
+            replace(r, behaviour_logprobs=[v - math.log(2) for v in r.behaviour_logprobs])
+            for r in own
+        ]
+
+    options = {"lr": 1e-9, "kl_coef": 1.0, "kl_estimator": "k2", "max_logprob_mismatch": 1.0}
+    plain, _ = step(config(**options), also=stale)
+    corrected, _ = step(config(kl_bias_correction=True, **options), also=stale)
+    assert plain["loss"] == pytest.approx(0.5, abs=1e-5)
+    assert corrected["loss"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_teacher_pulls_towards_its_choice(config):

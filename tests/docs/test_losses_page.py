@@ -10,7 +10,7 @@ from example_trainer.losses import LOSSES
 from example_trainer.settings.advantage import AdvantageSettings
 from example_trainer.settings.loss import LossSettings
 
-TEXT = (Path(__file__).resolve().parents[3] / "docs" / "losses.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
 
 
 def rows_of(heading: str) -> list[str]:

@@ -1,0 +1,32 @@
+"""CISPO by hand: a clipped weight without a gradient, and a gradient for every token."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.trainer.loss_batches import one_token, random_batch, run, settings, value_and_slope
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+@pytest.mark.parametrize(("ratio", "weight"), [(0.1, 0.1), (1.0, 1.0), (1.4, 1.4), (3.0, 1.5)])
+def test_the_weight_is_the_ratio_up_to_its_bound_for_both_signs(ratio, weight, advantage):
+    batch = one_token(ratio, advantage)
+    loss, slope = value_and_slope("cispo", batch, settings(clip_eps_high=0.5))
+    assert slope == pytest.approx(-weight * advantage)  # d(log p) only: the weight has none
+    assert loss == pytest.approx(-weight * advantage * math.log(0.2 * ratio))
+
+
+def test_the_bound_is_clip_eps_where_no_other_is_set():
+    assert value_and_slope("cispo", one_token(3.0, 1.0))[1] == pytest.approx(-1.2)
+
+
+def test_tokens_beyond_the_bound_are_counted_and_trained():
+    batch = random_batch(spread=1.0)
+    _, metrics = run("cispo", batch, settings(clip_eps_high=0.2))
+    ratio = (batch["logprobs"] - batch["behaviour"]).exp()[batch["mask"] > 0]
+    assert float(metrics["importance_capped_ratio"]) == int((ratio > 1.2).sum()) > 0
+    assert float(metrics["importance_weight"]) == pytest.approx(
+        float(ratio.clamp(max=1.2).sum())
+    )
