@@ -107,6 +107,7 @@ def connect_servers(
             wait_s=SERVER_START_TIMEOUT_S,
             on_wait=waits,
             token=settings.server_token,
+            pause_mode=settings.publish_pause,
         )
         servers.append(stack.enter_context(closing(server)))
     return servers

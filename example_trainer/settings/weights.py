@@ -52,6 +52,12 @@ class WeightSettings(Section):
     publish_timeout_s: float = Field(
         300.0, gt=0, description="bound of each pause, reload and resume of a server"
     )
+    publish_pause: Literal["wait", "abort", "keep"] | None = Field(
+        None,
+        description="running requests at a publish: wait until they finish; abort: they return"
+        " what they have and environments continue it with the new weights; keep: the server"
+        " continues them itself (default: wait on our server, abort on vLLM and SGLang)",
+    )
     publish_group_address: str | None = Field(
         None,
         description="host:port where trainer and servers meet for distributed publishing"

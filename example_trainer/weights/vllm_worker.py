@@ -41,11 +41,12 @@ Weights = Iterable[tuple[str, Tensor]]
 
 
 class WeightWorker:
-    """Methods mixed into vLLM's worker; ``model_runner``, ``device``, ``rank`` are vLLM's."""
+    """Methods mixed into vLLM's worker, which has the attributes declared here."""
 
     model_runner: Any
     device: torch.device
-    rank: int
+    rank: int  # among the workers of one data-parallel copy
+    vllm_config: Any
     _weight_group: tuple[str, Any] | None = None
 
     def weight_worker(self) -> str:
@@ -76,9 +77,11 @@ class WeightWorker:
         first_rank = fields.pop("first_rank")
         self._leave()
         group = GroupSpec(**fields)
-        entered = process_group.join(
-            process_group.guest_store(group), group, first_rank + self.rank
-        )
+        # Not data_parallel_rank: vLLM sets that to 0 for dense models.
+        parallel = self.vllm_config.parallel_config
+        copy = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+        rank = first_rank + copy * parallel.world_size + self.rank
+        entered = process_group.join(process_group.guest_store(group), group, rank)
         self._weight_group = group.name, entered
         return group.name
 

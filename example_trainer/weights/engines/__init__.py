@@ -23,7 +23,7 @@ from example_trainer.weights.engines.vllm import VllmEngine
 
 __all__ = ["Bucket", "InferenceServer", "connect"]
 
-ENGINES: dict[str, Callable[[Http], InferenceServer]] = {
+ENGINES: dict[str, Callable[[Http, str | None], InferenceServer]] = {
     "local": LocalEngine,
     "vllm": VllmEngine,
     "sglang": SglangEngine,
@@ -38,20 +38,22 @@ def connect(
     wait_s: float,
     on_wait: Callable[[str], None],
     token: str | None = None,
+    pause_mode: str | None = None,
 ) -> InferenceServer:
     """Connect to the server at ``url``, waiting up to ``wait_s`` seconds for its start.
 
     Args:
         token: sent as bearer token with every request.
+        pause_mode: setting ``publish_pause``.
 
     Raises:
         InferenceUnavailable: nothing answers /health within ``wait_s``.
-        ConfigError: something answers, but it cannot take new weights.
+        ConfigError: something answers, but it cannot take new weights, or not so.
     """
     http = Http(url, timeout_s, token)
     try:
         _wait_until_healthy(http, wait_s, on_wait)
-        return ENGINES[detect(http) if kind == "auto" else kind](http)
+        return ENGINES[detect(http) if kind == "auto" else kind](http, pause_mode)
     except BaseException:  # the error is re-raised; only the connections are closed
         http.close()
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -104,10 +104,19 @@ class InferenceServer(ABC):
 
     name: str
     _info_route = "/server_info"
+    # What the server can do with running requests at a pause, by its own words; the first
+    # is the default. Tokens after the pause are computed from the new weights alone.
+    pause_modes: Mapping[str, str]
     _adapter: str | None = None  # model name of requests; set by the first load
 
-    def __init__(self, http: Http) -> None:
+    def __init__(self, http: Http, pause_mode: str | None = None) -> None:
         self.http, self.url = http, http.url
+        self.pause_mode = pause_mode or next(iter(self.pause_modes))
+        if self.pause_mode not in self.pause_modes:
+            raise ConfigError(
+                f"the {self.name} server at {self.url} has no pause that is {pause_mode!r};"
+                f" set --publish-pause to {' or '.join(self.pause_modes)}"
+            )
 
     @property
     def wants_untied_head(self) -> bool:
@@ -130,7 +139,7 @@ class InferenceServer(ABC):
 
     @abstractmethod
     def pause(self, resume_after_s: float | None = None) -> None:
-        """Start no new request and return when none runs. Idempotent.
+        """Start no new request and return when none runs, after ``pause_mode``. Idempotent.
 
         Args:
             resume_after_s: where the server can, it goes on by itself after this time;

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from example_trainer.weights.engines.http import InferenceServer
+from atroposlib.errors import ConfigError
+from example_trainer.weights.engines.http import CHOOSE, InferenceServer
 
 
 class SglangEngine(InferenceServer):
@@ -13,18 +14,27 @@ class SglangEngine(InferenceServer):
     """
 
     name = "sglang"
+    # A retracted request is computed again from its tokens; "in_place" would keep old KV.
+    pause_modes = {"abort": "abort", "keep": "retract"}
 
     def require(self, publisher: str, adapter_name: str | None) -> None:
         if publisher == "shared_memory":
             raise self._cannot(publisher)
         if publisher == "distributed":
             self._needs("/init_weights_update_group", "SGLang 0.4 or newer has it")
+            info = self.http.get("/server_info")
+            if int(info.get("dp_size") or 1) > 1 and not info.get("enable_dp_attention"):
+                raise ConfigError(  # its copies would all join as the same ranks
+                    f"the SGLang at {self.url} runs --dp-size {info['dp_size']} copies, which"
+                    " cannot join one group: add --enable-dp-attention, start a server per"
+                    f" copy and name each in --inference-urls, or {CHOOSE}"
+                )
         if publisher == "lora":
             self._needs_name(adapter_name, "SGLang", "<served model>:<that name>")
             self._needs("/load_lora_adapter", "start SGLang with --enable-lora")
 
     def pause(self, resume_after_s: float | None = None) -> None:
-        self.http.post("/pause_generation", {"mode": "abort"})
+        self.http.post("/pause_generation", {"mode": self.pause_modes[self.pause_mode]})
 
     def resume(self) -> None:
         self.http.post("/continue_generation", {})

@@ -27,6 +27,7 @@ class VllmEngine(InferenceServer):
     """
 
     name = "vllm"
+    pause_modes = {"abort": "abort", "wait": "wait", "keep": "keep"}
     _info_route = "/weight_info"
 
     @cached_property
@@ -78,7 +79,7 @@ class VllmEngine(InferenceServer):
             )
 
     def pause(self, resume_after_s: float | None = None) -> None:
-        self.http.post("/pause", params={"mode": "wait"})
+        self.http.post("/pause", params={"mode": self.pause_modes[self.pause_mode]})
 
     def resume(self) -> None:
         self.http.post("/resume")

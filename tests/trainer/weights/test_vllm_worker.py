@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,9 +32,13 @@ class Head:
 class Worker(WeightWorker):
     """Stand-in of vLLM's worker with the attributes that the extension uses."""
 
-    rank, device = 0, torch.device("cpu")
+    device = torch.device("cpu")
 
-    def __init__(self):
+    def __init__(self, copy=0, rank=0):
+        parallel = SimpleNamespace(
+            data_parallel_index=copy, data_parallel_rank=0, world_size=2
+        )
+        self.vllm_config, self.rank = SimpleNamespace(parallel_config=parallel), rank
         self.model_runner = self
         self.lm_head = Head()
         self.loaded = {}
@@ -98,3 +103,15 @@ def test_tensors_are_loaded_as_they_are_broadcast():
         worker.receive_weights(json.dumps({"name": "h"}))
     worker.leave_weight_group("g")
     assert worker._weight_group is None
+
+
+def test_every_worker_of_every_data_parallel_copy_joins_as_a_rank_of_its_own(monkeypatch):
+    joined = []
+    monkeypatch.setattr(process_group, "guest_store", lambda group: None)
+    monkeypatch.setattr(process_group, "join", lambda store, group, rank: joined.append(rank))
+    group = GroupSpec("127.0.0.1", 1, 5, "nccl", "g", 20.0)
+    for copy in (0, 1):
+        for rank in (0, 1):
+            spec = json.dumps({**asdict(group), "first_rank": 1})
+            Worker(copy, rank).join_weight_group(spec)
+    assert joined == [1, 2, 3, 4]

@@ -41,6 +41,29 @@ def test_every_engine_samples_with_logprobs(to, app):
     assert to(app([])).sample([4, 5], 2, 0.5) == ([7, 8], [-0.7, -0.8])
 
 
+@pytest.mark.parametrize(
+    ("app", "asked", "route", "sent"),
+    [
+        (vllm_app, None, "/pause", "abort"),
+        (vllm_app, "keep", "/pause", "keep"),
+        (sglang_app, None, "/pause_generation", "abort"),
+        (sglang_app, "keep", "/pause_generation", "retract"),
+    ],
+)
+def test_a_pause_is_the_one_of_the_settings_in_the_engines_words(
+    serve, app, asked, route, sent
+):
+    diary = []
+    with closing(connect(serve(app(diary)), "auto", pause_mode=asked, **QUICK)) as engine:
+        engine.pause()
+    assert diary == [(route, sent)]
+
+
+def test_a_pause_that_an_engine_lacks_is_refused_with_those_it_has(serve):
+    with pytest.raises(ConfigError, match="set --publish-pause to abort or keep"):
+        connect(serve(sglang_app([])), "auto", pause_mode="wait", **QUICK)
+
+
 def test_bearer_token_is_sent_with_every_request(serve):
     app, seen = FastAPI(), []
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.errors import InferenceRefused
+from atroposlib.errors import ConfigError, InferenceRefused
 from atroposlib.utils.process_group import GroupSpec
 from example_trainer.weights.engines import Bucket
 from tests.trainer.weights.support.engine_fakes import sglang_app
@@ -73,3 +73,10 @@ def test_sglang_serves_an_adapter_by_name_and_replaces_it_by_name(to):
 def test_sglang_that_answers_200_but_did_not_load_is_a_failure(to):
     with pytest.raises(InferenceRefused, match="shape mismatch"):
         to(sglang_app([], success=False)).load("/weights/version_1", 1)
+
+
+def test_copies_that_would_join_a_group_as_the_same_ranks_are_refused(to):
+    with pytest.raises(ConfigError, match="add --enable-dp-attention"):
+        to(sglang_app([], dp_size=2)).require("distributed", None)
+    to(sglang_app([], dp_size=2, enable_dp_attention=True)).require("distributed", None)
+    to(sglang_app([], dp_size=2)).require("disk", None)

@@ -19,7 +19,7 @@ def test_vllm_is_found_by_its_routes_and_reloads_in_place(to):
     assert engine.name == "vllm" and engine.version() == "3"
     reload = {"method": "reload_weights", "kwargs": {"weights_path": "/weights/version_3"}}
     assert diary == [
-        ("/pause", "wait"),
+        ("/pause", "abort"),
         ("/collective_rpc", reload),
         ("/reset_prefix_cache", None),
         ("/update_weight_version", "3"),

@@ -116,7 +116,7 @@ def _vllm_models(app: FastAPI, diary: Diary) -> None:
 
 
 def sglang_app(
-    diary: Diary, *, success: bool = True, lora: bool = False, ranks: int = 1
+    diary: Diary, *, success: bool = True, lora: bool = False, ranks: int = 1, **info: Any
 ) -> FastAPI:
     """Build SGLang; with ``success`` False it answers 200 with a load failure in the body."""
     app = FastAPI()
@@ -174,7 +174,7 @@ def sglang_app(
 
     @app.get("/server_info")
     async def server_info() -> dict[str, Any]:
-        return {"weight_version": state["version"], "tp_size": ranks, "dtype": "auto"}
+        return {"weight_version": state["version"], "tp_size": ranks, "dtype": "auto", **info}
 
     @app.post("/generate")
     async def generate(body: dict[str, Any]) -> dict[str, Any]:
