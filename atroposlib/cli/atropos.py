@@ -36,8 +36,14 @@ COMMANDS = {
     "train dpo": (f"{FILE_TRAINERS}:dpo", "Train on pairs (atropos-dpo)."),
     "train rm": (f"{FILE_TRAINERS}:reward_model", "Train a reward model (atropos-rm)."),
     "infer": ("atroposlib.inference.__main__:main", "Serve a model (atropos-infer)."),
-    "data sft": ("atroposlib.cli.collecting:sft_gen", "Collect texts (atropos-sft-gen)."),
-    "data dpo": ("atroposlib.cli.collecting:dpo_gen", "Collect pairs (atropos-dpo-gen)."),
+    "data sft": (
+        "atroposlib.cli.collect.collecting:sft_gen",
+        "Collect texts (atropos-sft-gen).",
+    ),
+    "data dpo": (
+        "atroposlib.cli.collect.collecting:dpo_gen",
+        "Collect pairs (atropos-dpo-gen).",
+    ),
     "run": (
         "example_trainer.launch.__main__:main",
         "All processes of one file: local, slurm.",

@@ -7,7 +7,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from atroposlib import wire
 from atroposlib.client.api_calls import (
@@ -255,6 +257,15 @@ class RolloutClient:
     def status(self) -> wire.RunStatus:
         """State of the run and what it waits for."""
         return self._send(ApiCall("GET", "/status", model(wire.RunStatus)))
+
+    def wandb_info(self) -> dict[str, Any]:
+        """``group`` and ``project`` of the run; null before a trainer registers."""
+        return self._send(ApiCall("GET", "/wandb_info", mapping))
+
+    def latest_example(self) -> wire.ScoredData | None:
+        """The group that was posted last; None before the first, or if it was freed."""
+        fields = self._send(ApiCall("GET", "/latest_example", mapping))
+        return msgspec.convert(fields, wire.ScoredData) if fields.get("tokens") else None
 
     def health(self) -> bool:
         """Whether the API answers now, without retries."""

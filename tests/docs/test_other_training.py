@@ -10,7 +10,7 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.cli.collecting import dpo_gen, sft_gen
+from atroposlib.cli.collect.collecting import dpo_gen, sft_gen
 from atroposlib.testing.tiny import write_tiny_model
 from tests.serving import served
 from tests.trainer.answers import post_groups

@@ -76,6 +76,9 @@ PUBLIC = {
     "atroposlib.cli.dpo": "main",
     "atroposlib.cli.run_api": "main",
     "atroposlib.cli.sft": "main",
+    "atroposlib.cli.view_run": "main",
+    "atroposlib.cli.view_run_multimodal": "main",
+    "atroposlib.cli.inference_node_wandb_watcher": "main",
     "atroposlib.api.utils": (
         "find_groups_summing_to_target grab_batch_with_minimum_allocations "
         "grab_exact_from_heterogeneous_queue"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.cli.collecting import dpo_gen
+from atroposlib.cli.collect.collecting import dpo_gen
 from example_trainer.model import loading
 from example_trainer.supervised import dpo
 from tests.trainer.supervised.pairs import PAIRS, metrics

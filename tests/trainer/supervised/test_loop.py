@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from atroposlib.cli.collecting import dpo_gen, sft_gen
+from atroposlib.cli.collect.collecting import dpo_gen, sft_gen
 from example_trainer.model import critic, loading
 from example_trainer.supervised import commands, corpus, dpo
 from example_trainer.supervised import loop as supervised

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from atroposlib.cli.collecting import dpo_gen
+from atroposlib.cli.collect.collecting import dpo_gen
 from atroposlib.errors import ConfigError
 from example_trainer.model import critic
 from example_trainer.supervised import reward_model

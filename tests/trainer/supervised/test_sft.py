@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atroposlib.cli.collecting import sft_gen
+from atroposlib.cli.collect.collecting import sft_gen
 from example_trainer.supervised import sft
 from tests.trainer.supervised.pairs import metrics
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.cli.line_file import LineFile
+from atroposlib.cli.collect.line_file import LineFile
 from atroposlib.errors import ConfigError
 from atroposlib.wire import ClaimedBatch
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from atroposlib.cli.selection import (
+from atroposlib.cli.collect.selection import (
     SelectionRules,
     best_lines,
     best_rows,

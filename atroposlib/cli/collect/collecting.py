@@ -24,8 +24,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atroposlib.cli.line_file import LineFile
-from atroposlib.cli.selection import Line, SelectionRules, best_lines, pair_lines, usable_rows
+from atroposlib.cli.collect.line_file import LineFile
+from atroposlib.cli.collect.selection import (
+    Line,
+    SelectionRules,
+    best_lines,
+    pair_lines,
+    usable_rows,
+)
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
@@ -148,7 +154,7 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
             lines stay, and ``--append-to-previous`` continues.
     """
     out = LineFile(options.filepath, append=options.append_to_previous)
-    tokenizer = None if options.save_messages else _load(options.tokenizer)
+    tokenizer = None if options.save_messages else load_tokenizer(options.tokenizer)
     rules = SelectionRules(
         options.max_per_group,
         options.allow_negative_scores,
@@ -159,8 +165,13 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
     with closing(RolloutClient(options.api_url, on_wait=say)) as client:
         if options.reset:
             client.reset()
-        require_free(client.status(), options.api_url, out)
-        registered = client.register(_registration(options))
+        require_free(
+            client.status(), options.api_url, out.progress.run_id if out.resumed else None
+        )
+        # The steps are an upper bound for environments that take their number from here.
+        batch_size = options.group_size * options.tasks_per_step
+        steps = 2 * options.num_seqs_to_save
+        registered = client.register(registration(batch_size, options.max_token_len, steps))
         if out.resumed:
             say(f"going on after {out.progress.lines} lines; {out.cut} bytes cut")
         out.open(registered.run_id)
@@ -229,11 +240,11 @@ def _fill(
         wait_s = CLAIM_WAIT_S
 
 
-def require_free(status: RunStatus, url: str, out: LineFile) -> None:
+def require_free(status: RunStatus, url: str, resumed: str | None = None) -> None:
     """Check that the API has no run of another trainer.
 
-    An API is free without a registered trainer, or with the run in which the collection of
-    this file was interrupted, unless that run has a live trainer now.
+    An API is free without a registered trainer, or with the run ``resumed``, an interrupted one
+    of this file, unless that run has a live trainer now.
 
     Raises:
         ConfigError: the run belongs to another trainer.
@@ -242,7 +253,7 @@ def require_free(status: RunStatus, url: str, out: LineFile) -> None:
         one.role == "trainer" and one.age_s < LIVE_TRAINER_S and one.phase != "done"
         for one in status.participants
     )
-    ours = out.resumed and status.run_id == out.progress.run_id and not lives
+    ours = resumed is not None and status.run_id == resumed and not lives
     if status.state != "EMPTY" and not ours:
         raise ConfigError(
             f"a run is open at {url} (step {status.current_step}, {status.queue_size} groups"
@@ -251,21 +262,26 @@ def require_free(status: RunStatus, url: str, out: LineFile) -> None:
         )
 
 
-def _registration(options: argparse.Namespace) -> Registration:
+def registration(batch_size: int, max_token_len: int, num_steps: int) -> Registration:
+    """The registration of a tool in a trainer's place, with the names of the original."""
     return Registration(
         wandb_group="test",
         wandb_project="test",
-        batch_size=options.group_size * options.tasks_per_step,
-        max_token_len=options.max_token_len,
+        batch_size=batch_size,
+        max_token_len=max_token_len,
         checkpoint_dir="checkpoints",
         save_checkpoint_interval=10,
         starting_step=0,
-        # Upper bound for environments that take their number of steps from here.
-        num_steps=2 * options.num_seqs_to_save,
+        num_steps=num_steps,
     )
 
 
-def _load(name: str) -> Any:
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of --tokenizer.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
     from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
     try:

@@ -14,8 +14,8 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.cli import line_file
-from atroposlib.cli.collecting import dpo_gen, sft_gen
+from atroposlib.cli.collect import line_file
+from atroposlib.cli.collect.collecting import dpo_gen, sft_gen
 from atroposlib.client import RolloutClient
 from atroposlib.testing.tiny import char_tokenizer
 from tests.client.harness import registration

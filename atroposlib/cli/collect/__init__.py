@@ -1,0 +1,1 @@
+"""Training files from environments: atropos-sft-gen and atropos-dpo-gen."""

@@ -1,0 +1,107 @@
+"""A scored group as the viewer shows it: pure functions from tokens to prompt, answers, images."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from atroposlib.cli.collect.selection import (
+    MAX_TOKENS_PER_CHARACTER,
+    prompt_length,
+    split_texts,
+)
+from atroposlib.wire import MASKED, ScoredData
+
+# Label of a token by the least probability of its kind; one that is not trained has none.
+PROBABILITIES = {"p > 0.9": 0.9, "p > 0.5": 0.5, "p > 0.1": 0.1, "p > 0.01": 0.01, "rare": -1}
+MAX_IMAGES = 8
+MAX_IMAGE_CHARACTERS = 8 * 2**20 * 4 // 3  # of 8 MB
+_IMAGE = re.compile(r"data:image/[a-z]+;base64,([A-Za-z0-9+/]+={0,2})")
+_BARE_IMAGE = re.compile(r'"([A-Za-z0-9+/]{64,}={0,2})"')
+
+
+class ShownSample(NamedTuple):
+    """One answer; ``spans`` is its text again, as (text, label of its probability or None)."""
+
+    score: float
+    output: str
+    spans: list[tuple[str, str | None]]
+
+
+class ShownGroup(NamedTuple):
+    """Prompt and answers of one group; ``number`` counts the groups of this viewer."""
+
+    number: int
+    title: str
+    images: list[bytes]
+    prompt: str
+    samples: list[ShownSample]
+
+
+def shown(
+    group: ScoredData, number: int, tokenizer: Any, samples: int, max_tokens: int
+) -> ShownGroup:
+    """The first ``samples`` rows of ``group``, each cut to ``max_tokens`` tokens."""
+    tokens_G = [row[:max_tokens] for row in group.tokens[:samples]]
+    masks_G = [row[:max_tokens] for row in group.masks[:samples]]
+    length = prompt_length(tokens_G, masks_G)
+    prompt, outputs = split_texts(tokenizer, tokens_G, length)
+    spans_G = []
+    for tokens, masks, logprobs in zip(
+        tokens_G, masks_G, group.inference_logprobs or [[math.nan] * max_tokens] * samples
+    ):
+        labels = [None if m == MASKED else label_of(p) for m, p in zip(masks, logprobs)]
+        spans_G.append(list(zip(token_texts(tokenizer, tokens[length:]), labels[length:])))
+    about = group.metadata or {}
+    names = [str(about[key]) for key in ("env", "item") if key in about]
+    title = ", ".join([*names, f"{len(tokens_G)} of {len(group.tokens)} samples"])
+    images = images_of(group, [prompt, *outputs])
+    answers = list(map(ShownSample, group.scores, outputs, spans_G))
+    return ShownGroup(number, title, images, prompt, answers)
+
+
+def label_of(logprob: float) -> str | None:
+    """The label of a token that was sampled with ``logprob``; None if that is unknown."""
+    p = math.exp(min(logprob, 0.0))
+    return next((label for label, least in PROBABILITIES.items() if p > least), None)
+
+
+def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+    """The text that each token adds; a character of several tokens stands at its last one."""
+
+    def text(start: int, end: int) -> str:
+        part = list(tokens[start:end])
+        return str(tokenizer.decode(part, clean_up_tokenization_spaces=False))
+
+    texts, context, done = [], 0, 0  # decoded with the text before, which keeps its spaces
+    for end in range(1, len(tokens) + 1):
+        now = text(context, end)
+        if now.endswith("\N{REPLACEMENT CHARACTER}") and end - done < MAX_TOKENS_PER_CHARACTER:
+            texts.append("")
+            continue
+        texts.append(now[len(text(context, done)) :])
+        context, done = done, end
+    return texts
+
+
+def images_of(group: ScoredData, texts: Sequence[str]) -> list[bytes]:
+    """Contents of ``images`` and of all data URLs in messages and texts; none is fetched."""
+    images, messages = (
+        msgspec.json.encode(v).decode() for v in (group.images, group.messages)
+    )
+    coded = _BARE_IMAGE.findall(images)
+    coded += [url for text in (images, messages, *texts) for url in _IMAGE.findall(text)]
+    found: list[bytes] = []
+    for one in dict.fromkeys(coded):
+        if len(found) < MAX_IMAGES and len(one) < MAX_IMAGE_CHARACTERS:
+            try:
+                found.append(base64.b64decode(one))
+            except binascii.Error:
+                continue
+    return found

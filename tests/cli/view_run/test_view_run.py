@@ -1,0 +1,121 @@
+"""view-run and view-run-multimodal: options, refusals, and the page over a real API."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import httpx
+import msgspec
+import pytest
+
+from atroposlib.api.server import create_app
+from atroposlib.api.store import open_store
+from atroposlib.cli import view_run, view_run_multimodal
+from atroposlib.client import RolloutClient
+from atroposlib.errors import ConfigError
+from atroposlib.testing.tiny import char_tokenizer
+from tests.client.harness import registration
+from tests.serving import served
+from tests.trainer.rows import scored
+
+TOKENIZER = char_tokenizer()
+PROMPT = "<|user|>2+2?<|assistant|>"
+
+
+@pytest.fixture
+def api():
+    with served(create_app(open_store("memory"))) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def tokenizer_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tokenizer")
+    TOKENIZER.save_pretrained(directory)
+    return str(directory)
+
+
+@contextmanager
+def page_of(*words):
+    """The command as a process of its own, because Gradio leaves event loops open."""
+    start = "import sys; from atroposlib.cli.view_run import main; sys.exit(main())"
+    command = [sys.executable, "-c", start, "--port", "0", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            with httpx.Client(base_url=line.split()[-1], timeout=60) as http:
+                yield http
+        finally:
+            process.terminate()
+
+
+def grab(page, session="s"):
+    """The fields that the button Grab Next Batch fills, by the API of Gradio."""
+    path = "/gradio_api/call/get_batch"
+    event = page.post(path, json={"data": [], "session_hash": session}).json()["event_id"]
+    reply = page.get(f"{path}/{event}").text
+    assert "event: complete" in reply, reply
+    return json.loads(reply.rpartition("data: ")[2])
+
+
+def post(api, n):
+    tokens = [TOKENIZER(PROMPT + text)["input_ids"] for text in (f"good {n}", f"bad {n}")]
+    group = scored(tokens, len(TOKENIZER(PROMPT)["input_ids"]), [1.0, -1.0])
+    httpx.post(f"{api}/scored_data", json=msgspec.to_builtins(group)).raise_for_status()
+
+
+def test_the_flags_and_defaults_are_those_of_the_original():
+    plain = view_run.build_parser("view-run", images=False).parse_args([])
+    assert (plain.port, plain.group_size, plain.max_token_len) == (9001, 2, 2048)
+    assert plain.tokenizer == "NousResearch/DeepHermes-3-Llama-3-8B-Preview"
+    with_images = view_run.build_parser("view-run-multimodal", images=True).parse_args([])
+    assert with_images.tokenizer == "Qwen/Qwen2-VL-2B-Instruct"
+
+
+def test_a_page_for_other_machines_needs_tokens():
+    remote = argparse.Namespace(host="0.0.0.0", port=9001, tokens=None)
+    with pytest.raises(ConfigError, match="ssh -L 9001:127.0.0.1:9001"):
+        view_run.refuse_exposure(remote)
+
+
+@pytest.mark.parametrize("command", [view_run.main, view_run_multimodal.main])
+def test_an_unknown_tokenizer_ends_with_one_line(command, tmp_path, capsys):
+    pytest.importorskip("gradio")
+    words = ["--port", "0", "--tokenizer", str(tmp_path / "absent")]
+    assert command(words) == 1
+    assert "--tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_button_shows_groups_in_their_order_and_leaves_the_run_alone(api, tokenizer_dir):
+    pytest.importorskip("gradio")
+    with page_of("--tokenizer", tokenizer_dir, "--api-url", api) as page:
+        kinds = {one["type"] for one in page.get("/config").json()["components"]}
+        assert {"textbox", "highlightedtext", "number"} <= kinds
+        assert not kinds & {"markdown", "chatbot", "html", "dataframe"}  # would fetch images
+        for n in range(2):
+            post(api, n)
+            _, title, prompt, score, output, *_ = grab(page)
+            assert (title, prompt) == (f"{n + 1}: 2 of 2 samples", PROMPT)
+            assert (score, output) == (1.0, f"good {n}")
+    with RolloutClient(api, give_up_after_s=0) as client:
+        assert client.status().state == "EMPTY"
+
+
+@pytest.mark.slow
+def test_take_is_refused_while_a_run_exists_and_acks_what_it_takes(api, tokenizer_dir):
+    pytest.importorskip("gradio")
+    words = ["--tokenizer", tokenizer_dir, "--api-url", api, "--take"]
+    with RolloutClient(api, give_up_after_s=0) as client:
+        client.register(registration())
+        assert view_run.main([*words, "--port", "0"]) == 1
+        with page_of(*words, "--reset") as page:
+            for n in range(8):
+                post(api, n)
+            outputs = [grab(page)[4] for _ in range(8)]
+        assert outputs == [f"good {n}" for n in range(8)]
+        assert (client.status().batches_acked, client.status().batches_open) == (1, 0)
