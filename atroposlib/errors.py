@@ -8,6 +8,8 @@
     |   |-- UnknownEnv         env id of another run, or of none   (404: register again)
     |   |-- UnknownSession     no such session of a proxy          (404: open another)
     |   |-- StaleGeneration    a newer trainer or lease took over  (409: stop)
+    |   |-- RunTaken           another trainer holds the run and is alive (409)
+    |   |-- CannotRewind       the run has freed batches after a checkpoint (409)
     |   |-- KeyConflict        idempotency key reused for other content (409)
     |   `-- RunChanged         another call changed the run meanwhile  (look again; 503)
     |-- AccessError            the caller may not do this
@@ -84,6 +86,14 @@ class UnknownSession(RunStateError):
 
 class StaleGeneration(RunStateError):
     """A newer trainer generation or a later lease owns this batch; stop using it."""
+
+
+class RunTaken(RunStateError):
+    """Another trainer holds the run and is alive; stop it, or register with ``take_over``."""
+
+
+class CannotRewind(RunStateError):
+    """The run cannot be rewound to a checkpoint; the trainer of it was not registered."""
 
 
 Fenced = StaleGeneration  # name in version 0.1

@@ -22,8 +22,10 @@ if __name__ == "__main__":
     CONFIG = config_to_run()  # before torch is imported, so that an error costs no seconds
 
 import logging
+import os
 import random
 import signal
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -155,8 +157,12 @@ def recovery_of(
     world: Ranks,
     max_token_len: int,
     counters: Mapping[str, Frequency] | None = None,
+    life: str = "",
 ) -> Recovery:
-    """The recovery of these settings; rows have at most ``max_token_len`` tokens."""
+    """The recovery of these settings; rows have at most ``max_token_len`` tokens.
+
+    ``life`` is that of the heartbeats of this process; empty: there are none.
+    """
     registration = Registration(
         wandb_group=cfg.wandb_group or "",
         wandb_project=cfg.wandb_project or "",
@@ -169,6 +175,11 @@ def recovery_of(
         commits=cfg.recover_mode != "disabled",  # keep acked batches until a checkpoint is
         max_staleness=cfg.max_staleness,
         staleness_policy=cfg.staleness_policy,
+        life=life,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        run_name=cfg.run_name or "",
+        take_over=cfg.take_over,
     )
     return Recovery(cfg, world, registration, cfg.checkpoint_identity, counters)
 
@@ -218,7 +229,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
     counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
-    recovery = recovery_of(cfg, world, policy.max_tokens_per_row, counters)
+    recovery = recovery_of(cfg, world, policy.max_tokens_per_row, counters, waits.life)
     phase("joining the run")
     tolerance = cfg.logprob_tolerance if cfg.check_rows else None
     state = _resume(models, recovery, publisher, peers, tolerance)
@@ -238,7 +249,11 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         with clock.measure("prepare"):
             samples = losses.needs_sampler(cfg.loss) or cfg.kl_bias_correction
             batch = to_rows(
-                claimed.batch or [], policy.max_tokens_per_row, needs_sampler=samples
+                claimed.batch or [],
+                policy.max_tokens_per_row,
+                needs_sampler=samples,
+                incarnation=state.incarnation,
+                starts=state.starts,
             )
             value_model = critic.model if critic else None
             prepared = prepare(
@@ -253,6 +268,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         if state.step % cfg.publish_every == 0 or state.step == cfg.training_steps:
             state = replace(state, version=state.step)
             phase("publishing weights", step=state.step, version=state.version)
+            if prefetcher is not None:
+                prefetcher.confirm(claimed)  # a trainer that was replaced publishes nothing
             with clock.measure("publish"):
                 publisher.publish(policy, state)
             phase("checking servers")

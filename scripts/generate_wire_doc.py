@@ -41,6 +41,8 @@ ADVICE = {
     "unknown_env": "`POST /register-env` again; groups of the old run are void",
     "not_registered": "the trainer registers; environments ask again later",
     "fenced": "stop: another trainer, or a later delivery, owns the batch",
+    "run_taken": "stop the trainer that `detail` names, or register with `take_over`",
+    "cannot_rewind": "start from the checkpoint of the trainer that ran before, or a new run",
     "key_conflict": "use a fresh key for a different group",
     "invalid": "correct the sender; `detail` names field and index. Nothing was kept",
     "run_changed": "send the same again",

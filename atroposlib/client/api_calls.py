@@ -122,6 +122,10 @@ def refusal_of(response: httpx.Response) -> Exception:
     if code == 409:
         if status == "key_conflict":
             return errors.KeyConflict(detail)
+        if status == "run_taken":
+            return errors.RunTaken(detail)
+        if status == "cannot_rewind":
+            return errors.CannotRewind(detail)
         if status == "not_registered":
             return errors.NotRegistered(f"{detail} (the run was reset, or never began)")
         return errors.StaleGeneration(

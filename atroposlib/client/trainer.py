@@ -26,13 +26,21 @@ from atroposlib.client.api_calls import (
     problem_of,
 )
 from atroposlib.client.groups import ACCEPT_FRAMES, read_claimed
-from atroposlib.errors import AtroposError, NotRegistered, RolloutApiUnavailable
+from atroposlib.errors import (
+    AtroposError,
+    NotRegistered,
+    RolloutApiUnavailable,
+    RunTaken,
+)
 
 if TYPE_CHECKING:
     import httpx
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+# The API counts a trainer as dead after 6 s without a heartbeat; one that is refused for
+# longer than that meets a trainer that is alive.
+TAKEN_AFTER_S, TAKEN_POLL_S = 9.0, 0.5
 
 
 class LeaseKeeper:
@@ -122,14 +130,34 @@ class RolloutClient:
             trust_env=False, transport=transport, verify=self._settings.verify()
         )
         self._generation: int | None = None
+        self._incarnation: int | None = None
         self._claim_id: str | None = None  # id of a claim without an answer yet
 
     # --- the run ------------------------------------------------------------------
 
     def register(self, registration: wire.Registration) -> wire.Registered:
-        """Open the run, or take it over from an earlier trainer."""
-        registered = self._send(post("/register", registration, model(wire.Registered)))
+        """Open the run, or take it over from an earlier trainer.
+
+        With a ``life`` the call waits for an earlier trainer that may just have been killed.
+
+        Raises:
+            RunTaken: it is alive; names it.
+            CannotRewind: the run does not fit ``holds``.
+        """
+        call = post("/register", registration, model(wire.Registered))
+        started = time.monotonic()
+        while True:
+            try:
+                registered = self._send(call)
+                break
+            except RunTaken as taken:
+                if time.monotonic() - started > TAKEN_AFTER_S:
+                    remedy = "stop it, or start this one with --take-over to replace it"
+                    raise RunTaken(f"{taken}: {remedy}") from taken
+                self._settings.on_wait(f"the end of another trainer: {taken}")
+                time.sleep(TAKEN_POLL_S)
         self.adopt_generation(registered.generation)
+        self._incarnation = registered.incarnation or None
         return registered
 
     def adopt_generation(self, generation: int) -> None:
@@ -149,8 +177,9 @@ class RolloutClient:
         return self._generation
 
     def announce_version(self, version: int) -> None:
-        """Every inference server now holds ``version``."""
-        self._send(post("/policy_version", wire.PolicyVersion(version=version), nothing))
+        """Every inference server now holds ``version`` of this trainer."""
+        held = wire.PolicyVersion(version=version, incarnation=self._incarnation)
+        self._send(post("/policy_version", held, nothing))
 
     def reset(self) -> None:
         """Wipe the run and everything queued."""

@@ -13,10 +13,10 @@
     rest                U8  [n]   UTF-8 JSON object of all non-numeric fields, and
                                   of advantages whose rows do not fit the tokens
 
-``__metadata__`` holds ``format`` and, if the group has them, ``env_id``, ``group_id`` and
-``idempotency_key``. Scores are exact; other floats are rounded to float32 (those beyond its
-range stay float64). A file may be wrapped in one zstd frame with a declared content size.
-Frames are concatenated ``u64 little-endian length | file``.
+``__metadata__`` holds ``format`` and, if the group has them, ``env_id``, ``group_id``,
+``idempotency_key`` and ``incarnation``. Scores are exact; other floats are rounded to float32
+(those beyond its range stay float64). A file may be wrapped in one zstd frame with a declared
+content size. Frames are concatenated ``u64 little-endian length | file``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _ALLOWED = {
 }
 _REQUIRED = ("tokens", "seq_lens", "mask", "scores")
 _CHOICES = ("distill_token_ids", "distill_logprobs")
-_NAMED = ("env_id", "group_id", "idempotency_key")  # in the metadata
+_NAMED = ("env_id", "group_id", "idempotency_key", "incarnation")  # in the metadata
 _REST = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -190,9 +190,10 @@ def _columns(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
         floats={name: tensors[name] for name in FLOATS if name in tensors},
         versions=tensors.get("versions"),
         distilled=_distilled(tensors),
-        env_id=_env_id(metadata.get("env_id")),
+        env_id=_number("env_id", metadata.get("env_id")),
         group_id=metadata.get("group_id"),
         idempotency_key=metadata.get("idempotency_key"),
+        incarnation=_number("incarnation", metadata.get("incarnation")),
         rest=_rest(tensors.get("rest")),
     )
 
@@ -229,11 +230,11 @@ def _choices(
     return counts, values.reshape(-1)
 
 
-def _env_id(text: str | None) -> int | None:
+def _number(name: str, text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 18:
-        raise InvalidGroup("env_id", "", "not a decimal number")
+        raise InvalidGroup(name, "", "not a decimal number")
     return int(text)
 
 

@@ -72,6 +72,7 @@ class Columns:
     env_id: int | None = None
     group_id: str | None = None
     idempotency_key: str | None = None
+    incarnation: int | None = None
     rest: dict[str, bytes] = field(default_factory=dict)  # of REST, each a JSON value
 
     @property
@@ -286,6 +287,7 @@ def from_group(group: ScoredData) -> Columns:
         env_id=group.env_id,
         group_id=group.group_id,
         idempotency_key=group.idempotency_key,
+        incarnation=group.incarnation,
         rest={name: _encoded(name, one) for name, one in rest.items() if one is not None},
     )
     check(columns)
@@ -302,6 +304,7 @@ def to_group(columns: Columns) -> ScoredData:
         env_id=columns.env_id,
         group_id=columns.group_id,
         idempotency_key=columns.idempotency_key,
+        incarnation=columns.incarnation,
         distill_token_ids=_choices(distilled.token_ids, distilled.counts, columns.seq_lens),
         distill_logprobs=_choices(distilled.logprobs, distilled.counts, columns.seq_lens),
     )

@@ -66,14 +66,31 @@ class Registration(BaseModel):
     commits: bool = False  # True: keep acked batches until POST /batches/{no}/commit
     max_staleness: Natural | None = None  # policy versions; None: no bound
     staleness_policy: StalenessPolicy = "keep"  # treatment of older groups
+    # The last batch in its checkpoint (0: none). If the run cannot be rewound to it, the
+    # registration is refused and no trainer is fenced.
+    holds: Natural | None = None
+    # Identity of the process. With a ``life``, a random word that its heartbeats carry in
+    # their details, it is refused while another one is alive, unless ``take_over``.
+    life: Label = ""
+    host: Label = ""
+    pid: Natural = 0
+    run_name: Label = ""
+    take_over: bool = False
 
 
 class Registered(BaseModel):
-    """Reply to /register: ``generation`` fences every trainer that registered before."""
+    """Reply to /register: ``generation`` fences every trainer that registered before.
+
+    ``incarnation`` is the number of this trainer's life in the run, ``starts`` the first
+    versions of the last lives, this one included (``wire.lineage``). Both are 0 and empty
+    from an API that does not count lives.
+    """
 
     uuid: int
     generation: int
     run_id: str
+    incarnation: int = 0
+    starts: list[int] = []
 
 
 # --- 2. environments join -----------------------------------------------------------
@@ -124,6 +141,7 @@ class EnvStatus(BaseModel):
     policy_version: int = 0
     max_staleness: int | None = None  # only if the trainer set a bound: then POST /admission
     batches_open: int | None = None  # only if more than one is delivered without an ack
+    incarnation: int | None = None  # life of the trainer that announced the version
 
 
 # --- 3. a scored group --------------------------------------------------------------
@@ -148,6 +166,7 @@ class ScoredData(msgspec.Struct, kw_only=True):
     group_overrides: dict[str, Any] | None = None
     images: Any = None
     env_id: int | None = None
+    incarnation: int | None = None  # oldest life of the trainer among ``versions``
     distill_token_ids: list[list[list[int]]] | None = None  # (G, T_g, K)
     distill_logprobs: list[list[list[float]]] | None = None  # (G, T_g, K)
     versions: list[list[int]] | None = None  # (G, T_g)
@@ -296,6 +315,10 @@ class GroupsReceived(BaseModel):
 
 
 class PolicyVersion(BaseModel):
-    """POST /policy_version: all servers hold this version. It never decreases."""
+    """POST /policy_version: all servers hold this version. It never decreases.
+
+    It is ignored if the ``incarnation`` is not that of the current trainer.
+    """
 
     version: Natural
+    incarnation: Natural | None = None

@@ -39,6 +39,7 @@ import torch
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import (
+    CannotRewind,
     CheckpointError,
     ConfigError,
     RunChanged,
@@ -62,6 +63,10 @@ logger = logging.getLogger(__name__)
 RETRY_VARIABLE = "ATROPOS_RUN_ID"  # set by the launcher: number of restarts of this trainer
 FORMAT = 1
 EVERY_S = 600.0  # default if the settings give no frequency
+BEGIN = (
+    "To begin a new run POST /reset_data; to train on what is queued with these weights all"
+    " the same, set recover_mode disabled."
+)
 
 
 @dataclass(frozen=True)
@@ -197,32 +202,46 @@ class Recovery:
 
         Raises:
             ConfigError: the checkpoint was made with other settings, or ``resume`` finds none.
-            RunStateError: the API has freed batches that these weights have not seen.
+            CannotRewind: the API has freed batches that these weights have not seen.
+            RunTaken: another trainer of this run is alive. In both cases it goes on.
             CheckpointError: a file of it cannot be read.
         """
 
+        def choose() -> str | None:
+            assert client is not None
+            self._plan = self._plan or self._look(client)
+            snapshot = self._plan.snapshot
+            return None if snapshot is None else str(snapshot.directory)
+
         def join() -> dict[str, Any]:
             assert client is not None
-            state, snapshot = self._resume(client)
-            return {"state": asdict(state), "snapshot": snapshot and str(snapshot.directory)}
+            return asdict(self._join(client))
 
-        joined = run_on_rank0(self._world, join)
-        state = TrainerState(**joined["state"])
-        if joined["snapshot"] is not None:
-            snapshot = Snapshot(Path(joined["snapshot"]))
-            self._load(snapshot, policy, optimizer, critic)
-        return state
+        # Before the registration: a trainer that cannot continue fences no other one.
+        directory = run_on_rank0(self._world, choose)
+        if directory is not None:
+            self._load(Snapshot(Path(directory)), policy, optimizer, critic)
+        return TrainerState(**run_on_rank0(self._world, join))
 
-    def _resume(self, client: RolloutClient) -> tuple[TrainerState, Snapshot | None]:
+    def _join(self, client: RolloutClient) -> TrainerState:
         """Register where training starts, and rewind the API to it. First rank only."""
         plan = self._plan or self._look(client)
         self._plan = None
-        registered = client.register(
-            self._registration.model_copy(update={"starting_step": plan.state.step})
-        )
+        start: dict[str, Any] = {"starting_step": plan.state.step}
+        if self.enabled:
+            start["holds"] = plan.state.batch_no or 0
+        try:
+            registered = client.register(self._registration.model_copy(update=start))
+        except CannotRewind as error:
+            raise CannotRewind(f"{error}. {BEGIN}") from error
         if plan.run_id not in ("", registered.run_id):
             raise RunChanged("the rollout API was reset just now: start the trainer again")
-        state = replace(plan.state, run_id=registered.run_id)
+        state = replace(
+            plan.state,
+            run_id=registered.run_id,
+            incarnation=registered.incarnation,
+            starts=registered.starts,
+        )
         if self.enabled:
             _rewind(client, state)
             # What is there is of another run, or of this one before it restarted from the
@@ -231,7 +250,7 @@ class Recovery:
                 logger.info(f"training begins anew; earlier recovery checkpoints: {aside}")
         if state.step:
             logger.info(f"continuing at step {state.step}{_named(plan.state, state)}")
-        return state, plan.snapshot
+        return state
 
     def _look(self, client: RolloutClient) -> _Plan:
         """Choose the starting point; removes only the leftovers of a killed writer."""
@@ -354,24 +373,23 @@ def _named(found: TrainerState, state: TrainerState) -> str:
 
 
 def _rewind(client: RolloutClient, state: TrainerState) -> None:
-    """Rewind the API, so that batches acked after these weights are delivered again."""
+    """Rewind the API, so that batches acked after these weights are delivered again.
+
+    The registration found out that it can be done, except by an API that is older.
+    """
     held = state.batch_no or 0
-    begin = (
-        "To begin a new run POST /reset_data; to train on what is queued with these weights"
-        " all the same, set recover_mode disabled."
-    )
     try:
         rewound = client.rewind(held)
     except StaleGeneration as error:
         raise RunStateError(
             f"these weights were trained on batch {held}, which the rollout API does not know"
-            f" ({error}): its data is older than the checkpoint. {begin}"
+            f" ({error}): its data is older than the checkpoint. {BEGIN}"
         ) from error
     if rewound.gone:
         raise RunStateError(
             f"{rewound.gone} batches after batch {held} were trained into other weights and"
             " freed: they cannot be trained into these. Start from the checkpoint that holds"
-            f" them (save_path of the trainer that ran before). {begin}"
+            f" them (save_path of the trainer that ran before). {BEGIN}"
         )
     if rewound.replayed:
         logger.info(f"{rewound.replayed} batches after batch {held} come again")

@@ -10,9 +10,9 @@ versions         .  c  d          of the policy that sampled it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from atroposlib.errors import ConfigError, InvalidGroup
@@ -23,6 +23,7 @@ from atroposlib.wire import (
     TRAINABLE_OUTCOMES,
     ScoredData,
 )
+from atroposlib.wire.lineage import on_lineage
 
 V = TypeVar("V")
 
@@ -73,7 +74,12 @@ class TrainingBatch:
 
 
 def to_rows(
-    groups: Sequence[ScoredData], max_tokens: int, *, needs_sampler: bool = True
+    groups: Sequence[ScoredData],
+    max_tokens: int,
+    *,
+    needs_sampler: bool = True,
+    incarnation: int = 0,
+    starts: Sequence[int] = (),
 ) -> TrainingBatch:
     """Rows of a claimed batch.
 
@@ -84,9 +90,14 @@ def to_rows(
         needs_sampler: the loss compares with the policy that sampled; False for losses such as
             cross entropy, which train on text without a sampler. If True, trained tokens
             without the sampler's logprobs raise InvalidGroup.
+        incarnation, starts: of this trainer's life. Versions of weights that an earlier life
+            had and this one has not are replaced by ones as many steps away (``on_lineage``).
     """
     batch = TrainingBatch([], env_metrics=mean_env_metrics(groups))
     for number, group in enumerate(groups):
+        own = partial(
+            on_lineage, incarnation=group.incarnation, current=incarnation, starts=starts
+        )
         # Identity of a prompt; groups of one prompt in one batch share their baseline.
         key = f"#{number}" if group.group_id is None else f"{group.env_id}/{group.group_id}"
         for g in range(len(group.tokens)):
@@ -94,7 +105,9 @@ def to_rows(
             if outcome not in TRAINABLE_OUTCOMES:
                 batch.counts[f"dropped_{outcome}"] += 1
                 continue
-            batch.rows.append(_row(group, g, key, max_tokens, needs_sampler, batch.counts))
+            batch.rows.append(
+                _row(group, g, key, max_tokens, needs_sampler, batch.counts, own)
+            )
     return batch
 
 
@@ -105,6 +118,7 @@ def _row(
     max_tokens: int,
     needs_sampler: bool,
     counts: Counter[str],
+    version_of: Callable[[int], int],
 ) -> Row:
     tokens, mask = group.tokens[g], group.masks[g]
     # Some producers put another id than the token's where a token is trained, so the mask
@@ -112,6 +126,7 @@ def _row(
     labels = [t if m != MASKED else MASKED for t, m in zip(tokens, mask)]
     logprobs = _behaviour_logprobs(group, g, labels, key, needs_sampler)
     versions = group.versions[g] if group.versions else [MASKED_VERSION] * len(tokens)
+    versions = list(map(version_of, versions))
     override = (group.overrides[g] if group.overrides else None) or {}
     fits = len(tokens) <= max_tokens
     counts["rows_too_long"] += not fits

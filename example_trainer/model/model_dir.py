@@ -12,9 +12,9 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,10 @@ class TrainerState:
     step: int
     version: int
     batch_no: int | None  # the last one
+    # Life of the trainer that wrote it, and the first versions of the last lives
+    # (``atroposlib.wire.lineage``); 0 and empty where the rollout API counts none.
+    incarnation: int = 0
+    starts: Sequence[int] = field(default=(), compare=False)  # JSON has lists
 
     def has_trained(self, run_id: str, batch_no: int) -> bool:
         """Whether the batch is in these weights; batches are numbered in training order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
@@ -28,8 +29,11 @@ class HeartbeatThread:
         self._send = send
         self._name = name[:NAME_CHARS]
         self._lock = threading.Lock()
+        # Identity of this process for the rollout API, which refuses a second trainer.
+        self.life = uuid.uuid4().hex
+        details: dict[str, float | int | str] = {"life": self.life}
         self._beat = Heartbeat(
-            role="trainer", name=self._name, phase="starting", waiting_on=None
+            role="trainer", name=self._name, phase="starting", waiting_on=None, details=details
         )
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -40,6 +44,7 @@ class HeartbeatThread:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self.phase(self._beat.phase, ended=1)
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout=2 * INTERVAL_S)
@@ -81,7 +86,7 @@ class WaitReporter:
 
     def __init__(self, stop: StopSignal, pulse: HeartbeatThread) -> None:
         self.stop = stop
-        self.phase = pulse.phase
+        self.phase, self.life = pulse.phase, pulse.life
         self._pulse = pulse
         self._printed_at = float("-inf")
 

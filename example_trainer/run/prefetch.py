@@ -82,6 +82,11 @@ class BatchPrefetcher:
             self._wanted.release()
         return got
 
+    def confirm(self, claimed: ClaimedBatch) -> None:
+        """Raise StaleGeneration if another trainer or delivery took the batch over."""
+        self._keepers[claimed.batch_no or 0].check()
+        self._client.extend(claimed, lease_s=self._lease_s)
+
     def ack(self, claimed: ClaimedBatch) -> None:
         """Acknowledge a batch: the published weights contain it."""
         keeper = self._keepers.pop(claimed.batch_no or 0)

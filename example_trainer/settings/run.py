@@ -24,6 +24,10 @@ class RunSettings(Section):
     batch_timeout_s: float = Field(
         3600.0, gt=0, description="give up when no batch can be formed for this long"
     )
+    take_over: bool = Field(
+        False,
+        description="register although another trainer of this run is alive, and replace it",
+    )
     max_staleness: int | None = Field(
         None,
         ge=0,

@@ -6,7 +6,14 @@ import httpx
 import pytest
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import NotRegistered, RolloutApiUnavailable, StaleGeneration
+from atroposlib.errors import (
+    CannotRewind,
+    NotRegistered,
+    RolloutApiUnavailable,
+    RunTaken,
+    StaleGeneration,
+)
+from atroposlib.wire import Heartbeat
 from tests.client.harness import URL, Lossy, group, post, registration
 
 
@@ -187,3 +194,64 @@ def test_the_version_is_announced(trainer):
     trainer.register(registration())
     trainer.announce_version(3)
     assert trainer.status().policy_version == 3
+
+
+def living(life, **more):
+    fields = {"life": life, "host": "node7", "pid": 42, "run_name": "gsm8k"}
+    return registration().model_copy(update=fields | more)
+
+
+def beat(client, life, **details):
+    client.heartbeat(
+        Heartbeat(role="trainer", name="x", phase="t", details={"life": life, **details})
+    )
+
+
+def test_a_second_trainer_is_refused_with_the_name_of_the_first_which_goes_on(
+    transport, trainer, monkeypatch
+):
+    trainer.register(living("one"))
+    beat(trainer, "one")
+    post(transport, group())
+    monkeypatch.setattr("atroposlib.client.trainer.TAKEN_AFTER_S", 0.0)
+    with RolloutClient(URL, transport=transport) as second:
+        with pytest.raises(RunTaken, match=r"gsm8k \(host node7, pid 42\).*--take-over"):
+            second.register(living("two"))
+        assert trainer.ack(trainer.claim(wait_s=0))
+        second.register(living("two", take_over=True))
+    with pytest.raises(StaleGeneration):
+        trainer.claim(wait_s=0)
+
+
+def test_a_trainer_waits_until_its_predecessor_has_ended(transport, trainer):
+    waits = []
+
+    def ended(reason):
+        waits.append(reason)
+        beat(trainer, "one", ended=1)
+
+    trainer.register(living("one"))
+    beat(trainer, "one")
+    with RolloutClient(URL, transport=transport, on_wait=ended) as second:
+        registered = second.register(living("two", starting_step=3))
+    assert (registered.incarnation, registered.starts) == (2, [0, 3])
+    assert len(waits) == 1 and "the end of another trainer" in waits[0]
+
+
+def test_a_checkpoint_that_does_not_fit_registers_nobody(transport, trainer):
+    trainer.register(living("one"))
+    with RolloutClient(URL, transport=transport) as second:
+        with pytest.raises(CannotRewind, match="batch 7 was never formed here"):
+            second.register(living("two", take_over=True, holds=7))
+    assert trainer.claim(wait_s=0).blocked_reason
+
+
+def test_versions_are_announced_with_the_life_that_published_them(transport, trainer):
+    trainer.register(living("one"))
+    trainer.announce_version(5)
+    with RolloutClient(URL, transport=transport) as second:
+        second.register(living("two", take_over=True, starting_step=4))
+        trainer.announce_version(6)  # of a trainer that was replaced
+        assert second.status().policy_version == 4
+        second.announce_version(6)
+        assert second.status().policy_version == 6

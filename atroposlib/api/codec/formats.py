@@ -41,6 +41,7 @@ class ParsedGroup(NewGroup):
     """A checked group. It is made, and its digest computed, off the event loop."""
 
     declared_size: int | None = None  # group_overrides["group_size"], if it is an int
+    incarnation: int | None = None  # of ``version``
     marks: tuple[str, ...] = ()
 
 
@@ -58,6 +59,7 @@ def parsed_group(
         key=key if own is None else own,
         version=columns.version,
         declared_size=columns.declared_size,
+        incarnation=columns.incarnation,
         marks=marks,
     )
 

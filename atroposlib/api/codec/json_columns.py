@@ -127,6 +127,7 @@ class _Members:
             env_id=self._scalar("env_id", int),
             group_id=self._scalar("group_id", str),
             idempotency_key=self._scalar("idempotency_key", str),
+            incarnation=self._scalar("incarnation", int),
             rest=rest,
         )
 

@@ -314,6 +314,11 @@ class TrainerRegistration(msgspec.Struct, frozen=True, kw_only=True):
     commits: bool = False
     max_staleness: int | None = None
     staleness_policy: StalenessPolicy = "keep"
+    life: str = ""
+    host: str = ""
+    pid: int = 0
+    run_name: str = ""
+    since: float = 0.0  # s, clock of the API
 
 
 class SentBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,6 +344,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     admission_base: int = 0
     # Last request of each env at any replica, in s; empty where one process serves the run.
     seen: Mapping[int, float] = {}
+    # Lives of the trainer (``wire.lineage``): their number, the first versions of the last
+    # ones, and the life that announced ``policy_version``.
+    incarnation: int = 0
+    starts: tuple[int, ...] = ()
+    announced_by: int | None = None
 
     @property
     def registration(self) -> TrainerRegistration:

@@ -21,9 +21,11 @@ from atroposlib.api.common.records import (
     SentBatch,
     TrainerRegistration,
 )
-from atroposlib.errors import ConfigError, InvalidGroup, UnknownEnv
+from atroposlib.errors import CannotRewind, ConfigError, InvalidGroup, RunTaken, UnknownEnv
 from atroposlib.wire import RegisterEnv, Registration
+from atroposlib.wire.lineage import MAX_LIVES
 
+TRAINER_SILENT_S = 6.0  # a trainer without a heartbeat for so long (three) counts as dead
 ENV_TIMEOUT_S = 300.0  # an env without a request for so long has no share
 MAX_KEY_CHARACTERS = 256
 MAX_ENVS = 10_000  # of one run, disconnected ones included: ids are never reused
@@ -32,7 +34,53 @@ MAX_ENVS = 10_000  # of one run, disconnected ones included: ids are never reuse
 # --- events -------------------------------------------------------------------------
 
 
-def register(run: RunRecord, body: Registration, fresh_id: str, trained: int) -> RunRecord:
+def require_free(
+    run: RunRecord, body: Registration, silent_s: float | None, now: float
+) -> None:
+    """Refuse a trainer that would fence another one that is alive, by mistake.
+
+    Trainers without a ``life`` (of the original, or of older versions) are not refused, and
+    neither is one after them.
+
+    Args:
+        silent_s: seconds since the last heartbeat of the registered trainer; None: it ended.
+
+    Raises:
+        RunTaken: names the registered trainer.
+    """
+    holder = run.trainer
+    if holder is None or not holder.life or body.life in ("", holder.life) or body.take_over:
+        return
+    if silent_s is not None and silent_s < TRAINER_SILENT_S:
+        raise RunTaken(
+            f"the trainer {holder.run_name or 'without a name'} (host {holder.host}, pid"
+            f" {holder.pid}) holds this run since {now - holder.since:.0f} s, its last"
+            f" heartbeat came {silent_s:.0f} s ago"
+        )
+
+
+def require_rewindable(last_batch: int, gone: int, holds: int) -> None:
+    """Refuse a checkpoint that the run cannot be rewound to.
+
+    Raises:
+        CannotRewind: batches after ``holds`` are freed, or it is of another run.
+    """
+    if holds > last_batch:
+        raise CannotRewind(
+            f"batch {holds} was never formed here, the last one is {last_batch}: the data of"
+            " the rollout API is older than the checkpoint"
+        )
+    if gone:
+        raise CannotRewind(
+            f"{gone} batches after batch {holds} were trained into other weights and freed:"
+            " they cannot be trained into these. Start from the checkpoint that holds them"
+            " (save_path of the trainer that ran before)"
+        )
+
+
+def register(
+    run: RunRecord, body: Registration, fresh_id: str, trained: int, now: float = 0.0
+) -> RunRecord:
     """Register a trainer: it opens the run, or takes it over after a restart.
 
     The policy version starts at ``starting_step``: after step k the servers hold version
@@ -41,12 +89,20 @@ def register(run: RunRecord, body: Registration, fresh_id: str, trained: int) ->
     Args:
         trained: sequences of all batches acked so far.
     """
+    repeated = run.trainer is not None and body.life == run.trainer.life != ""
+    # Trainers without a life are not counted, unless they follow one that has.
+    starts: tuple[int, ...] = ()
+    if body.life or run.incarnation:
+        starts = (*run.starts[: -1 if repeated else None], body.starting_step)[-MAX_LIVES:]
+    fields = body.model_dump(exclude={"holds", "take_over"})
     return msgspec.structs.replace(
         run,
         state=RunState.REGISTERED if run.state is RunState.EMPTY else run.state,
         run_id=run.run_id or fresh_id,
         policy_version=body.starting_step,
-        trainer=TrainerRegistration(**body.model_dump()),
+        trainer=TrainerRegistration(**fields, since=now),
+        incarnation=run.incarnation + (bool(starts) and not repeated),
+        starts=starts,
         base_version=body.starting_step,
         admission_base=trained,
     )
@@ -87,10 +143,17 @@ def leave(run: RunRecord, env_id: int) -> RunRecord:
     )
 
 
-def announce(run: RunRecord, version: int) -> RunRecord:
-    """Set the policy version. An older version never overwrites a newer one."""
+def announce(run: RunRecord, version: int, incarnation: int | None = None) -> RunRecord:
+    """Set the policy version. An older version never overwrites a newer one, and a trainer
+    that was replaced changes nothing."""
     run.registration
-    return msgspec.structs.replace(run, policy_version=max(run.policy_version, version))
+    if incarnation not in (None, run.incarnation):
+        return run
+    return msgspec.structs.replace(
+        run,
+        policy_version=max(run.policy_version, version),
+        announced_by=run.incarnation or None,
+    )
 
 
 def sent(run: RunRecord, got: SentBatch) -> RunRecord:

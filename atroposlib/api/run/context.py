@@ -152,7 +152,16 @@ class Liveness:
         self._since = clock()
         self._beats: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
         self._calls: dict[int, float] = {}
+        self._lives: dict[str, float] = {}  # of trainers -> last heartbeat; inf: ended
         self._live: _Live | None = None
+
+    def silent_s(self, life: str) -> float | None:
+        """Seconds since the last heartbeat of a trainer's life; None: it said that it ends.
+
+        After a restart of the API every trainer counts as heard.
+        """
+        heard = max(self._since, self._lives.get(life, 0.0))
+        return None if heard == inf else self._clock() - heard
 
     def record_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Store the latest heartbeat of a process.
@@ -165,6 +174,11 @@ class Liveness:
         who = (heartbeat.role, heartbeat.name)
         self._beats.pop(who, None)  # re-inserted at the end, so the first is the oldest
         self._beats[who] = (heartbeat, now)
+        if heartbeat.role == "trainer" and (life := str(heartbeat.details.get("life", ""))):
+            self._lives.pop(life, None)
+            self._lives[life] = inf if "ended" in heartbeat.details else now
+            if len(self._lives) > MAX_PARTICIPANTS:
+                del self._lives[next(iter(self._lives))]
         for name, (_, seen) in list(self._beats.items()):
             if now - seen <= FORGET_AFTER_S and len(self._beats) <= MAX_PARTICIPANTS:
                 break

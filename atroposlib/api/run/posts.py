@@ -37,6 +37,7 @@ from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS
 from atroposlib.errors import CorruptPayload, InvalidGroup, RunChanged, StoreFull, UnknownEnv
+from atroposlib.wire.lineage import on_lineage
 
 # A held post retries at least so often: other processes may free disk space.
 SPACE_RECHECK_S = 1.0
@@ -210,10 +211,18 @@ def _checked(
     require_key(group.key)
     return replace(
         group,
+        version=_on_lineage(group, run),
         arrived_version=run.policy_version if run.trainer else None,
         arrived=arrived,
         expected=expected_size(run, group.env, group.n_seq, group.declared_size),
     )
+
+
+def _on_lineage(group: ParsedGroup, run: RunRecord) -> int | None:
+    """The oldest version of the group, on the line of weights of the current trainer."""
+    if group.version is None:
+        return None
+    return max(0, on_lineage(group.version, group.incarnation, run.incarnation, run.starts))
 
 
 def _accepted(group: NewGroup, stored: Stored) -> Accepted:

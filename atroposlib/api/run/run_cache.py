@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from time import monotonic
 
@@ -106,10 +107,10 @@ class RunCache:
             agreed = [change for change in group if change.error is None]
             if agreed and (run != view.run or fence):
                 body = msgspec.json.encode(run)
+                fork = run.starts[-1] if run.incarnation > view.run.incarnation else None
+                save = partial(self._store.save, fence=fence, fork=fork)
                 try:
-                    document = await self._pool.run(
-                        self._store.save, body, view.revision, fence=fence
-                    )
+                    document = await self._pool.run(save, body, view.revision)
                 except RunChanged:
                     await self.refresh()
                     continue

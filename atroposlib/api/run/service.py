@@ -75,23 +75,34 @@ class RolloutService:
     # --- the trainer ----------------------------------------------------------------
 
     async def register(self, body: wire.Registration) -> RunView:
-        """Register a trainer for the run. Trainers that registered earlier become stale."""
-        context, fresh_id = self.context, uuid.uuid4().hex
+        """Register a trainer for the run. Trainers that registered earlier become stale.
+
+        Raises:
+            RunTaken, CannotRewind: nothing changed, and no trainer was fenced.
+        """
+        context, fresh_id, now = self.context, uuid.uuid4().hex, self.context.clock()
         await context.run_cache.refresh_if_old()
+        if body.holds is not None:
+            after = await context.threads.reads.run(self.store.after, body.holds)
+            run_state.require_rewindable(*after, body.holds)
         trained = (await context.queue_stats.read()).sequences_trained
-        view = await context.run_cache.update(
-            lambda run: run_state.register(run, body, fresh_id, trained), fence=True
-        )
+
+        def join(run: RunRecord) -> RunRecord:
+            life = run.trainer.life if run.trainer else ""
+            run_state.require_free(run, body, context.liveness.silent_s(life), now)
+            return run_state.register(run, body, fresh_id, trained, now)
+
+        view = await context.run_cache.update(join, fence=True)
         self.events.publish(
             "registered", generation=view.generation, batch_size=body.batch_size
         )
         return view
 
-    async def announce_version(self, version: int) -> int:
-        """Record that all servers hold ``version``; returns the latest version."""
+    async def announce_version(self, held: wire.PolicyVersion) -> int:
+        """Record that all servers hold a version; returns the latest version."""
         await self.context.run_cache.refresh_if_old()
         view = await self.context.run_cache.update(
-            lambda run: run_state.announce(run, version)
+            lambda run: run_state.announce(run, held.version, held.incarnation)
         )
         self.events.publish("policy_version", version=view.run.policy_version)
         return view.run.policy_version
@@ -166,6 +177,7 @@ class RolloutService:
         step = trainer.starting_step + stats.delivered
         answer = env_status(entry, supply, step, self.context.run.policy_version)
         answer.max_staleness = trainer.max_staleness
+        answer.incarnation = self.context.run.announced_by
         if stats.batches_open > 1:
             answer.batches_open = stats.batches_open
         return answer

@@ -48,18 +48,22 @@ def run_routes(service: RolloutService) -> APIRouter:
 
 
 def _trainer_routes(router: APIRouter, service: RolloutService) -> None:
-    @router.post("/register", response_model=wire.Registered, responses=refusals())
+    @router.post("/register", response_model=wire.Registered, responses=refusals(409))
     async def register(body: wire.Registration) -> Response:
         view = await service.register(body)
         return of_json(
             wire.Registered(
-                uuid=uuid.uuid4().int, generation=view.generation, run_id=view.run.run_id
+                uuid=uuid.uuid4().int,
+                generation=view.generation,
+                run_id=view.run.run_id,
+                incarnation=view.run.incarnation,
+                starts=list(view.run.starts),
             )
         )
 
     @router.post("/policy_version", responses=refusals(409))
     async def policy_version(body: wire.PolicyVersion) -> Response:
-        return of_json({"policy_version": await service.announce_version(body.version)})
+        return of_json({"policy_version": await service.announce_version(body)})
 
     # The original wipes on GET, and its tools call it so.
     @router.get("/reset_data", response_class=PlainTextResponse, responses=refusals())

@@ -43,6 +43,8 @@ STATUS_OF: dict[type[Exception], tuple[int, str]] = {
     errors.UnknownEnv: (404, "unknown_env"),
     errors.NotRegistered: (409, "not_registered"),
     errors.StaleGeneration: (409, "fenced"),
+    errors.RunTaken: (409, "run_taken"),
+    errors.CannotRewind: (409, "cannot_rewind"),
     errors.KeyConflict: (409, "key_conflict"),
     errors.InvalidGroup: (422, "invalid"),
     errors.ConfigError: (422, "invalid"),

@@ -71,6 +71,7 @@ class ScoredDataGroup(_GroupFields, total=False):
     group_overrides: dict[str, Any] | None
     overrides: list[dict[str, Any]] | None
     images: Any
+    incarnation: int | None
     distill_token_ids: list[list[list[int]]] | None
     distill_logprobs: list[list[list[float]]] | None
     group_id: str | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -46,6 +47,8 @@ from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Durations = list[float]  # seconds
+# Life of the trainer when the rollout of this task began: the oldest that sampled its tokens.
+_began_under: ContextVar[int | None] = ContextVar("began_under", default=None)
 
 
 class MoreServers(NamedTuple):
@@ -235,6 +238,8 @@ class EnvRuntime(EnvHooks):
 
     async def handle_env(self, item_uuid: str) -> list[ScoredDataGroup]:
         """Roll out an item of ``running_items``; return the groups that it gave."""
+        status = self.joined_run.status
+        _began_under.set(status.incarnation if status else None)
         return await self.pool.roll_out(item_uuid)
 
     # --- pace --------------------------------------------------------------------------
@@ -347,6 +352,8 @@ class EnvRuntime(EnvHooks):
         copy = with_metadata(group, item=item_label(item), env=self.label())
         if sender is not None and copy.get("idempotency_key") is None:
             copy["idempotency_key"] = sender.next_key()
+        if sender is not None and _began_under.get() is not None:
+            copy.setdefault("incarnation", _began_under.get())
         if self.config.include_messages and group.get("messages") is None:
             copy["messages"] = [
                 [{"role": "user", "content": self.tokenizer.decode(row)}]

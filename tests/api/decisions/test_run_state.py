@@ -8,17 +8,27 @@ import pytest
 from atroposlib.api.common.records import RunRecord, RunState, SentBatch
 from atroposlib.api.decisions.run_state import (
     MAX_ENVS,
+    TRAINER_SILENT_S,
     announce,
     expected_size,
     join,
     leave,
     rebase,
     register,
+    require_free,
     require_key,
+    require_rewindable,
     sent,
     start,
 )
-from atroposlib.errors import ConfigError, InvalidGroup, NotRegistered, UnknownEnv
+from atroposlib.errors import (
+    CannotRewind,
+    ConfigError,
+    InvalidGroup,
+    NotRegistered,
+    RunTaken,
+    UnknownEnv,
+)
 from atroposlib.wire import RegisterEnv, Registration
 from tests.api.harness import ENV, TRAINER
 
@@ -111,3 +121,65 @@ def test_the_document_of_a_run_round_trips():
         sent(run, SentBatch(no=1, epoch=1, generation=1)), seen={0: 2.5}
     )
     assert msgspec.json.decode(msgspec.json.encode(run), type=RunRecord) == run
+
+
+# --- a second trainer -------------------------------------------------------------------
+
+
+def living(life, **more):
+    return BODY.model_copy(
+        update={"life": life, "host": "node7", "pid": 42, "run_name": "gsm8k", **more}
+    )
+
+
+HELD = register(STARTED, living("one"), "", trained=0, now=100.0)
+
+
+def test_a_second_trainer_is_refused_with_the_name_of_the_first_while_that_is_alive():
+    with pytest.raises(RunTaken, match=r"gsm8k \(host node7, pid 42\).*since 12 s.*1 s ago"):
+        require_free(HELD, living("two"), silent_s=1.0, now=112.0)
+
+
+@pytest.mark.parametrize(
+    ("run", "body", "silent_s"),
+    [
+        (HELD, living("two"), TRAINER_SILENT_S),  # killed
+        (HELD, living("two"), None),  # ended
+        (HELD, living("two", take_over=True), 0.0),
+        (HELD, living("one"), 0.0),  # the same call again, after a lost reply
+        (HELD, living(""), 0.0),  # a trainer of the original
+        (STARTED, living("two"), 0.0),  # after one of the original
+        (RunRecord(), living("two"), 0.0),
+    ],
+)
+def test_other_trainers_are_not_refused(run, body, silent_s):
+    require_free(run, body, silent_s, now=200.0)
+
+
+def test_a_checkpoint_that_the_run_cannot_be_rewound_to_is_refused():
+    require_rewindable(last_batch=9, gone=0, holds=9)
+    with pytest.raises(CannotRewind, match="batch 10 was never formed here"):
+        require_rewindable(last_batch=9, gone=0, holds=10)
+    with pytest.raises(CannotRewind, match="2 batches after batch 4"):
+        require_rewindable(last_batch=9, gone=2, holds=4)
+
+
+def test_each_life_is_counted_once_with_its_first_version():
+    again = register(HELD, living("one"), "", trained=0)
+    assert (again.incarnation, again.starts) == (1, (0,))
+    second = register(again, living("two", starting_step=30), "", trained=0)
+    assert (second.incarnation, second.starts) == (2, (0, 30))
+    third = register(second, living("", starting_step=40), "", trained=0)
+    assert (third.incarnation, third.starts) == (3, (0, 30, 40))
+
+
+def test_trainers_without_a_life_are_not_counted():
+    run = register(STARTED, BODY, "", trained=0)
+    assert (run.incarnation, run.starts, announce(run, 3).announced_by) == (0, (), None)
+
+
+def test_a_version_of_a_trainer_that_was_replaced_is_ignored():
+    run = register(HELD, living("two", starting_step=30), "", trained=0)
+    assert announce(run, 31, incarnation=1) == run
+    announced = announce(run, 31, incarnation=2)
+    assert (announced.policy_version, announced.announced_by) == (31, 2)

@@ -134,3 +134,12 @@ def test_metrics_of_environments_are_means_over_groups():
         scored([[1, 2]], 1, [1.0]),
     ]
     assert mean_env_metrics(groups) == {"env/exact": 0.75, "env/length": 4.0}
+
+
+def test_versions_of_an_earlier_life_are_not_those_of_this_one():
+    group = scored([[1, 2, 3, 4]], 2, [1.0])
+    group.versions, group.incarnation = [[-1, -1, 30, 31]], 1
+    (found,) = to_rows([group], 64, incarnation=2, starts=[0, 30]).rows
+    assert [found.versions[j] for j in found.trained] == [30, 29]
+    (same,) = to_rows([group], 64).rows
+    assert [same.versions[j] for j in same.trained] == [30, 31]

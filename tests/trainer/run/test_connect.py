@@ -18,5 +18,7 @@ def test_heartbeats_continue_in_a_long_phase_and_include_the_last_phase():
             assert seen.acquire(timeout=30)
         pulse.waiting_on("a batch: " + 1000 * "x")
         pulse.phase("done")
-    assert beats[-1].phase == "done" and beats[-1].details == {"step": 3}
+    assert beats[-1].phase == "done" and beats[-1].details == {
+        **{"life": pulse.life, "step": 3, "ended": 1}
+    }
     assert {beat.role for beat in beats} == {"trainer"}

@@ -103,8 +103,12 @@ def rewind(connection: Connection, no: int, generation: int) -> RewindResult:
             transfer_batch(counters, row, GroupState.ACKED, GroupState.LEASED)
             _let_go(counters, row)
         counters.add(batches_open=len(rows), batches_acked=-len(rows))
-        gone = "SELECT COUNT(*) FROM batch WHERE state = 'committed' AND no > ?"
-        return RewindResult(replayed=len(rows), gone=connection.execute(gone, (no,))[0][0])
+        return RewindResult(replayed=len(rows), gone=after(connection, no)[1])
+
+
+def after(connection: Connection, no: int) -> tuple[int, int]:
+    gone = "SELECT COUNT(*) FROM batch WHERE state = 'committed' AND no > ?"
+    return read_meta(connection).last_batch, connection.execute(gone, (no,))[0][0]
 
 
 def _let_go(counters: QueueCounters, row: BatchRow) -> None:

@@ -14,6 +14,14 @@ _EMPTIED = (
     "admission",
     "run_document",
 )
+# Versions after the fork, of lives that are over; as ``on_lineage``, and never below 0.
+_FORK = """
+UPDATE groups SET
+    version = CASE WHEN version <= ? THEN version
+        WHEN version < 2 * ? THEN 2 * ? - version WHEN version >= 0 THEN 0 END,
+    arrived_version = CASE WHEN arrived_version > ? THEN ? ELSE arrived_version END
+WHERE state IN ('buffered', 'pending') AND (version > ? OR arrived_version > ?)
+"""
 
 
 def load(connection: schema.Connection) -> RunDocument:
@@ -22,12 +30,18 @@ def load(connection: schema.Connection) -> RunDocument:
 
 
 def save(
-    connection: schema.Connection, body: bytes, revision: int, fence: bool
+    connection: schema.Connection,
+    body: bytes,
+    revision: int,
+    fence: bool,
+    fork: int | None = None,
 ) -> RunDocument:
     with schema.counting(connection) as counters:
         counters.meta.require_revision(revision)
         schema.keep_document(connection, schema.RUN, body)
         counters.set(revision=revision + 1)
+        if fork is not None:
+            connection.execute(_FORK, [fork] * 7)
         if fence:
             counters.set(generation=counters.meta.generation + 1, delivered=0)
         return RunDocument(counters.meta.revision, counters.meta.generation, body)

@@ -215,6 +215,10 @@ class Store(ABC):
         """
         return self._write(lambda c: ack_queries.rewind(c, no, generation))
 
+    def after(self, no: int) -> tuple[int, int]:
+        """The last batch formed, and how many after batch ``no`` are committed."""
+        return self._read(lambda c: ack_queries.after(c, no))
+
     # --- admission ----------------------------------------------------------------
 
     def admit(self, asked: AdmissionGrant, budget: int, now: float) -> int:
@@ -240,15 +244,19 @@ class Store(ABC):
         """The run document as last saved."""
         return self._read(run_queries.load)
 
-    def save(self, body: bytes, revision: int, *, fence: bool = False) -> RunDocument:
+    def save(
+        self, body: bytes, revision: int, *, fence: bool = False, fork: int | None = None
+    ) -> RunDocument:
         """Save the run document if ``revision`` is still the latest.
 
-        ``fence`` begins the next trainer generation in the same transaction.
+        ``fence`` begins the next trainer generation in the same transaction. With ``fork``,
+        the first version of its trainer, versions of queued groups after it are no longer
+        those of the current weights and count as older (``wire.lineage``).
 
         Raises:
             RunChanged: a later revision exists.
         """
-        return self._write(lambda c: run_queries.save(c, body, revision, fence))
+        return self._write(lambda c: run_queries.save(c, body, revision, fence, fork))
 
     def reset(self) -> RunDocument:
         """Delete groups, batches, admissions, fair shares and run, and fence every trainer.

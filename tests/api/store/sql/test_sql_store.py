@@ -102,6 +102,26 @@ def test_a_run_is_saved_only_from_its_latest_revision(store):
     assert store.stats().revision == 2
 
 
+def test_versions_of_queued_groups_after_a_fork_count_as_older(store):
+    versions = [(29, 30), (30, 30), (31, 31), (32, 33), (70, 70), (None, 31)]
+    put(store, *(group(version=v, arrived_version=a) for v, a in versions), revision=0)
+    store.save(b"run", 0, fence=True, fork=30)
+    seen = []
+    claim(store, 1, size=24, choose=lambda queue, _: seen.extend(queue) or Selection())
+    found = [(one.version, one.arrived_version) for one in seen]
+    assert found == [(29, 30), (30, 30), (29, 30), (28, 30), (0, 30), (None, 30)]
+
+
+def test_a_rewind_can_be_looked_at_without_a_generation(store):
+    assert store.after(0) == (0, 0)
+    put(store, *(group(n_seq=8) for _ in range(3)))
+    generation = register(store)
+    for _ in range(2):
+        ack(store, claim(store, generation))
+    store.commit(1, generation)
+    assert [store.after(no) for no in (0, 1, 2)] == [(2, 1), (2, 0), (2, 0)]
+
+
 def test_exactly_one_of_several_concurrent_saves_succeeds(store):
     def save(i):
         try:
