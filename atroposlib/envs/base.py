@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from atroposlib.envs.cli import EnvCommand, command_class
 from atroposlib.envs.cli import main as run_command_line
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem, groups_in
 from atroposlib.envs.rollout.samples import collect_group
@@ -218,6 +219,21 @@ class BaseEnv(EnvRuntime, ABC):
     def cli(cls) -> None:
         """Run the subcommand of the command line: serve, process or evaluate."""
         run_command_line(cls)
+
+    @classmethod
+    def get_cli_serve_config_cls(cls) -> type[EnvCommand]:
+        """The subcommand ``serve``, for a program that calls pydantic-cli itself."""
+        return command_class(cls, "serve")
+
+    @classmethod
+    def get_cli_process_config_cls(cls) -> type[EnvCommand]:
+        """The subcommand ``process``."""
+        return command_class(cls, "process")
+
+    @classmethod
+    def get_cli_evaluate_config_cls(cls) -> type[EnvCommand]:
+        """The subcommand ``evaluate``."""
+        return command_class(cls, "evaluate")
 
     async def env_manager(self) -> None:
         """Run ``serve``: roll out for a trainer until the run is complete."""

@@ -12,17 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NoReturn, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic_cli import Cmd, to_runner
 from pydantic_cli.argparse import FailedExecutionException
 
 from atroposlib.envs.runtime.creation import CommandSettings, make_named_env
-from atroposlib.envs.runtime.env_runtime import EnvRuntime, MoreServers
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.process import run_evaluate
 from atroposlib.envs.settings import flags
 from atroposlib.envs.settings.config import (
@@ -66,41 +67,163 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
     options, words = common_flags(program.name, sys.argv[1:] if argv is None else argv)
     logs.configure(env_cls.name or program.stem, options.log_format, options.log_level)
     if set(flags.HELP_FLAGS) & set(words):
-        show(help_page(env_cls, program.name, words))
+        command = _named(env_cls, words[0] if words[0] in MODES else "serve")
+        about = env_cls.__doc__ or env_cls.__name__
+        show(flags.help_page(program.name, about, MODES, command.model_fields))
         raise SystemExit(0)
     try:
-        _refuse_running_loop()
-        settings = read_settings(env_cls, words)
-        env = make_named_env(env_cls, settings)
-        asyncio.run(run(env, settings))
+        command, given = read_command(env_cls, words)
+        # --name=value has one meaning for argparse, whatever the value begins with.
+        run = to_runner(command, exception_handler=_raise)
+        run([f"--{name}={text}" for name, text in given.items()])
     except (*FAILURES, FailedExecutionException) as error:
         logger.debug("the traceback of the error below", exc_info=error)
         brief = getattr(error, "after_log", "") if logger.isEnabledFor(logging.WARNING) else ""
-        logs.report("error", brief or str(error) or type(error).__name__)
+        text = brief or str(error) or type(error).__name__
+        if not isinstance(error, FAILURES):  # argparse's, with the name of the program
+            text = text.rpartition("error: ")[2].strip()
+        logs.report("error", text)
         invalid = isinstance(error, (ConfigError, FailedExecutionException))
         raise SystemExit(2 if invalid else 1) from error
 
 
-def _refuse_running_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise ConfigError(
-        "an event loop is already running, as in a notebook, and the command line starts "
-        "another: create the environment and await its env_manager or process_manager"
-    )
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
-async def run(env: EnvRuntime, settings: CommandSettings) -> None:
-    """Run the subcommand to its end."""
-    if settings.mode == "serve":
-        await env.env_manager()
-    elif settings.mode == "process":
-        await env.process_manager()
-    else:
-        _keep_config(settings)
-        await run_evaluate(env)
+def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSettings:
+    """The merged settings of a command line, which is not run; raises as EnvCommand.settings."""
+    command, given = read_command(env_cls, words)
+    return command(**given).settings()
+
+
+def read_command(
+    env_cls: type[EnvRuntime], words: Sequence[str]
+) -> tuple[type[EnvCommand], dict[str, Any]]:
+    """The subcommand that the first word names, and the text of its flags."""
+    if not words:
+        raise ConfigError(f"a subcommand is required: {', '.join(MODES)}")
+    if words[0] not in MODES:
+        hint = did_you_mean(words[0], MODES)
+        raise ConfigError(f"invalid choice {words[0]!r}: one of {', '.join(MODES)}{hint}")
+    command = _named(env_cls, words[0])
+    return command, flags.read_flags(words[1:], command.model_fields)
+
+
+def _named(env_cls: type[EnvRuntime], mode: str) -> type[EnvCommand]:
+    # By its method, which an environment may override.
+    return cast(type[EnvCommand], getattr(env_cls, f"get_cli_{mode}_config_cls")())
+
+
+# --- the three commands ------------------------------------------------------------------
+
+
+class EnvCommand(Cmd):
+    """A subcommand of one environment: a field for each flag, such as ``env.group_size``.
+
+    Only the fields that were given are merged with code and file, and pydantic checks the
+    result: a given value may be text, or a part of a nested setting.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    env_cls: ClassVar[type[EnvRuntime]]
+    mode: ClassVar[str]
+    code: ClassVar[BaseEnvConfig]  # of config_init, with what the subcommand needs
+    servers: ClassVar[dict[str, ServerConfigs | None]]  # by namespace; None: optional
+    config: str | None = Field(None, description="settings file; flags win over it")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_flags_not_given(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        # argparse passes the default itself.
+        fields = cls.model_fields
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in fields or value is not fields[name].default
+        }
+
+    @classmethod
+    def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The names of the fields: some types, such as functions, have no schema."""
+        return {"properties": dict(cls.model_fields)}
+
+    def run(self) -> None:
+        """Create the environment and run it to its end."""
+        if asyncio._get_running_loop() is not None:
+            raise ConfigError(
+                "an event loop is already running, as in a notebook, and the command line starts "
+                "another: create the environment and await its env_manager or process_manager"
+            )
+        settings = self.settings()
+        env = make_named_env(self.env_cls, settings)
+        if self.mode == "evaluate":
+            _keep_config(settings)
+        modes = {"serve": env.env_manager, "process": env.process_manager}
+        asyncio.run(modes.get(self.mode, partial(run_evaluate, env))())
+
+    def settings(self) -> CommandSettings:
+        """Merge code, YAML file and flags.
+
+        Raises:
+            ConfigError: an unknown name or a rejected value, named in the message.
+            DatasetUnavailable: there is no file or folder at a path of the data.
+        """
+        from_file = read_yaml(self.config, type(self))
+        given = {
+            name: flags.parse_value(name, field.annotation, getattr(self, name))
+            for name, field in type(self).model_fields.items()
+            if name in self.model_fields_set
+        }
+        sourced = partial(described, path=self.config, given=given)
+        # Without defaults of the class: their own annotation may reject them, as None for a str.
+        own = self.code.model_fields_set | self.code.model_dump(exclude_defaults=True).keys()
+        with sourced(ENV_NAMESPACE):
+            env = type(self.code)(
+                **merge_dicts(
+                    self.code.model_dump(include=own),
+                    from_file.get(ENV_NAMESPACE) or {},
+                    extract_namespace(given, ENV_NAMESPACE + NAMESPACE_SEP),
+                )
+            )
+        top = {**from_file, **given}
+        with sourced(""):
+            names = ServerManagerConfig.model_fields.keys() & top
+            manager = ServerManagerConfig(**{name: top[name] for name in names})
+        self.env_cls.require_data(env)
+        servers = dict(self.servers)
+        for namespace, configs in servers.items():
+            listed, one = from_file.get(namespace), extract_namespace(given, f"{namespace}.")
+            if configs is not None or listed or one:
+                base = APIServerConfig() if configs is None else configs
+                with sourced(namespace):
+                    servers[namespace] = resolve_servers(base, listed, one, namespace, logger)
+        main_servers = servers.pop(OPENAI_NAMESPACE) or ServerBaseline()
+        return CommandSettings(self.mode, env, main_servers, manager, servers)
+
+
+def command_class(env_cls: type[EnvRuntime], mode: str) -> type[EnvCommand]:
+    """The subcommand ``mode`` of ``env_cls``; the defaults of its fields are the code's."""
+    config, configs = env_cls.config_init()
+    needs: dict[str, Any] = dict(FORCED.get(mode, {}))
+    if mode == "process" and config.data_path_to_save_groups is None:
+        needs["data_path_to_save_groups"] = f"data/{env_cls.name or 'groups'}.jsonl"
+    code = config.model_copy(update=needs)
+    more = {name: one.defaults for name, one in env_cls.more_servers().items()}
+    servers = {OPENAI_NAMESPACE: configs, **more}
+    fields = flags.flag_fields(ENV_NAMESPACE + NAMESPACE_SEP, code)
+    for namespace, listed in servers.items():
+        known = as_server_list(listed) if listed else None
+        first = known[0] if known else ServerBaseline()
+        shown = APIServerConfig().model_copy(update=first.model_dump(exclude={"api_key"}))
+        fields |= flags.flag_fields(namespace + NAMESPACE_SEP, shown)
+    fields |= flags.flag_fields("", ServerManagerConfig())
+    name = f"Cli{mode.title()}Config"
+    made = create_model(name, __base__=EnvCommand, __doc__=MODES[mode], **fields)
+    made.env_cls, made.mode, made.code, made.servers = env_cls, mode, code, servers
+    return made
 
 
 def _keep_config(settings: CommandSettings) -> None:
@@ -122,136 +245,11 @@ def _keep_config(settings: CommandSettings) -> None:
     path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
 
 
-def _as_document(configs: ServerConfigs | None) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+def _as_document(configs: ServerConfigs | None) -> dict[str, Any] | list[dict[str, Any]]:
     """One mapping, a list of several, or an empty mapping for generated addresses."""
-    listed: Sequence[ServerBaseline] = [] if configs is None else as_server_list(configs) or []
-    dumped: list[Mapping[str, Any]] = [
-        server.model_dump(mode="json", exclude={"api_key"}) for server in listed
-    ]
+    listed = as_server_list(configs) if configs else None
+    dumped = [one.model_dump(mode="json", exclude={"api_key"}) for one in listed or ()]
     return dumped[0] if len(dumped) == 1 else dumped or {}
-
-
-# --- settings of code, file and flags ----------------------------------------------------
-
-
-class Defaults:
-    """Settings of an environment before file and flags, and the names it accepts."""
-
-    def __init__(self, env_cls: type[EnvRuntime], mode: str) -> None:
-        config, self.servers = env_cls.config_init()
-        self.env_fields = type(config)
-        self.env = {**_fields_set(config), **FORCED.get(mode, {})}
-        if mode == "process" and config.data_path_to_save_groups is None:
-            self.env["data_path_to_save_groups"] = f"data/{env_cls.name or 'groups'}.jsonl"
-        self.more: Mapping[str, MoreServers] = env_cls.more_servers()
-        models: dict[str, type[BaseModel]] = {
-            ENV_NAMESPACE + NAMESPACE_SEP: self.env_fields,
-            **{name + NAMESPACE_SEP: APIServerConfig for name in self.server_namespaces},
-            "": ServerManagerConfig,
-        }
-        # Every flag with its field, such as {"env.group_size": FieldInfo}.
-        self.fields = {
-            prefix + name: field
-            for prefix, model in models.items()
-            for name, field in model.model_fields.items()
-        }
-
-    @property
-    def server_namespaces(self) -> list[str]:
-        """``openai``, and what the environment adds."""
-        return [OPENAI_NAMESPACE, *self.more]
-
-    def shown(self) -> dict[str, Any]:
-        """The defaults by flag, for the help; secrets stay out."""
-        shown = {f"{ENV_NAMESPACE}.{name}": value for name, value in self.env.items()}
-        servers = {OPENAI_NAMESPACE: self.servers}
-        servers.update({k: v.defaults for k, v in self.more.items() if v.defaults is not None})
-        for namespace, configs in servers.items():
-            listed = as_server_list(configs)
-            first: ServerBaseline = listed[0] if listed else ServerBaseline()
-            dumped = first.model_dump(exclude={"api_key"})
-            shown.update((f"{namespace}.{name}", value) for name, value in dumped.items())
-        return shown
-
-
-def _fields_set(config: BaseEnvConfig) -> dict[str, Any]:
-    """The fields that ``config_init`` set.
-
-    Defaults of the class are left out: some environments have defaults that their own
-    annotation would reject, such as None for a str.
-    """
-    dumped = config.model_dump()
-    return {
-        name: value
-        for name, value in dumped.items()
-        if name in config.model_fields_set
-        or name not in type(config).model_fields
-        or getattr(config, name) != type(config).model_fields[name].default
-    }
-
-
-def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSettings:
-    """Merge code, YAML file and flags.
-
-    Raises:
-        ConfigError: an unknown name or a rejected value, named in the message.
-        DatasetUnavailable: there is no file or folder at a path of the data.
-    """
-    mode, words = read_mode(words)
-    defaults = Defaults(env_cls, mode)
-    given = flags.read_flags(words, defaults.fields)
-    path = given.pop(flags.CONFIG_FLAG, None)
-    yaml_config = read_yaml(path, defaults)
-    sourced = partial(described, path=path, given=given)
-
-    manager_names = ServerManagerConfig.model_fields.keys()
-    env_values = merge_dicts(
-        defaults.env,
-        yaml_config.get(ENV_NAMESPACE) or {},
-        extract_namespace(given, ENV_NAMESPACE + NAMESPACE_SEP),
-    )
-    merged = {**yaml_config, **given}
-    manager_values = {k: v for k, v in merged.items() if k in manager_names}
-
-    def servers(namespace: str, configs: ServerConfigs | None) -> ServerConfigs | None:
-        overrides = extract_namespace(given, namespace + NAMESPACE_SEP)
-        from_yaml = yaml_config.get(namespace)
-        if configs is None and not overrides and not from_yaml:
-            return None
-        base = APIServerConfig() if configs is None else configs
-        with sourced(namespace):
-            return resolve_servers(base, from_yaml, overrides, namespace, logger)
-
-    with sourced(ENV_NAMESPACE):
-        env = defaults.env_fields(**env_values)
-    with sourced(""):
-        manager = ServerManagerConfig(**manager_values)
-    env_cls.require_data(env)
-    return CommandSettings(
-        mode=mode,
-        env=env,
-        servers=servers(OPENAI_NAMESPACE, defaults.servers) or defaults.servers,
-        manager=manager,
-        more_servers={n: servers(n, more.defaults) for n, more in defaults.more.items()},
-    )
-
-
-def read_mode(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Split the words into the subcommand and the rest."""
-    if not words:
-        raise ConfigError(f"a subcommand is required: {', '.join(MODES)}")
-    if words[0] not in MODES:
-        hint = did_you_mean(words[0], MODES)
-        raise ConfigError(f"invalid choice {words[0]!r}: one of {', '.join(MODES)}{hint}")
-    return words[0], list(words[1:])
-
-
-def help_page(env_cls: type[EnvRuntime], program: str, words: Sequence[str]) -> str:
-    """The flags of ``env_cls`` under the subcommand of ``words``, by default ``serve``."""
-    mode = words[0] if words and words[0] in MODES else "serve"
-    defaults = Defaults(env_cls, mode)
-    about = env_cls.__doc__ or env_cls.__name__
-    return flags.help_page(program, about, MODES, defaults.fields, defaults.shown())
 
 
 @contextmanager
@@ -280,7 +278,7 @@ def described(
 # --- the YAML file --------------------------------------------------------------------
 
 
-def read_yaml(path: str | None, defaults: Defaults) -> dict[str, Any]:
+def read_yaml(path: str | None, command: type[EnvCommand]) -> dict[str, Any]:
     """The settings of a YAML file; empty for an empty file."""
     if path is None:
         return {}
@@ -294,15 +292,14 @@ def read_yaml(path: str | None, defaults: Defaults) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {error}") from error
     if loaded is None:
         return {}
-    namespaces = defaults.server_namespaces
-    known = [ENV_NAMESPACE, *namespaces, *ServerManagerConfig.model_fields]
+    known = [ENV_NAMESPACE, *command.servers, *ServerManagerConfig.model_fields]
     top = _section(path, "", loaded, known)
     if isinstance(top.get(ENV_NAMESPACE), dict):
         top[ENV_NAMESPACE] = with_new_names(top[ENV_NAMESPACE])
-    takes_any = defaults.env_fields.model_config.get("extra") == "allow"
-    env_names = None if takes_any else list(defaults.env_fields.model_fields)
+    takes_any = command.code.model_config.get("extra") == "allow"
+    env_names = None if takes_any else list(type(command.code).model_fields)
     _section(path, ENV_NAMESPACE, top.get(ENV_NAMESPACE), env_names)
-    for namespace in namespaces:
+    for namespace in command.servers:
         servers = top.get(namespace)
         for server in servers if isinstance(servers, list) else [servers]:
             _section(path, namespace, server, list(APIServerConfig.model_fields))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any
 
 from pydantic import BaseModel, create_model
+from pydantic.fields import FieldInfo
 
 from atroposlib.errors import ConfigError
 
@@ -58,10 +60,15 @@ def adjust_model_defaults(
     for name, value in values.items():
         if name not in model_class.model_fields:
             raise ConfigError(f"{model_class.__name__} has no field {name!r} to adjust")
-        field = copy(model_class.model_fields[name])
-        field.default, field.default_factory = value, None
-        fields[name] = (field.annotation, field)
+        fields[name] = with_default(model_class.model_fields[name], value)
     return create_model(f"{model_class.__name__}WithDefaults", __base__=model_class, **fields)
+
+
+def with_default(field: FieldInfo, value: Any) -> Any:
+    """A field for ``create_model``: type, description and limits of ``field``, another default."""
+    changed = copy(field)
+    changed.default, changed.default_factory = value, None
+    return changed.annotation, changed
 
 
 def get_double_dash_flags(argv: Sequence[str] | None = None) -> dict[str, str | None | bool]:
@@ -70,17 +77,19 @@ def get_double_dash_flags(argv: Sequence[str] | None = None) -> dict[str, str | 
     A value may begin with one dash, as in ``--env.total_steps -1``; only ``--`` and one dash
     with one letter begin an option.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    flags: dict[str, str | None | bool] = {}
-    i = 0
-    while i < len(words):
-        word = words[i]
-        i += 1
+    pairs = flag_pairs(sys.argv[1:] if argv is None else argv)
+    return {name: value for name, value in pairs if name}
+
+
+def flag_pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None | bool]]:
+    """Each flag and its value; a word of no flag has the name ""."""
+    following = deque(words)
+    while following:
+        word = following.popleft()
         if not word.startswith("--") or word == "--":
+            yield "", word
             continue
         name, has_value, value = word[2:].partition("=")
-        if not has_value and i < len(words) and not _OPTION.match(words[i]):
-            has_value, value = "=", words[i]
-            i += 1
-        flags[name] = True if not has_value else None if value == "None" else value
-    return flags
+        if not has_value and following and not _OPTION.match(following[0]):
+            has_value, value = "=", following.popleft()
+        yield name, True if not has_value else None if value == "None" else value

@@ -6,7 +6,7 @@ keywords of @environment -> new defaults      settings={...} -> new fields and f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from atroposlib.envs.cli import described
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import ConfigError
+from atroposlib.utils.cli import with_default
 from atroposlib.utils.command.parser import did_you_mean
 
 
@@ -69,7 +70,7 @@ def config_class(
             raise ConfigError(
                 f"{name}: {key!r} is no setting, and new ones go into settings={{...}}{hint}"
             )
-        fields[key] = _with_default(known[key], value)
+        fields[key] = with_default(known[key], value)
     made = create_model(
         f"{name.title().replace('_', '')}Config",
         __base__=bases,
@@ -90,11 +91,3 @@ def _new_field(name: str, key: str, value: Any, known: Mapping[str, FieldInfo]) 
         value = Field(default=value)
     example = value.get_default(call_default_factory=True, validated_data={})
     return (Any if example is None else type(example), value)
-
-
-def _with_default(field: FieldInfo, value: Any) -> Any:
-    """The same field and constraints with another default."""
-    kind: Any = field.annotation
-    if field.metadata:
-        kind = Annotated[(kind, *field.metadata)]
-    return (kind, Field(default=value, description=field.description))

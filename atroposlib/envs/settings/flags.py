@@ -1,4 +1,4 @@
-"""Command-line flags such as ``--env.group_size 8``: names, values, help page. Pure.
+"""Command-line flags such as ``--env.group_size 8``: fields, names, values, help page. Pure.
 
 Both ``--k v`` and ``--k=v``. A value may begin with one dash. Lists and mappings are JSON.
 ``None`` is null. A flag of a boolean field without a value is true.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, SkipValidation
 from pydantic.fields import FieldInfo
 
 from atroposlib.envs.settings.config import (
@@ -22,80 +22,72 @@ from atroposlib.envs.settings.config import (
     with_new_names,
 )
 from atroposlib.errors import ConfigError
-from atroposlib.utils.cli import get_double_dash_flags
+from atroposlib.utils.cli import flag_pairs
 from atroposlib.utils.command.parser import API_TOKEN, HUB, CommandParser, did_you_mean
 
 CONFIG_FLAG = "config"
 HELP_FLAGS = ("--help", "-h")
 
 
+def flag_fields(prefix: str, defaults: BaseModel) -> dict[str, Any]:
+    """Fields of a pydantic-cli command: those of ``defaults``, with its values, not validated.
+
+    The default is a factory, so that pydantic-cli passes PydanticUndefined for a flag that is
+    not given. It stands in the description too, which becomes argparse's help.
+    """
+    fields = {}
+    for name, field in type(defaults).model_fields.items():
+        value = getattr(defaults, name)
+        shown = value.value if isinstance(value, Enum) else value
+        fields[prefix + name] = (
+            # Optional: the word None is null.
+            Annotated[Optional[field.annotation], SkipValidation()],  # type: ignore[type-arg]
+            Field(
+                default_factory=lambda value=value: value,
+                description=f"{field.description or ''} [{shown}]".replace("%", "%%"),
+            ),
+        )
+    return fields
+
+
 def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
-    """The values of a command line by flag; ``config`` is the path of the YAML file.
+    """The text of each flag of a command line.
 
     Raises:
-        ConfigError: an unknown flag, an unreadable value, or a word without a flag.
+        ConfigError: an unknown flag, one without its value, or a word without a flag.
     """
-    strays = [
-        word
-        for before, word in zip(["", *words], words)
-        if word == "--" or not word.startswith("--") and not _takes_next(before)
-    ]
-    if strays:
-        raise ConfigError(f"{strays[0]!r} belongs to no flag; write --<name> <value>")
-    given: dict[str, Any] = {}
-    env = ENV_NAMESPACE + NAMESPACE_SEP
-    for name, text in with_new_names(get_double_dash_flags(words), env).items():
-        if name == CONFIG_FLAG:
-            if not isinstance(text, str):
-                raise ConfigError("--config: the path of a YAML file is missing")
-            given[name] = text
-        elif name in fields:
-            given[name] = parse_value(name, fields[name].annotation, text)
-        else:
-            raise ConfigError(f"unknown flag --{name}{_hint(name, [*fields, CONFIG_FLAG])}")
+    pairs = list(flag_pairs(words))
+    for name, word in pairs:
+        if not name:
+            raise ConfigError(f"{word!r} belongs to no flag; write --<name> <value>")
+    given = with_new_names(dict(pairs), ENV_NAMESPACE + NAMESPACE_SEP)
+    for name, text in given.items():
+        if name not in fields:
+            raise ConfigError(f"unknown flag --{name}{_hint(name, fields)}")
+        if text is True and "BOOL" not in type_name(fields[name].annotation):
+            what = "the path of a YAML file" if name == CONFIG_FLAG else "a value"
+            raise ConfigError(f"--{name}: {what} is missing")
     return given
 
 
-def _takes_next(word: str) -> bool:
-    return word.startswith("--") and word != "--" and "=" not in word
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
+def _hint(name: str, known: Iterable[str]) -> str:
     # Often the namespace is missing (--group_size); spelling alone may not find that.
     same = [flag for flag in known if flag.rpartition(".")[2] == name.rpartition(".")[2]]
     return did_you_mean(f"--{name}", [f"--{flag}" for flag in same or known])
 
 
-def parse_value(name: str, annotation: Any, text: str | bool | None) -> Any:
-    """The value of a flag's text; pydantic converts it to the field's type later."""
-    if text is None:
-        return None
-    if text is True or text is False:
-        if not _may_be(annotation, (bool,)):
-            raise ConfigError(f"--{name}: a value is missing")
-        return text
-    if text[:1] in ("[", "{") and _may_be(annotation, _CONTAINERS):
+def parse_value(name: str, annotation: Any, value: Any) -> Any:
+    """The value of a flag; pydantic converts text to the field's type later."""
+    if not isinstance(value, str):
+        return value
+    kinds = type_name(annotation).split("|")
+    if value[:1] in ("[", "{") and "JSON" in kinds:
         try:
-            return json.loads(text)
+            return json.loads(value)
         except json.JSONDecodeError as error:
-            if not _may_be(annotation, (str,)):
-                raise ConfigError(f"--{name}: {text!r} is not JSON: {error}") from error
-    return text
-
-
-_CONTAINERS = (list, dict, tuple, set, frozenset, BaseModel, Sequence, Mapping)
-
-
-def _may_be(annotation: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether ``annotation`` admits a value of one of ``kinds``."""
-    origin = get_origin(annotation)
-    if origin in _UNIONS:
-        return any(_may_be(option, kinds) for option in get_args(annotation))
-    kind = origin or annotation
-    if not isinstance(kind, type):
-        return kind is Any
-    is_text = issubclass(kind, (str, bytes))  # str is a Sequence, but no container here
-    return issubclass(kind, kinds) and (not is_text or str in kinds)
+            if "TEXT" not in kinds:
+                raise ConfigError(f"--{name}: {value!r} is not JSON: {error}") from error
+    return None if value == "None" else value
 
 
 GROUPS = {
@@ -115,11 +107,7 @@ _GROUP_OF = {name: title for title, names in GROUPS.items() for name in names.sp
 
 
 def help_page(
-    program: str,
-    about: str,
-    modes: Mapping[str, str],
-    fields: Mapping[str, FieldInfo],
-    defaults: Mapping[str, Any],
+    program: str, about: str, modes: Mapping[str, str], fields: Mapping[str, FieldInfo]
 ) -> str:
     """The help text: every flag with its type, its meaning and the default here."""
     lines = "\n".join(f"  {mode}: {text}" for mode, text in modes.items())
@@ -129,19 +117,13 @@ def help_page(
         usage=f"%(prog)s {'|'.join(modes)} [--config YAML] [--env.<field> VALUE] ...",
         variables=(API_TOKEN, "OPENAI_API_KEY: of api.openai.com, if that is the server", HUB),
     )
-    parser.add_argument("--config", metavar="YAML", help="settings file; flags win over it")
-    titles = {name: title_of(name) for name in fields}
-    order = ["settings of this environment", *GROUPS]
-    groups = {
-        title: parser.add_argument_group(title)
-        for title in dict.fromkeys([*order, *titles.values()])
-    }
+    groups: dict[str, Any] = {"options": parser}
+    for title in ["settings of this environment", *GROUPS, *map(title_of, fields)]:
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
     for name, field in fields.items():
-        default = defaults.get(name, field.get_default(call_default_factory=True))
-        shown = default.value if isinstance(default, Enum) else default
-        text = f"{field.description or ''} [{shown}]".replace("%", "%%")
-        kind = type_name(field.annotation)
-        groups[titles[name]].add_argument(f"--{name}", metavar=kind, help=text)
+        kind = "YAML" if name == CONFIG_FLAG else type_name(field.annotation)
+        groups[title_of(name)].add_argument(f"--{name}", metavar=kind, help=field.description)
     return parser.format_help()
 
 
@@ -149,12 +131,11 @@ def title_of(name: str) -> str:
     """The group of a flag in the help."""
     namespace, dot, last = name.partition(NAMESPACE_SEP)
     if not dot:
-        return "all servers"
+        return "options" if name == CONFIG_FLAG else "all servers"
     if namespace != ENV_NAMESPACE:
         return f"inference servers ({namespace})"
-    if last in BaseEnvConfig.model_fields:
-        return _GROUP_OF.get(last, "more")
-    return "settings of this environment"
+    is_own = last not in BaseEnvConfig.model_fields
+    return "settings of this environment" if is_own else _GROUP_OF.get(last, "more")
 
 
 def type_name(annotation: Any) -> str:
@@ -167,9 +148,12 @@ def type_name(annotation: Any) -> str:
         elif isinstance(kind, type) and issubclass(kind, Enum):
             names += [str(member.value) for member in kind]
         else:
-            names.append(_TYPE_NAMES.get(kind, "JSON"))
+            base = get_origin(kind) or kind
+            is_container = isinstance(base, type) and issubclass(base, _CONTAINERS)
+            names.append(_TYPE_NAMES.get(kind, "JSON" if is_container else "TEXT"))
     return "|".join(dict.fromkeys(names))
 
 
 _UNIONS = (Union, types.UnionType)
-_TYPE_NAMES = {bool: "BOOL", int: "INT", float: "FLOAT", str: "TEXT", Any: "TEXT"}
+_CONTAINERS = (set, frozenset, BaseModel, Sequence, Mapping)
+_TYPE_NAMES = {bool: "BOOL", int: "INT", float: "FLOAT", str: "TEXT", Any: "JSON|TEXT"}

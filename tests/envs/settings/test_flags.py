@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
-from atroposlib.envs.settings.flags import help_page, parse_value, read_flags
+from atroposlib.envs.settings.flags import flag_fields, help_page, parse_value, read_flags
 from atroposlib.errors import ConfigError
 
 
@@ -17,22 +17,27 @@ class Settings(BaseModel):
 
 
 FIELDS = {
-    prefix + name: field
+    name: field
     for prefix in ("env.", "")
-    for name, field in Settings.model_fields.items()
+    for name, field in create_model(
+        "Command", config=(str, ""), **flag_fields(prefix, Settings(group_size=6))
+    ).model_fields.items()
 }
 
 
 def test_every_field_is_a_flag_under_its_namespace():
     names = ["group_size", "verbose", "words", "either"]
-    assert list(FIELDS) == [f"env.{name}" for name in names] + names
+    assert list(FIELDS) == ["config", *(f"env.{name}" for name in names), *names]
+    assert (
+        FIELDS["env.group_size"].get_default(call_default_factory=True, validated_data={}) == 6
+    )
 
 
 def test_values_are_read_after_a_space_or_an_equals_sign():
     words = ["--env.group_size", "8", "--words=[1]", "--verbose", "--config", "a.yaml"]
     assert read_flags(words, FIELDS) == {
         "env.group_size": "8",
-        "words": [1],
+        "words": "[1]",
         "verbose": True,
         "config": "a.yaml",
     }
@@ -47,7 +52,7 @@ def test_values_are_read_after_a_space_or_an_equals_sign():
         (["--verbose", "true", "8"], "'8' belongs to no flag"),
         (["--config"], "path of a YAML file is missing"),
         (["--env.group_size"], "--env.group_size: a value is missing"),
-        (["--words", "[1"], "is not JSON"),
+        (["--verbose", "-x"], "'-x' belongs to no flag"),
     ],
 )
 def test_an_unusable_command_line_names_the_flag(words, message):
@@ -62,16 +67,21 @@ def test_an_unusable_command_line_names_the_flag(words, message):
         ("either", '["a"]', ["a"]),
         ("either", "[a", "[a"),  # no JSON, but the field admits text
         ("group_size", "[1]", "[1]"),  # pydantic rejects it later
-        ("group_size", None, None),
+        ("group_size", "None", None),
         ("verbose", False, False),
     ],
 )
 def test_lists_are_json_where_the_field_admits_a_list(name, text, value):
-    assert parse_value(name, Settings.model_fields[name].annotation, text) == value
+    assert parse_value(name, FIELDS[name].annotation, text) == value
+
+
+def test_a_list_that_is_no_json_is_refused():
+    with pytest.raises(ConfigError, match="--words: .* is not JSON"):
+        parse_value("words", FIELDS["words"].annotation, "[1")
 
 
 def test_the_help_page_shows_the_defaults_of_the_environment():
     fields = {"env.group_size": FIELDS["env.group_size"], "verbose": FIELDS["verbose"]}
-    page = help_page("toy.py", "A toy.", {"serve": "run"}, fields, {"env.group_size": 6})
+    page = help_page("toy.py", "A toy.", {"serve": "run"}, fields)
     assert "rows of a group, 100% of them [6]" in " ".join(page.split())
     assert "--verbose BOOL" in page and "serve: run" in page

@@ -50,6 +50,9 @@ SIGNATURES = {
     "atroposlib.envs.base:BaseEnv.env_manager": "self",
     "atroposlib.envs.base:BaseEnv.process_manager": "self",
     "atroposlib.envs.base:BaseEnv.cli": "",
+    "atroposlib.envs.base:BaseEnv.get_cli_serve_config_cls": "",
+    "atroposlib.envs.base:BaseEnv.get_cli_process_config_cls": "",
+    "atroposlib.envs.base:BaseEnv.get_cli_evaluate_config_cls": "",
     "atroposlib.envs.teacher_distillation_env:TeacherDistillationEnv": (
         "config, server_configs, teacher_server_configs=None, slurm=False, testing=False"
     ),
