@@ -73,9 +73,13 @@ map: $(STAMP)  ## Rewrite docs/map.md from the docstrings
 	$(PY) scripts/map.py
 
 # An environment of its own: neither torch nor the tests are needed, and nothing here needs mkdocs.
-docs:  ## Build the documentation site into site/ (opens without a server: site/index.html)
+docs:  ## Build the site into site/index.html; with VERSION=0.3, commit it to branch gh-pages
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-docs --extras docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
+ifdef VERSION
+	DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mike --quiet deploy --update-aliases $(VERSION) latest
+	$(VENV)-docs/bin/mike set-default latest
+endif
 	@echo "site/index.html"
 
 ratchets: $(STAMP)  ## Print the structural figures and their bounds

@@ -120,7 +120,7 @@ def help_of_commands() -> Iterator[str]:
     width = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "96"
     try:
-        for words in atropos.COMMANDS:
+        for words in (*atropos.COMMANDS, "run local", "run slurm", "version", "completion"):
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 with contextlib.suppress(SystemExit):
                     atropos.main([*words.split(), "--help"])
@@ -188,10 +188,10 @@ def outline(items: list[Any], section: str = "") -> Iterator[str]:
 
 
 def first_sentence(markdown: str) -> str:
-    """The first sentence of the first paragraph of prose."""
+    """The first sentence of the first paragraph of prose; all of it if it has no full stop."""
     for paragraph in FENCE.sub("", markdown).split("\n\n"):
         text = " ".join(paragraph.split())
         if text and text[0] not in "#|<!:-*" and not text.startswith("```"):
             text = LINK.sub(lambda found: found.group(2), text)
-            return re.split(r"(?<=[.:])\s", text)[0]
+            return re.split(r"(?<=[.])\s", text)[0]
     return ""

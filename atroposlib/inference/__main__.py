@@ -82,14 +82,12 @@ def warm_up(engine: Engine, timeout_s: float = 300.0) -> None:
 def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     """Load the model and serve requests on ``listener``."""
     import torch
-    from transformers.utils import logging
 
     from atroposlib.inference.engine.core import EngineLimits
     from atroposlib.inference.engine.engine import Engine
     from atroposlib.inference.engine.served_model import load_model
     from atroposlib.inference.http.app import create_app
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if options.threads:
         torch.set_num_threads(options.threads)
     served = load_model(

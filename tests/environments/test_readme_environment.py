@@ -21,6 +21,7 @@ PAGES = (
     "docs/environments.md",
     "docs/cookbook.md",
     "docs/migrating-others.md",
+    "docs/publishing.md",
     "docs/tutorials/first-environment.md",
     "docs/tutorials/turns-and-tools.md",
     "docs/tutorials/robust-reward.md",
@@ -38,7 +39,7 @@ ALL = [one for page in PAGES for one in environments_of(page)]
 
 
 def written(page, name, source):
-    names = {"__name__": "written_in_the_docs"}
+    names = {"__name__": "written_in_the_docs", "__file__": str(Path("page.py").absolute())}
     exec(compile(source, page, "exec"), names)
     return names[name]
 
@@ -48,6 +49,8 @@ def problems(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"question": f"What is {n} + 4?", "answer": str(n + 4)} for n in range(8)]
     (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [json.dumps({"word": word}) for word in ("apple", "grape", "lemon", "peach")]
+    (tmp_path / "wordle_words.jsonl").write_text("\n".join(words))
 
 
 @pytest.fixture

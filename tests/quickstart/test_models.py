@@ -69,6 +69,15 @@ def test_the_cache_is_used_when_it_holds_the_model(tmp_path, children):
     assert found == cached
 
 
+def test_the_command_of_the_module_leaves_a_model_in_the_cache_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATROPOS_CACHE", str(tmp_path))
+    cached = tmp_path / models.SMOLLM2.name
+    cached.mkdir()
+    (cached / "config.json").write_text("{}")
+    assert models.main() == 0
+    assert [path.name for path in cached.iterdir()] == ["config.json"]
+
+
 def test_a_given_model_directory_is_used_unchanged(tmp_path, children):
     (tmp_path / "config.json").write_text("{}")
     found = models.provide(

@@ -160,7 +160,9 @@ def load_model(
     Raises ConfigError if there is none, or it uses layers that this engine does not serve.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     path = os.path.abspath(path) if os.path.isdir(path) else path
     where = torch.device(
         ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device

