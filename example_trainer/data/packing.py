@@ -47,6 +47,11 @@ class Pack:
     children: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
+    def depth(self) -> int:
+        """Positions of its longest row."""
+        return max(self.positions) + 1
+
+    @property
     def branches(self) -> bool:
         """Whether it is more than one plain row, so that causal attention is not enough."""
         return self.parents != list(range(-1, len(self.parents) - 1))
@@ -77,7 +82,12 @@ class Pack:
 
 
 def pack_rows(
-    rows: Sequence[Row], *, max_tokens: int, crossover: float, share: bool = True
+    rows: Sequence[Row],
+    *,
+    max_tokens: int,
+    crossover: float,
+    share: bool = True,
+    switch: float = float("inf"),
 ) -> list[Pack]:
     """Pack rows of the same group and temperature together where that is cheaper.
 
@@ -88,17 +98,17 @@ def pack_rows(
             else; a masked pack of L nodes costs L + L^2 / crossover, a plain row, whose
             causal attention skips half of it, L + L^2 / (2 crossover).
         share: False packs every row alone.
+        switch: rows of so many tokens and shorter ones are not packed together.
     """
     packs: list[Pack] = []
     open_pack: Pack | None = None
-    open_key: tuple[str, float] | None = None
+    # The last token predicts nothing that is trained.
+    tokens_R = [row.tokens[: row.trained[-1] + 1] for row in rows]
+    keys = [(r.group, r.temperature, len(t) >= switch) for r, t in zip(rows, tokens_R)]
+    open_key = None
     # Sorted, rows that share much are neighbours, so one open pack is enough.
-    for i in sorted(
-        range(len(rows)), key=lambda i: (rows[i].group, rows[i].temperature, rows[i].tokens)
-    ):
-        key = (rows[i].group, rows[i].temperature)
-        # The last token predicts nothing that is trained.
-        tokens = rows[i].tokens[: rows[i].trained[-1] + 1]
+    for i in sorted(range(len(rows)), key=lambda i: (*keys[i], rows[i].tokens)):
+        key, tokens = keys[i], tokens_R[i]
         fits = (
             share
             and open_pack is not None
@@ -227,6 +237,7 @@ def plan_microbatches(
     *,
     divisor: int = 1,
     padded: bool = False,
+    switch: float = float("inf"),
 ) -> list[MicroBatch]:
     """Passes of at most ``max_tokens``, the longest first; see pack_ffd for their number.
 
@@ -234,7 +245,19 @@ def plan_microbatches(
 
     Args:
         padded: a line per pack, as long as the longest of the micro-batch, instead of one line.
+        switch: rows of so many tokens get passes of their own, for a model that rotates all
+            positions of a pass by the length of its longest row.
     """
+    long = [pack for pack in packs if pack.depth >= switch]
+    if 0 < len(long) < len(packs):
+        short = [pack for pack in packs if pack.depth < switch]
+        return [
+            microbatch
+            for side in (long, short)
+            for microbatch in plan_microbatches(
+                side, rows, max_tokens, divisor=divisor, padded=padded
+            )
+        ]
     lengths = [len(pack.tokens) for pack in packs]
     capacity = max([max_tokens, *lengths])
     if padded:

@@ -10,6 +10,9 @@ entropy S of one position:
 
     d logprob_y / dz = onehot(y) - p           dS / dz = -p (log p + S)
     dL / dz = g (onehot(y) - p) - e p (log p + S)
+
+Where a model scales its logits the scale joins the temperature. A cap c of it makes
+z = k tanh(v / k) of v = h W^T / temperature, with k = c / temperature: dz / dv = 1 - (z / k)^2.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.torch_version import TorchVersion
+
+from atroposlib.utils.models.causal_lm import LogitTransform
 
 # Logits that exist at a time: 64 MB on a CPU, whose caches like less; 512 MB on CUDA, whose
 # products want many rows.
@@ -58,6 +63,7 @@ def token_scores(
     *,
     entropy_grad: bool = False,
     dtype: torch.dtype = torch.float32,
+    transform: LogitTransform = LogitTransform(),
 ) -> TokenScores:
     """Score tokens by the head ``weight``, with gradients to hidden, weight and bias.
 
@@ -66,9 +72,10 @@ def token_scores(
         weight: (V, D). bias: (V,).
         entropy_grad: the entropy has a gradient.
         dtype: of the products; everything after them is float32 at least.
+        transform: of the products to logits.
     """
     logprobs, entropy, teacher = _TokenScores.apply(
-        hidden, weight, bias, wanted, entropy_grad, dtype
+        hidden, weight, bias, wanted, entropy_grad, dtype, transform
     )  # type: ignore[no-untyped-call]
     return TokenScores(logprobs, entropy, None if wanted.teacher_tokens is None else teacher)
 
@@ -92,8 +99,9 @@ class _TokenScores(torch.autograd.Function):
         wanted: Wanted,
         entropy_grad: bool,
         dtype: torch.dtype,
+        transform: LogitTransform,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        head = _Head(hidden, weight, bias, wanted, dtype)
+        head = _Head(hidden, weight, bias, wanted, dtype, transform)
         logprobs = hidden.new_empty(len(wanted.tokens), dtype=head.exact)
         normaliser = hidden.new_empty(len(hidden), dtype=head.exact)
         entropy, softened = torch.empty_like(normaliser), torch.empty_like(normaliser)
@@ -118,6 +126,7 @@ class _TokenScores(torch.autograd.Function):
                 teacher[chunk.pairs] = picked - soft[chunk.local, None]
         ctx.save_for_backward(hidden, weight, bias, normaliser, entropy, softened)
         ctx.wanted, ctx.dtype, ctx.entropy_grad = wanted, dtype, entropy_grad
+        ctx.transform = transform
         if not entropy_grad:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy, teacher
@@ -129,12 +138,13 @@ class _TokenScores(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, normaliser, entropy, softened = ctx.saved_tensors
         wanted, (to_hidden, to_weight, to_bias) = ctx.wanted, ctx.needs_input_grad[:3]
-        head = _Head(hidden, weight, bias, wanted, ctx.dtype)
+        head = _Head(hidden, weight, bias, wanted, ctx.dtype, ctx.transform)
         d_hidden = torch.empty_like(hidden) if to_hidden else None
         d_weight = torch.zeros_like(weight, dtype=head.exact) if to_weight else None
         d_bias = torch.zeros_like(bias, dtype=head.exact) if to_bias else None
         for chunk in head.chunks():
             z = head.logits(chunk)
+            slope_of_cap = head.slope_of_cap(z, chunk)  # z is used up below
             lse = normaliser[chunk.positions, None]
             g = of_logprobs[chunk.pairs]
             scale = z.new_zeros(len(z)).index_add_(0, chunk.local, g)[:, None]
@@ -150,11 +160,13 @@ class _TokenScores(torch.autograd.Function):
             d_z.index_put_((chunk.local, chunk.tokens), g, accumulate=True)
             if wanted.teacher_tokens is not None:
                 head.add_teacher(d_z, z, chunk, softened, of_teacher)
+            if slope_of_cap is not None:
+                d_z.mul_(slope_of_cap)
             if d_bias is not None:
-                d_bias += (d_z / head.temperatures[chunk.positions]).sum(0)
+                d_bias += (d_z / head.divisors[chunk.positions]).sum(0)
             d_z = d_z.to(ctx.dtype)
             if d_hidden is not None:
-                inner = head.product(d_z, head.weight) / head.temperatures[chunk.positions]
+                inner = head.product(d_z, head.weight) / head.divisors[chunk.positions]
                 d_hidden[chunk.positions] = inner.to(hidden.dtype)
             if d_weight is not None:
                 head.add_product(d_weight, d_z.t(), head.inputs(chunk))
@@ -162,9 +174,7 @@ class _TokenScores(torch.autograd.Function):
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(bias.dtype),
-            None,
-            None,
-            None,
+            *(None,) * 4,
         )
 
 
@@ -178,12 +188,15 @@ class _Head:
         bias: Tensor | None,
         wanted: Wanted,
         dtype: torch.dtype,
+        transform: LogitTransform,
     ) -> None:
         self.exact = torch.promote_types(torch.float32, dtype)
         self.hidden, self.dtype, self.wanted = hidden, dtype, wanted
         self.weight = weight.detach().to(dtype)
         self.bias = None if bias is None else bias.detach().to(self.exact)
         self.temperatures = wanted.temperatures.to(self.exact)[:, None]  # (H, 1)
+        self.divisors = self.temperatures / transform.scale  # (H, 1)
+        self.cap = transform.cap
 
     def chunks(self) -> list[_Chunk]:
         limit = CUDA_LOGITS if self.hidden.is_cuda else CPU_LOGITS
@@ -198,14 +211,25 @@ class _Head:
         return found
 
     def inputs(self, chunk: _Chunk) -> Tensor:
-        """(C, D) hidden / temperature, which spares a division of the logits."""
-        scaled = self.hidden[chunk.positions].detach() / self.temperatures[chunk.positions]
+        """(C, D) hidden / divisor, which spares a division of the logits."""
+        scaled = self.hidden[chunk.positions].detach() / self.divisors[chunk.positions]
         return scaled.to(self.dtype)
 
     def logits(self, chunk: _Chunk) -> Tensor:
         """(C, V) logits / temperature."""
         z = self.product(self.inputs(chunk), self.weight.t())
-        return z if self.bias is None else z + self.bias / self.temperatures[chunk.positions]
+        if self.bias is not None:
+            z = z + self.bias / self.divisors[chunk.positions]
+        if self.cap is not None:
+            cap = self.cap / self.temperatures[chunk.positions]
+            z = z.div_(cap).tanh_().mul_(cap)
+        return z
+
+    def slope_of_cap(self, z: Tensor, chunk: _Chunk) -> Tensor | None:
+        """(C, V) of capped logits with respect to those before the cap."""
+        if self.cap is None:
+            return None
+        return 1 - (z * (self.temperatures[chunk.positions] / self.cap)).square_()
 
     def softening(self, chunk: _Chunk) -> Tensor:
         """(C, 1) from the temperature of the position to the teacher's."""

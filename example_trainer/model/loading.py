@@ -1,43 +1,27 @@
-"""Load a transformers model for training, and measure how its rows may be packed."""
+"""Load a transformers model for training."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer.data.rows import unsampled_row
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.model import adapter, attention, fsdp
+from example_trainer.model import adapter, fsdp, probing
 from example_trainer.model.policy import PackedModel, Policy
 from example_trainer.model.scoring import (
     Backbone,
     TokenModule,
     decoder_layers,
-    ids,
-    inner_model,
-    inputs_of,
 )
 from example_trainer.settings.batch import LoadSettings
 from example_trainer.settings.model import ModelSettings
 
 V = TypeVar("V")
 P = TypeVar("P", bound=PackedModel)
-
-# Packing must not change a logprob by more than float32 rounding does.
-PROBE_TOLERANCE = 1e-3
-# Rows of which two share their beginning, and two share nothing.
-PROBES = [
-    unsampled_row([1, 2, 3, 4, 2, 3], "a"),
-    unsampled_row([1, 2, 3, 4, 4, 5, 6], "a"),
-    unsampled_row([6, 1, 2], "b"),
-    unsampled_row([3, 3], "c"),
-]
 
 
 def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
@@ -84,7 +68,7 @@ def _policy(settings: LoadSettings, name: str) -> Policy:
     model, _ = initial_model(AutoModelForCausalLM, settings, name)
     module = TokenModule(model, getattr(torch, settings.compute_dtype))
     policy = packed_model(Policy, module, settings, name)
-    check_head(policy)
+    probing.check_head(policy)
     return policy
 
 
@@ -95,10 +79,10 @@ def packed_model(kind: type[P], module: Backbone, settings: LoadSettings, name: 
         tokenizer(name),
         torch.device(settings.device),
         settings.microbatch_tokens,
-        max_tokens_per_row=min(settings.seq_len, model_positions(module.model)),
+        max_tokens_per_row=min(settings.seq_len, probing.model_positions(module.model)),
         attention_crossover=attention_crossover(module.model),
     )
-    choose_packing(model, settings)
+    probing.choose_packing(model, settings)
     return model
 
 
@@ -143,8 +127,9 @@ def without_dropout(model: Any) -> Any:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if isinstance(vars(module).get("attention_dropout"), float):
-            module.attention_dropout = 0.0
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
     return model.eval()
 
 
@@ -183,7 +168,9 @@ def checkpoint_activations(model: Any, settings: ModelSettings) -> None:
     # Named so since transformers 5.23; the older name goes with version 6.
     older, newer = "gradient_checkpointing_enable", "activation_checkpointing_enable"
     getattr(model, newer if hasattr(model, newer) else older)({"use_reentrant": False})
-    model.train()
+    # Only where layers ask for it: in training mode routers add noise to their inputs.
+    for module in model.modules():
+        module.training = hasattr(module, "gradient_checkpointing")
 
 
 def attention_crossover(model: Any) -> float:
@@ -194,97 +181,3 @@ def attention_crossover(model: Any) -> float:
     config = model.config.get_text_config()
     matrices = sum(p.numel() for p in decoder_layers(model).parameters())
     return float(matrices / (2 * config.num_hidden_layers * config.hidden_size))
-
-
-def model_positions(model: Any) -> int:
-    """Maximum number of tokens of a sequence in the model."""
-    positions = model.config.get_text_config().to_dict().get("max_position_embeddings")
-    return int(positions) if positions else sys.maxsize
-
-
-def attention_window(model: Any) -> float:
-    """Largest number of keys of a layer. Packed attention has no window."""
-    settings = model.config.get_text_config().to_dict()
-    windows = [settings.get("attention_chunk_size")]
-    if settings.get("use_sliding_window", True):
-        windows.append(settings.get("sliding_window"))
-    return min((w for w in windows if w), default=float("inf"))
-
-
-def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
-    """Choose packing and prefix sharing by settings and by what the model computes.
-
-    Hidden states of a few short rows are computed each way and compared with those of the
-    model alone. Recurrent models, and those with their own attention, train on padded rows.
-    """
-    own = own_hidden(model)  # before its attention is replaced
-    model.padded, model.share_prefixes = True, False
-    if settings.packing == "padded" or settings.seq_len > attention_window(model.model):
-        return
-    transformer = inner_model(model.model)
-    before = transformer.config._attn_implementation
-    attention.register()
-    transformer.set_attn_implementation(attention.NAME)
-    if not _same(model, own, share=False):
-        transformer.set_attn_implementation(before)
-        return
-    model.padded = False
-    model.share_prefixes = settings.share_prefixes and _same(model, own, share=True)
-
-
-@torch.no_grad()
-def own_hidden(model: PackedModel) -> list[Tensor]:
-    """(T - 1, D) of each probe, one plain forward each, in float32."""
-    base = inner_model(model.model).base_model
-    return [
-        base(ids([row.tokens], model.device), use_cache=False).last_hidden_state[0, :-1]
-        for row in PROBES
-    ]
-
-
-@torch.no_grad()
-def _same(model: PackedModel, own: Sequence[Tensor], *, share: bool) -> bool:
-    kept = vars(model).copy()
-    dtype, model.module.compute_dtype = model.compute_dtype, torch.float32
-    model.padded, model.share_prefixes = False, share
-    model.attention_crossover = float("inf")
-    try:
-        return all(
-            bool((found - own[i][column]).abs().max() <= PROBE_TOLERANCE * own[i].abs().max())
-            for i, column, found in _packed_hidden(model)
-        )
-    except (ConfigError, RuntimeError, TypeError, ValueError, IndexError):
-        # Attention with more than dot products, or a model that fails on one line of many
-        # rows.
-        return False
-    finally:
-        vars(model).update(kept)
-        model.module.compute_dtype = dtype
-
-
-def _packed_hidden(model: PackedModel) -> Iterator[tuple[int, int, Tensor]]:
-    """Probe, trained token of it, and the (D,) hidden state that predicts it."""
-    for microbatch in model.plan(PROBES):
-        hidden = model.module.hidden(inputs_of(microbatch, model.device))
-        for h, b, column in zip(microbatch.head_index, microbatch.rows, microbatch.columns):
-            yield microbatch.row_ids[b], column, hidden[h]
-
-
-@torch.no_grad()
-def check_head(policy: Policy) -> None:
-    """Compare logprobs with those of the model's own logits; ConfigError if they differ."""
-    worst = 0.0
-    dtype, policy.module.compute_dtype = policy.compute_dtype, torch.float32
-    ours_R_T = policy.trained_logprobs(PROBES)
-    policy.module.compute_dtype = dtype
-    for row, ours in zip(PROBES, ours_R_T):
-        tokens = ids([row.tokens], policy.device)
-        logits = inner_model(policy.model)(tokens, use_cache=False).logits[0, :-1]
-        labels = ids(row.labels, policy.device)[:, None]
-        own = torch.log_softmax(logits.float(), -1).gather(-1, labels)[:, 0].cpu()
-        worst = max(worst, float((own - torch.tensor(ours)).abs().max()))
-    if worst > PROBE_TOLERANCE:
-        raise ConfigError(
-            f"{type(inner_model(policy.model)).__name__} changes its logits after the output"
-            f" head (logprobs differ by {worst:.3g}); such models cannot be trained yet"
-        )

@@ -47,6 +47,7 @@ class PackedModel:
     padded: bool = False  # a line per row, for attention that cannot be packed
     share_prefixes: bool = False
     attention_crossover: float = float("inf")  # see packing.pack_rows
+    rope_switch: float = float("inf")  # see packing.plan_microbatches
     world: Ranks = field(default_factory=Ranks.single)
 
     @property
@@ -75,6 +76,7 @@ class PackedModel:
             max_tokens=self.max_tokens_per_microbatch,
             crossover=self.attention_crossover,
             share=self.share_prefixes and not self.padded,
+            switch=self.rope_switch,
         )
         for pack in packs:
             pack.rows = [ids[i] for i in pack.rows]
@@ -84,6 +86,7 @@ class PackedModel:
             self.max_tokens_per_microbatch,
             divisor=divisor,
             padded=self.padded,
+            switch=self.rope_switch,
         )
 
     def plan_share(self, rows: Sequence[Row]) -> list[MicroBatch]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.models.causal_lm import LogitTransform, decoder, measured_transform
 from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row, at_trained
 from example_trainer.model.attention import Layout, layout_of
@@ -106,10 +107,18 @@ class Backbone(nn.Module):
         if inputs.positions is not None:
             extras["position_ids"] = inputs.positions
         with self._autocast(inputs.tokens.device):
-            output = inner_model(self.model).base_model(
+            output = decoder(inner_model(self.model))(
                 input_ids=inputs.tokens, use_cache=False, **extras
             )
         hidden: Tensor = output.last_hidden_state.flatten(0, 1)[inputs.nodes]
+        return hidden
+
+    @torch.no_grad()
+    def own_hidden(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(rows, T, D) of plain rows, with the model's own attention."""
+        at = {} if positions is None else {"position_ids": positions}
+        output = decoder(inner_model(self.model))(tokens, use_cache=False, **at)
+        hidden: Tensor = output.last_hidden_state
         return hidden
 
     def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -121,6 +130,8 @@ class Backbone(nn.Module):
 class TokenModule(Backbone):
     """Logprobs and entropy; see fused_logprobs.TokenScores."""
 
+    transform = LogitTransform()
+
     def forward(self, inputs: Inputs) -> TokenScores:
         head = output_head(self.model)
         return token_scores(
@@ -130,7 +141,19 @@ class TokenModule(Backbone):
             inputs.wanted,
             entropy_grad=inputs.entropy_grad,
             dtype=self.compute_dtype,
+            transform=self.transform,
         )
+
+    @torch.no_grad()
+    def own_logprobs(self, tokens: Tensor) -> Tensor:
+        """(rows, T, V) as the model itself computes them."""
+        logits: Tensor = inner_model(self.model)(tokens, use_cache=False).logits
+        return logits.float().log_softmax(-1)
+
+    @torch.no_grad()
+    def measured_transform(self, tokens: Tensor, tolerance: float) -> LogitTransform | None:
+        """As causal_lm.measured_transform, of this model."""
+        return measured_transform(inner_model(self.model), tokens, tolerance)
 
 
 class ValueModule(Backbone):
@@ -151,9 +174,7 @@ def inner_model(model: Any) -> Any:
 
 def decoder_layers(model: Any) -> nn.ModuleList:
     """The decoder layers, in order."""
-    found = [
-        m for m in inner_model(model).base_model.modules() if isinstance(m, nn.ModuleList)
-    ]
+    found = [m for m in decoder(inner_model(model)).modules() if isinstance(m, nn.ModuleList)]
     if not found:
         raise ConfigError(f"{type(inner_model(model)).__name__} has no list of decoder layers")
     return max(found, key=len)

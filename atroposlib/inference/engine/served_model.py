@@ -17,9 +17,12 @@ from torch import Tensor
 from atroposlib.errors import ConfigError
 from atroposlib.inference.engine.kv_cache import DecodeWrite, PrefillWrite, SlotCache
 from atroposlib.inference.engine.sampling import scale
+from atroposlib.utils.models.causal_lm import LogitTransform, decoder, measured_transform
 
 WIDTH_STEP = 16  # decode views grow in steps, which keeps the mask aligned for kernels
 SCORE_CHUNK_LOGITS = 1 << 25  # logits held at once while scoring: 128 MiB in fp32
+# What the largest of a model's logits may differ from its head's products, transformed.
+HEAD_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 
 
 @dataclass(slots=True)
@@ -34,6 +37,7 @@ class ServedModel:
     max_model_len: int
     device: torch.device
     dtype: torch.dtype
+    transform: LogitTransform  # of the output head's products to logits
 
     @property
     def vocab_size(self) -> int:
@@ -114,8 +118,7 @@ class ServedModel:
     def _hidden(
         self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: SlotCache | None
     ) -> Tensor:
-        base = self.model.base_model
-        output = base(
+        output = decoder(self.model)(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
@@ -126,7 +129,7 @@ class ServedModel:
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        logits: Tensor = self.transform(self.model.get_output_embeddings()(hidden))
         return logits
 
     def padded(self, prompts: Iterable[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -179,7 +182,6 @@ def load_model(
     # clears settings the tokenizer file may carry: doing so later, while another thread
     # decodes, raises "Already borrowed"
     tokenizer.encode("")
-    _require_plain_head(model)
     model.to(where).eval().requires_grad_(False)
     return ServedModel(
         model=model,
@@ -190,6 +192,7 @@ def load_model(
         max_model_len=limit,
         device=where,
         dtype=precision,
+        transform=_transform(model, where),
     )
 
 
@@ -222,21 +225,27 @@ def _context_limit(config: Any, asked: int | None) -> int:
     if window and (explicit is None or "sliding_attention" in kinds):
         limits.append(window)
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        # past this length one long row would change the positions of its whole batch
-        limits.append(rope.get("original_max_position_embeddings") or limits[0])
+    for one in [rope] if "rope_type" in rope else rope.values():  # else by kind of layer
+        if one.get("rope_type") in ("dynamic", "longrope"):
+            # past this length one long row would change the positions of its whole batch
+            limits.append(one.get("original_max_position_embeddings") or limits[0])
     allowed = int(min(limits))
     if asked is not None and asked > allowed:
         raise ConfigError(f"--max-model-len {asked} is more than the model's {allowed}")
     return asked or allowed
 
 
-def _require_plain_head(model: Any) -> None:
-    """Reject a model with operations after its output layer, which the engine applies itself."""
-    config = model.config.get_text_config()
-    for setting in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(config, setting, None) not in (None, 1.0, 1):
-            raise ConfigError(f"models with {setting} cannot be served by this engine")
+@torch.inference_mode()
+def _transform(model: Any, device: torch.device) -> LogitTransform:
+    """What follows the output head; ConfigError if it is neither a scale nor a cap."""
+    tokens = torch.arange(1, 7, device=device)[None]
+    transform = measured_transform(model, tokens, HEAD_TOLERANCE[model.dtype])
+    if transform is None:
+        raise ConfigError(
+            f"{type(model).__name__} changes its logits after the output head in another way"
+            " than by a scale and a cap that its configuration names; it cannot be served"
+        )
+    return transform
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -178,3 +178,13 @@ def test_teacher_candidates_follow_their_token():
     plan = plan_microbatch(pack_rows([one, row([1], [2])], **EVERYTHING), [one, row([1], [2])])
     of_target = dict(zip(plan.targets, plan.teacher_ids))
     assert of_target == {7: [7, 9], 8: [1], 2: []}
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_rows_on_both_sides_of_the_switch_have_passes_of_their_own(padded):
+    rows = [row([1, 2], [3] * n) for n in (1, 3, 4, 9)]  # computed tokens: 2, 4, 5, 10
+    packs = pack_rows(rows, **EVERYTHING, share=not padded, switch=5)
+    plans = plan_microbatches(packs, rows, 1000, divisor=2, padded=padded, switch=5)
+    sides = [sorted(plan.row_ids) for plan in plans if plan.packs]
+    assert len(plans) == 4 and sorted(i for side in sides for i in side) == [0, 1, 2, 3]
+    assert all(set(side) <= {0, 1} or set(side) <= {2, 3} for side in sides)

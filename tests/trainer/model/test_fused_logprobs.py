@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from atroposlib.utils.models.causal_lm import LogitTransform
 from example_trainer.model import fused_logprobs
 from example_trainer.model.fused_logprobs import Wanted, token_scores
 
 POSITIONS, HIDDEN, VOCABULARY = 7, 3, 5
+SCALED, CAPPED = LogitTransform(scale=0.25), LogitTransform(scale=2.0, cap=1.5)
 
 
 def tensors(bias=True, dtype=torch.float64, vocabulary=VOCABULARY, positions=POSITIONS):
@@ -34,8 +36,8 @@ def wanted(teacher=False):
     )
 
 
-def plainly(hidden, weight, bias, asked):
-    logits = hidden @ weight.t() + (0 if bias is None else bias)
+def plainly(hidden, weight, bias, asked, transform):
+    logits = transform(hidden @ weight.t() + (0 if bias is None else bias))
     at_row = torch.log_softmax(logits / asked.temperatures[:, None], -1)
     softened = torch.log_softmax(logits / asked.teacher_temperature, -1)[asked.positions]
     return (
@@ -53,10 +55,12 @@ def chunks(request, monkeypatch):
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("teacher", [True, False], ids=["teacher", "no teacher"])
-def test_scores_and_gradients_are_those_of_whole_logits(chunks, bias, teacher):
+@pytest.mark.parametrize("transform", [LogitTransform(), SCALED, CAPPED], ids=repr)
+def test_scores_and_gradients_are_those_of_whole_logits(chunks, bias, teacher, transform):
     inputs, asked = tensors(bias), wanted(teacher)
-    ours = token_scores(*inputs, asked, entropy_grad=True, dtype=torch.float64)
-    theirs = plainly(*inputs, asked)
+    how = {"entropy_grad": True, "dtype": torch.float64, "transform": transform}
+    ours = token_scores(*inputs, asked, **how)
+    theirs = plainly(*inputs, asked, transform)
     made = torch.Generator().manual_seed(1)
     totals = []
     for scores in (ours, theirs):
@@ -71,11 +75,13 @@ def test_scores_and_gradients_are_those_of_whole_logits(chunks, bias, teacher):
         assert torch.allclose(mine, other)
 
 
-def test_the_gradients_are_those_of_finite_differences(chunks):
+@pytest.mark.parametrize("transform", [LogitTransform(), CAPPED], ids=repr)
+def test_the_gradients_are_those_of_finite_differences(chunks, transform):
     asked = wanted(teacher=True)
+    how = {"entropy_grad": True, "dtype": torch.float64, "transform": transform}
 
     def scores(*inputs):
-        return tuple(token_scores(*inputs, asked, entropy_grad=True, dtype=torch.float64))
+        return tuple(token_scores(*inputs, asked, **how))
 
     assert torch.autograd.gradcheck(scores, tensors())
 

@@ -1,11 +1,14 @@
-"""Tests of the measurement on loading whether a model can be packed."""
+"""What is measured on loading: packing, shared prefixes, lengths, what follows the head."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from example_trainer.model import attention, loading
+from atroposlib.errors import ConfigError
+from example_trainer.model import attention, loading, probing
+from tests.trainer.architectures import write
+from tests.trainer.families import FAMILIES
 from tests.trainer.rows import MULTI_TURN
 
 
@@ -55,9 +58,9 @@ def test_a_window_shorter_than_the_rows_is_not_packed(config, gqa_dir):
     policy = loading.load(config(model_name=str(gqa_dir)))
     settings = policy.model.config
     settings.sliding_window, settings.use_sliding_window = 32, True
-    assert loading.attention_window(policy.model) == 32
+    assert probing.attention_window(policy.model) == 32
     settings.use_sliding_window = False
-    assert loading.attention_window(policy.model) == float("inf")
+    assert probing.attention_window(policy.model) == float("inf")
 
 
 def test_a_recurrent_model_is_padded_and_still_exact(config, tmp_path, gqa_dir):
@@ -75,3 +78,59 @@ def test_a_recurrent_model_is_padded_and_still_exact(config, tmp_path, gqa_dir):
     alone = [policy.trained_logprobs([row])[0] for row in rows]
     for one, other in zip(together, alone):
         assert one == pytest.approx(other, abs=1e-5)
+
+
+@pytest.fixture
+def load_family(config, tmp_path):
+    def load(name, std=0.2, **settings):
+        (family,) = (one for one in FAMILIES if one.name == name)
+        path = write(family, tmp_path / "family", std)
+        return loading.load(config(model_name=str(path), seq_len=256, **settings))
+
+    return load
+
+
+def test_the_length_from_which_positions_are_rotated_otherwise_is_found(load_family):
+    assert load_family("phi 3, longrope").rope_switch == 65
+    assert load_family("phi 3, longrope, window").rope_switch == 65
+
+
+def test_a_context_below_that_length_has_none(load_family, tmp_path):
+    policy = load_family("phi 3, longrope")
+    policy.max_tokens_per_row = 64
+    own = policy.module.own_hidden(torch.tensor([probing.PROBES[0].tokens]))[0, :-1]
+    assert probing.rope_switch(policy, own) == float("inf")
+
+
+def test_positions_that_change_with_every_length_are_refused(load_family):
+    policy = load_family("llama, dynamic")
+    assert policy.rope_switch == float("inf")  # rows are as long as the model's positions
+    policy.max_tokens_per_row = 1000
+    own = policy.module.own_hidden(torch.tensor([probing.PROBES[0].tokens]))[0, :-1]
+    with pytest.raises(ConfigError, match="set seq_len 256 or less"):
+        probing.rope_switch(policy, own)
+
+
+def test_a_cap_is_found_where_the_logits_are_too_small_to_show_it(load_family):
+    policy = load_family("gemma 2", std=0.02)
+    assert policy.module.transform.cap == 5.0
+
+
+def test_a_scale_is_found_whether_it_divides_or_multiplies(load_family):
+    assert load_family("granite").module.transform.scale == pytest.approx(1 / 3)
+    assert load_family("hyperclovax").module.transform.scale == 3.0
+
+
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(policy, monkeypatch):
+    forward = type(policy.model).forward
+
+    def softcapped(self, *args, **kwargs):
+        output = forward(self, *args, **kwargs)
+        output.logits = 5 * torch.tanh(output.logits / 5)
+        return output
+
+    monkeypatch.setattr(type(policy.model), "forward", softcapped)
+    with torch.no_grad():
+        policy.parameters()[0].mul_(20)  # or the cap changes too little to see
+    with pytest.raises(ConfigError, match="after the output head"):
+        probing.check_head(policy)

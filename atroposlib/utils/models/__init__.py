@@ -1,0 +1,1 @@
+"""Models of transformers: what trainer and local server both know of them."""

@@ -1,0 +1,172 @@
+"""How the rows of a model may be packed, found out by what the model computes.
+
+Hidden states of a few short rows are computed each way and compared with those of the model
+alone. Recurrent models, and those with their own attention, train on padded rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atroposlib.errors import ConfigError
+from atroposlib.utils.models.causal_lm import LARGE
+from example_trainer.data.rows import unsampled_row
+from example_trainer.model import attention
+from example_trainer.model.policy import PackedModel, Policy
+from example_trainer.model.scoring import ids, inner_model, inputs_of
+from example_trainer.settings.batch import LoadSettings
+
+# Packing must not change a logprob by more than float32 rounding does.
+PROBE_TOLERANCE = 1e-3
+# Rows of which two share their beginning, and two share nothing.
+PROBES = [
+    unsampled_row([1, 2, 3, 4, 2, 3], "a"),
+    unsampled_row([1, 2, 3, 4, 4, 5, 6], "a"),
+    unsampled_row([6, 1, 2], "b"),
+    unsampled_row([3, 3], "c"),
+]
+
+
+def model_positions(model: Any) -> int:
+    """Maximum number of tokens of a sequence in the model."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(positions) if positions else sys.maxsize
+
+
+def attention_window(model: Any) -> float:
+    """Largest number of keys of a layer. Packed attention has no window."""
+    settings = model.config.get_text_config().to_dict()
+    windows = [settings.get("attention_chunk_size")]
+    if settings.get("use_sliding_window", True):
+        windows.append(settings.get("sliding_window"))
+    return min((w for w in windows if w), default=float("inf"))
+
+
+def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
+    """Choose packing and prefix sharing by settings and by what the model computes.
+
+    Raises:
+        ConfigError: the model computes positions anew for every length of a pass.
+    """
+    own = _own_hidden(model)  # before its attention is replaced
+    model.rope_switch = rope_switch(model, own[0])
+    model.padded, model.share_prefixes = True, False
+    if settings.packing == "padded" or settings.seq_len > attention_window(model.model):
+        return
+    transformer = inner_model(model.model)
+    before = transformer.config._attn_implementation
+    attention.register()
+    transformer.set_attn_implementation(attention.NAME)
+    if not _same(model, own, share=False):
+        transformer.set_attn_implementation(before)
+        return
+    model.padded = False
+    model.share_prefixes = settings.share_prefixes and _same(model, own, share=True)
+
+
+def _own_hidden(model: PackedModel) -> list[Tensor]:
+    """(T - 1, D) of each probe, one plain forward each, in float32."""
+    return [model.module.own_hidden(ids([row.tokens], model.device))[0, :-1] for row in PROBES]
+
+
+def rope_switch(model: PackedModel, own: Tensor) -> float:
+    """Tokens of a pass from which the model rotates all of its positions otherwise.
+
+    Longrope takes one set of factors for a pass, chosen by its largest position. So a short
+    row is computed beside one that stands at the end of the context; if that changes it, the
+    length from which it does is searched.
+
+    Raises:
+        ConfigError: there are more than two ways.
+    """
+    tokens, longest = PROBES[0].tokens, model.max_tokens_per_row
+    start = list(range(len(tokens)))
+
+    def beside(length: int) -> Tensor:
+        """(T - 1, D) of the probe in a pass of ``length`` positions."""
+        end = [length - len(tokens) + i for i in start]
+        positions = ids([start, end], model.device)
+        hidden = model.module.own_hidden(ids([tokens, tokens], model.device), positions)
+        return hidden[0, :-1]
+
+    try:
+        if longest <= len(tokens) or _close(far := beside(longest), own):
+            return float("inf")
+    except (TypeError, ValueError):
+        return float("inf")  # a model without positions
+    short, switch = len(tokens), longest
+    while switch - short > 1:
+        middle = (short + switch) // 2
+        if _close(beside(middle), own):
+            short = middle
+        else:
+            switch = middle
+    if not _close(beside(switch), far):
+        raise ConfigError(
+            f"{type(inner_model(model.model)).__name__} rotates positions by the length of the"
+            f" pass from {switch} tokens on, in more than two ways: set seq_len {short} or less"
+        )
+    return switch
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().max() <= PROBE_TOLERANCE * expected.abs().max())
+
+
+@torch.no_grad()
+def _same(model: PackedModel, own: Sequence[Tensor], *, share: bool) -> bool:
+    kept = vars(model).copy()
+    dtype, model.module.compute_dtype = model.compute_dtype, torch.float32
+    model.padded, model.share_prefixes = False, share
+    model.attention_crossover = float("inf")
+    try:
+        return all(
+            bool((found - own[i][column]).abs().max() <= PROBE_TOLERANCE * own[i].abs().max())
+            for i, column, found in _packed_hidden(model)
+        )
+    except (ConfigError, RuntimeError, TypeError, ValueError, IndexError):
+        # Attention with more than dot products, or a model that fails on one line of many
+        # rows.
+        return False
+    finally:
+        vars(model).update(kept)
+        model.module.compute_dtype = dtype
+
+
+def _packed_hidden(model: PackedModel) -> Iterator[tuple[int, int, Tensor]]:
+    """Probe, trained token of it, and the (D,) hidden state that predicts it."""
+    for microbatch in model.plan(PROBES):
+        hidden = model.module.hidden(inputs_of(microbatch, model.device))
+        for h, b, column in zip(microbatch.head_index, microbatch.rows, microbatch.columns):
+            yield microbatch.row_ids[b], column, hidden[h]
+
+
+def check_head(policy: Policy) -> None:
+    """Find out what follows the output head; ConfigError if logprobs are not the model's own."""
+    name = type(inner_model(policy.model)).__name__
+    tokens = ids([PROBES[1].tokens], policy.device)
+    transform = policy.module.measured_transform(tokens, PROBE_TOLERANCE / LARGE)
+    if transform is None:
+        raise ConfigError(
+            f"{name} changes its logits after the output head in another way than by a scale"
+            " and a cap that its configuration names; such models cannot be trained yet"
+        )
+    policy.module.transform = transform
+    worst = 0.0
+    dtype, policy.module.compute_dtype = policy.compute_dtype, torch.float32
+    ours_R_T = policy.trained_logprobs(PROBES)
+    policy.module.compute_dtype = dtype
+    for row, ours in zip(PROBES, ours_R_T):
+        logprobs = policy.module.own_logprobs(ids([row.tokens], policy.device))[0, :-1]
+        own = logprobs.gather(-1, ids(row.labels, policy.device)[:, None])[:, 0].cpu()
+        worst = max(worst, float((own - torch.tensor(ours)).abs().max()))
+    if worst > PROBE_TOLERANCE:
+        raise ConfigError(
+            f"logprobs of {name} are not those of its own logits (they differ by {worst:.3g});"
+            " such models cannot be trained yet"
+        )
