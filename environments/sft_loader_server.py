@@ -30,6 +30,7 @@ class DataFormat(str, Enum):
     PREFIX_COMPLETION = "prefix_completion"  # {"prefix": ..., "completion": ...}
     OAI_FORMAT = "oai_format"  # {"messages": [{"role": ..., "content": ...}]}
     SHAREGPT_FORMAT = "sharegpt_format"  # {"conversations": [{"from": ..., "value": ...}]}
+    QUESTION_ANSWER = "question_answer"  # {"question": ..., "answer": ...}
 
 
 FIELDS = {  # of a row, by format
@@ -37,6 +38,7 @@ FIELDS = {  # of a row, by format
     DataFormat.PREFIX_COMPLETION: ("prefix", "completion"),
     DataFormat.OAI_FORMAT: ("messages",),
     DataFormat.SHAREGPT_FORMAT: ("conversations",),
+    DataFormat.QUESTION_ANSWER: ("question", "answer"),
 }
 
 
@@ -50,9 +52,10 @@ class SFTConfig(BaseEnvConfig):
     dataset_path: str | None = Field(
         default=None, description="a .jsonl, .json or .parquet file, or a folder with train.*"
     )
-    data_format: DataFormat = Field(
-        default=DataFormat.COMPLETION,
-        description="completion, prefix_completion, oai_format or sharegpt_format",
+    data_format: DataFormat | None = Field(
+        default=None,
+        description="completion, prefix_completion, oai_format, sharegpt_format or "
+        "question_answer; None: by the fields of the first row",
     )
     all_turns: bool = Field(
         default=True, description="chats: train every assistant turn; false: the last only"
@@ -70,6 +73,15 @@ def chat_of(row: dict, data_format: DataFormat) -> list[dict]:
     ]
 
 
+def format_of(row: dict) -> DataFormat:
+    """The first format whose fields a row has."""
+    for data_format, fields in FIELDS.items():
+        if all(row.get(name) for name in fields):
+            return data_format
+    known = "; ".join(", ".join(fields) for fields in FIELDS.values())
+    raise DatasetUnavailable(f"row 0 has {', '.join(row)}; a format has the fields {known}")
+
+
 def sequence(row: dict, data_format: DataFormat, tokenizer, all_turns: bool) -> dict:
     """{"tokens", "masks"} of a row, both (T,); plain text ends with the end token."""
     if data_format in (DataFormat.OAI_FORMAT, DataFormat.SHAREGPT_FORMAT):
@@ -81,8 +93,9 @@ def sequence(row: dict, data_format: DataFormat, tokenizer, all_turns: bool) -> 
         tokens = list(tokenizer.encode(row["text"])) + end
         return {"tokens": tokens, "masks": list(tokens)}
     # Encoded separately: a token across the boundary would be half prompt, half trained.
-    prefix = list(tokenizer.encode(row["prefix"]))
-    rest = list(tokenizer.encode(row["completion"], add_special_tokens=False)) + end
+    before, after = (row[name] for name in FIELDS[data_format])
+    prefix = list(tokenizer.encode(before))
+    rest = list(tokenizer.encode(after, add_special_tokens=False)) + end
     return {"tokens": prefix + rest, "masks": [MASKED] * len(prefix) + rest}
 
 
@@ -101,18 +114,20 @@ class SFTLoaderEnv(BaseEnv):
         return cls.env_config_cls(wandb_name="sft_loader", steps_per_eval=0), [server]
 
     async def setup(self):
-        config, fields = self.config, FIELDS[self.config.data_format]
+        config = self.config
         if config.dataset_name is None and config.dataset_path is None:
             raise ConfigError("no text: set --env.dataset_path or --env.dataset_name")
         source = config.dataset_name or "the text"
-        rows = load_rows(source, "train", path=config.dataset_path, columns=fields)
+        rows = load_rows(source, "train", path=config.dataset_path)
+        self.data_format = config.data_format or format_of(rows[0])
+        fields = FIELDS[self.data_format]
         for i, row in enumerate(rows):
             if missing := [name for name in fields if not row.get(name)]:
                 raise DatasetUnavailable(
                     f"row {i} has no {' and no '.join(missing)}, which --env.data_format "
-                    f"{config.data_format.value} reads"
+                    f"{self.data_format.value} reads"
                 )
-        self.rows = rows
+        self.rows = [{name: row[name] for name in fields} for row in rows]
         self.iter = 0
 
     async def get_next_item(self):
@@ -126,7 +141,7 @@ class SFTLoaderEnv(BaseEnv):
 
     def sequence(self, row):
         config = self.config
-        return sequence(row, config.data_format, self.tokenizer, config.all_turns)
+        return sequence(row, self.data_format, self.tokenizer, config.all_turns)
 
     async def collect_trajectories(self, item):
         made = self.sequence(item["row"])

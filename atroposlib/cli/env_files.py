@@ -129,6 +129,15 @@ def print_settings(target: str) -> None:
     print(json.dumps({**own, "seq_len": config.max_token_length}))
 
 
+def print_fields(target: str) -> None:
+    """Print the names of the settings of an environment as JSON, for the launcher."""
+    try:
+        config, _ = load(target).config_init()
+    except AtroposError as error:
+        sys.exit(str(error))
+    print(json.dumps([*type(config).model_fields]))
+
+
 def _module_of(place: str) -> ModuleType:
     path = Path(place)
     if path.suffix == ".py":

@@ -2,6 +2,7 @@
 
     atropos-launch local --config run.yaml lr=1e-5 inference.count=2
     atropos-launch slurm --config run.yaml --dry-run
+    atropos-launch --config areal.yaml --env my_environment.py     AReaL's file, here
 
 key=value sets a key of the file; a key unknown to the launcher is passed to the trainer.
 """
@@ -67,6 +68,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         one.add_argument(
             "--config", action="append", default=[], metavar="FILE", required=True
         )
+        one.add_argument("--env", help="environment of a file of AReaL: a file, or a name")
         one.add_argument("--out", help="logs, queue, checkpoints (as out=)")
         one.add_argument("--nproc", type=int, help="trainer ranks per node (trainer.nproc=)")
         one.add_argument("overrides", nargs="*", metavar="key=value")
@@ -77,14 +79,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     node.add_argument("--role", required=True, choices=ROLES)
     node.add_argument("--index", type=int, default=0)
     node.add_argument("--meet", help="host:port where the trainer's nodes meet")
-    return parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    here = words[:1] and words[0].partition("=")[0] in ("--config", "--env")
+    return parser.parse_args(["local", *words] if here else words)
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
     words = list(args.overrides)
     words += [] if args.out is None else [f"out={args.out}"]
     words += [] if args.nproc is None else [f"trainer.nproc={args.nproc}"]
-    return read_plan(args.config, [parse_override(word) for word in words])
+    overrides = [parse_override(word) for word in words]
+    return read_plan(args.config, overrides, args.env, on_cluster=args.what == "slurm")
 
 
 def _slurm(plan: Plan, dry: bool) -> int:

@@ -46,7 +46,7 @@ from atroposlib.utils.command import logs
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
-from example_trainer.launch.servers import choose_engine
+from example_trainer.launch.servers import choose_engine, require_engine
 from example_trainer.settings.weights import ServingSettings
 
 POLL_S = 0.5
@@ -129,6 +129,7 @@ def run_local(plan: Plan, live: bool = True) -> int:
         RunFailed: a process ended for good; names it, with the end of its log.
         Interrupted: a signal came.
     """
+    require_engine(choose_engine(plan.inference.engine))
     settings, cfg = trainer_settings(plan)
     specs, started = processes(plan, cfg), time.monotonic()
     stop = StopRequest()

@@ -18,9 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from atroposlib.errors import ConfigError
+from example_trainer.launch.areal.options import is_areal
 from example_trainer.launch.servers import choose_engine
 from example_trainer.settings.args import validated
 from example_trainer.settings.config import TrainingConfig
@@ -123,6 +124,11 @@ class SlurmSection(_Section):
     )
     setup: list[str] = Field([], description="shell lines that each job runs first")
     srun: list[str] = Field([], description="arguments of srun, such as --container-image=...")
+    container: dict[str, list[str]] = Field(
+        {},
+        description="words in front of the command of a role (api, inference, environment,"
+        " trainer), such as [apptainer, exec, --nv, a.sif]",
+    )
     python: str = Field("python", description="interpreter on the nodes, after setup")
     wait_s: float = Field(3600.0, gt=0, description="bound of waiting for the other jobs")
 
@@ -151,6 +157,12 @@ class Plan(_Section):
         3, ge=0, description="times an API or an environment that died is started again"
     )
     restart_delay_s: float = Field(2.0, ge=0, description="before anything is started again")
+    _notes: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the file says without effect, of all processes but the trainer."""
+        return self._notes
 
     @property
     def directory(self) -> Path:
@@ -173,22 +185,45 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def read_plan(files: Sequence[str], overrides: Sequence[Assignment] = ()) -> Plan:
+def read_plan(
+    files: Sequence[str],
+    overrides: Sequence[Assignment] = (),
+    environment: str | None = None,
+    on_cluster: bool = False,
+) -> Plan:
     """Read YAML files in order, then ``api.port=8000``; any other key is the trainer's.
+
+    With a file of AReaL every key that is not of the plan is an option of AReaL; ``environment``
+    is the file or name of the one that asks the questions.
 
     Raises ConfigError with the key at fault.
     """
     tree: dict[str, Any] = {}
-    for path in files:
-        _merge(tree, load_yaml(path), path)
+    options: list[Assignment] = []
+    trees = [(load_yaml(path), path) for path in files]
+    from_areal = any(is_areal(one) for one, _ in trees)
+    if environment is not None and not from_areal:
+        raise ConfigError("--env goes with a file of AReaL; here environments.script names it")
+    for one_tree, path in trees:
+        for key, value in one_tree.items():
+            if from_areal and head_of(key) not in HEADS:
+                options += flatten({key: value}, path)
+            else:
+                _merge(tree, {key: value}, path)
     for one in overrides:
-        key = one.key if one.key.split(".")[0] in HEADS else f"trainer.settings.{one.key}"
+        if from_areal and head_of(one.key) not in HEADS:
+            options.append(one)
+            continue
+        key = one.key if head_of(one.key) in HEADS else f"trainer.settings.{one.key}"
         path_in_tree = key.split(".")
         if path_in_tree[:2] == ["trainer", "settings"]:  # dotted keys of the trainer
             path_in_tree = ["trainer", "settings", ".".join(path_in_tree[2:])]
         for name in reversed(path_in_tree[1:]):
             one = replace(one, value={name: one.value})
         _merge(tree, {path_in_tree[0]: one.value}, one.where)
+    notes: list[str] = []
+    if from_areal:
+        tree, notes = _with_areal(options, tree, environment, on_cluster)
     try:
         plan = Plan(**tree)
     except ValidationError as error:
@@ -196,10 +231,34 @@ def read_plan(files: Sequence[str], overrides: Sequence[Assignment] = ()) -> Pla
         raise ConfigError(
             f"{', '.join(files)}: {sentences}" if files else sentences
         ) from error
-    for i, environment in enumerate(plan.environments):
-        if (environment.script is None) == (environment.command is None):
+    for i, one_environment in enumerate(plan.environments):
+        if (one_environment.script is None) == (one_environment.command is None):
             raise ConfigError(f"environments.{i} needs either script or command")
+    plan.notes.extend(notes)
     return plan
+
+
+def head_of(key: str) -> str:
+    return key.split(".")[0]
+
+
+def _with_areal(
+    options: Sequence[Assignment],
+    own: dict[str, Any],
+    environment: str | None,
+    on_cluster: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """The sections that AReaL's options make, below those of ``own``, and notes."""
+    from example_trainer.launch.areal.reading import read
+
+    if "environments" in own:
+        raise ConfigError("environments: with a file of AReaL write --env, and env.NAME=VALUE")
+    engine = (own.get("inference") or {}).get("engine")
+    tree, notes = read(
+        options, environment, lambda wanted: choose_engine(engine or wanted), on_cluster
+    )
+    _merge(tree, own, "the file")
+    return tree, notes
 
 
 def _merge(tree: dict[str, Any], more: Mapping[str, Any], where: str, above: str = "") -> None:
@@ -242,6 +301,7 @@ def trainer_settings(plan: Plan) -> tuple[GivenSettings, TrainingConfig]:
         assignments += read_file(path)
     assignments += flatten(plan.trainer.settings, "trainer.settings")
     settings = translate(assignments)
+    settings.notes = [*plan.notes, *settings.notes]
     return settings, validated(TrainingConfig, settings)
 
 

@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from example_trainer.launch.plan import EnvironmentSection, Plan, default_settin
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
 from example_trainer.settings.section import filled
 from example_trainer.settings.weights import ServingSettings
+
+READY = "atroposlib.environments"  # also the group of entry points of other packages
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def environment(
 
 
 def script_words(script: str) -> tuple[str, ...]:
-    """Return what follows ``python``: a file, or the same environment of the package.
+    """Return what follows ``python``: a file, a ready environment or one of `atropos env list`.
 
     Raises:
         ConfigError: there is neither.
@@ -115,10 +118,13 @@ def script_words(script: str) -> tuple[str, ...]:
     path = Path(script)
     if path.is_file():
         return (script,)
-    module = f"atroposlib.environments.{path.stem}"
     is_ready = str(path.parent) in (".", "environments") and path.stem.isidentifier()
-    if is_ready and find_spec(module) is not None:
-        return ("-m", module)
+    for ending in ("", "_server", "_env") if is_ready else ():
+        module = f"{READY}.{path.stem}{ending}"
+        if find_spec(module) is not None:
+            return ("-m", module)
+    if script in entry_points(group=READY).names:
+        return ("-m", "atroposlib.cli.atropos", "env", "run", script)
     raise ConfigError(f"environments: no file {script} here (`atropos env list` lists others)")
 
 
@@ -138,6 +144,9 @@ def environment_settings(
     wiring = {"rollout_server_url": at.api, "tokenizer_name": served.model_name}
     own = dict(wanted.config)
     env = {**wiring, **(own.pop("env", None) or {})}
+    if isinstance(own.get("openai"), Mapping):  # of every server
+        more = own.pop("openai")
+        servers = [{**server, **more} for server in servers]
     return {"openai": servers, **own, "env": env}
 
 

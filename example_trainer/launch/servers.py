@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
+from atroposlib.errors import ConfigError
 from atroposlib.utils.http_server import is_loopback
 
 Engine = Literal["local", "vllm", "sglang"]
@@ -69,6 +70,16 @@ def choose_engine(wanted: Engine | Literal["auto"]) -> Engine:
     if wanted == "auto":
         return "vllm" if importlib.util.find_spec("vllm") is not None else "local"
     return wanted
+
+
+def require_engine(engine: Engine) -> None:
+    """Raise ConfigError if the server's package is missing on this machine."""
+    package = PROGRAMS[engine][0].partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"{engine} is not installed here: pip install {engine}, or write inference.engine=local"
+            " (in AReaL's terms allocation_mode=local:d1+d1) for the server of atroposlib"
+        )
 
 
 def option(name: str, value: object) -> tuple[str, ...]:

@@ -116,7 +116,8 @@ def _node(
 ) -> str:
     """Build one srun of the role; ``raw`` are words that the shell expands."""
     plan_file = str(plan_path(plan))
-    command = ["srun", *srun, *plan.slurm.srun, plan.slurm.python]
+    container = plan.slurm.container.get(role, ())
+    command = ["srun", *srun, *plan.slurm.srun, *container, plan.slurm.python]
     command += ["-m", "example_trainer.launch", "node", "--plan", plan_file, "--role", role]
     return " ".join([shlex.join([*command, *words]), *raw])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
             _put(found, one, {meaning.field: converted(one, meaning.convert, one.value)})
     if groups.advantage_norm in parts and "advantage" not in found.values:
         found.notes.append("no reward_norm is raw in AReaL; here advantage stays grpo")
-    belong_elsewhere = [f"{_listed(keys)}: {why}" for why, keys in ignored.items()]
+    belong_elsewhere = [f"{listed_keys(keys)}: {why}" for why, keys in ignored.items()]
     found.notes = renamed + found.notes + belong_elsewhere
     return found
 
@@ -144,7 +144,7 @@ def _add_member(given: dict[str, Any], name: str, value: Any) -> None:
     given[name] = value
 
 
-def _listed(keys: Iterable[str]) -> str:
+def listed_keys(keys: Iterable[str]) -> str:
     """The keys; of a longer list the sections, but for the actor, with how many each has."""
     keys = dict.fromkeys(keys)
     parts = dict.fromkeys(
@@ -262,8 +262,15 @@ def nearest_settings(key: str, known: Iterable[str]) -> list[str]:
 # --- ${references} ----------------------------------------------------------------------
 
 
-def resolved(assignments: Sequence[Assignment]) -> list[Assignment]:
-    """The same assignments without references; what belongs elsewhere may keep them."""
+def belongs_elsewhere(one: Assignment) -> bool:
+    return isinstance(meaning_of(one), Ignored)
+
+
+def resolved(
+    assignments: Sequence[Assignment],
+    keeps: Callable[[Assignment], bool] = belongs_elsewhere,
+) -> list[Assignment]:
+    """The same assignments without references; what ``keeps`` is true for may keep them."""
     assignments = list(_spread(assignments))
     latest: dict[str, Assignment] = {}
     for one in assignments:
@@ -295,11 +302,7 @@ def resolved(assignments: Sequence[Assignment]) -> list[Assignment]:
         return REFERENCE.sub(lambda found: str(value_at(found[1].strip(), trail)), value)
 
     return [
-        (
-            one
-            if isinstance(meaning_of(one), Ignored)
-            else replace(one, value=of(one.value, (one.key,)))
-        )
+        (one if keeps(one) else replace(one, value=of(one.value, (one.key,))))
         for one in assignments
     ]
 

@@ -118,3 +118,12 @@ def test_run_without_an_environment_shows_its_usage(capsys):
     assert env_files.run([]) == 2
     assert env_files.evaluate(["--help"]) == 0
     assert "usage: atropos eval" in capsys.readouterr().out
+
+
+def test_the_launcher_gets_the_names_of_an_environment_s_settings(capsys):
+    env_files.print_fields("gsm8k")
+    assert {"group_size", "dataset_path", "temperature"} <= {
+        *json.loads(capsys.readouterr().out)
+    }
+    with pytest.raises(SystemExit, match="no environment 'gsm9k'"):
+        env_files.print_fields("gsm9k")

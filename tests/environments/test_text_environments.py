@@ -7,7 +7,12 @@ import pytest
 from atroposlib.environments.mcqa_thinking_env import MCQAThinkingEnv
 from atroposlib.environments.mcqa_thinking_env import question as mcqa_question
 from atroposlib.environments.mcqa_thinking_env import score as mcqa_score
-from atroposlib.environments.sft_loader_server import DataFormat, SFTLoaderEnv, sequence
+from atroposlib.environments.sft_loader_server import (
+    DataFormat,
+    SFTLoaderEnv,
+    format_of,
+    sequence,
+)
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
@@ -82,10 +87,17 @@ def test_choices_are_lettered_and_answers_parsed(answer):
             "<|system|>be<|end|><|user|>hi<|end|><|assistant|>yes<|end|>",
             "yes<|end|>",
         ),
+        (
+            DataFormat.QUESTION_ANSWER,
+            {"question": "1+1? ", "answer": "2"},
+            "1+1? 2<|end|>",
+            "2<|end|>",
+        ),
     ],
 )
 def test_the_text_format_selects_the_trained_tokens(data_format, row, text, trained):
     tokenizer = char_tokenizer(ASCII_ALPHABET)
+    assert format_of({**row, "id": 1}) is data_format
     made = sequence(row, data_format, tokenizer, all_turns=True)
     assert tokenizer.decode(made["tokens"]) == text
     assert tokenizer.decode([m for m in made["masks"] if m != -100]) == trained

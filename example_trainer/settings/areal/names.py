@@ -53,14 +53,16 @@ class Unsupported:
 
 Meaning = Renamed | Combined | Ignored | Unsupported
 
-SERVER = Ignored(
-    "options of the inference server: section inference of atropos-launch, or its own command"
-)
+SERVER = Ignored("options of the inference server, for atropos-launch or its own command")
 ENVIRONMENTS = Ignored(
-    "sampling, data and rollouts belong to the environments: --env.group_size,"
-    " --env.max_token_length and what else each one's --help names"
+    "no settings of the trainer: atropos-launch passes them on to environments and servers,"
+    " if they have the like"
 )
-LAUNCHER = Ignored("atropos-launch places the processes, which meet at the rollout API")
+LAUNCHER = Ignored("atropos-launch places the processes")
+MEETING = Ignored("the processes meet at the rollout API and need no service of names")
+SCHEDULER = Ignored("`atropos-launch local` or `slurm` says where; environments reward")
+NO_LOADER = Ignored("environments hold their tasks in memory and need no loader of batches")
+RUN_NAME = Ignored("the names at the top are those of all parts of the run")
 FILEROOT = Ignored("all of it goes below save_path (cluster.fileroot), named by run_name")
 ENGINE = Ignored("chosen by the trainer itself")
 SHARDING = Ignored("the trainer shards every decoder layer by FSDP2; no other engine is used")
@@ -201,7 +203,7 @@ NAMES: dict[str, Meaning] = {
     "dynamic_bs": ENVIRONMENTS,
     "workflow": ENVIRONMENTS,
     "eval_workflow": ENVIRONMENTS,
-    "tokenizer_path": Ignored("the tokenizer lies in the model's directory"),
+    "tokenizer_path": Ignored("the trainer takes the tokenizer of the model's directory"),
     "allocation_mode": LAUNCHER,
     "async_training": Combined(groups.staleness, "async_training"),
     "rollout.max_head_offpolicyness": Combined(groups.staleness, "max_head_offpolicyness"),
@@ -213,6 +215,34 @@ NAMES: dict[str, Meaning] = {
     "saver.freq_secs": Renamed("save_every_s"),
     "saver.fileroot": Renamed("save_path"),
     "evaluator.eval_before_train": Renamed("eval_at_start"),
+    **dict.fromkeys(
+        (
+            *(
+                "train_dataset.pin_memory",
+                "train_dataset.num_workers",
+                "train_dataset.drop_last",
+            ),
+            *(
+                "valid_dataset.pin_memory",
+                "valid_dataset.num_workers",
+                "valid_dataset.drop_last",
+            ),
+            *("valid_dataset.batch_size", "valid_dataset.shuffle", "valid_dataset.max_length"),
+        ),
+        NO_LOADER,
+    ),
+    **{
+        f"{section}.{name}": RUN_NAME
+        for section in ("rollout", "ref", "critic", "saver", "evaluator", "recover")
+        for name in ("experiment_name", "trial_name")
+    },
+    "stats_logger.experiment_name": RUN_NAME,
+    "stats_logger.trial_name": RUN_NAME,
+    "rollout.queue_size": Ignored("--env.max_batches_offpolicy bounds the queue, in batches"),
+    "rollout.enable_rollout_tracing": Ignored("--log-level debug logs every group"),
+    "rollout.check_trajectory_format": Ignored("the rollout API checks every group"),
+    "rollout.schedule_policy": Ignored("a rollout goes to the server with most free slots"),
+    "rollout.request_retries": Ignored("a request has three attempts, then another server"),
     "recover.mode": Renamed("recover_mode", groups.recover_mode),
     "recover.retries": Renamed("recover_retries"),
     **{
@@ -246,7 +276,8 @@ PREFIXES: dict[str, Meaning] = {
     "critic.": Ignored("the value model takes the optimizer settings of the policy"),
     "launcher.": LAUNCHER,
     "cluster.": LAUNCHER,
-    "scheduler.": LAUNCHER,
+    "cluster.name_resolve.": MEETING,
+    "scheduler.": SCHEDULER,
     "perf_tracer.": MEASURED,
     "memory_profiler.": MEASURED,
     "teacher.": Unsupported("environments ask the teacher (--teacher.*); see distill_coef"),

@@ -42,6 +42,22 @@ def test_a_ready_environment_is_run_from_the_package_where_its_file_is_absent(
             roles.script_words(absent)
 
 
+def test_an_environment_may_be_named_as_env_list_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert roles.script_words("gsm8k") == ("-m", "atroposlib.environments.gsm8k_server")
+
+
+def test_settings_of_openai_in_one_mapping_are_those_of_every_server(tmp_path):
+    found = plan(out=tmp_path)
+    found.environments[0].config["openai"] = {"timeout": 60}
+    _, cfg = trainer_settings(found)
+    settings = roles.environment_settings(found, found.environments[0], cfg, AT)
+    assert [(one["timeout"], one["base_url"]) for one in settings["openai"]] == [
+        (60, "http://a:9000/v1"),
+        (60, "http://b:9001/v1"),
+    ]
+
+
 def test_environment_command_gets_addresses_in_its_placeholders(tmp_path):
     words = "[my-env, '{api_url}', '{inference_urls}', '{\"a\": 1}', '{model}']"
     found = plan(f"environments=[{{command: {words}}}]", out=tmp_path)

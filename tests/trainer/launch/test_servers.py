@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from example_trainer.launch.servers import WORKER_EXTENSION, ServerCommand
+import pytest
+
+from atroposlib.errors import ConfigError
+from example_trainer.launch.servers import WORKER_EXTENSION, ServerCommand, require_engine
 
 
 def test_server_commands_have_the_options_of_the_publisher():
@@ -20,3 +23,10 @@ def test_server_commands_have_the_options_of_the_publisher():
     assert "--mem-fraction-static 0.5" in " ".join(
         ServerCommand("sglang", memory_share=0.5, **common).argv
     )
+
+
+def test_an_engine_that_is_not_installed_is_an_error_that_says_what_to_write(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "atroposlib" or None)
+    require_engine("local")
+    with pytest.raises(ConfigError, match="^sglang is not installed here: .*engine=local"):
+        require_engine("sglang")

@@ -136,3 +136,11 @@ def test_a_dry_run_submits_nothing(tmp_path, monkeypatch, capsys):
     assert "'--dependency=after:<api>:<inference>'" in shown[-1]
     written = node.load_plan(f"{out}/launch/plan.json")
     assert written.trainer.settings["lr"] == 1e-6
+
+
+def test_words_of_a_container_stand_in_front_of_its_role_s_command(tmp_path):
+    image = "[apptainer, exec, a.sif]"
+    found = plan(f"slurm.container.inference={image}", out=tmp_path)
+    scripts = {job.name: job.script for job in slurm.jobs(found, 0)}
+    assert "srun apptainer exec a.sif python -m" in scripts["inference"]
+    assert "apptainer" not in scripts["trainer"]

@@ -1,0 +1,90 @@
+"""AReaL's allocation strings: sglang:d4t2+fsdp:d8 -> servers and ranks of the trainer. Pure.
+
+d is the data, t the tensor, p the pipeline, c the context, e the expert degree; d t p c GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from atroposlib.errors import ConfigError
+
+SERVERS = ("sglang", "vllm", "local")
+TRAINERS = (None, "fsdp", "megatron", "archon")
+PART = re.compile(r"(?:([a-z]+)(?:\[\w+\])?[:.])?((?:[dtpce]\d+)+)")
+ADVICE = (
+    "a form such as sglang:d4t2+fsdp:d8 is read (engines sglang, vllm, local); else set"
+    " inference.engine, inference.count, inference.tensor_parallel and trainer.nproc"
+)
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Servers and trainer ranks, one GPU for each rank; None: not said."""
+
+    engine: str | None = None
+    servers: int = 1
+    tensor_parallel: int = 1
+    ranks: int | None = None
+    gpus: int = 0  # of all parts
+
+
+def parse(text: str) -> Allocation:
+    """Return what an allocation string asks for; ConfigError with the advice where it has none."""
+    if "|" in text:
+        raise ConfigError(
+            f"{text}: servers and trainer have each their own GPUs; write + for |"
+        )
+    found: dict[str, Any] = {"gpus": 0}
+    for part in filter(None, text.split("+")):
+        match = PART.fullmatch(part.strip())
+        if match is None or match[1] not in (*SERVERS, *TRAINERS):
+            raise ConfigError(f"{text}: {ADVICE}")
+        sizes = {name: int(size) for name, size in re.findall(r"([dtpce])(\d+)", match[2])}
+        gpus = math.prod(size for name, size in sizes.items() if name != "e")
+        found["gpus"] += gpus
+        if match[1] in TRAINERS:
+            found["ranks"] = gpus
+            continue
+        if any(sizes.get(name, 1) > 1 for name in "pce"):
+            raise ConfigError(
+                f"{text}: servers have d and t only; inference.args has the rest"
+            )
+        found |= {"engine": match[1], "servers": sizes.get("d", 1)}
+        found["tensor_parallel"] = sizes.get("t", 1)
+    return Allocation(**found)
+
+
+def places(
+    wanted: Allocation, nodes: int | None, gpus_per_node: int | None, on_cluster: bool
+) -> dict[str, Any]:
+    """Return the settings of the plan. On one machine servers have the first GPUs.
+
+    Raises:
+        ConfigError: the GPUs do not suffice, or ranks do not fill whole nodes.
+    """
+    if nodes and gpus_per_node and wanted.gpus > nodes * gpus_per_node:
+        raise ConfigError(
+            f"{wanted.gpus} GPUs are allocated, but cluster.n_nodes x cluster.n_gpus_per_node"
+            f" are {nodes * gpus_per_node}"
+        )
+    found: dict[str, Any] = {}
+    if wanted.engine is not None:
+        found |= {"inference.engine": wanted.engine, "inference.count": wanted.servers}
+        found["inference.tensor_parallel"] = wanted.tensor_parallel
+    if wanted.ranks is None:
+        return found
+    per_node = min(wanted.ranks, gpus_per_node or wanted.ranks) if on_cluster else wanted.ranks
+    if wanted.ranks % per_node:
+        raise ConfigError(
+            f"{wanted.ranks} ranks of the trainer do not fill nodes of {per_node}"
+        )
+    found |= {"trainer.nproc": per_node, "trainer.nodes": wanted.ranks // per_node}
+    if not on_cluster and wanted.engine not in (None, "local"):
+        served = wanted.servers * wanted.tensor_parallel
+        found["inference.first_gpu"] = 0
+        found["trainer.gpus"] = ",".join(str(served + i) for i in range(wanted.ranks))
+    return found
