@@ -16,7 +16,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn
 
 from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_cli import Cmd, to_runner
@@ -67,7 +67,7 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
     options, words = common_flags(program.name, sys.argv[1:] if argv is None else argv)
     logs.configure(env_cls.name or program.stem, options.log_format, options.log_level)
     if set(flags.HELP_FLAGS) & set(words):
-        command = _named(env_cls, words[0] if words[0] in MODES else "serve")
+        command, _ = read_command(env_cls, [words[0] if words[0] in MODES else "serve"])
         about = env_cls.__doc__ or env_cls.__name__
         show(flags.help_page(program.name, about, MODES, command.model_fields))
         raise SystemExit(0)
@@ -106,13 +106,9 @@ def read_command(
     if words[0] not in MODES:
         hint = did_you_mean(words[0], MODES)
         raise ConfigError(f"invalid choice {words[0]!r}: one of {', '.join(MODES)}{hint}")
-    command = _named(env_cls, words[0])
-    return command, flags.read_flags(words[1:], command.model_fields)
-
-
-def _named(env_cls: type[EnvRuntime], mode: str) -> type[EnvCommand]:
     # By its method, which an environment may override.
-    return cast(type[EnvCommand], getattr(env_cls, f"get_cli_{mode}_config_cls")())
+    command: type[EnvCommand] = getattr(env_cls, f"get_cli_{words[0]}_config_cls")()
+    return command, flags.read_flags(words[1:], command.model_fields)
 
 
 # --- the three commands ------------------------------------------------------------------
@@ -137,13 +133,9 @@ class EnvCommand(Cmd):
     def _without_flags_not_given(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        defaults = {name: field.default for name, field in cls.model_fields.items()}
         # argparse passes the default itself.
-        fields = cls.model_fields
-        return {
-            name: value
-            for name, value in values.items()
-            if name not in fields or value is not fields[name].default
-        }
+        return {k: v for k, v in values.items() if k not in defaults or v is not defaults[k]}
 
     @classmethod
     def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -220,7 +212,7 @@ def command_class(env_cls: type[EnvRuntime], mode: str) -> type[EnvCommand]:
         shown = APIServerConfig().model_copy(update=first.model_dump(exclude={"api_key"}))
         fields |= flags.flag_fields(namespace + NAMESPACE_SEP, shown)
     fields |= flags.flag_fields("", ServerManagerConfig())
-    name = f"Cli{mode.title()}Config"
+    name = f"Cli{mode.title()}Config"  # as in Atropos
     made = create_model(name, __base__=EnvCommand, __doc__=MODES[mode], **fields)
     made.env_cls, made.mode, made.code, made.servers = env_cls, mode, code, servers
     return made
@@ -290,8 +282,6 @@ def read_yaml(path: str | None, command: type[EnvCommand]) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {str(error.strerror).lower()}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path}: {error}") from error
-    if loaded is None:
-        return {}
     known = [ENV_NAMESPACE, *command.servers, *ServerManagerConfig.model_fields]
     top = _section(path, "", loaded, known)
     if isinstance(top.get(ENV_NAMESPACE), dict):

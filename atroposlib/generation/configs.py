@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_cli.argparse import FailedExecutionException
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.cli import extract_namespace
 
 
 class AmbiguousServer(ConfigError, FailedExecutionException):
@@ -150,11 +151,7 @@ def resolve_openai_configs(
         yaml_config: the whole YAML file; only its ``openai`` key is read.
         cli_passed_flags: flags of the command line, with keys like ``openai.base_url``.
     """
-    flags = {
-        name.split(".", 1)[1]: value
-        for name, value in (cli_passed_flags or {}).items()
-        if name.startswith("openai.")
-    }
+    flags = extract_namespace(cli_passed_flags or {}, "openai.")
     from_yaml = (yaml_config or {}).get("openai")
     merged, usual = openai_config_dict or {}, APIServerConfig().model_dump()
     listed = (
