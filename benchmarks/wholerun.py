@@ -25,6 +25,7 @@ from atroposlib.quickstart import models
 from atroposlib.quickstart.commands import processes, thread_env
 from atroposlib.quickstart.recipes import Options, QuickstartPlan, Recipe, ServingEngine
 from atroposlib.trackers.jsonl import read_steps
+from atroposlib.utils.tokenizers.loading import cache_dir
 
 REPO = Path(__file__).resolve().parents[1]
 LAST_CHECK_TIMEOUT_S = 180.0
@@ -66,8 +67,8 @@ def run(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcome:
         Interrupted: ``stop`` was requested.
     """
     with Children(setup.out / "logs", stop) as children:
-        plan = _plan(setup, children)
-        specs = [_changed(spec, setup) for spec in processes(plan)]
+        plan = plan_of(setup, children)
+        specs = [changed(spec, setup) for spec in processes(plan)]
         ends = {"trainer", "environment"}
         parts = Supervisor(specs, children, stop, may_end=lambda: ends, print_line=_silent)
         started = time.monotonic()
@@ -89,12 +90,12 @@ def _checked(heldout: Heldout, step: int) -> bool:
     return bool(checks) and checks[-1].step >= step
 
 
-def _plan(setup: Setup, children: Children) -> QuickstartPlan:
+def plan_of(setup: Setup, children: Children) -> QuickstartPlan:
     model_dir = models.provide(
         setup.model,
         seed=setup.seed,
         out=setup.out,
-        cache=models.cache_dir(),
+        cache=cache_dir(),
         children=children,
     )
     return QuickstartPlan(
@@ -109,7 +110,7 @@ def _plan(setup: Setup, children: Children) -> QuickstartPlan:
     )
 
 
-def _changed(spec: ProcessSpec, setup: Setup) -> ProcessSpec:
+def changed(spec: ProcessSpec, setup: Setup) -> ProcessSpec:
     if spec.name == "environment":
         return replace(spec, argv=with_flags(spec.argv, setup.environment))
     if spec.name != "trainer":

@@ -65,8 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if "alone" in item.keywords:
+        # Not item.keywords: those hold the names of folders too, such as a clone in gpu/.
+        marked = {marker.name for marker in item.iter_markers()}
+        if "alone" in marked:
             item.add_marker(pytest.mark.slow)
         for marker, option in NEEDED_OPTION.items():
-            if marker in item.keywords and not config.getoption(option):
+            if marker in marked and not config.getoption(option):
                 item.add_marker(pytest.mark.skip(reason=f"needs {option}"))

@@ -7,6 +7,7 @@ imports this file.
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,10 @@ import torch.distributed
 from atroposlib.utils.http_server import is_loopback
 
 dist: Any = torch.distributed  # its stubs leave out half of what is used here
+
+# What NCCL's watchdog does after a broken or late collective. 2: abort the group. Its default
+# ends the process: a server would die with the trainer.
+NCCL_ERRORS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,13 @@ def join(store: Any, group: GroupSpec, rank: int) -> Any:
     if group.backend == "nccl":
         settings = dist.ProcessGroupNCCL.Options()
         settings._timeout = bound(group)
-        return dist.ProcessGroupNCCL(store, rank, group.world_size, settings)
+        name, value = NCCL_ERRORS
+        before = os.environ.get(name)
+        os.environ[name] = value  # read by the constructor, per group
+        try:
+            return dist.ProcessGroupNCCL(store, rank, group.world_size, settings)
+        finally:
+            os.environ.pop(name) if before is None else os.environ.update({name: before})
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = bound(group)
@@ -97,10 +108,26 @@ def join(store: Any, group: GroupSpec, rank: int) -> Any:
 
 
 def broadcast(members: Any, tensor: Any) -> Any:
-    """Start to send (rank 0) or receive ``tensor`` in place; the result has ``wait()``."""
+    """Start to send (rank 0) or receive ``tensor`` in place; :func:`wait` for the result."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
     return members.broadcast([tensor], options)
+
+
+def wait(work: Any, group: GroupSpec) -> None:
+    """Wait until a broadcast is complete here. Raises RuntimeError if it broke or is late."""
+    if group.backend == "nccl":
+        # Without a bound it only orders streams: a broken broadcast would look complete.
+        work.wait(bound(group))
+    else:
+        work.wait()
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """Return the identifier of a GPU, the same in every process; empty for a CPU."""
+    if device.type != "cuda":
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def own_address(url: str) -> str:

@@ -54,13 +54,16 @@ class Contestant:
 
 
 class Ours(Contestant):
-    def __init__(self, load: Workload, packing: str, share: bool) -> None:
+    def __init__(
+        self, load: Workload, packing: str, share: bool, dtype: str | None = None
+    ) -> None:
         super().__init__(load)
         with tempfile.TemporaryDirectory() as scratch:
             self.cfg = TrainingConfig(
-                model_name=str(write_model(Path(scratch), load)),
-                init_from_scratch=True,
+                model_name=load.model or str(write_model(Path(scratch), load)),
+                init_from_scratch=not load.model,
                 device=load.device,
+                dtype=dtype,
                 seq_len=load.seq_len,
                 max_tokens_per_microbatch=load.budget,
                 gradient_checkpointing=load.checkpointing,
@@ -188,10 +191,18 @@ def plain_model(load: Workload) -> Any:
     """The weights that ours starts from, behind transformers' own attention."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if load.model:
+        return on_device(
+            AutoModelForCausalLM.from_pretrained(load.model, dtype=torch.float32), load
+        )
     with tempfile.TemporaryDirectory() as scratch, torch.random.fork_rng():
         config = AutoConfig.from_pretrained(write_model(Path(scratch), load))
         torch.manual_seed(0)
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return on_device(made, load)
+
+
+def on_device(made: Any, load: Workload) -> Any:
     made.to(load.device)
     if load.checkpointing:
         made.gradient_checkpointing_enable({"use_reentrant": False})

@@ -36,6 +36,7 @@ class Workload:
     threads: int
     checkpointing: bool
     seed: int = 0
+    model: str = ""  # a directory with weights; without one they are made anew
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -130,11 +130,13 @@ def _by_span(
     """(S, Hq, d), one sdpa call per run."""
     # One split: slices would each fill a gradient of the whole line with zeros.
     sizes = [run.count * run.length for run in spans]
+    half = q.dtype in HALF
     outputs = []
     for run, *parts in zip(spans, *(torch.split(x, sizes) for x in (q, k, v))):
         heads = [x.unflatten(0, (run.count, run.length)).transpose(1, 2) for x in parts]
-        if q.is_cuda and run.mask is not None and q.shape[1] != k.shape[1]:
-            # The CUDA kernels that take a mask want as many key heads as query heads.
+        if q.is_cuda and q.shape[1] != k.shape[1] and (run.mask is not None or not half):
+            # Only the flash kernel takes fewer key heads than query heads: in half
+            # precision and without a mask.
             times = q.shape[1] // k.shape[1]
             heads[1:] = [x.repeat_interleave(times, dim=1) for x in heads[1:]]
         attended = scaled_dot_product_attention(
@@ -178,12 +180,14 @@ def _torch_kernel() -> Kernel | None:
     except ImportError:  # before torch 2.10
         return None
     accepted = inspect.signature(varlen_attn).parameters
-    if not {"window_size", "enable_gqa", "scale"} <= set(accepted):
+    if not {"window_size", "scale"} <= set(accepted):
         return None
+    asks_for_gqa = "enable_gqa" in accepted  # torch 2.11 takes fewer key heads unasked
 
     def kernel(
         q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None
     ) -> Tensor:
+        gqa: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if asks_for_gqa else {}
         attended = varlen_attn(
             q,
             k,
@@ -194,7 +198,7 @@ def _torch_kernel() -> Kernel | None:
             longest,
             scale=scale,
             window_size=(-1, 0),  # causal
-            enable_gqa=q.shape[1] != k.shape[1],
+            **gqa,
         )
         assert isinstance(attended, Tensor)  # a tuple only if asked for more
         return attended

@@ -64,7 +64,8 @@ class WeightSettings(Section):
         " (default: a free port on this host)",
     )
     publish_group_backend: Literal["nccl", "gloo"] | None = Field(
-        None, description="of distributed publishing (default: nccl on CUDA, else gloo)"
+        None,
+        description="of distributed publishing (default: nccl with a GPU each, else gloo)",
     )
     publish_bucket_mb: int = Field(
         1024, ge=1, description="weights sent per message of distributed publishing"

@@ -27,6 +27,7 @@ class TorchGroup:
     """The trainer's side of a group of ``torch.distributed``: gloo or NCCL."""
 
     def __init__(self, group: GroupSpec, listener: Any, device: torch.device) -> None:
+        self._spec = group
         self._device = device if group.backend == "nccl" else torch.device("cpu")
         self._members: Any = process_group.join(
             process_group.host_store(listener, group), group, 0
@@ -37,9 +38,7 @@ class TorchGroup:
         moved = [tensor.detach().to(self._device).contiguous() for tensor in tensors]
         works = [process_group.broadcast(self._members, tensor) for tensor in moved]
         for work in works:
-            work.wait()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # NCCL's wait only orders its stream
+            process_group.wait(work, self._spec)
 
     def close(self) -> None:
         """Leave the group; a blocked send in another thread fails."""

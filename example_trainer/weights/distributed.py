@@ -70,12 +70,11 @@ class DistributedPublisher(Publisher):
             listener = process_group.listen(address, port)
         except OSError as error:
             raise ConfigError(f"publish_group_address {address}:{port}: {error}") from error
-        near_gpu = "nccl" if device.type == "cuda" else "gloo"
         spec = GroupSpec(
             address=address,
             port=listener.getsockname()[1],
             world_size=1 + sum(ranks),
-            backend=self.cfg.publish_group_backend or near_gpu,
+            backend=self.cfg.publish_group_backend or self._backend(device),
             name=f"atropos-{secrets.token_hex(4)}",
             timeout_s=self.cfg.publish_timeout_s,
         )
@@ -101,6 +100,13 @@ class DistributedPublisher(Publisher):
                 f" {'; '.join(failed) or problem}. No server was touched."
             )
         self._group, self._spec = group, spec
+
+    def _backend(self, device: torch.device) -> str:
+        """NCCL needs a GPU per member: not two processes on one, nor a server on a CPU."""
+        shared = "", process_group.gpu_uuid(device)
+        if device.type != "cuda" or any(engine.gpu() in shared for engine in self.engines):
+            return "gloo"
+        return "nccl"
 
     def _is_native(self) -> bool:
         native = [engine.url for engine in self.engines if engine.native_group]

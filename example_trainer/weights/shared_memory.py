@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import CheckpointError
+from atroposlib.utils.process_group import gpu_uuid
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
@@ -179,7 +180,6 @@ class CudaBuffer:
     def describe(self, version: int) -> dict[str, Any]:
         """Return the fields of the bridge file: layout and CUDA handle of the buffer."""
         device = self._bytes.device
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
         mappings, handles = {}, {}
         for tensor, start in zip(self._specs, self._starts):
             shape = list(tensor.shape)
@@ -199,7 +199,7 @@ class CudaBuffer:
         return {
             "model": self._model,
             "version": str(version),
-            "device_uuid": uuid,
+            "device_uuid": gpu_uuid(device),
             "tp_degree": 1,
             "dp_shard_degree": 1,
             "param_names": list(handles),

@@ -47,7 +47,7 @@ class WeightWorker:
     device: torch.device
     rank: int  # among the workers of one data-parallel copy
     vllm_config: Any
-    _weight_group: tuple[str, Any] | None = None
+    _weight_group: tuple[GroupSpec, Any] | None = None
 
     def weight_worker(self) -> str:
         """Report that this class is present."""
@@ -82,28 +82,28 @@ class WeightWorker:
         copy = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
         rank = first_rank + copy * parallel.world_size + self.rank
         entered = process_group.join(process_group.guest_store(group), group, rank)
-        self._weight_group = group.name, entered
+        self._weight_group = group, entered
         return group.name
 
     def receive_weights(self, spec: str) -> str:
         """Load tensors as they arrive; each is freed once its layer is loaded."""
         told = json.loads(spec)
-        name, group = self._weight_group or ("none", None)
-        if name != told["name"]:
-            raise ValueError(f"this worker is in group {name!r}, not {told['name']!r}")
-        is_nccl = "nccl" in type(group).__name__.lower()
-        where = self.device if is_nccl else torch.device("cpu")
+        if self._weight_group is None or self._weight_group[0].name != told["name"]:
+            held = self._weight_group[0].name if self._weight_group else None
+            raise ValueError(f"this worker is in group {held!r}, not {told['name']!r}")
+        group, members = self._weight_group
+        where = self.device if group.backend == "nccl" else torch.device("cpu")
 
         def received() -> Iterator[tuple[str, Tensor]]:
             for key, dtype, shape in zip(told["names"], told["dtypes"], told["shapes"]):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=where)
-                process_group.broadcast(group, tensor).wait()
+                process_group.wait(process_group.broadcast(members, tensor), group)
                 yield key, tensor
 
         return self._reload(received())
 
     def leave_weight_group(self, name: str) -> str:
-        if self._weight_group is not None and self._weight_group[0] == name:
+        if self._weight_group is not None and self._weight_group[0].name == name:
             self._leave()
         return name
 
@@ -170,7 +170,7 @@ def open_storage(fields: dict[str, Any], device_index: int) -> Any:
 def _device_index(uuid: str) -> int:
     """Return this process's index of the trainer's GPU; the numbering may differ."""
     for index in range(torch.cuda.device_count()):
-        if str(torch.cuda.get_device_properties(index).uuid) == uuid:
+        if process_group.gpu_uuid(torch.device("cuda", index)) == uuid:
             return index
     raise RuntimeError(
         f"GPU {uuid} of the trainer is not visible to this worker: name it in its"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import staleness_study as study
 from learn_reasoning_gym import Learned, figures
-from wholerun import Setup, _changed, with_flags
+from wholerun import Setup, changed, with_flags
 
 from atroposlib.processes import ProcessSpec
 from atroposlib.quickstart.recipes import COPY
@@ -25,10 +25,10 @@ def test_flags_replace_existing_flags_or_are_appended():
 def test_several_ranks_start_under_torchrun_and_share_the_cores():
     spec = ProcessSpec("trainer", ("py", "-m", "example_trainer.grpo"), {}, Path("."))
     setup = Setup(Path("."), COPY, "tiny", 0, trainer={"--loss": "ppo"}, ranks=2, cores=8)
-    changed = _changed(spec, setup)
-    assert changed.argv[1:4] == ("-m", "torch.distributed.run", "--standalone")
-    assert changed.argv[-4:] == ("-m", "example_trainer.grpo", "--loss", "ppo")
-    assert changed.env["OMP_NUM_THREADS"] == "4"
+    started = changed(spec, setup)
+    assert started.argv[1:4] == ("-m", "torch.distributed.run", "--standalone")
+    assert started.argv[-4:] == ("-m", "example_trainer.grpo", "--loss", "ppo")
+    assert started.env["OMP_NUM_THREADS"] == "4"
 
 
 def steps(rewards, ages):

@@ -29,3 +29,23 @@ def test_process_group_is_compatible_with_one_made_by_torch():
     process_group.broadcast(ours, torch.tensor([1.0, 2.0, 3.0])).wait()
     thread.join(20)
     assert received.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_only_nccl_waits_with_a_bound():
+    """Its wait without one returns before the tensor is there."""
+    waits = []
+
+    class Work:
+        def wait(self, *bounds):
+            waits.append(bounds)
+
+    for backend in ("nccl", "gloo"):
+        group = process_group.GroupSpec("127.0.0.1", 1, 2, backend, "weights", 20.0)
+        process_group.wait(Work(), group)
+    assert waits == [(process_group.bound(group),), ()]
+
+
+def test_cpu_has_no_identifier_of_a_gpu():
+    import torch
+
+    assert process_group.gpu_uuid(torch.device("cpu")) == ""

@@ -33,6 +33,7 @@ from atroposlib.inference.http.protocol import (
 from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
+from atroposlib.utils.process_group import gpu_uuid
 
 
 def control_router(service: InferenceService) -> APIRouter:
@@ -75,6 +76,7 @@ def control_router(service: InferenceService) -> APIRouter:
             "max_batch": engine.limits.max_batch,
             "kv_budget_tokens": engine.limits.kv_budget_tokens,
             "device": str(served.device),
+            "gpu": gpu_uuid(served.device),
             "dtype": str(served.dtype).removeprefix("torch."),
             **{f"{name}_total": value for name, value in totals.items()},
         }

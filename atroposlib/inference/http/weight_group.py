@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atroposlib.errors import InferenceRefused, WeightsError
 from atroposlib.inference.http.protocol import InitWeightsGroup, UpdateFromGroup
-from atroposlib.utils.process_group import GroupSpec, broadcast, guest_store, join
+from atroposlib.utils.process_group import GroupSpec, broadcast, guest_store, join, wait
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,7 +28,7 @@ class WeightGroup:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._members: Any = None
-        self._name: str | None = None
+        self._spec: GroupSpec | None = None
         self._device = torch.device("cpu")
         self._staged: dict[str, Tensor] = {}
 
@@ -50,7 +50,7 @@ class WeightGroup:
                 raise WeightsError(
                     f"no group at {group.address}:{group.port}: {_line(cause)}"
                 ) from cause
-            self._name = group.name
+            self._spec = group
             self._device = device if group.backend == "nccl" else torch.device("cpu")
 
     def receive(self, body: UpdateFromGroup) -> dict[str, Tensor] | None:
@@ -59,14 +59,15 @@ class WeightGroup:
         Raises WeightsError if one fails; tensors received before are dropped too.
         """
         with self._lock:
-            if self._members is None or self._name != body.group_name:
+            spec = self._spec
+            if spec is None or spec.name != body.group_name:
                 raise InferenceRefused(
                     400, f"this server is not in a group {body.group_name!r}"
                 )
             try:
                 for name, dtype, shape in zip(body.names, body.dtypes, body.shapes):
                     tensor = torch.empty(shape, dtype=DTYPES[dtype], device=self._device)
-                    broadcast(self._members, tensor).wait()
+                    wait(broadcast(self._members, tensor), spec)
                     self._staged[name] = tensor
             except RuntimeError as cause:
                 self._staged = {}
@@ -79,12 +80,12 @@ class WeightGroup:
     def leave(self, name: str | None = None) -> None:
         """Leave the group, if it has this name."""
         with self._lock:
-            if name in (None, self._name):
+            if name is None or (self._spec is not None and self._spec.name == name):
                 self._leave()
 
     def _leave(self) -> None:
         entered, self._members = self._members, None  # its connections close with it
-        self._name, self._staged = None, {}
+        self._spec, self._staged = None, {}
         if entered is not None:
             entered.abort()
 

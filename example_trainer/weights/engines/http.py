@@ -206,6 +206,11 @@ class InferenceServer(ABC):
         dtype = self.http.get(self._info_route).get("dtype")
         return None if dtype in (None, "auto") else str(dtype)
 
+    def gpu(self) -> str | None:
+        """Return the identifier of the server's GPU: empty on a CPU, None if not reported."""
+        gpu: str | None = self.http.get(self._info_route).get("gpu")
+        return gpu
+
     def token_ids(self, text: str) -> list[int]:
         """Tokenize ``text`` with the server's tokenizer."""
         ids: list[int] = self.http.post("/tokenize", {"prompt": text})["tokens"]

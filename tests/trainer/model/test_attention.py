@@ -78,6 +78,23 @@ def test_kernel_is_used_only_if_it_matches_the_reference():
     assert attention.varlen_kernel(cpu, torch.bfloat16, 16) is None
 
 
+@pytest.mark.parametrize("asks_for_gqa", [True, False])
+def test_kernel_of_torch_is_called_with_what_its_version_accepts(monkeypatch, asks_for_gqa):
+    from torch.nn.attention import varlen
+
+    def newer(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+        assert enable_gqa
+        return older(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window_size)
+
+    def older(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size):
+        assert window_size == (-1, 0)
+        return one_row_after_another(q, k, v, cu_q, max_q, scale)
+
+    monkeypatch.setattr(varlen, "varlen_attn", newer if asks_for_gqa else older)
+    kernel = attention._torch_kernel()
+    assert attention._agrees(kernel, torch.device("cpu"), torch.float32, 16)
+
+
 def test_plain_text_is_scored_by_sdpa(policy, reference):
     """Calls without a layout, as by generate, take padding on either side."""
     tokens = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])

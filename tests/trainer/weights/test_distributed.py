@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import httpx
 import pytest
+import torch
 
 from atroposlib.errors import ConfigError, PublishFailed
+from atroposlib.utils import process_group
 from example_trainer.model.state_dict import layout
 from example_trainer.weights.distributed import buckets
 from tests.trainer.weights.support.fleets import state
@@ -28,6 +32,24 @@ def test_invalid_group_address_is_rejected(publisher_for, policy_for):
     publisher, _ = publisher_for("distributed", publish_group_address="here")
     with pytest.raises(ConfigError, match="host:port"):
         publisher.publish(policy_for("distributed"), state(1))
+
+
+@pytest.mark.parametrize(
+    "gpus, backend",
+    [(["B", None], "nccl"), (["B", "A"], "gloo"), ([""], "gloo")],
+)
+def test_nccl_is_used_only_if_each_member_has_a_gpu_of_its_own(
+    publisher_for, monkeypatch, gpus, backend
+):
+    monkeypatch.setattr(process_group, "gpu_uuid", lambda device: "A")
+    publisher, _ = publisher_for("distributed")
+    publisher.engines = [SimpleNamespace(gpu=lambda gpu=gpu: gpu) for gpu in gpus]
+    assert publisher._backend(torch.device("cuda")) == backend
+    assert publisher._backend(torch.device("cpu")) == "gloo"
+
+
+def test_local_server_on_a_cpu_reports_no_gpu(servers):
+    assert servers[0].client.gpu() == ""
 
 
 def test_buckets_hold_what_fits_and_a_larger_tensor_alone(policy):
