@@ -114,6 +114,24 @@ def test_the_messages_of_the_rollout_api_are_pydantic_models():
     assert load("atroposlib.api.server:EnvIdentifier")(env_id=3).model_dump()["env_id"] == 3
 
 
+MESSAGES = {
+    "Registration": (
+        "wandb_group wandb_project batch_size max_token_len checkpoint_dir "
+        "save_checkpoint_interval starting_step num_steps"
+    ),
+    "RegisterEnv": "max_token_length desired_name weight group_size min_batch_allocation",
+    "EnvIdentifier": "env_id",
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_the_messages_of_an_old_client_have_their_fields(name):
+    known = load(f"atroposlib.api.server:{name}").model_fields
+    assert [field for field in MESSAGES[name].split() if field not in known] == []
+    required = {field for field, info in known.items() if info.is_required()}
+    assert required <= set(MESSAGES[name].split())
+
+
 GROUP_KEYS = (
     "tokens masks scores advantages ref_logprobs messages generation_params "
     "inference_logprobs group_overrides overrides images distill_token_ids distill_logprobs"
