@@ -28,7 +28,7 @@ from wire_session import Exchange  # noqa: E402
 
 from atroposlib.api.guards.auth import SCOPES_OF  # noqa: E402
 from atroposlib.api.web.routing import STATUS_OF  # noqa: E402
-from atroposlib.wire import ScoredData  # noqa: E402
+from atroposlib.wire import SampledSpan, ScoredData  # noqa: E402
 from atroposlib.wire.binary import pack_group  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- (?P<name>[^/\n][^\n]*?) -->\n).*?(<!-- /(?P=name) -->)", re.DOTALL)
@@ -68,6 +68,7 @@ def all_blocks() -> dict[str, str]:
         "endpoints": endpoints(),
         "errors": errors(),
         "record": fenced("python", inspect.getsource(ScoredData)),
+        "span": fenced("python", inspect.getsource(SampledSpan)),
         "bytes": group_in_bytes(),
     }
 

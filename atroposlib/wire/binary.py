@@ -248,9 +248,11 @@ def _rest(values: Array | None) -> dict[str, bytes]:
     except (ValueError, RecursionError) as error:
         raise InvalidGroup("rest", "", "not a JSON object in UTF-8") from error
     for name in members:
-        if name not in REST:
+        if name not in REST and name in ScoredData.__struct_fields__:
             raise InvalidGroup("rest", "", "a key that does not belong there")
-    return {name: bytes(one) for name, one in members.items() if bytes(one) != b"null"}
+    # A key that the record does not have is ignored, as in JSON: a newer sender wrote it.
+    given = {name: bytes(one) for name, one in members.items() if name in REST}
+    return {name: one for name, one in given.items() if one != b"null"}
 
 
 # --- zstd -------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from atroposlib.wire.messages import (
     MASKED_LOGPROB,
     MASKED_VERSION,
     PER_SEQUENCE,
+    SampledSpan,
     ScoredData,
     validate_messages,
 )
@@ -36,6 +37,7 @@ REST = (  # non-numeric fields; advantages only if they do not fit the tokens
     "overrides",
     "group_overrides",
     "images",
+    "sampling",
     "finish_reasons",
     "outcomes",
     "metadata",
@@ -253,6 +255,20 @@ def _check_rest(columns: Columns, rows: int) -> None:
             _require_length(name, value, rows)
         if name == "messages":
             validate_messages(value)
+        if name == "sampling":
+            _check_sampling(value or [], columns.seq_lens.tolist())
+
+
+def _check_sampling(sampling: list[list[SampledSpan]], seq_lens: list[int]) -> None:
+    for g, (spans, length) in enumerate(zip(sampling, seq_lens)):
+        last = 0
+        for i, span in enumerate(spans):
+            if not last <= span["start"] <= span["end"] <= length:
+                problem = "spans ascend within the tokens and do not overlap"
+                raise InvalidGroup("sampling", f"[{g}][{i}]", problem)
+            if span["temperature"] < 0:
+                raise InvalidGroup("sampling", f"[{g}][{i}]", "a temperature below 0")
+            last = span["end"]
 
 
 # --- conversion of records ------------------------------------------------------------

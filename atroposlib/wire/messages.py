@@ -17,7 +17,7 @@ Conventions of a row (one sequence of T tokens), checked by :func:`wire.columns.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from pydantic import AliasChoices, BaseModel, Field
@@ -146,6 +146,30 @@ class EnvStatus(BaseModel):
 
 # --- 3. a scored group --------------------------------------------------------------
 
+# The distribution whose logprobs a server reports: before the temperature, after it, or after
+# it and after top-p, top-k and min-p.
+LogprobKind = Literal["raw", "scaled", "truncated"]
+
+
+class _Span(TypedDict):
+    start: int
+    end: int
+    temperature: float  # 0: greedy
+
+
+class SampledSpan(_Span, total=False):
+    """Sampling of the tokens [start, end) of a row: one call to the model.
+
+    Example: {"start": 2, "end": 4, "temperature": 0.7, "top_p": 0.95, "logprobs": "scaled",
+    "finish_reason": "stop"}. Absent: top_p 1, top_k -1, min_p 0, the others unknown.
+    """
+
+    top_p: float
+    top_k: int
+    min_p: float
+    logprobs: LogprobKind
+    finish_reason: str
+
 
 class ScoredData(msgspec.Struct, kw_only=True):
     """One group: G sequences for the same prompt, with their scores.
@@ -170,6 +194,7 @@ class ScoredData(msgspec.Struct, kw_only=True):
     distill_token_ids: list[list[list[int]]] | None = None  # (G, T_g, K)
     distill_logprobs: list[list[list[float]]] | None = None  # (G, T_g, K)
     versions: list[list[int]] | None = None  # (G, T_g)
+    sampling: list[list[SampledSpan]] | None = None  # (G, calls), ascending
     finish_reasons: list[str | None] | None = None  # (G,)
     outcomes: list[Outcome] | None = None  # (G,)
     group_id: str | None = None  # prompt identity; normalisation never uses row order
@@ -179,7 +204,7 @@ class ScoredData(msgspec.Struct, kw_only=True):
     marks: list[str] | None = None
 
 
-PER_SEQUENCE = ("scores", "messages", "overrides", "finish_reasons", "outcomes")
+PER_SEQUENCE = ("scores", "messages", "overrides", "sampling", "finish_reasons", "outcomes")
 PER_TOKEN = (
     "inference_logprobs",
     "ref_logprobs",

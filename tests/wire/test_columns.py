@@ -32,6 +32,14 @@ def test_positions_may_have_unequal_numbers_of_distilled_choices():
         ({"versions": [[-1, -1, 3], [-1, -2]]}, "versions[1][1]"),
         ({"distill_token_ids": [[[1]], [[2]]]}, "distill_token_ids"),
         ({"messages": [[{"role": "user"}], []]}, "messages[0][0]"),
+        ({"sampling": [[]]}, "sampling"),
+        ({"sampling": [[{"start": 1, "end": 2}], []]}, "temperature"),
+        ({"sampling": [[], [{"start": 1, "end": 3, "temperature": 1}]]}, "sampling[1][0]"),
+        ({"sampling": [[{"start": 0, "end": 1, "temperature": -1}], []]}, "sampling[0][0]"),
+        (
+            {"sampling": [[{"start": s, "end": 3, "temperature": 1} for s in (0, 2)], []]},
+            "sampling[0][1]",
+        ),
         ({"outcomes": ["ok", "secret"]}, "group"),
     ],
 )

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from atroposlib.envs.function_env.rewards import Reward
 from atroposlib.envs.rollout.groups import (
-    Node,
     ScoredDataGroup,
     ScoredDataItem,
     collate,
@@ -24,7 +23,7 @@ from atroposlib.envs.rollout.groups import (
     mean_metrics,
 )
 from atroposlib.generation.proxy.sample_tree import SampleTree
-from atroposlib.generation.sampling.generation import Generation
+from atroposlib.generation.sessions.sequences import Node, sampled_part
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
 
@@ -62,15 +61,7 @@ class Recorder:
         )
         # Placeholder tokens differ in number from those that the server counted.
         sampled = trained if sampled is None else min(sampled, trained)
-        start = end - sampled
-        output = Generation(
-            prompt_ids=node.tokens[:start],
-            tokens=node.tokens[start:],
-            logprobs=node.logprobs[start:],
-            versions=node.versions[start:] or [MASKED_VERSION] * sampled,
-            finish_reason=(node.metadata or {}).get("finish_reason") or "stop",
-        )
-        self._samples.add(str(len(self.calls)), 0, output)
+        self._samples.add(str(len(self.calls)), 0, sampled_part(node, end - sampled))
         self.calls.append(call)
 
     def rows(self) -> list[ScoredDataItem]:
@@ -147,6 +138,7 @@ def _untrained(row: ScoredDataItem) -> ScoredDataItem:
             "masks": [MASKED] * length,
             "inference_logprobs": [MASKED_LOGPROB] * length,
             "versions": None if row.get("versions") is None else [MASKED_VERSION] * length,
+            "sampling": None,
             "overrides": {"set_advantage_to_zero": True},
         },
     )

@@ -23,9 +23,10 @@ from atroposlib.envs.function_env.recorder import Rollout, metrics_of
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
 from atroposlib.envs.function_env.rollout_model import Model
 from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
-from atroposlib.envs.rollout.groups import Node, from_node, mean_metrics, standard_errors
+from atroposlib.envs.rollout.groups import from_node, mean_metrics, standard_errors
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.generation.sessions.sequences import Node
 
 if TYPE_CHECKING:
     from atroposlib.generation.proxy.in_process import AgentSession, RunningProxy

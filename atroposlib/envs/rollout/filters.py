@@ -15,7 +15,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.rollout.groups import WIRE_FIELDS, ScoredDataGroup, expected_size, plain
+from atroposlib.envs.rollout.sampled import with_sampled
 from atroposlib.errors import InvalidGroup
+from atroposlib.generation.sessions.sequences import Node
 from atroposlib.wire import MASKED, ScoredData
 
 if TYPE_CHECKING:
@@ -90,10 +92,15 @@ class AcceptedGroup:
         return replace(self.columns, env_id=env_id, idempotency_key=key, group_id=group_id)
 
 
-def filter_group(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | RejectedGroup:
-    """Accept or reject ``group``. A sequence of exactly ``max_token_len`` tokens is accepted."""
+def filter_group(
+    group: ScoredDataGroup, rules: FilterRules, nodes: Sequence[Node] = ()
+) -> AcceptedGroup | RejectedGroup:
+    """Accept or reject ``group``. A sequence of exactly ``max_token_len`` tokens is accepted.
+
+    ``nodes`` are those of its rollout; an accepted group has what they tell of its rows.
+    """
     try:
-        return _judged(group, rules)
+        return _judged(with_sampled(group, nodes), rules)
     except InvalidGroup as problem:
         return RejectedGroup(RejectReason.INVALID, str(problem))
     except NOT_A_GROUP as problem:

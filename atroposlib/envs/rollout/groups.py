@@ -13,10 +13,11 @@ import base64
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.generation.sessions.dummy import dummy_allowed
+from atroposlib.generation.sessions.sequences import Node
 from atroposlib.wire import ScoredData
 
 
@@ -36,6 +37,7 @@ class ScoredDataItem(_SequenceFields, total=False):
     ref_logprobs: list[float] | None
     inference_logprobs: list[float] | None
     versions: list[int] | None
+    sampling: list[dict[str, Any]] | None  # (calls,) each as ``wire.SampledSpan``
     messages: list[dict[str, Any]] | None
     finish_reasons: str | None
     generation_params: dict[str, Any] | None
@@ -64,6 +66,7 @@ class ScoredDataGroup(_GroupFields, total=False):
     ref_logprobs: list[list[float]] | None
     inference_logprobs: list[list[float]] | None
     versions: list[list[int]] | None
+    sampling: list[list[dict[str, Any]]] | None
     messages: list[list[dict[str, Any]]] | None
     finish_reasons: list[str | None] | None
     outcomes: list[str] | None
@@ -79,16 +82,6 @@ class ScoredDataGroup(_GroupFields, total=False):
     metadata: dict[str, Any] | None
 
 
-class Node(Protocol):
-    """One sampled sequence of a managed server."""
-
-    tokens: list[int]
-    masked_tokens: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    metadata: Any
-
-
 ALL_OR_NONE = (
     "advantages",
     "ref_logprobs",
@@ -100,7 +93,7 @@ ALL_OR_NONE = (
     "distill_logprobs",
 )  # optional fields that either all rows have or none: they are aligned by row
 PER_ROW = (
-    *("tokens", "masks", "scores", "finish_reasons", "outcomes", "overrides"),
+    *("tokens", "masks", "scores", "sampling", "finish_reasons", "outcomes", "overrides"),
     *ALL_OR_NONE,
 )
 
@@ -139,6 +132,8 @@ def from_nodes(
     }
     if all(map(_knows_versions, nodes)):
         group["versions"] = [list(node.versions) for node in nodes]
+    if any(sampling := [_spans(node) for node in nodes]):
+        group["sampling"] = sampling
     return group
 
 
@@ -171,6 +166,8 @@ def from_node(
         item["metadata"] = {"metrics": dict(metrics)}
     if _knows_versions(node):
         item["versions"] = list(node.versions)
+    if spans := _spans(node):
+        item["sampling"] = spans
     return item
 
 
@@ -181,6 +178,11 @@ def _refuse_made_up(node: Node, index: str) -> None:
 
 def _knows_versions(node: Node) -> bool:
     return len(node.versions) == len(node.tokens)
+
+
+def _spans(node: Node) -> list[dict[str, Any]]:
+    """How the node was sampled; nodes made by an environment may not have it."""
+    return list(getattr(node, "spans", None) or [])
 
 
 def _finish_reason(node: Node) -> Any:
@@ -212,6 +214,8 @@ def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
             group[name] = values
     if any(row.get("finish_reasons") for row in rows):
         group["finish_reasons"] = [row.get("finish_reasons") for row in rows]
+    if any(row.get("sampling") for row in rows):
+        group["sampling"] = [row.get("sampling") or [] for row in rows]
     group_overrides: dict[str, Any] = {}
     for row in rows:
         group_overrides |= row.get("group_overrides") or {}
@@ -325,6 +329,8 @@ def plain(value: Any) -> Any:
     """
     if type(value) in _SCALARS:
         return value
+    if isinstance(value, str):
+        return str.__str__(value)  # a Reply is a subclass, which msgspec refuses
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

@@ -31,6 +31,7 @@ from atroposlib.envs.rollout.groups import (
 )
 from atroposlib.envs.rollout.samples import outcome_of
 from atroposlib.errors import AtroposError, RolloutError, boundary
+from atroposlib.generation.sessions.recording import recorded_nodes
 
 if TYPE_CHECKING:
     from atroposlib.envs.settings.config import BaseEnvConfig
@@ -218,7 +219,10 @@ class WorkerPool:
 
     async def roll_out(self, uuid: str) -> list[ScoredDataGroup]:
         """Roll out a started item and deliver its groups; return them."""
-        job: RolloutTask = self.running[uuid]["job"]
+        with recorded_nodes():
+            return await self._roll_out(self.running[uuid]["job"])
+
+    async def _roll_out(self, job: RolloutTask) -> list[ScoredDataGroup]:
         try:
             try:
                 outcome = await run_rollout(self.env, job.item)

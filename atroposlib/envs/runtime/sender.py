@@ -38,6 +38,7 @@ from atroposlib.errors import (
     RolloutApiRefused,
     UnknownEnv,
 )
+from atroposlib.generation.sessions.recording import recorded_here
 from atroposlib.wire import EnvRegistered
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,10 @@ async def filter_groups(
 ) -> list[AcceptedGroup]:
     """The accepted ones of ``groups``; the others are counted."""
     # In a thread: 10^6 tokens take a tenth of a second, which would block every rollout.
-    judged = await asyncio.to_thread(lambda: [filter_group(group, rules) for group in groups])
+    nodes = list(recorded_here())
+    judged = await asyncio.to_thread(
+        lambda: [filter_group(group, rules, nodes) for group in groups]
+    )
     for group, verdict in zip(groups, judged):
         group_stats.warn_of_unknown(group)
         if isinstance(verdict, RejectedGroup):

@@ -170,6 +170,7 @@ class DemoRoute(TokenRoute):
                     logprobs=logprobs,
                     versions=token_versions(len(tokens), spans[i], label),
                     finish_reason=finish_reason_text(reasons[i]),
+                    logprob_kind=payload.get("logprob_kind"),
                 )
             )
         return generations

@@ -25,6 +25,7 @@ from atroposlib.generation.proxy.main import create_app
 from atroposlib.generation.proxy.sample_tree import SessionRow
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
 from atroposlib.generation.proxy.sessions import Servers, Sessions
+from atroposlib.generation.sessions.recording import record
 from atroposlib.generation.sessions.sequences import SequenceNode
 
 LOOPBACK = "127.0.0.1"
@@ -51,14 +52,18 @@ class AgentSession:
 
     async def nodes(self) -> list[SequenceNode]:
         """Sequences of the session, in the shape of ``ManagedServer.get_state()``."""
-        return self._session.nodes()
+        nodes = self._session.nodes()
+        record(nodes)
+        return nodes
 
     def rows(self, discount: float = 1.0) -> list[SessionRow]:
         """As :meth:`ProxySession.rows`.
 
         ``groups.from_nodes(rows, [row.reward for row in rows])`` makes them a group.
         """
-        return self._session.rows(discount)
+        rows = self._session.rows(discount)
+        record(rows)
+        return rows
 
     def reward(self, reward: float, completion_id: str | None = None) -> None:
         """As :meth:`ProxySession.reward`, by default of the whole session."""

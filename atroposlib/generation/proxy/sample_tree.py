@@ -13,10 +13,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from atroposlib.generation.sampling.generation import Generation
+from atroposlib.generation.sessions.sequences import sampled_span
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
 _ID_BYTES = 4
@@ -46,6 +48,7 @@ class SessionRow(msgspec.Struct, kw_only=True):
     masked_tokens: list[int]  # (T,) -100 where not trained here
     logprobs: list[float]  # (T,) 1.0 where not trained here
     versions: list[int]  # (T,) -1 where not trained here, or unknown
+    spans: list[dict[str, Any]]  # of the turns trained here, each as ``wire.SampledSpan``
     reward: float | None  # None: no reward was posted, which differs from 0
     turns: list[Turn]
     metadata: dict[str, str]  # {"finish_reason": "stop"}
@@ -69,6 +72,7 @@ class _Sample:
     segment: bytes  # int32 ids from the parent's end: prompt tokens, then sampled ones
     logprobs: array[float]  # (sampled,)
     versions: array[int]  # (sampled,)
+    span: list[dict[str, Any]]  # one, or none if its sampling is unknown
     finish_reason: str
 
     @property
@@ -102,6 +106,7 @@ class SampleTree:
                 segment=whole[at:],
                 logprobs=array("d", output.logprobs),
                 versions=array("q", output.versions),
+                span=sampled_span(output),
                 finish_reason=output.finish_reason,
             )
         )
@@ -181,6 +186,7 @@ class SampleTree:
             masked_tokens=masked,
             logprobs=logprobs,
             versions=versions,
+            spans=[span for i, one in zip(path, samples) if i in fresh for span in one.span],
             reward=returns[0],
             turns=[
                 Turn(

@@ -18,10 +18,13 @@ from atroposlib.generation.sampling.generation import (
     DEFAULT_MAX_TOKENS,
     FourTuple,
     Generation,
+    span_sampling,
     with_choice_seed,
+    with_configured,
     with_max_tokens,
 )
 from atroposlib.generation.sampling.resume import Decode, generate_with_resume
+from atroposlib.generation.sessions.recording import record_outputs
 from atroposlib.utils.gathering import gather_or_cancel
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ class RoutedCalls(ABC):
         """As :meth:`APIServer.tokens_and_logprobs_completion`, with any n."""
         parts = await self._in_chunks(
             kwargs,
-            lambda server, kw: server.tokens_and_logprobs_completion(**kw),
+            _recorded_outputs,
             tokens=True,
         )
         return (
@@ -186,6 +189,12 @@ def sticky_session(
         yield StickySession(route, max_n_completions)
     finally:
         route.end()
+
+
+async def _recorded_outputs(server: APIServer, kwargs: Kwargs) -> FourTuple:
+    outputs = await server.tokens_and_logprobs_completion(**dict(kwargs))
+    record_outputs(outputs, span_sampling(with_configured(kwargs, server.config)))
+    return outputs
 
 
 def split_of(kwargs: Mapping[str, Any]) -> str:

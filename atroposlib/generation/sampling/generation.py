@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError, TokensMissing
+
+if TYPE_CHECKING:
+    from atroposlib.wire import LogprobKind
 
 # The server reported no version of the token. The wire uses the same number at masked
 # positions, so the versions of a row with it on a trained token are not sent.
@@ -34,6 +37,8 @@ class Generation:
     logprobs: list[float]  # (T,) log p of each token under the sampler
     versions: list[int]  # (T,) policy version, or UNKNOWN_VERSION
     finish_reason: str  # stop, length, abort
+    logprob_kind: LogprobKind | None = None  # None: the server does not report it
+    sampling: Mapping[str, float] | None = None  # see ``span_sampling``; None: unknown
 
     def __post_init__(self) -> None:
         counts = (len(self.tokens), len(self.logprobs), len(self.versions))
@@ -132,6 +137,23 @@ _NOT_SAMPLING = frozenset(
 # Sent unless the caller sets them: the generation_config.json of a model would truncate the
 # distribution, and its logprobs would not be those of the trained policy.
 UNTRUNCATED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+
+
+def span_sampling(kwargs: Mapping[str, Any]) -> dict[str, float]:
+    """Sampling parameters of a request as a ``wire.SampledSpan`` names them.
+
+    Example: {"temperature": 0.7, "top_p": 0.95}; those that truncate nothing are left out.
+    """
+    params = sampling_params(kwargs)
+    found = {"temperature": float(params["temperature"])}
+    if (top_p := float(params["top_p"])) < 1.0:
+        found["top_p"] = top_p
+    if (top_k := int(params["top_k"])) > 0:
+        found["top_k"] = top_k
+    if (min_p := float(params.get("min_p") or 0.0)) > 0.0:
+        found["min_p"] = min_p
+    return found
+
 
 SEED_BITS = 31  # the range that every engine accepts
 

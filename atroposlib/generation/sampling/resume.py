@@ -107,8 +107,8 @@ def join_segments(output: Generation, more: Generation) -> Generation:
     """Both segments as one. Raises TokensMissing if ``more`` continues other tokens."""
     if more.prompt_ids != output.prompt_ids + output.tokens:
         raise TokensMissing("the server continued tokens other than those sent")
-    return Generation(
-        prompt_ids=output.prompt_ids,
+    return replace(
+        output,
         tokens=output.tokens + more.tokens,
         logprobs=output.logprobs + more.logprobs,
         versions=output.versions + more.versions,

@@ -29,6 +29,7 @@ from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.sampling.generation import Generation, without_doubled_bos
 from atroposlib.generation.sessions.dummy import DummyManagedServer
+from atroposlib.generation.sessions.recording import record
 from atroposlib.generation.sessions.sample import (
     ManagedServerAdapter,
     SamplingServer,
@@ -295,6 +296,7 @@ class ManagedServer:
             for output in outputs
         ]
         nodes = sequences.add(parent, samples)
+        record(nodes, parent)
         if os.environ.get(DEBUG_VARIABLE) == "1":
             for sample in samples:
                 logger.warning("%s: %r", sample.generation.finish_reason, sample.full_text)

@@ -24,6 +24,7 @@ from atroposlib.errors import (
 from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.health import BACKOFF, MAX_ATTEMPTS
 from atroposlib.generation.engines.http import HttpClient, read_json
+from atroposlib.generation.sessions.recording import record
 from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.utils.backoff import jittered
 
@@ -93,6 +94,7 @@ class ProxyManagedServer:
         completion = read_chat_completion(payload)
         if nodes is not None:
             self._nodes_of[completion.id] = [SequenceNode(**node) for node in nodes]
+            record(self._nodes_of[completion.id])
         await self.fetch_state()
         return completion
 

@@ -8,6 +8,7 @@ returns the policy version of each token.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
 
@@ -17,6 +18,7 @@ from atroposlib.generation.sampling.generation import (
     Generation,
     from_four_tuple,
     sampling_params,
+    span_sampling,
     with_configured,
 )
 
@@ -57,7 +59,8 @@ async def sample_tokens(
         )
     if not outputs:
         raise TokensMissing(f"{type(server).__name__} returned no output")
-    return outputs
+    sampling = span_sampling(kwargs)
+    return [replace(output, sampling=sampling) for output in outputs]
 
 
 def has_generate(server: object) -> bool:

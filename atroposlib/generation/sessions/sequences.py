@@ -7,12 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, Field
 
-from atroposlib.generation.sampling.generation import Generation
+from atroposlib.generation.sampling.generation import UNKNOWN_VERSION, Generation
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
+
+
+class Node(Protocol):
+    """One sampled sequence: a :class:`SequenceNode`, or a row of the agent proxy."""
+
+    tokens: list[int]
+    masked_tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    spans: list[dict[str, Any]]
+    metadata: Any
 
 
 class SequenceNode(BaseModel):
@@ -27,6 +38,8 @@ class SequenceNode(BaseModel):
     masked_tokens: list[int]  # (T,) -100 where not trained
     logprobs: list[float]  # (T,) 1.0 where not trained
     versions: list[int] = Field(default_factory=list)  # (T,) -1 where not trained or unknown
+    # (calls,) each as ``wire.SampledSpan``, ascending; calls of unknown sampling are left out
+    spans: list[dict[str, Any]] = Field(default_factory=list)
     metadata: dict[str, Any] = Field(default_factory=dict)  # {"finish_reason": "stop"}
 
     @property
@@ -34,6 +47,8 @@ class SequenceNode(BaseModel):
         """Whether the last token was sampled; False after an empty continuation."""
         return bool(self.masked_tokens) and self.masked_tokens[-1] != MASKED
 
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 # A node, and the prompt to send (P,), of which its tokens are a prefix.
 Extension = tuple[SequenceNode, list[int]]
@@ -90,10 +105,10 @@ def extend_node(
     ``parent`` is used only if its tokens are a prefix of the prompt that the server got.
     """
     prompt = generation.prompt_ids
-    masked, logprobs, versions = [], [], []
+    masked, logprobs, versions, spans = [], [], [], []
     if parent is not None and is_prefix(parent, prompt):
         masked, logprobs = list(parent.masked_tokens), list(parent.logprobs)
-        versions = list(parent.versions)
+        versions, spans = list(parent.versions), list(parent.spans)
     between = len(prompt) - len(masked)  # tokens of the new turn, which were not sampled
     return SequenceNode(
         full_text=full_text,
@@ -101,7 +116,36 @@ def extend_node(
         masked_tokens=masked + [MASKED] * between + generation.tokens,
         logprobs=logprobs + [MASKED_LOGPROB] * between + generation.logprobs,
         versions=versions + [MASKED_VERSION] * between + generation.versions,
+        spans=spans + sampled_span(generation),
         metadata={"finish_reason": generation.finish_reason},
+    )
+
+
+def sampled_span(generation: Generation) -> list[dict[str, Any]]:
+    """The span of the sampled tokens, as ``wire.SampledSpan``; [] if it is unknown or empty."""
+    if generation.sampling is None or not generation.tokens:
+        return []
+    start = len(generation.prompt_ids)
+    span: dict[str, Any] = {"start": start, "end": start + len(generation.tokens)}
+    span.update(generation.sampling)
+    if generation.logprob_kind is not None:
+        span["logprobs"] = generation.logprob_kind
+    return [{**span, "finish_reason": generation.finish_reason}]
+
+
+def sampled_part(node: Node, start: int) -> Generation:
+    """The sample that ends ``node``, from token ``start`` on; the inverse of ``extend_node``."""
+    span: dict[str, Any] = next(iter(node.spans[-1:]), {})
+    if span.get("start") != start:
+        span = {}
+    return Generation(
+        prompt_ids=node.tokens[:start],
+        tokens=node.tokens[start:],
+        logprobs=node.logprobs[start:],
+        versions=node.versions[start:] or [UNKNOWN_VERSION] * (len(node.tokens) - start),
+        finish_reason=str((node.metadata or {}).get("finish_reason") or "stop"),
+        logprob_kind=span.get("logprobs"),
+        sampling={k: span[k] for k in SAMPLING if k in span} or None,
     )
 
 

@@ -106,6 +106,7 @@ def generate_router(service: InferenceService) -> APIRouter:
             "weight_versions": [output.versions for output in outputs],
         }
         if body.logprobs is not None:
+            reply["logprob_kind"] = "scaled"  # see engine/sampling.py
             reply["logprobs"] = [generate_logprobs(o, body.logprobs) for o in outputs]
         if body.prompt_logprobs is not None:
             reply["prompt_logprobs"] = [

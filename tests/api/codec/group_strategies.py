@@ -22,6 +22,28 @@ DICT = st.dictionaries(TEXT, VALUE, max_size=2)
 MESSAGE = st.builds(
     lambda more, role, content: more | {"role": role, "content": content}, DICT, TEXT, VALUE
 )
+
+
+def span_of(length):
+    """A span of a row of ``length`` tokens, with or without its optional members."""
+    return st.builds(
+        lambda ends, temperature, more: (
+            {"start": min(ends), "end": max(ends), "temperature": temperature} | more
+        ),
+        st.tuples(st.integers(0, length), st.integers(0, length)),
+        st.floats(0, 2),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "top_p": st.floats(0, 1),
+                "top_k": st.integers(-1, 50),
+                "logprobs": st.sampled_from(["raw", "scaled", "truncated"]),
+                "finish_reason": TEXT,
+            },
+        ),
+    )
+
+
 OUTCOMES = ("ok", "truncated", "env_error", "judge_error", "infra_error", "timeout")
 
 
@@ -73,6 +95,7 @@ def groups(draw, floats=FLOAT):
         "group_overrides": lambda: draw(DICT | st.just({"group_size": 3})),
         "images": lambda: draw(VALUE),
         "env_id": lambda: draw(st.integers(-5, 10**17)),
+        "sampling": lambda: [draw(st.lists(span_of(len(row)), max_size=1)) for row in tokens],
         "finish_reasons": lambda: each(st.none() | TEXT),
         "outcomes": lambda: each(st.sampled_from(OUTCOMES)),
         "group_id": lambda: draw(TEXT),

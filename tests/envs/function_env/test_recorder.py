@@ -53,6 +53,14 @@ def test_a_conversation_that_grows_is_one_row_of_all_its_samples():
     assert row["finish_reasons"] == "stop"
 
 
+def test_every_turn_of_a_row_keeps_its_sampling():
+    first, second = node(([1], [2, 3])), node(([1], [2, 3]), ([4], [5]))
+    first.spans = [{"start": 1, "end": 3, "temperature": 0.5, "top_p": 0.9}]
+    second.spans = [*first.spans, {"start": 4, "end": 5, "temperature": 1.0}]
+    (row,) = recorded((first, 2), (second, 1))
+    assert row["sampling"] == [{**one, "finish_reason": "stop"} for one in second.spans]
+
+
 def test_a_turn_before_a_fork_is_trained_in_one_branch_only():
     first = node(([1], [2]))
     left, right = node(([1], [2]), ([3], [4])), node(([1], [2]), ([5], [6]))

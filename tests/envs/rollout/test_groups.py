@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atroposlib.envs.function_env.rollout_model import Reply
 from atroposlib.envs.rollout.filters import FilterRules, RejectedGroup, filter_group
 from atroposlib.envs.rollout.groups import (
     collate,
@@ -132,6 +133,15 @@ def test_made_up_tokens_are_rejected(monkeypatch):
         from_node(node, 1.0)
     with pytest.raises(InvalidGroup, match=r"tokens\[0\]: made up"):
         from_nodes([node], [1.0])
+
+
+def test_a_reply_in_the_history_of_messages_is_sent_as_its_text():
+    reply = Reply("four")
+    messages = [[{"role": "assistant", "content": reply, "names": [reply]}]] * 2
+    columns = judged(group(messages=messages)).columns
+    found = columns.rest_value("messages")[0][0]
+    assert found == {"role": "assistant", "content": "four", "names": ["four"]}
+    assert type(plain(reply)) is str
 
 
 def test_collected_groups_are_listed_without_empty_entries():

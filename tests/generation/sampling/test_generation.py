@@ -9,6 +9,7 @@ from atroposlib.generation.sampling.generation import (
     UNKNOWN_VERSION,
     Generation,
     sampling_params,
+    span_sampling,
     token_versions,
     with_configured,
     with_version,
@@ -32,6 +33,16 @@ def test_the_sampling_defaults_of_a_model_are_overridden() -> None:
         "top_k": -1,
         "seed": 3,
     }
+
+
+def test_the_sampling_of_a_span_names_what_changes_the_distribution() -> None:
+    assert span_sampling({"prompt": "a", "max_tokens": 4}) == {"temperature": 1.0}
+    neutral = {"top_p": 1, "top_k": -1, "min_p": 0.0, "temperature": None}
+    assert span_sampling(neutral) == {"temperature": 1.0}
+    assert span_sampling({"top_k": 0, "temperature": 0}) == {"temperature": 0.0}
+    asked = {"temperature": 0.7, "top_p": 0.95, "extra_body": {"top_k": 20, "min_p": 0.1}}
+    expected = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "min_p": 0.1}
+    assert span_sampling(asked) == expected
 
 
 def test_an_announced_version_fills_unknown_versions() -> None:

@@ -68,8 +68,12 @@ async def test_generate_has_the_shape_of_vllm_s_demo_server(http, reference):
 
 
 async def test_generate_without_logprobs_leaves_them_out(http):
+    whole = await ok(http, "/generate", prompt="abc", max_tokens=2, logprobs=0)
+    assert whole["logprob_kind"] == "scaled"
     body = await ok(http, "/generate", prompt="abc", max_tokens=2)
-    assert "logprobs" not in body and "prompt_logprobs" not in body
+    assert (
+        "logprob_kind" not in body and "logprobs" not in body and "prompt_logprobs" not in body
+    )
 
 
 async def test_the_openai_package_is_a_client(http):

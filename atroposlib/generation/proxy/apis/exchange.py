@@ -18,10 +18,9 @@ from atroposlib.errors import InferenceRefused
 from atroposlib.generation.chat.template import content_text, plain_message
 from atroposlib.generation.sampling.generation import (
     DEFAULT_MAX_TOKENS,
-    UNKNOWN_VERSION,
     Generation,
 )
-from atroposlib.generation.sessions.sequences import SequenceNode
+from atroposlib.generation.sessions.sequences import SequenceNode, sampled_part
 
 Json = dict[str, Any]
 B = TypeVar("B")
@@ -248,18 +247,11 @@ def _choice(
     if request.one_tool_call:
         calls = calls[:1]
     start = len(node.tokens) if is_placeholder(node) else prompt_tokens
-    generation = Generation(
-        prompt_ids=node.tokens[:start],
-        tokens=node.tokens[start:],
-        logprobs=node.logprobs[start:],
-        versions=node.versions[start:] or [UNKNOWN_VERSION] * (len(node.tokens) - start),
-        finish_reason=str(node.metadata.get("finish_reason", "stop")),
-    )
     return Choice(
         content=content if content is None else cut_at_stop(content, request.stop),
         tool_calls=calls,
         finish_reason=finish_reason_of(choice.finish_reason),
-        generation=generation,
+        generation=sampled_part(node, start),
     )
 
 
