@@ -17,10 +17,11 @@ Conventions of a row (one sequence of T tokens), checked by :func:`wire.columns.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import AliasChoices, BaseModel, Field
+from typing_extensions import TypedDict  # pydantic refuses that of Python below 3.12
 
 from atroposlib.errors import InvalidGroup
 
