@@ -51,7 +51,7 @@ from example_trainer.model.policy import Policy
 from example_trainer.run import connect, display
 from example_trainer.run.connect import HeartbeatThread, WaitReporter
 from example_trainer.run.evaluator import Evaluator
-from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics
+from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics, warn_once
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import Frequency, Stopped, StopSignal
@@ -252,9 +252,12 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
                 claimed.batch or [],
                 policy.max_tokens_per_row,
                 needs_sampler=samples,
+                unknown_temperature=cfg.unknown_temperature,
                 incarnation=state.incarnation,
                 starts=state.starts,
             )
+            for note in sorted(batch.notes) if world.is_rank0 else ():
+                warn_once(note)
             value_model = critic.model if critic else None
             prepared = prepare(
                 batch.rows, cfg, state.version, reference=models.reference, critic=value_model

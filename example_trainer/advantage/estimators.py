@@ -12,7 +12,7 @@ With r the shaped rewards (see ``rewards``), over the rows of a group or of the 
     raw                    r
 
 Groups are identified by id alone, so a lost row never mixes two prompts. Deviations are
-those of the population, and at least 1e-8. A group of one row has the
+those of the population plus ``advantage_eps``, and at least 1e-8. A group of one row has the
 baseline 0 and the deviation 1 in every estimator: its advantage is its reward.
 
 "Normalised over the batch" is to mean 0 and deviation 1 with every trained token counting
@@ -91,7 +91,7 @@ def compute(
     if reasons_R is not None:
         reasons_R = of_length("finish_reasons", to_list(reasons_R), count)
     rewards_R = shape_rewards(rewards_R, settings, lengths_R, reasons_R)
-    advantages_R = _estimated(settings.advantage, rewards_R, groups)
+    advantages_R = _estimated(settings, rewards_R, groups)
     if normalise and normalises(settings):
         return _normalised(advantages_R, lengths_R or [1.0] * count)
     return advantages_R
@@ -134,6 +134,7 @@ class _Moments(NamedTuple):
     std: float
     size: int
     batch_std: float
+    eps: float = 0.0  # added to a deviation that is divided by
 
 
 def _raw(reward: float, of: _Moments) -> float:
@@ -150,10 +151,10 @@ def _rloo(reward: float, of: _Moments) -> float:
 
 
 ESTIMATORS: dict[str, Callable[[float, _Moments], float]] = {
-    "grpo": lambda reward, of: (reward - of.mean) / _divisor(of.std),
+    "grpo": lambda reward, of: (reward - of.mean) / _divisor(of.std + of.eps),
     "dr_grpo": _centred,
     "rloo": _rloo,
-    "lite_ppo": lambda reward, of: (reward - of.mean) / _divisor(of.batch_std),
+    "lite_ppo": lambda reward, of: (reward - of.mean) / _divisor(of.batch_std + of.eps),
     "reinforce_pp": _raw,
     "reinforce_pp_baseline": _centred,
     "gae": _raw,
@@ -162,7 +163,9 @@ ESTIMATORS: dict[str, Callable[[float, _Moments], float]] = {
 
 
 def _estimated(
-    name: str, rewards_R: list[float], groups: Mapping[Hashable, Sequence[int]]
+    settings: AdvantageSettings,
+    rewards_R: list[float],
+    groups: Mapping[Hashable, Sequence[int]],
 ) -> list[float]:
     """The advantage of every row that shares its group; the reward of the others."""
     _, batch_std = _moments(rewards_R, [1.0] * len(rewards_R))
@@ -171,9 +174,9 @@ def _estimated(
         if len(rows) == 1:
             continue
         mean, std = _moments([rewards_R[row] for row in rows], [1.0] * len(rows))
-        of = _Moments(mean, std, len(rows), batch_std)
+        of = _Moments(mean, std, len(rows), batch_std, settings.advantage_eps)
         for row in rows:
-            advantages_R[row] = ESTIMATORS[name](rewards_R[row], of)
+            advantages_R[row] = ESTIMATORS[settings.advantage](rewards_R[row], of)
     return advantages_R
 
 

@@ -89,7 +89,7 @@ def pack_rows(
     share: bool = True,
     switch: float = float("inf"),
 ) -> list[Pack]:
-    """Pack rows of the same group and temperature together where that is cheaper.
+    """Pack rows of the same group together where that is cheaper.
 
     Args:
         rows: each trains at least one token.
@@ -104,7 +104,7 @@ def pack_rows(
     open_pack: Pack | None = None
     # The last token predicts nothing that is trained.
     tokens_R = [row.tokens[: row.trained[-1] + 1] for row in rows]
-    keys = [(r.group, r.temperature, len(t) >= switch) for r, t in zip(rows, tokens_R)]
+    keys = [(r.group, len(t) >= switch) for r, t in zip(rows, tokens_R)]
     open_key = None
     # Sorted, rows that share much are neighbours, so one open pack is enough.
     for i in sorted(range(len(rows)), key=lambda i: (*keys[i], rows[i].tokens)):
@@ -199,7 +199,7 @@ class MicroBatch:
     starts: list[int]  # (P,) place of each pack's first node among lines * width
     lines: int  # 1, or P where each pack has its own line
     width: int  # tokens of a line
-    nodes: list[int]  # (H,) place of each position that needs logits
+    nodes: list[int]  # (H,) place of each position that needs logits, once per temperature
     temperatures: list[float]  # (H,)
     head_index: list[int]  # (N,) into nodes, ascending
     targets: list[int]  # (N,) token to be scored
@@ -307,17 +307,20 @@ def plan_microbatch(
         for pack, start in zip(packs, starts)
         for path in pack.paths
     ]
-    # Every (node, row, trained token), by node: a chunk of nodes has a slice of the pairs.
+    # Every (node, row, trained token), by node and temperature: a chunk of positions has a slice
+    # of the pairs. Rows that share a node may have sampled its next token differently.
     counts = [len(rows[i].trained) for i in row_ids]
     none = np.zeros(0, dtype=np.int64)
     nodes_N = np.concatenate(
         [none, *(path[rows[i].trained] for path, i in zip(paths, row_ids))]
     )
-    order = np.argsort(nodes_N, kind="stable")
-    nodes_H, head_index = np.unique(nodes_N[order], return_inverse=True)
+    temperatures_N = np.array([t for i in row_ids for t in rows[i].trained_temperatures])
+    order = np.lexsort((temperatures_N, nodes_N))
+    nodes_N, temperatures_N = nodes_N[order], temperatures_N[order]
+    is_first = np.ones(len(nodes_N), dtype=bool)  # of the pairs of its position
+    is_first[1:] = (nodes_N[1:] != nodes_N[:-1]) | (temperatures_N[1:] != temperatures_N[:-1])
     rows_N = np.repeat(np.arange(len(row_ids)), counts)[order]
     columns_N = np.concatenate([none, *(np.arange(n) for n in counts)])[order]
-    first_pair = np.searchsorted(nodes_N[order], nodes_H)
     targets = [rows[i].labels[j] for i in row_ids for j in rows[i].trained]
     teacher_ids = [
         candidates[j] if (candidates := rows[i].teacher_ids) else []
@@ -329,9 +332,9 @@ def plan_microbatch(
         starts=starts,
         lines=lines,
         width=width,
-        nodes=nodes_H.tolist(),
-        temperatures=[rows[row_ids[b]].temperature for b in rows_N[first_pair]],
-        head_index=head_index.tolist(),
+        nodes=nodes_N[is_first].tolist(),
+        temperatures=temperatures_N[is_first].tolist(),
+        head_index=(np.cumsum(is_first) - 1).tolist(),
         targets=[targets[n] for n in order],
         rows=rows_N.tolist(),
         columns=columns_N.tolist(),

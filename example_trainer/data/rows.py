@@ -5,6 +5,7 @@ predicted by     a  b  c          position j predicts token j + 1
 labels           .  c  d          T - 1 entries; MASKED where not trained
 logprobs         .  c  d          of the sampler, for the same token as the label
 versions         .  c  d          of the policy that sampled it
+temperatures     .  c  d          at which it was sampled, and is scored
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.wire import (
@@ -21,11 +22,17 @@ from atroposlib.wire import (
     MASKED_LOGPROB,
     MASKED_VERSION,
     TRAINABLE_OUTCOMES,
+    SampledSpan,
     ScoredData,
 )
 from atroposlib.wire.lineage import on_lineage
+from example_trainer.data import sampling
 
 V = TypeVar("V")
+IMAGES = (
+    "groups with images are left out and acked (dropped_images): this trainer reads tokens only,"
+    " and would train on image tokens without their pictures"
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,9 @@ class Row:
     versions: list[int]
     reward: float
     group: str
-    temperature: float = 1.0
+    temperatures: list[float] | None = None  # (T - 1,) of the labels; None: 1
+    names_temperature: bool = True  # False: none came with the row
+    spans: list[SampledSpan] = field(default_factory=list)  # places in tokens
     own_advantages: list[float] | None = None  # (T - 1,) instead of reward - baseline
     zero_advantage: bool = False
     in_loss: bool = True  # False: counts in the baseline of its group only
@@ -55,6 +64,18 @@ class Row:
     def trained(self) -> list[int]:
         """Positions that have a label."""
         return [j for j, label in enumerate(self.labels) if label != MASKED]
+
+    @property
+    def trained_temperatures(self) -> list[float]:
+        """Of every trained token."""
+        if self.temperatures is None:
+            return [1.0] * len(self.trained)
+        return at_trained(self, self.temperatures)
+
+    @property
+    def comparable_versions(self) -> list[int]:
+        """Of every trained token whose logprob can be compared with the trainer's, else -1."""
+        return at_trained(self, sampling.comparable_versions(self.versions, self.spans))
 
 
 def unsampled_row(tokens: list[int], group: str, labels: list[int] | None = None) -> Row:
@@ -71,6 +92,13 @@ class TrainingBatch:
     rows: list[Row]
     counts: Counter[str] = field(default_factory=Counter)
     env_metrics: dict[str, float] = field(default_factory=dict)
+    notes: set[str] = field(default_factory=set)  # sentences for the log
+
+
+class _Rules(NamedTuple):
+    max_tokens: int
+    needs_sampler: bool
+    unknown_temperature: sampling.UnknownTemperature
 
 
 def to_rows(
@@ -78,23 +106,31 @@ def to_rows(
     max_tokens: int,
     *,
     needs_sampler: bool = True,
+    unknown_temperature: sampling.UnknownTemperature = "warn",
     incarnation: int = 0,
     starts: Sequence[int] = (),
 ) -> TrainingBatch:
     """Rows of a claimed batch.
 
     Rows of a failed outcome are dropped, because their score does not describe the policy. Rows
-    longer than ``max_tokens`` stay in the baseline of their group but not in the loss.
+    longer than ``max_tokens`` stay in the baseline of their group but not in the loss. Groups with
+    images are dropped: tokens alone are not what was sampled from.
 
     Args:
         needs_sampler: the loss compares with the policy that sampled; False for losses such as
             cross entropy, which train on text without a sampler. If True, trained tokens
             without the sampler's logprobs raise InvalidGroup.
+        unknown_temperature: treatment of trained rows that name no temperature.
         incarnation, starts: of this trainer's life. Versions of weights that an earlier life
             had and this one has not are replaced by ones as many steps away (``on_lineage``).
     """
+    rules = _Rules(max_tokens, needs_sampler, unknown_temperature)
     batch = TrainingBatch([], env_metrics=mean_env_metrics(groups))
     for number, group in enumerate(groups):
+        if _has_images(group.images):
+            batch.counts["dropped_images"] += len(group.tokens)
+            batch.notes.add(IMAGES)
+            continue
         own = partial(
             on_lineage, incarnation=group.incarnation, current=incarnation, starts=starts
         )
@@ -105,32 +141,39 @@ def to_rows(
             if outcome not in TRAINABLE_OUTCOMES:
                 batch.counts[f"dropped_{outcome}"] += 1
                 continue
-            batch.rows.append(
-                _row(group, g, key, max_tokens, needs_sampler, batch.counts, own)
-            )
+            batch.rows.append(_row(group, g, key, rules, batch, own))
     return batch
+
+
+def _has_images(images: Any) -> bool:
+    """Whether there is a picture; an environment without one may send lists of None."""
+    return any(map(_has_images, images)) if isinstance(images, (list, tuple)) else bool(images)
 
 
 def _row(
     group: ScoredData,
     g: int,
     key: str,
-    max_tokens: int,
-    needs_sampler: bool,
-    counts: Counter[str],
+    rules: _Rules,
+    batch: TrainingBatch,
     version_of: Callable[[int], int],
 ) -> Row:
     tokens, mask = group.tokens[g], group.masks[g]
     # Some producers put another id than the token's where a token is trained, so the mask
     # is read as a flag only.
     labels = [t if m != MASKED else MASKED for t, m in zip(tokens, mask)]
-    logprobs = _behaviour_logprobs(group, g, labels, key, needs_sampler)
+    logprobs = _behaviour_logprobs(group, g, labels, key, rules.needs_sampler)
+    temperatures, known = sampling.temperatures_of(group, g, labels)
+    spans = sampling.spans_of(group, g)
+    if rules.needs_sampler and any(label != MASKED for label in labels):
+        unknown = rules.unknown_temperature
+        batch.notes.update(sampling.sampling_notes(key, spans, known, unknown, batch.counts))
     versions = group.versions[g] if group.versions else [MASKED_VERSION] * len(tokens)
     versions = list(map(version_of, versions))
     override = (group.overrides[g] if group.overrides else None) or {}
-    fits = len(tokens) <= max_tokens
-    counts["rows_too_long"] += not fits
-    own = _own_advantages(group, g, counts)
+    fits = len(tokens) <= rules.max_tokens
+    batch.counts["rows_too_long"] += not fits
+    own = _own_advantages(group, g, batch.counts)
     return Row(
         tokens=tokens,
         labels=_shifted(labels),
@@ -138,7 +181,9 @@ def _row(
         versions=_shifted(versions),
         reward=group.scores[g],
         group=key,
-        temperature=temperature_of(group, override),
+        temperatures=_shifted(temperatures),
+        names_temperature=known,
+        spans=spans,
         own_advantages=None if own is None else _shifted(own),
         zero_advantage=bool(override.get("set_advantage_to_zero")),
         in_loss=fits,
@@ -194,17 +239,6 @@ def _own_advantages(group: ScoredData, g: int, counts: Counter[str]) -> list[flo
     return own
 
 
-def temperature_of(group: ScoredData, override: dict[str, Any]) -> float:
-    """Row override, then generation_params, then group_overrides, then 1; never <= 0.
-
-    A temperature of 0 means greedy sampling, whose logprobs are those at temperature 1.
-    """
-    for source in (override, group.generation_params or {}, group.group_overrides or {}):
-        if (value := source.get("temperature")) is not None:
-            return float(value) if float(value) > 0 else 1.0
-    return 1.0
-
-
 def without_stale_tokens(row: Row, version: int, max_staleness: int) -> Row:
     """The row with tokens sampled more than ``max_staleness`` versions ago not trained.
 
@@ -216,6 +250,12 @@ def without_stale_tokens(row: Row, version: int, max_staleness: int) -> Row:
         for label, v in zip(row.labels, row.versions)
     ]
     return row if labels == row.labels else replace(row, labels=labels)
+
+
+def newest_version(rows: Iterable[Row]) -> int | None:
+    """The newest version of a trained token whose logprob can be compared with the trainer's."""
+    found = {version for row in rows for version in row.comparable_versions}
+    return max((version for version in found if version >= 0), default=None)
 
 
 def at_trained(row: Row, values: Sequence[V]) -> list[V]:

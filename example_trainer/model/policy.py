@@ -30,7 +30,7 @@ class Scores:
     """Scores of the trained tokens of a micro-batch; 0 where a row has fewer."""
 
     logprobs: Tensor  # (B, T)
-    entropy: Tensor  # (B, T) of the distribution at the row's temperature
+    entropy: Tensor  # (B, T) of the distribution at the token's temperature
     mask: Tensor  # (B, T) bool
     teacher: Tensor | None = None  # (B, T, K) of a teacher's candidates, if asked for
 
@@ -147,7 +147,7 @@ class Policy(PackedModel):
         )
 
     def trained_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Logprob of every trained token at its row's temperature, without a gradient. Collective."""
+        """Logprob of every trained token at its temperature, without a gradient. Collective."""
         return self._trained(rows, lambda microbatch: self.score(microbatch).logprobs)
 
     def logprobs_of(self, sequences: Sequence[list[int]]) -> list[list[float]]:

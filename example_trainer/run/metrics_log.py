@@ -29,7 +29,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,12 @@ class MetricsLog:
             trackers.Guarded(name, partial(trackers.open_tracker, name, run))
             for name in self._cfg.tracker_names
         ]
+
+
+@cache
+def warn_once(sentence: str) -> None:
+    """Log a warning the first time that this process has it."""
+    logger.warning(sentence)
 
 
 def batch_metrics(

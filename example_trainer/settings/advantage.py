@@ -32,6 +32,12 @@ class AdvantageSettings(Section):
         description="batch: advantages of the batch to mean 0 and deviation 1, each trained"
         " token counting once (adv_norm); reinforce_pp always does it",
     )
+    advantage_eps: float = Field(
+        0.0,
+        ge=0,
+        description="added to the deviation that grpo and lite_ppo divide by (1e-4 in TRL, 1e-5 in"
+        " AReaL), so that rewards that hardly differ have small advantages",
+    )
     reward_bias: float = Field(0.0, description="added to each reward first")
     reward_scale: float = Field(1.0, description="then multiplied (reward_scaling)")
     reward_clip: float | None = Field(

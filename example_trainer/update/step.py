@@ -39,8 +39,8 @@ from example_trainer.update.step_metrics import (
     device_memory,
     with_deviations,
 )
-from example_trainer.weights import verify
 from example_trainer.weights.mismatch import Mismatch, reduce_mismatch, sampled_mismatch
+from example_trainer.weights.verify import SamplerCheck
 
 Optimizer = torch.optim.Optimizer
 
@@ -62,7 +62,7 @@ def learn(
     state: TrainerState,
     stop: StopSignal,
     critic: Critic | None = None,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Take ``minibatches x ppo_epochs`` optimizer steps; metrics over all of them.
 
     Raises:
@@ -81,10 +81,9 @@ def learn(
             update = _Update(
                 cfg,
                 policy,
-                part_of(prepared, indices),
-                state.version,
+                part := part_of(prepared, indices),
                 stop,
-                tolerance=cfg.logprob_tolerance if first else None,
+                SamplerCheck.of(part.rows, state, cfg.logprob_tolerance) if first else None,
             )
             if proximal_R_T is not None and not first:
                 update.proximal_R_T = [proximal_R_T[i] for i in indices]
@@ -99,6 +98,8 @@ def learn(
                 clipped_step(critic.optimizer, critic.model, critic.settings, *progress)
     sums.share(policy.world)
     return {
+        # Null where the batch had no token to compare.
+        **dict.fromkeys(("logprob_mismatch_mean", "logprob_mismatch_max")),
         **with_deviations(sums.means()),
         **device_memory(policy.device),
         "packed_tokens": sums.total("packed_tokens"),
@@ -121,9 +122,8 @@ class _Update:
     settings: TrainingConfig
     policy: Policy
     prepared: Prepared
-    version: int  # of the weights that ``policy`` holds
     stop: StopSignal
-    tolerance: float | None  # nats from the sampler of fresh tokens; None: not compared
+    check: SamplerCheck | None  # None: not compared
     proximal_R_T: list[list[float]] | None = None
 
     def __post_init__(self) -> None:
@@ -156,12 +156,11 @@ class _Update:
             )
         # Each micro-batch is divided by the size of the whole: the parts of a step add up to one.
         sums.add({"loss": loss}, float(world.is_rank0))
-        if self.tolerance is not None:
-            sums.add({"logprob_mismatch_mean": sampled.total}, float(sampled.tokens))
-            sums.maximum({"logprob_mismatch_max": sampled.max})
-            verify.require_same_policy(
-                reduce_mismatch(sampled, world), self.version, self.tolerance
-            )
+        if self.check is not None and self.check.version is not None:
+            name = self.check.metric
+            sums.add({f"{name}_mean": sampled.total}, float(sampled.tokens))
+            sums.maximum({f"{name}_max": sampled.max})
+            self.check.require(policy, reduce_mismatch(sampled, world))
 
     def _kept(self) -> list[list[bool]] | None:
         """Trained tokens that the loss keeps, (R, T); None if it has no batch mask."""
@@ -177,7 +176,7 @@ class _Update:
         kept_R_T: Sequence[Sequence[bool]] | None,
         sums: StepMetrics,
     ) -> tuple[Mismatch, Tensor]:
-        """Loss and gradient of one micro-batch; distance of its fresh tokens to the sampler."""
+        """Loss and gradient of one micro-batch; distance of its newest tokens to the sampler."""
         policy, device = self.policy, self.policy.device
         scores = policy.score(
             microbatch,
@@ -196,14 +195,14 @@ class _Update:
         behaviour = batch.behaviour_logprobs
         add_logprobs(sums, scores.logprobs, behaviour, batch.advantages, scores.mask)
         sampled = Mismatch()
-        if self.tolerance is not None:
-            versions_R_T = [at_trained(row, row.versions) for row in self.prepared.rows]
+        if self.check is not None:
+            versions_R_T = [row.comparable_versions for row in self.prepared.rows]
             sampled = sampled_mismatch(
                 scores,
                 behaviour,
                 pad_to_tensor(microbatch, versions_R_T, device, fill=MASKED_VERSION),
-                self.version,
-                self.tolerance,
+                self.check.version,
+                self.check.tolerance,
             )
         return sampled, loss_sum.detach().double() / self.divisor
 

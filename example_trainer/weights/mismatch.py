@@ -1,19 +1,21 @@
 """Logprob mismatch between a server and the trainer, and its diagnosis.
 
-The model is scored without its adapter; the version and precision that the server
-reports are compared. For other causes the message lists the likely ones.
+Of sampled tokens other temperatures are tried first. Of given texts the model is scored without
+its adapter; the version and precision that the server reports are compared. For other causes
+the message lists the likely ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from example_trainer.data.rows import Row, at_trained
 from example_trainer.distributed.collectives import gather_objects
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import adapter
@@ -26,6 +28,11 @@ MAX_SHARE_BEYOND = 0.01
 # Below this mean it may be precision; other weights, even one step apart, moved by more
 # than a bfloat16 rounds, or the check would not have found them.
 ROUNDING_NATS = 0.1
+# Tried on tokens of at most so many rows, to find the one that they were sampled at.
+TEMPERATURES = tuple(round(0.5 + 0.05 * i, 2) for i in range(21))
+TRIED_ROWS = 4
+# A temperature is the cause if the distance at it is so small a share of the one found.
+LEFT_OVER = 0.25
 LIKELY = (
     "Likely causes: a server loaded other weights than the trainer's (start it with the same"
     " model and dtype); it kept its own copy of a tied output head across the reload (start"
@@ -83,9 +90,11 @@ def compare(ours: Sequence[float], theirs: Sequence[float], tolerance: float) ->
 
 @torch.no_grad()
 def sampled_mismatch(
-    scores: Scores, behaviour: Tensor, versions: Tensor, version: int, tolerance: float
+    scores: Scores, behaviour: Tensor, versions: Tensor, version: int | None, tolerance: float
 ) -> Mismatch:
-    """Distance to the sampler on tokens that it sampled with the very weights held here."""
+    """Distance to the sampler on tokens that ``version`` sampled; none of version None."""
+    if version is None:
+        return Mismatch()
     same = scores.mask & (versions == version)
     distance = (scores.logprobs - behaviour)[same].abs()
     if not len(distance):
@@ -105,6 +114,52 @@ def reduce_mismatch(found: Mismatch, world: Ranks) -> Mismatch:
         return found
     of_ranks = gather_objects(world, asdict(found))
     return sum((Mismatch(**one) for one in of_ranks), Mismatch())
+
+
+def sampled_temperature(
+    policy: Policy, rows: Sequence[Row], version: int, tolerance: float
+) -> tuple[float | None, list[Row]]:
+    """The temperature that explains the logprobs of tokens of ``version``, and the rows tried.
+
+    None if no temperature does, or the rows name it already. Collective.
+    """
+    places = {id(row): _places(row, version) for row in rows}
+    chosen = sorted(rows, key=lambda row: -len(places[id(row)]))[:TRIED_ROWS]
+    tried = [
+        replace(row, temperatures=[t] * len(row.labels))
+        for t in TEMPERATURES
+        for row in chosen
+    ]
+    ours_R_T = policy.trained_logprobs([*chosen, *tried])
+    found = []
+    for first in range(0, len(ours_R_T), len(chosen)):
+        distance = Mismatch()
+        for row, ours_T in zip(chosen, ours_R_T[first:]):
+            theirs_T = at_trained(row, row.behaviour_logprobs)
+            pairs = [(ours_T[k], theirs_T[k]) for k in places[id(row)]]
+            distance += compare([a for a, _ in pairs], [b for _, b in pairs], tolerance)
+        found.append(distance.mean)
+    named, *others = found
+    best = min(range(len(others)), key=others.__getitem__)
+    return (TEMPERATURES[best] if others[best] <= LEFT_OVER * named else None), chosen
+
+
+def _places(row: Row, version: int) -> list[int]:
+    """Trained tokens, counted from 0, that ``version`` sampled and that can be compared."""
+    return [k for k, found in enumerate(row.comparable_versions) if found == version]
+
+
+def about_temperature(found: float, rows: Sequence[Row]) -> str:
+    """A sentence about tokens sampled at another temperature than their rows name."""
+    named = sorted({t for row in rows for t in row.trained_temperatures})
+    source = "name"
+    if not all(row.names_temperature for row in rows):
+        source = "name none, so that it was taken for"
+    return (
+        f"Found: the tokens have the trainer's logprobs at temperature {found:g}, and their rows"
+        f" {source} {', '.join(f'{t:g}' for t in named)}. Sample through managed_server of this"
+        f" version, or send generation_params={{'temperature': {found:g}}} with the groups."
+    )
 
 
 def explain_mismatch(

@@ -8,24 +8,40 @@ fleet, looks like a learning rate that does not work.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import Any
 
 from atroposlib.errors import StaleWeights
-from example_trainer.data.rows import Row, unsampled_row
+from example_trainer.data.rows import Row, newest_version, unsampled_row
 from example_trainer.distributed.collectives import run_on_rank0
+from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.fleet import Publisher
-from example_trainer.weights.mismatch import LIKELY, Mismatch, compare, explain_mismatch
+from example_trainer.weights.mismatch import (
+    LIKELY,
+    Mismatch,
+    about_temperature,
+    compare,
+    explain_mismatch,
+    sampled_temperature,
+)
+
+logger = logging.getLogger(__name__)
 
 # Only characters that every tokenizer has, a character-level one included.
 PROBE_TEXT = "what is 12 + 7? the answer is 19. and 3 - 2 = 1, as anyone can see."
 PROBE_TEMPERATURE = 0.5
 PROBE_SAMPLES = 6
+DRIFT_NATS = 0.03  # mean distance of older tokens below which no temperature is looked for
+SAMPLED_LIKELY = (
+    "First compare the temperature at which the environment samples with the one in its rows"
+    f" (sampling, else overrides, generation_params, group_overrides, else 1). {LIKELY}"
+)
 UNSCALED = (
     "They are the logprobs before the temperature: start vLLM with --logprobs-mode"
     " processed_logprobs, SGLang without RETURN_ORIGINAL_LOGPROB."
@@ -164,7 +180,8 @@ def check_temperature(
             continue  # the sequence ended with its first token
         by_temperature = {}
         for temperature in (PROBE_TEMPERATURE, 1.0):
-            row = replace(unsampled_row(prompt + tokens, "probe"), temperature=temperature)
+            row = unsampled_row(prompt + tokens, "probe")
+            row = replace(row, temperatures=[temperature] * len(row.labels))
             (ours,) = policy.trained_logprobs([row])
             by_temperature[temperature] = compare(ours[-len(tokens) :], theirs, tolerance)
         found = by_temperature[PROBE_TEMPERATURE]
@@ -179,11 +196,53 @@ def check_temperature(
         )
 
 
-def require_same_policy(sampled: Mismatch, version: int, tolerance: float) -> None:
-    """Raise StaleWeights unless tokens labelled with this version have its logprobs."""
-    if not sampled.is_rounding:
-        raise StaleWeights(
-            f"tokens sampled at version {version} do not have the logprobs of the trainer's"
-            f" version {version}: {sampled}, tolerance {tolerance:g}. The batch was not"
-            f" trained on and not acked. {LIKELY}"
-        )
+@dataclass(frozen=True)
+class SamplerCheck:
+    """Comparison of the newest tokens of some rows with their sampler.
+
+    Tokens of the weights held here have their logprobs. Of older tokens the policy has moved
+    away, by an unknown distance; but it has not moved along a change of temperature.
+    """
+
+    rows: Sequence[Row]
+    version: int | None  # of the tokens that are compared; None: there are none
+    is_held: bool  # whether the policy has exactly the weights of that version
+    tolerance: float  # nats
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], state: TrainerState, tolerance: float) -> SamplerCheck:
+        """``state`` is that of the policy that is about to be trained."""
+        version = newest_version(rows)
+        is_held = version == state.version == state.step  # else it took unpublished steps
+        return cls(rows, version, is_held, tolerance)
+
+    @property
+    def metric(self) -> str:
+        return "logprob_mismatch" if self.is_held else "logprob_drift"
+
+    def require(self, policy: Policy, found: Mismatch) -> None:
+        """Judge the distance of all ranks. Collective.
+
+        Raises:
+            StaleWeights: tokens of the version held here have other logprobs; or older ones have
+                those of a temperature that their rows do not name.
+        """
+        version, tolerance = self.version, self.tolerance
+        near = found.is_rounding if self.is_held else found.mean <= max(tolerance, DRIFT_NATS)
+        if version is None or near:
+            return
+        temperature, tried = sampled_temperature(policy, self.rows, version, tolerance)
+        cause = "" if temperature is None else about_temperature(temperature, tried) + " "
+        if self.is_held:
+            raise StaleWeights(
+                f"tokens sampled at version {version} do not have the logprobs of the trainer's"
+                f" version {version}: {found}, tolerance {tolerance:g}. The batch was not"
+                f" trained on and not acked. {cause}{SAMPLED_LIKELY}"
+            )
+        if cause and not all(row.names_temperature for row in tried):
+            raise StaleWeights(
+                f"tokens sampled at version {version} are {found.mean:.3g} nats per token from"
+                f" the trainer's newer weights. The batch was not trained on and not acked. {cause}"
+            )
+        if cause:  # the row knows better: an update can resemble a temperature
+            logger.info("tokens of version %d: %s", version, cause)

@@ -29,7 +29,7 @@ from tests.trainer.families import (
     TINY,
     Family,
 )
-from tests.trainer.rows import row
+from tests.trainer.rows import at, row
 
 TEXTS = {
     SHARED: "packed, shared prefixes once",
@@ -66,7 +66,7 @@ def rows() -> list[Any]:
     made = []
     for length, temperature in lengths:
         tokens = text[: length - 1] + [5 + len(made)]
-        made.append(row(tokens[:2], tokens[2:], group="g", temperature=temperature))
+        made.append(at(temperature, row(tokens[:2], tokens[2:], group="g")))
     return made
 
 
@@ -79,7 +79,7 @@ def plain_logprobs(directory: Path, rows: list[Any]) -> list[list[float]]:
     found = []
     for one in rows:
         tokens = torch.tensor([one.tokens[: one.trained[-1] + 1]])
-        logits = model(tokens, use_cache=False).logits[0] / one.temperature
+        logits = model(tokens, use_cache=False).logits[0] / one.trained_temperatures[0]
         scored = logits.log_softmax(-1)
         found.append([scored[j, one.labels[j]].item() for j in one.trained])
     return found

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION, ScoredData
 from example_trainer.data.rows import Row
+
+
+def at(temperature: float, one: Row) -> Row:
+    """The row, sampled at this temperature."""
+    return replace(one, temperatures=[temperature] * len(one.labels))
 
 
 def row(prompt: list[int], completion: list[int], group: str = "g", **fields: Any) -> Row:
@@ -50,7 +56,7 @@ BRANCHING = [
     row([5, 6, 7, 8], [20]),
     row([5, 6, 7, 8], [10, 11]),
     row([5, 6, 7, 8], [10, 11, 12]),
-    row([5, 6, 9], [10, 11, 12], temperature=0.7),
+    at(0.7, row([5, 6, 9], [10, 11, 12])),
     row([30, 31], [32, 33, 34, 35, 36], group="h"),
 ]
 MULTI_TURN = [

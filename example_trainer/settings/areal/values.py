@@ -59,7 +59,8 @@ def reward_norm(given: Given) -> dict[str, Any]:
             " rloo (group leaving one out, null), reinforce_pp (batch, batch), raw (null, null)"
         )
     note = {"note": "a norm over the batch counts each trained token once, not each row"}
-    return {"advantage": ESTIMATORS[wanted], **(note if wanted[0] == "batch" else {})}
+    eps = {} if given.get("eps") is None else {"advantage_eps": float(given["eps"])}
+    return {"advantage": ESTIMATORS[wanted], **eps, **(note if wanted[0] == "batch" else {})}
 
 
 def advantage_norm(given: Given) -> dict[str, Any]:

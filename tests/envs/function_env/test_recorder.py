@@ -135,4 +135,4 @@ def test_temperatures_are_stored_in_the_group_or_the_row(temperatures):
     ]
     (group,) = groups_of(rollouts, "id")
     batch = to_rows([to_wire(group)], max_tokens=9)
-    assert tuple(row.temperature for row in batch.rows) == temperatures
+    assert tuple(row.trained_temperatures[0] for row in batch.rows) == temperatures

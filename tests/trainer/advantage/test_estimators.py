@@ -44,6 +44,16 @@ def test_the_deviation_has_a_floor():
     assert math.isclose(high, 0.5e-9 / 1e-8) and low == -high
 
 
+@pytest.mark.parametrize("name", ["grpo", "lite_ppo"])
+def test_eps_keeps_advantages_of_nearly_equal_rewards_small(name):
+    rewards, groups = [0.0, 1e-6], ["a", "a"]  # population std 5e-7
+    assert compute(name, rewards, groups) == [-1.0, 1.0]
+    _, high = compute(name, rewards, groups, advantage_eps=1e-4)
+    assert math.isclose(high, 5e-7 / (5e-7 + 1e-4))
+    _, high = compute(name, [0.0, 1.0], groups, advantage_eps=1e-4)
+    assert math.isclose(high, 0.5 / 0.5001)
+
+
 # --- the others ---------------------------------------------------------------------------
 
 REWARDS, GROUPS = [1.0, 5.0, 0.0, 0.0, 1.0, 3.0], ["a", "b", "a", "a", "a", "b"]

@@ -95,8 +95,8 @@ def test_sharing_can_be_switched_off():
     assert len(packs) == len(BRANCHING) and not any(pack.branches for pack in packs)
 
 
-def test_rows_of_other_groups_or_temperatures_never_share():
-    assert len(pack_rows(BRANCHING, **EVERYTHING)) == 3
+def test_rows_of_other_groups_never_share():
+    assert len(pack_rows(BRANCHING, **EVERYTHING)) == 2
 
 
 def test_a_row_longer_than_the_budget_gets_its_own_microbatch():

@@ -83,7 +83,7 @@ def test_groups_are_identified_by_id_or_else_by_position():
 def test_temperature_precedence(override, params, group_overrides, expected):
     group = scored([[1, 2]], 1, [1.0], overrides=[override])
     group.generation_params, group.group_overrides = params, group_overrides
-    assert only_row(group).temperature == expected
+    assert only_row(group).temperatures == [expected]
 
 
 def test_advantages_of_the_producer_are_kept_if_they_fit_and_counted_if_not():

@@ -21,7 +21,11 @@ def reference_step(reference, rows):
     tokens = torch.tensor([row.tokens + [0] * (longest - len(row.tokens)) for row in rows])
     real = torch.tensor([[j < len(row.tokens) for j in range(longest)] for row in rows])
     logits = reference(tokens, attention_mask=real.long()).logits
-    logits = logits / torch.tensor([row.temperature for row in rows])[:, None, None]
+    # A position predicts the next token, at the temperature of that.
+    temperatures = torch.ones(len(rows), longest)
+    for b, row in enumerate(rows):
+        temperatures[b, row.trained] = torch.tensor(row.trained_temperatures)
+    logits = logits / temperatures[:, :, None]
     everything = torch.log_softmax(logits, -1)
     shape = len(rows), max(len(row.trained) for row in rows)
     logprobs, entropy, mask = (torch.zeros(shape) for _ in range(3))

@@ -7,13 +7,29 @@ import torch
 
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
-from tests.trainer.rows import BRANCHING, flat, row
+from tests.trainer.rows import BRANCHING, at, flat, row
 
 ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
 
 
+def test_every_trained_token_is_scored_at_its_own_temperature(policy):
+    one = row([5, 6], [7, 8], temperatures=[1.0, 0.5, 1.5])
+    logits = policy.model(torch.tensor([one.tokens]), use_cache=False).logits[0, 1:3]
+    logits = logits / torch.tensor([[0.5], [1.5]])
+    expected = torch.log_softmax(logits, -1)[[0, 1], [7, 8]]
+    assert policy.trained_logprobs([one])[0] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_rows_that_share_a_prefix_may_sample_its_next_token_differently(policy):
+    rows = [at(t, row([5, 6], [7, 8])) for t in (0.5, 1.0, 0.5)]
+    (plan,) = policy.plan(rows)
+    assert plan.length == 3 and plan.temperatures == [0.5, 1.0, 0.5, 1.0]
+    apart = [policy.trained_logprobs([one])[0] for one in rows]
+    assert flat(policy.trained_logprobs(rows)) == pytest.approx(flat(apart), abs=1e-5)
+
+
 def test_trained_tokens_are_scored_at_the_temperature_of_their_row(policy):
-    one = row([5, 6], [7, 8], temperature=0.5)
+    one = at(0.5, row([5, 6], [7, 8]))
     logits = policy.model(torch.tensor([one.tokens]), use_cache=False).logits[0, 1:3]
     expected = torch.log_softmax(logits / 0.5, -1)[[0, 1], [7, 8]]
     assert policy.trained_logprobs([one])[0] == pytest.approx(expected.tolist(), abs=1e-5)
@@ -26,9 +42,8 @@ def test_rows_without_a_trained_token_have_no_logprobs(policy):
 
 def test_the_candidates_of_a_teacher_are_scored_at_the_distillation_temperature(config):
     policy = loading.load(config())
-    one = row(
-        [5, 6], [7, 8], temperature=0.5, teacher_ids=[[], [7, 9], [4]], teacher_logprobs=None
-    )
+    one = row([5, 6], [7, 8], teacher_ids=[[], [7, 9], [4]], teacher_logprobs=None)
+    one = at(0.5, one)
     (plan,) = policy.plan([one])
     found = policy.score(plan, teacher_temperature=2.0).teacher
     logits = policy.model(torch.tensor([one.tokens]), use_cache=False).logits[0, 1:3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,14 +40,20 @@ def test_a_microbatch_without_rows_runs_backward_through_every_weight(policy):
 turn = st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.booleans())
 
 
+def sampled_at(temperatures, one):
+    """The row with these temperatures in turn, token by token."""
+    count = len(one.labels)
+    return replace(one, temperatures=(temperatures * count)[:count])
+
+
 rows_of_any_shape = st.lists(
     st.builds(
-        lambda turns, group, temperature: masked_row(
-            [([1], False), *turns, ([2], True)], group, temperature=temperature
+        lambda turns, group, temperatures: sampled_at(
+            temperatures, masked_row([([1], False), *turns, ([2], True)], group)
         ),
         st.lists(turn, min_size=0, max_size=4),
         st.sampled_from("gh"),
-        st.sampled_from([1.0, 0.6]),
+        st.lists(st.sampled_from([1.0, 0.6, 1.5]), min_size=1, max_size=3),
     ),
     min_size=1,
     max_size=7,

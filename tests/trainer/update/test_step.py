@@ -17,6 +17,7 @@ from example_trainer.model.critic import load_value_model
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.state import StopSignal
 from example_trainer.update import step as learn
+from example_trainer.weights.verify import SamplerCheck
 from tests.trainer.rows import row
 
 START = TrainerState("run", 0, 0, None)
@@ -45,6 +46,29 @@ def step(cfg, edit=lambda policy: None, rows=ROWS, also=lambda prepared: None, *
 
 def difference(some, others):
     return max(float((a - b).abs().max()) for a, b in zip(some, others))
+
+
+def test_metrics_name_what_was_compared(config):
+    """Null where no token could be; the drift of older tokens is another metric."""
+    cfg, state = config(lr=1e-9), START
+    policy = loading.load(cfg)
+    for version, state in ((0, START), (0, replace(START, step=1, version=1)), (-1, START)):
+        prepared = sampled_by(policy, ROWS)
+        prepared.rows = [
+            replace(one, versions=[version] * len(one.labels)) for one in prepared.rows
+        ]
+        optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
+        told = learn.learn(cfg, policy, optimizer, prepared, state, StopSignal())
+        held = version == state.version
+        assert (told["logprob_mismatch_max"] is not None) is held
+        assert ("logprob_drift_mean" in told) is (version == 0 and not held)
+
+
+def test_tokens_of_a_version_that_unpublished_steps_left_are_not_those_of_the_weights_held():
+    rows = [row([1], [2, 3], versions=[4, 4])]
+    state = replace(START, step=4, version=4)
+    assert SamplerCheck.of(rows, state, 0.1).is_held
+    assert not SamplerCheck.of(rows, replace(state, step=5), 0.1).is_held
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +13,15 @@ from example_trainer.model import loading
 from example_trainer.model.policy import Scores
 from example_trainer.weights import verify
 from example_trainer.weights.mismatch import (
+    TRIED_ROWS,
     Mismatch,
+    about_temperature,
     compare,
     reduce_mismatch,
     sampled_mismatch,
+    sampled_temperature,
 )
+from tests.trainer.rows import at, row
 from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcessEngine, head_of
 
 
@@ -67,6 +72,39 @@ def test_only_tokens_of_the_version_held_here_are_compared():
     found = sampled_mismatch(scores, behaviour, versions, 4, tolerance=0.2)
     assert (found.tokens, found.beyond) == (2, 1)
     assert (found.total, found.max) == (pytest.approx(0.6), pytest.approx(0.5))
+
+
+def sampled_by(policy, temperature, named, versions=4):
+    """Rows that ``policy`` scores at one temperature, and that name another."""
+    rows = [row([5, 6], [7 + i, 8, 9]) for i in range(6)]
+    scored = policy.trained_logprobs([at(temperature, one) for one in rows])
+    return [
+        replace(
+            at(named, one),
+            behaviour_logprobs=[1.0, *logprobs],
+            versions=[-1] + [versions] * 3,
+        )
+        for one, logprobs in zip(rows, scored)
+    ]
+
+
+@pytest.mark.parametrize(("temperature", "named"), [(0.7, 1.0), (1.0, 0.5), (1.35, 1.0)])
+def test_the_temperature_of_sampled_tokens_is_found_by_trying(policy, temperature, named):
+    rows = sampled_by(policy, temperature, named)
+    found, tried = sampled_temperature(policy, rows, 4, tolerance=1e-3)
+    assert found == temperature and len(tried) == TRIED_ROWS
+    assert f"at temperature {temperature:g}, and their rows name {named:g}" in (
+        about_temperature(found, tried)
+    )
+
+
+def test_no_temperature_is_named_where_none_explains_the_difference(policy):
+    rows = sampled_by(policy, 1.0, 1.0)
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight.add_(
+            torch.randn_like(policy.model.get_output_embeddings().weight) * 0.05
+        )
+    assert sampled_temperature(policy, rows, 4, tolerance=1e-3)[0] is None
 
 
 def test_mismatch_of_a_single_rank_needs_no_reduction():

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from atroposlib.errors import StaleWeights
+from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.scoring import pad_to_tensor
 from example_trainer.weights import verify
 from example_trainer.weights.mismatch import sampled_mismatch
+from example_trainer.weights.verify import SamplerCheck
 from tests.trainer.rows import row
 from tests.trainer.weights.support.fleets import change
 from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcessEngine, head_of
@@ -71,5 +73,6 @@ def test_only_tokens_of_the_version_held_here_are_compared(policy):
     found = sampled_mismatch(policy.score(plan), sampled, versions, 4, tolerance=1e-3)
     assert (found.tokens, found.beyond) == (2, 1)
     assert found.max == pytest.approx(0.5, abs=1e-5)
+    check = SamplerCheck.of(rows, TrainerState("run", 4, 4, None), 1e-3)
     with pytest.raises(StaleWeights, match="not acked"):
-        verify.require_same_policy(found, 4, 1e-3)
+        check.require(policy, found)

@@ -28,7 +28,8 @@ class InProcessEngine:
     def sample(self, tokens, count, temperature):
         sampled = [9, 10, 11][:count]
         probe = unsampled_row(tokens + sampled, "sampled")
-        probe = replace(probe, temperature=temperature if self.scales else 1.0)
+        divisor = temperature if self.scales else 1.0
+        probe = replace(probe, temperatures=[divisor] * len(probe.labels))
         return sampled, self.policy.trained_logprobs([probe])[0][-len(sampled) :]
 
     def token_ids(self, text):

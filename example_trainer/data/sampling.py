@@ -1,0 +1,108 @@
+"""Sampling of a row's tokens: their temperatures, and whether their logprobs are the trainer's.
+
+span of the row, else overrides, generation_params, group_overrides  -> temperature of a token
+logprobs of the sampler   scaled by it: compared with the trainer's
+                          truncated (top-p, top-k, min-p): trained, not compared
+                          raw, before a temperature other than 1: refused
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from atroposlib.errors import InvalidGroup
+from atroposlib.wire import MASKED, MASKED_VERSION, SampledSpan, ScoredData
+
+# Rows that name no temperature: an error, 1 and a warning, or 1.
+UnknownTemperature = Literal["refuse", "warn", "assume_1"]
+NO_TEMPERATURE = (
+    "rows come without the temperature they were sampled at: the gradient is wrong if it was not 1."
+    " Sample through managed_server of this version, which sends it, or send"
+    " generation_params={'temperature': ...} with each group (--unknown-temperature refuse ends the"
+    " run instead, assume_1 omits this warning)"
+)
+TRUNCATED = (
+    "the sampler's logprobs are of the tokens that top-p, top-k or min-p left, the trainer's of the"
+    " whole vocabulary: importance weights are below 1 by the mass left out, and these tokens are"
+    " not compared. Sample with top_p 1 and top_k -1, or with the local server"
+)
+
+
+def temperatures_of(
+    group: ScoredData, g: int, labels: Sequence[int]
+) -> tuple[list[float], bool]:
+    """(T,) of every token of row ``g``, and whether one is named for every trained token."""
+    named = temperature_of(group, g)
+    temperatures = [1.0 if named is None else _divisor(named)] * len(labels)
+    known = [named is not None or label == MASKED for label in labels]
+    for span in spans_of(group, g):
+        start, end = span["start"], span["end"]
+        temperatures[start:end] = [_divisor(span["temperature"])] * (end - start)
+        known[start:end] = [True] * (end - start)
+    return temperatures, all(known)
+
+
+def spans_of(group: ScoredData, g: int) -> list[SampledSpan]:
+    """The calls that sampled row ``g``; none if its environment did not send them."""
+    return group.sampling[g] if group.sampling else []
+
+
+def temperature_of(group: ScoredData, g: int) -> float | None:
+    """Of the tokens in no span: row override, then generation_params, then group_overrides."""
+    override = (group.overrides[g] if group.overrides else None) or {}
+    for source in (override, group.generation_params or {}, group.group_overrides or {}):
+        if (value := source.get("temperature")) is not None:
+            return float(value)
+    return None
+
+
+def _divisor(temperature: float) -> float:
+    """A temperature of 0 means greedy sampling, whose logprobs are those at temperature 1."""
+    return temperature if temperature > 0 else 1.0
+
+
+def comparable_versions(versions: Sequence[int], spans: Sequence[SampledSpan]) -> list[int]:
+    """(T - 1,) versions, unknown where the sampler's logprobs are of a part of the vocabulary."""
+    found = list(versions)
+    for span in filter(_is_truncated, spans):
+        places = range(max(0, span["start"] - 1), span["end"] - 1)  # predict the span's tokens
+        for j in places:
+            found[j] = MASKED_VERSION
+    return found
+
+
+def _is_truncated(span: SampledSpan) -> bool:
+    top_p, top_k = span.get("top_p", 1.0), span.get("top_k", -1)
+    is_cut = top_p < 1 or top_k > 0 or span.get("min_p", 0.0) > 0
+    return is_cut and span.get("logprobs") == "truncated"
+
+
+def sampling_notes(
+    group_key: str,
+    spans: Sequence[SampledSpan],
+    is_known: bool,
+    unknown: UnknownTemperature,
+    counts: Counter[str],
+) -> list[str]:
+    """Sentences for the log about a row that is trained.
+
+    Raises:
+        InvalidGroup: its logprobs are of another distribution than the one it was sampled from,
+            or no temperature is named and this is refused.
+    """
+    counts["rows_without_temperature"] += not is_known
+    where = f" of group {group_key}"
+    if not is_known and unknown == "refuse":
+        raise InvalidGroup("sampling", where, NO_TEMPERATURE)
+    for span in spans:
+        if span.get("logprobs") == "raw" and _divisor(span["temperature"]) != 1.0:
+            raise InvalidGroup(
+                "sampling",
+                where,
+                f"sampled at temperature {span['temperature']:g} with the logprobs before it: start"
+                " vLLM with --logprobs-mode processed_logprobs",
+            )
+    notes = [NO_TEMPERATURE] if not is_known and unknown == "warn" else []
+    return notes + [TRUNCATED] * any(map(_is_truncated, spans))
