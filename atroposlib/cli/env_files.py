@@ -115,7 +115,7 @@ def load(target: str) -> Any:
 
 
 def print_settings(target: str) -> None:
-    """Print as JSON what the quickstart takes over: settings that the code names itself."""
+    """Print as JSON what launchers ask: settings that the code names itself, and all names."""
     from atroposlib.envs.base import BaseEnvConfig
 
     try:
@@ -126,16 +126,8 @@ def print_settings(target: str) -> None:
     named = config.model_fields_set.union(*(vars(k).get("__annotations__", ()) for k in kinds))
     kept = named & {"group_size", "ensure_scores_are_not_same"}
     own = {name: getattr(config, name) for name in kept}
-    print(json.dumps({**own, "seq_len": config.max_token_length}))
-
-
-def print_fields(target: str) -> None:
-    """Print the names of the settings of an environment as JSON, for the launcher."""
-    try:
-        config, _ = load(target).config_init()
-    except AtroposError as error:
-        sys.exit(str(error))
-    print(json.dumps([*type(config).model_fields]))
+    own["seq_len"] = config.max_token_length
+    print(json.dumps({"own": own, "fields": [*type(config).model_fields]}))
 
 
 def _module_of(place: str) -> ModuleType:

@@ -54,7 +54,7 @@ def own_settings(environment: Path) -> dict[str, Any]:
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
         raise NotReady(f"--environment {done.stderr.strip()}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(json.loads(done.stdout.splitlines()[-1])["own"])
 
 
 def require_packages(names: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ those of the population plus ``advantage_eps``, and at least 1e-8. A group of on
 baseline 0 and the deviation 1 in every estimator: its advantage is its reward.
 
 "Normalised over the batch" is to mean 0 and deviation 1 with every trained token counting
-once; ``advantage_norm batch`` does it after any estimator.
+once; ``advantage_norm batch`` does it after any estimator, ``group`` over each group.
 
 Then advantages per trained token, arXiv 1506.02438 eq. 16, in ``token_advantages``:
 
@@ -93,20 +93,36 @@ def compute(
     rewards_R = shape_rewards(rewards_R, settings, lengths_R, reasons_R)
     advantages_R = _estimated(settings, rewards_R, groups)
     if normalise and normalises(settings):
-        return _normalised(advantages_R, lengths_R or [1.0] * count)
+        weights_R = lengths_R or [1.0] * count
+        by_group = settings.advantage_norm == "group"
+        for rows in groups.values() if by_group else [range(count)]:
+            of_rows = [advantages_R[row] for row in rows], [weights_R[row] for row in rows]
+            for row, value in zip(rows, _normalised(*of_rows)):
+                advantages_R[row] = value
     return advantages_R
 
 
 def normalises(settings: AdvantageSettings) -> bool:
-    """Whether advantages are normalised over the batch, as the last step."""
-    return settings.advantage_norm == "batch" or settings.advantage in (
+    """Whether advantages are normalised over the batch or each group, as the last step."""
+    return settings.advantage_norm != "none" or settings.advantage in (
         "reinforce_pp",
         "reinforce_pp_baseline",
     )
 
 
-def normalise_tokens(advantages_R_T: Sequence[Sequence[float]]) -> list[list[float]]:
-    """To mean 0 and deviation 1 over all tokens of the batch; all 0 where all are equal."""
+def normalise_tokens(
+    advantages_R_T: Sequence[Sequence[float]], group_ids: Sequence[Hashable] = ()
+) -> list[list[float]]:
+    """To mean 0 and deviation 1 over all tokens of the batch; all 0 where all are equal.
+
+    With ``group_ids`` (R,) over the tokens of each group.
+    """
+    if group_ids:
+        found = [list(row) for row in advantages_R_T]
+        for rows in rows_by_group(group_ids).values():
+            for row, normal in zip(rows, normalise_tokens([found[row] for row in rows])):
+                found[row] = normal
+        return found
     flat = [value for row in advantages_R_T for value in row]
     values = iter(_normalised(flat, [1.0] * len(flat)))
     return [[next(values) for _ in row] for row in advantages_R_T]

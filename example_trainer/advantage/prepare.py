@@ -92,7 +92,10 @@ def prepare(
     )
     prepared.returns_R_T = returns_R_T if critic is not None else None
     if estimators.normalises(settings):
-        prepared.advantages_R_T = estimators.normalise_tokens(prepared.advantages_R_T)
+        by_group = settings.advantage_norm == "group"
+        prepared.advantages_R_T = estimators.normalise_tokens(
+            prepared.advantages_R_T, [row.group for row in prepared.rows] if by_group else ()
+        )
     prepared.advantages_R_T = [
         _of_environment(row, ours) for row, ours in zip(prepared.rows, prepared.advantages_R_T)
     ]

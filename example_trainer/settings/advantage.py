@@ -27,10 +27,10 @@ class AdvantageSettings(Section):
     advantage: Estimator = Field(
         "grpo", description="name in example_trainer.advantage.estimators"
     )
-    advantage_norm: Literal["none", "batch"] = Field(
+    advantage_norm: Literal["none", "batch", "group"] = Field(
         "none",
-        description="batch: advantages of the batch to mean 0 and deviation 1, each trained"
-        " token counting once (adv_norm); reinforce_pp always does it",
+        description="batch, group: advantages of the batch, or of each group, to mean 0 and"
+        " deviation 1, each trained token counting once (adv_norm); reinforce_pp always does it",
     )
     advantage_eps: float = Field(
         0.0,

@@ -121,9 +121,8 @@ def test_run_without_an_environment_shows_its_usage(capsys):
 
 
 def test_the_launcher_gets_the_names_of_an_environment_s_settings(capsys):
-    env_files.print_fields("gsm8k")
-    assert {"group_size", "dataset_path", "temperature"} <= {
-        *json.loads(capsys.readouterr().out)
-    }
+    env_files.print_settings("gsm8k")
+    fields = json.loads(capsys.readouterr().out)["fields"]
+    assert {"group_size", "dataset_path", "temperature"} <= {*fields}
     with pytest.raises(SystemExit, match="no environment 'gsm9k'"):
-        env_files.print_fields("gsm9k")
+        env_files.print_settings("gsm9k")

@@ -15,10 +15,6 @@ from atroposlib.errors import ConfigError
 SERVERS = ("sglang", "vllm", "local")
 TRAINERS = (None, "fsdp", "megatron", "archon")
 PART = re.compile(r"(?:([a-z]+)(?:\[\w+\])?[:.])?((?:[dtpce]\d+)+)")
-ADVICE = (
-    "a form such as sglang:d4t2+fsdp:d8 is read (engines sglang, vllm, local); else set"
-    " inference.engine, inference.count, inference.tensor_parallel and trainer.nproc"
-)
 
 
 @dataclass(frozen=True)
@@ -41,20 +37,22 @@ def parse(text: str) -> Allocation:
     found: dict[str, Any] = {"gpus": 0}
     for part in filter(None, text.split("+")):
         match = PART.fullmatch(part.strip())
-        if match is None or match[1] not in (*SERVERS, *TRAINERS):
-            raise ConfigError(f"{text}: {ADVICE}")
-        sizes = {name: int(size) for name, size in re.findall(r"([dtpce])(\d+)", match[2])}
-        gpus = math.prod(size for name, size in sizes.items() if name != "e")
-        found["gpus"] += gpus
-        if match[1] in TRAINERS:
-            found["ranks"] = gpus
-            continue
-        if any(sizes.get(name, 1) > 1 for name in "pce"):
+        sizes = dict(re.findall(r"([dtpce])(\d+)", match[2])) if match else {}
+        engine = match[1] if match else ""
+        beyond = engine in SERVERS and {k for k in "pce" if sizes.get(k, "1") != "1"}
+        if engine not in (*SERVERS, *TRAINERS) or beyond:
             raise ConfigError(
-                f"{text}: servers have d and t only; inference.args has the rest"
+                f"{text}: a form such as sglang:d4t2+fsdp:d8 is read (sglang, vllm or local with d"
+                " and t); else set inference.engine, inference.count, inference.tensor_parallel,"
+                " inference.args and trainer.nproc"
             )
-        found |= {"engine": match[1], "servers": sizes.get("d", 1)}
-        found["tensor_parallel"] = sizes.get("t", 1)
+        gpus = math.prod(int(size) for name, size in sizes.items() if name != "e")
+        found["gpus"] += gpus
+        if engine in TRAINERS:
+            found["ranks"] = gpus
+        else:
+            found |= {"engine": engine, "servers": int(sizes.get("d", 1))}
+            found["tensor_parallel"] = int(sizes.get("t", 1))
     return Allocation(**found)
 
 

@@ -1,17 +1,15 @@
-"""AReaL's options for environment, servers and launcher: one row each, translated to a plan.
+"""AReaL's options for environment, servers and launcher, by the place of each in a plan.
 
-    Passed      one setting of the plan
-    Together    several options, or one and the run, make settings of the plan
+    PLACES    one option is one setting
+    GROUPS    several options, or one and a look at the run, make settings
 
-The places of values are keys of the plan, but for ``env.*`` and ``openai.*``: settings of the
-environment, and of its view of each server. What has no row is the trainer's, which takes it or
-notes it (``example_trainer.settings.areal.names``).
+``env.*`` and ``openai.*`` are settings of the environment, and of its view of each server. What
+stands in neither table is the trainer's, which takes it or notes it (``settings.areal.names``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from atroposlib.errors import ConfigError
@@ -22,121 +20,99 @@ from example_trainer.settings.files import Assignment, meaning_of, resolved
 
 ENV, OPENAI, SETTINGS = "env.", "openai.", "trainer.settings."
 MISSING = "???"  # a value that AReaL's reference leaves to the user
-OFF = (None, False, "disabled")
-
-
-@dataclass(frozen=True)
-class Passed:
-    """``neutral`` values mean the same as leaving the option out."""
-
-    place: str
-    convert: Callable[[Any], Any] = same
-    neutral: tuple[Any, ...] = (None, "", [])
-    trainer_too: bool = False
-
-
-@dataclass(frozen=True)
-class Together:
-    function: Callable[[Mapping[str, Any], RunContext], Places]
-    to: str  # the process it is for
-    trainer_too: bool = False
-
-
-def _sampling(section: str, place: str) -> dict[str, Passed]:
-    return {
-        f"{section}.top_p": Passed(f"{place}.top_p", neutral=(None, 1.0)),
-        f"{section}.top_k": Passed(f"{place}.top_k", values.top_k),
-        f"{section}.min_new_tokens": Passed(f"{place}.min_tokens", neutral=(None, 0)),
-        f"{section}.stop": Passed(f"{place}.stop"),
-        f"{section}.stop_token_ids": Passed(f"{place}.stop_token_ids"),
-        f"{section}.frequency_penalty": Passed(
-            f"{place}.frequency_penalty", neutral=(None, 0.0)
-        ),
-    }
-
-
-def _together(
-    to: str, function: Any, *names: str, trainer: bool = False
-) -> dict[str, Together]:
-    return dict.fromkeys(names, Together(function, to, trainer))
-
-
-ROWS: dict[str, Passed | Together] = {
-    "seed": Passed("env.seed", trainer_too=True),
-    "tokenizer_path": Passed("env.tokenizer_name"),
-    "gconfig.n_samples": Passed("env.group_size", trainer_too=True),
-    **_sampling("gconfig", "openai.sampling"),
-    **_sampling("eval_gconfig", "openai.eval_sampling"),
-    "eval_gconfig.max_new_tokens": Passed("openai.eval_sampling.max_tokens"),
-    "eval_gconfig.n_samples": Passed("env.eval_samples", neutral=(None, 1)),
-    **_together(
+SAMPLING = {  # AReaL's name -> the servers'
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_new_tokens": "min_tokens",
+    "stop": "stop",
+    "stop_token_ids": "stop_token_ids",
+    "frequency_penalty": "frequency_penalty",
+}
+PLACES: dict[str, str] = {
+    "seed": "env.seed",
+    "tokenizer_path": "env.tokenizer_name",
+    "gconfig.n_samples": "env.group_size",
+    "eval_gconfig.n_samples": "env.eval_samples",
+    "eval_gconfig.max_new_tokens": "openai.eval_sampling.max_tokens",
+    **{f"gconfig.{name}": f"openai.sampling.{ours}" for name, ours in SAMPLING.items()},
+    **{f"eval_gconfig.{name}": f"openai.eval_sampling.{o}" for name, o in SAMPLING.items()},
+    "rollout.max_concurrent_rollouts": "env.max_num_workers",
+    "rollout.request_timeout": "openai.timeout",
+    "rollout.setup_timeout": "inference.ready_within_s",
+    "stats_logger.wandb.mode": "env.use_wandb",
+    "launcher.inference_server_env_vars": "inference.env",
+    "launcher.trainer_env_vars": "trainer.env",
+    "launcher.slurm.srun_additional_args": "slurm.srun",
+    "launcher.slurm.additional_bash_cmds": "slurm.setup",
+}
+CONVERTED: dict[str, Callable[[Any], Any]] = {  # by the last part of the name
+    "top_k": lambda k: None if k >= values.UNBOUNDED_TOP_K else k,
+    "request_timeout": int,
+    "mode": lambda mode: mode not in (False, "disabled"),
+    "inference_server_env_vars": values.variables,
+    "trainer_env_vars": values.variables,
+    "srun_additional_args": values.words,
+}
+NEUTRAL = {"top_p": 1.0, "min_new_tokens": 0, "frequency_penalty": 0.0}  # the same as left out
+# The process that a group is for, and its options.
+GROUPS: dict[Callable[[Mapping[str, Any], RunContext], Places], tuple[str, str]] = {
+    values.temperatures: (
         "environment",
-        values.temperatures,
-        *("gconfig.temperature", "gconfig.greedy"),
-        *("eval_gconfig.temperature", "eval_gconfig.greedy"),
+        "gconfig.temperature gconfig.greedy eval_gconfig.temperature eval_gconfig.greedy",
     ),
-    **_together(
+    values.lengths: (
         "environment",
-        values.lengths,
-        *("gconfig.max_new_tokens", "gconfig.max_tokens", "train_dataset.max_length"),
+        "gconfig.max_new_tokens gconfig.max_tokens train_dataset.max_length",
     ),
-    **_together(
+    values.dataset: (
         "environment",
-        values.dataset,
-        *("train_dataset.path", "train_dataset.type", "train_dataset.shuffle"),
-        *("valid_dataset.path", "valid_dataset.type"),
+        "train_dataset.path train_dataset.type train_dataset.shuffle valid_dataset.path"
+        " valid_dataset.type",
     ),
-    **_together("trainer", values.epochs, "total_train_epochs"),
-    **_together(
-        "trainer", values.epochs, "train_dataset.batch_size", "total_train_steps", trainer=True
-    ),
-    **_together(
+    values.evaluations: (
         "environment",
-        values.evaluations,
-        *("evaluator.freq_steps", "evaluator.freq_epochs", "evaluator.freq_secs"),
-        "evaluator.eval_before_train",
-        trainer=True,
+        "evaluator.freq_steps evaluator.freq_epochs evaluator.freq_secs"
+        " evaluator.eval_before_train",
     ),
-    "rollout.max_concurrent_rollouts": Passed("env.max_num_workers"),
-    "rollout.request_timeout": Passed("openai.timeout", int),
-    "rollout.setup_timeout": Passed("inference.ready_within_s"),
-    "stats_logger.wandb.mode": Passed(
-        "env.use_wandb", lambda mode: mode not in OFF, trainer_too=True
+    values.epochs: (
+        "trainer",
+        "total_train_epochs total_train_steps train_dataset.batch_size",
     ),
-    **_together("launcher", values.directories, "experiment_name", "trial_name", trainer=True),
-    **_together(
+    values.directories: (
         "launcher",
-        values.directories,
-        *("cluster.fileroot", "saver.fileroot", "stats_logger.fileroot"),
+        "experiment_name trial_name cluster.fileroot saver.fileroot stats_logger.fileroot",
     ),
-    **_together(
+    values.allocated: (
         "launcher",
-        values.allocated,
-        *("allocation_mode", "actor.backend", "rollout.backend"),
-        *("cluster.n_nodes", "cluster.n_gpus_per_node"),
+        "allocation_mode actor.backend rollout.backend cluster.n_nodes cluster.n_gpus_per_node",
     ),
-    **_together(
+    values.resources: (
         "launcher",
-        values.resources,
-        *("launcher.inference_server_cpus_per_gpu", "launcher.inference_server_mem_per_gpu"),
-        *("launcher.trainer_cpus_per_gpu", "launcher.trainer_mem_per_gpu"),
+        "launcher.inference_server_cpus_per_gpu launcher.inference_server_mem_per_gpu"
+        " launcher.trainer_cpus_per_gpu launcher.trainer_mem_per_gpu",
     ),
-    "launcher.inference_server_env_vars": Passed("inference.env", values.variables),
-    "launcher.trainer_env_vars": Passed("trainer.env", values.variables),
-    "launcher.slurm.srun_additional_args": Passed("slurm.srun", values.words),
-    "launcher.slurm.additional_bash_cmds": Passed("slurm.setup"),
-    **_together(
+    values.container: (
         "launcher",
-        values.container,
-        *("launcher.slurm.container_type", "launcher.slurm.container_mounts"),
-        *("launcher.slurm.trainer_image", "launcher.slurm.inference_server_image"),
+        "launcher.slurm.container_type launcher.slurm.container_mounts"
+        " launcher.slurm.trainer_image launcher.slurm.inference_server_image",
     ),
 }
-SERVERS = Together(values.server_options, "servers")
+GROUP_OF = {name: group for group, (_, names) in GROUPS.items() for name in names.split()}
+TRAINER_TOO = frozenset(
+    "seed gconfig.n_samples stats_logger.wandb.mode total_train_steps train_dataset.batch_size"
+    " experiment_name trial_name evaluator.freq_steps evaluator.freq_epochs evaluator.freq_secs"
+    " evaluator.eval_before_train".split()
+)
 
 
-def row_of(key: str) -> Passed | Together | None:
-    return SERVERS if key.startswith(("sglang.", "vllm.")) else ROWS.get(key)
+def group_of(key: str) -> Callable[[Mapping[str, Any], RunContext], Places] | None:
+    is_servers = key.startswith(("sglang.", "vllm."))
+    return values.server_options if is_servers else GROUP_OF.get(key)
+
+
+def is_launched(key: str) -> bool:
+    """Whether an option is not only the trainer's."""
+    return key in PLACES or group_of(key) is not None
 
 
 def is_areal(tree: Mapping[str, Any]) -> bool:
@@ -153,7 +129,7 @@ def given_options(assignments: Sequence[Assignment]) -> dict[str, Any]:
     """
 
     def stays(one: Assignment) -> bool:
-        launched = row_of(one.key) is not None or one.key.startswith("model.")
+        launched = is_launched(one.key) or one.key.startswith("model.")
         return isinstance(meaning_of(one), Ignored) and not launched
 
     found: dict[str, Any] = {}
@@ -172,29 +148,29 @@ def translated(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
     places: Places = {"env.use_wandb": False, "env.total_steps": -1, "env.steps_per_eval": 0}
     done = set()
     for key, value in given.items():
-        row = row_of(key)
+        group = group_of(key)
         try:
-            if isinstance(row, Together) and row.function not in done:
-                done.add(row.function)
-                places |= row.function(given, run)
-            elif isinstance(row, Passed) and value not in row.neutral:
-                places |= _passed(key, row, value, run)
-        except ConfigError as error:
+            if group is not None and group not in done:
+                done.add(group)
+                places |= group(given, run)
+            elif key in PLACES:
+                places |= _placed(key, value, run)
+        except (ConfigError, TypeError, ValueError) as error:
             raise ConfigError(f"{key}: {error}") from error
     for key, value in given.items():
-        row = row_of(key)
-        if row is None or (row.trainer_too and value is not None):
+        if not is_launched(key) or (key in TRAINER_TOO and value is not None):
             places[SETTINGS + key] = value
     return sections(places, run.environment)
 
 
-def _passed(key: str, row: Passed, value: Any, run: RunContext) -> Places:
-    wanted = row.convert(value)
-    if wanted is None:
+def _placed(key: str, value: Any, run: RunContext) -> Places:
+    name, place = key.rpartition(".")[2], PLACES[key]
+    if value in (None, "", [], NEUTRAL.get(name, NEUTRAL.get(key))):
         return {}
-    if row.place.startswith(ENV):
-        return run.of_env(key, wanted, row.place.removeprefix(ENV))
-    return {row.place: wanted}
+    wanted = CONVERTED.get(name, same)(value)
+    if place.startswith(ENV):
+        return run.of_env(key, wanted, place.removeprefix(ENV))
+    return {} if wanted is None else {place: wanted}
 
 
 def sections(places: Places, environment: str) -> dict[str, Any]:
@@ -206,12 +182,11 @@ def sections(places: Places, environment: str) -> dict[str, Any]:
     config: dict[str, Any] = {}
     tree: dict[str, Any] = {"environments": [{"script": environment, "config": config}]}
     for place, value in places.items():
+        *path, last = place.split(".")
         if place.startswith(SETTINGS):  # the trainer reads dotted keys
-            path = ["trainer", "settings", place.removeprefix(SETTINGS)]
-        else:
-            path = place.split(".")
+            path, last = ["trainer", "settings"], place.removeprefix(SETTINGS)
         below = config if place.startswith((ENV, OPENAI)) else tree
-        for name in path[:-1]:
+        for name in path:
             below = below.setdefault(name, {})
-        below[path[-1]] = value
+        below[last] = value
     return tree

@@ -21,6 +21,7 @@ from example_trainer.settings.files import Assignment, listed_keys
 
 Notes = list[str]
 IMPORT_TIMEOUT_S = 300.0
+DATA = "train_dataset.path"
 
 
 def read(
@@ -43,7 +44,7 @@ def read(
     own = {one.key: one.value for one in assignments if one.key.startswith(ENV)}
     given = given_options([one for one in assignments if one.key not in own])
     run = look(given, values.environment_of(given, environment), on_cluster)
-    run.engine = choose_engine(values.engine_of(given))
+    run.engine = choose_engine(values.allocation_of(given).engine or "auto")
     tree = translated(values.as_rl(given), run)
     config = tree["environments"][0]["config"]
     config["env"] |= {key.removeprefix(ENV): value for key, value in own.items()}
@@ -52,21 +53,22 @@ def read(
 
 def look(given: Mapping[str, Any], environment: str, on_cluster: bool) -> RunContext:
     """Read the names of the environment's settings, and count the rows of local data."""
-    path = given.get("train_dataset.path")
+    path = given.get(DATA)
     is_local = path is not None and Path(path).exists()
-    rows = len(load_rows(str(path), "train", path=path)) if is_local else values.rows_of(given)
+    known = values.known_dataset(path)
+    rows = known.rows if known and known.hub == path else None
     return RunContext(
         environment=environment,
         fields=fields_of(environment),
         on_cluster=on_cluster,
         data_is_local=is_local,
-        rows=rows,
+        rows=len(load_rows(str(path), "train", path=path, option=DATA)) if is_local else rows,
     )
 
 
 def fields_of(environment: str) -> frozenset[str]:
     """Names of the settings of an environment, which another process imports."""
-    code = "import sys; from atroposlib.cli.env_files import *; print_fields(sys.argv[1])"
+    code = "import sys; from atroposlib.cli.env_files import *; print_settings(sys.argv[1])"
     words = (sys.executable, "-c", code, environment)
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S)
@@ -76,4 +78,4 @@ def fields_of(environment: str) -> frozenset[str]:
         ) from error
     if done.returncode != 0:
         raise ConfigError(f"--env {environment}: {done.stderr.strip()}")
-    return frozenset(json.loads(done.stdout.splitlines()[-1]))
+    return frozenset(json.loads(done.stdout.splitlines()[-1])["fields"])

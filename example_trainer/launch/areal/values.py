@@ -1,6 +1,7 @@
-"""AReaL's options that several together, or a look at the run, turn into the plan; see ``options``.
+"""AReaL's options that together, or with a look at the run, make settings of a plan. Pure.
 
-Each function takes the given options and the run, and returns values by place in the plan. Pure.
+Each function takes the given options and the run, and returns values by their place; see
+``options``.
 """
 
 from __future__ import annotations
@@ -12,21 +13,20 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.areal import allocation
-from example_trainer.launch.areal.allocation import Allocation
 
 Given = Mapping[str, Any]
 Places = dict[str, Any]  # "env.temperature", "openai.timeout", "inference.count" ... -> value
 PROMPT_TOKENS = 1024  # room for a prompt where train_dataset.max_length does not say
 UNBOUNDED_TOP_K = 1_000_000  # AReaL's default, 1e8, keeps the whole vocabulary
+SFT_ENVIRONMENT = "sft_loader"
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """What a data set of AReaL's examples is here."""
+class Dataset(NamedTuple):
+    """A data set of AReaL's examples: who asks its questions, and its name and size."""
 
     environment: str
     hub: str
@@ -35,15 +35,13 @@ class Dataset:
 
 # By a part of the last component of train_dataset.path.
 DATASETS = {"gsm8k": Dataset("gsm8k", "openai/gsm8k", 7473)}
-SFT_ENVIRONMENT = "sft_loader"
 
 
 @dataclass
 class RunContext:
-    """What the translation knows besides the options; ``notes`` collects reasons -> keys.
+    """What is known besides the options, and what has no effect: reason -> keys.
 
-    ``fields`` are the settings of the environment, ``rows`` of the training data are counted
-    where they are a local file or folder.
+    ``fields`` are the settings of the environment; ``rows`` are those of the training data.
     """
 
     environment: str
@@ -57,50 +55,43 @@ class RunContext:
     def note(self, key: str, reason: str) -> None:
         self.notes.setdefault(reason, []).append(key)
 
-    def of_env(self, key: str, value: Any, *names: str) -> Places:
-        """The value for the first of ``names`` that the environment has; none: a note."""
-        for name in names:
-            if name in self.fields:
-                return {f"env.{name}": value}
-        self.note(
-            key, f"the environment {self.environment} has no setting {' or '.join(names)}"
-        )
+    def of_env(self, key: str, value: Any, name: str) -> Places:
+        """The value for a setting of the environment; a note where it has none of this name."""
+        if name in self.fields:
+            return {f"env.{name}": value}
+        self.note(key, f"the environment {self.environment} has no setting {name}")
         return {}
 
 
 def environment_of(given: Given, named: str | None) -> str:
-    """The environment that plays the part of AReaL's workflow script.
+    """The environment that plays the part of AReaL's workflow.
 
     Raises:
-        ConfigError: none is named, and none reads this data set; says what to write.
+        ConfigError: none is named, and none is known for this data set; says what to write.
     """
     if str(given.get("train_dataset.type")) == "rw" or given.get("model.is_critic"):
         raise ConfigError(
-            "`atropos train rm` trains a reward model: its files are lines of pairs"
+            "`atropos train rm` trains reward models, on files with a pair a line"
         )
-    if named is not None:
-        return named
-    if any(key.startswith("model.") for key in given):
-        return SFT_ENVIRONMENT
     path = given.get("train_dataset.path")
-    if (known := known_dataset(path)) is not None:
-        return known.environment
-    raise ConfigError(
-        f"train_dataset.path {path}: no environment is known to ask its questions; write --env FILE"
-        " or --env NAME (`atropos env list`), in place of AReaL's workflow"
-    )
+    known = known_dataset(path)
+    usual = SFT_ENVIRONMENT if is_sft(given) else known and known.environment
+    if not (named or usual):
+        raise ConfigError(
+            f"train_dataset.path {path}: no environment is known to ask its questions; write"
+            " --env FILE or --env NAME (`atropos env list`), in place of AReaL's workflow"
+        )
+    return str(named or usual)
+
+
+def is_sft(given: Given) -> bool:
+    return any(key.startswith("model.") for key in given)
 
 
 def as_rl(given: Given) -> dict[str, Any]:
     """The options with ``model``, of AReaL's SFT, as the actor: one text makes one sequence."""
-    if not any(key.startswith("model.") for key in given):
-        return dict(given)
-    renamed = {re.sub("^model[.]", "actor.", key): value for key, value in given.items()}
-    return {"gconfig.n_samples": 1, "loss": "cross_entropy", **renamed}
-
-
-def engine_of(given: Given) -> Any:
-    return allocation_of(given).engine or "auto"
+    sft = {"gconfig.n_samples": 1, "loss": "cross_entropy"} if is_sft(given) else {}
+    return {**sft, **{re.sub("^model[.]", "actor.", key): v for key, v in given.items()}}
 
 
 def known_dataset(path: Any) -> Dataset | None:
@@ -108,26 +99,28 @@ def known_dataset(path: Any) -> Dataset | None:
     return next((known for part, known in DATASETS.items() if part in name), None)
 
 
-def rows_of(given: Given) -> int | None:
-    known = known_dataset(given.get("train_dataset.path"))
-    return known.rows if known and given["train_dataset.path"] == known.hub else None
-
-
 # --- the run and its processes -----------------------------------------------------------
 
 
 def directories(given: Given, run: RunContext) -> Places:
     """As in AReaL all files of a trial lie below cluster.fileroot/experiment_name/trial_name."""
-    words = [str(given[k]) for k in ("experiment_name", "trial_name") if k in given]
-    found = {"name": re.sub(r"[^\w.-]", "-", "_".join(words))} if words else {}
+    names = [str(given[k]) for k in ("experiment_name", "trial_name") if k in given]
     root = given.get("cluster.fileroot", "runs")
-    found["out"] = str(
-        Path(os.path.expanduser(root), *words) if words else Path(root, "areal")
-    )
+    found = {"out": str(Path(os.path.expanduser(root), *names))}
+    if names:
+        found["name"] = re.sub(r"[^\w.-]", "-", "_".join(names))
     for key in ("saver.fileroot", "stats_logger.fileroot"):
         if given.get(key) not in (None, given.get("cluster.fileroot")):
             found[f"trainer.settings.{key}"] = given[key]
     return found
+
+
+def allocation_of(given: Given) -> allocation.Allocation:
+    """Of allocation_mode, or of the backends that newer versions have instead."""
+    backends = [given.get("rollout.backend"), given.get("actor.backend")]
+    return allocation.parse(
+        str(given.get("allocation_mode") or "+".join(str(one) for one in backends if one))
+    )
 
 
 def allocated(given: Given, run: RunContext) -> Places:
@@ -138,42 +131,35 @@ def allocated(given: Given, run: RunContext) -> Places:
     return allocation.places(wanted, nodes, per_node, run.on_cluster)
 
 
-def allocation_of(given: Given) -> Allocation:
-    """Of allocation_mode, or of the backends that newer versions have instead."""
-    parts = (given.get("rollout.backend"), given.get("actor.backend"))
-    text = given.get("allocation_mode") or "+".join(str(part) for part in parts if part)
-    return allocation.parse(str(text or ""))
-
-
 def resources(given: Given, run: RunContext) -> Places:
-    """CPUs and MB per GPU become those of a job's task."""
-    wanted, found = allocation_of(given), Places()
+    """CPUs and MB per GPU as those of a job's task."""
     ranks = allocated(given, run).get("trainer.nproc", 1)
-    for role, ours, gpus in (
-        ("inference_server", "inference", wanted.tensor_parallel),
-        ("trainer", "trainer", ranks),
-    ):
+    gpus_of = {"inference_server": allocation_of(given).tensor_parallel, "trainer": ranks}
+    found = Places()
+    for role, gpus in gpus_of.items():
+        job = f"slurm.{role.removesuffix('_server')}"
         if (cpus := given.get(f"launcher.{role}_cpus_per_gpu")) is not None:
-            found[f"slurm.{ours}.cpus-per-task"] = cpus * gpus
+            found[f"{job}.cpus-per-task"] = cpus * gpus
         if (megabytes := given.get(f"launcher.{role}_mem_per_gpu")) is not None:
-            found[f"slurm.{ours}.mem"] = f"{megabytes * gpus}M"
+            found[f"{job}.mem"] = f"{megabytes * gpus}M"
     return found
 
 
 def container(given: Given, run: RunContext) -> Places:
     """Words in front of each role's command; API and environments share the trainer's image."""
-    kind = given.get("launcher.slurm.container_type", "apptainer")
-    mounts = given.get("launcher.slurm.container_mounts")
-    found = Places()
-    for key, roles in (
-        ("trainer_image", ("api", "environment", "trainer")),
-        ("inference_server_image", ("inference",)),
-    ):
-        image = given.get(f"launcher.slurm.{key}")
-        if image and kind != "none":
-            words = [kind, "exec", "--nv", *(("--bind", mounts) if mounts else ()), image]
-            found |= {f"slurm.container.{role}": words for role in roles}
-    return found
+    option = {
+        k.rpartition(".")[2]: v for k, v in given.items() if k.startswith("launcher.slurm.")
+    }
+    mounts = option.get("container_mounts")
+    words = [option.get("container_type", "apptainer"), "exec", "--nv"]
+    words += ["--bind", mounts] if mounts else []
+    images = dict.fromkeys(("api", "environment", "trainer"), option.get("trainer_image"))
+    images["inference"] = option.get("inference_server_image")
+    if words[0] == "none":
+        return {}
+    return {
+        f"slurm.container.{role}": [*words, image] for role, image in images.items() if image
+    }
 
 
 def variables(text: str) -> dict[str, str]:
@@ -195,40 +181,31 @@ SERVER_PLACES = {
     "gpu_memory_utilization": "inference.memory_share",
     "context_length": "inference.max_model_len",
     "max_model_len": "inference.max_model_len",
+    "model_path": "inference.model",
+    "model": "inference.model",
 }
-MODEL = ("model_path", "model")
-WIRED = {
-    **dict.fromkeys(
-        ("random_seed", "seed"), "each server has the trainer's seed plus its number"
-    ),
-    **dict.fromkeys(
-        ("tp_size", "tensor_parallel_size", "dp_size", "host", "port", "worker_extension_cls"),
-        "set by the launcher (inference.*)",
-    ),
-    **dict.fromkeys(
-        ("enable_lora", "max_lora_rank", "lora_modules"), "set by the trainer's actor.use_lora"
-    ),
-}
+WIRED = frozenset(
+    "random_seed seed tp_size tensor_parallel_size dp_size host port worker_extension_cls"
+    " enable_lora max_lora_rank lora_modules".split()
+)
 
 
 def server_options(given: Given, run: RunContext) -> Places:
-    """Options of the section of the engine that runs; the rest as its arguments."""
+    """Options of the section of the engine that runs; those without a place as its arguments."""
     found, args = Places(), list[str]()
     for key, value in given.items():
         section, _, name = key.partition(".")
-        if section not in ("sglang", "vllm") or value is None or value == "":
+        if section not in ("sglang", "vllm") or value in (None, ""):
             continue
         if section != run.engine:
             run.note(key, f"the servers are {run.engine}")
         elif name in WIRED:
-            run.note(key, WIRED[name])
+            run.note(key, "follows from allocation_mode and the trainer's settings")
         elif name in SERVER_PLACES:
             found[SERVER_PLACES[name]] = value
-        elif name in MODEL:
-            found |= {} if value == given.get("actor.path") else {"inference.model": value}
         else:
             args += argument(section, name, value)
-    return {**found, **({"inference.args": args} if args else {})}
+    return {**found, "inference.args": args}
 
 
 def argument(engine: str, name: str, value: Any) -> list[str]:
@@ -240,59 +217,51 @@ def argument(engine: str, name: str, value: Any) -> list[str]:
     if value is False:
         is_off_anyway = engine == "sglang" or name.startswith(("no_", "disable_"))
         return [] if is_off_anyway else [flag.replace("--", "--no-", 1)]
-    if value is True:
-        return [flag]
-    if isinstance(value, list):
-        return [flag, *map(str, value)]
+    if isinstance(value, (bool, list)):
+        return [flag, *map(str, value if isinstance(value, list) else ())]
     return [flag, json.dumps(value) if isinstance(value, Mapping) else str(value)]
 
 
 # --- the environment ----------------------------------------------------------------------
 
 
-def top_k(value: int) -> int | None:
-    return None if value >= UNBOUNDED_TOP_K else value
-
-
 def temperatures(given: Given, run: RunContext) -> Places:
     found = Places()
     for section, name in (("gconfig", "temperature"), ("eval_gconfig", "eval_temperature")):
-        key = f"{section}.temperature"
-        value = 0.0 if given.get(f"{section}.greedy") else given.get(key)
-        if value is not None and (run.environment != SFT_ENVIRONMENT):
-            found |= run.of_env(key, value, name)
+        value = 0.0 if given.get(f"{section}.greedy") else given.get(f"{section}.temperature")
+        if value is not None:
+            found |= run.of_env(f"{section}.temperature", value, name)
     return found
 
 
 def lengths(given: Given, run: RunContext) -> Places:
     """Tokens of an answer, and of a sequence: the longest prompt and the longest answer."""
     answer = given.get("gconfig.max_new_tokens")
-    prompt, whole = given.get("train_dataset.max_length"), given.get("gconfig.max_tokens")
-    found = Places()
+    sequence, found = given.get("train_dataset.max_length"), Places()
     if answer is not None:
-        limit = [name for name in ("max_tokens", "max_new_tokens") if name in run.fields][:1]
-        found |= {f"env.{name}": answer for name in limit}
-        found["openai.sampling.max_tokens"] = answer
-        prompt = (PROMPT_TOKENS if prompt is None else prompt) + answer
-    known = [tokens for tokens in (prompt, whole) if tokens is not None]
+        sequence = (PROMPT_TOKENS if sequence is None else sequence) + answer
+        own = [name for name in ("max_tokens", "max_new_tokens") if name in run.fields]
+        found = {"openai.sampling.max_tokens": answer, **{f"env.{k}": answer for k in own}}
+    known = [n for n in (sequence, given.get("gconfig.max_tokens")) if n is not None]
     if known:
         found |= {"env.max_token_length": min(known), "trainer.settings.seq_len": min(known)}
     return found
 
 
 def dataset(given: Given, run: RunContext) -> Places:
-    """The data of the environment; its held-out part serves as AReaL's valid_dataset.
+    """The data of the environment, whose held-out part serves as AReaL's valid_dataset.
 
     Raises:
         ConfigError: the path is not local, and the environment reads another set of the hub.
     """
-    path, valid = given.get("train_dataset.path"), given.get("valid_dataset.path")
-    if valid is not None and valid != path:
-        run.note("valid_dataset.path", "evaluation takes the environment's own held-out tasks")
+    path, known = given.get("train_dataset.path"), known_dataset(
+        given.get("train_dataset.path")
+    )
+    if given.get("valid_dataset.path") not in (None, path):
+        run.note("valid_dataset.path", "the environment evaluates its own held-out tasks")
     if given.get("train_dataset.shuffle") is False:
         run.note("train_dataset.shuffle", "the environment orders its tasks by env.seed")
-    known = known_dataset(path)
-    is_usual = known is not None and (known.environment, known.hub) == (run.environment, path)
+    is_usual = known is not None and known[:2] == (run.environment, path)
     if path is None or is_usual:
         return {}
     if run.data_is_local:
@@ -329,18 +298,16 @@ def epochs(given: Given, run: RunContext) -> Places:
 def evaluations(given: Given, run: RunContext) -> Places:
     """The environment evaluates between the trainer's steps; without a frequency never."""
     steps, times = given.get("evaluator.freq_steps"), given.get("evaluator.freq_epochs")
-    epoch = steps_of_epoch(given, run)
     if steps is None and times is not None:
-        steps = epoch and times * epoch
-        if epoch is None:
+        steps = (steps_of_epoch(given, run) or 0) * times
+        if steps == 0:
             run.note(
                 "evaluator.freq_epochs", "of data not counted here; set evaluator.freq_steps"
             )
     if given.get("evaluator.freq_secs") is not None:
         run.note("evaluator.freq_secs", "environments evaluate by steps: evaluator.freq_steps")
-    if given.get("valid_dataset", "given") is None:
-        steps = 0
-    found: Places = {"env.steps_per_eval": steps or 0}
+    has_data = given.get("valid_dataset", "given") is not None
+    found: Places = {"env.steps_per_eval": steps if steps and has_data else 0}
     if given.get("evaluator.eval_before_train"):
         found["env.eval_at_start"] = True
     return found

@@ -62,6 +62,7 @@ LAUNCHER = Ignored("atropos-launch places the processes")
 MEETING = Ignored("the processes meet at the rollout API and need no service of names")
 SCHEDULER = Ignored("`atropos-launch local` or `slurm` says where; environments reward")
 NO_LOADER = Ignored("environments hold their tasks in memory and need no loader of batches")
+WORKFLOW = Ignored("an environment plays its part: --env of atropos-launch")
 RUN_NAME = Ignored("the names at the top are those of all parts of the run")
 FILEROOT = Ignored("all of it goes below save_path (cluster.fileroot), named by run_name")
 ENGINE = Ignored("chosen by the trainer itself")
@@ -200,9 +201,9 @@ NAMES: dict[str, Meaning] = {
     ),
     "total_train_n_seqs": Unsupported("nothing reads it in AReaL; leave it out"),
     "enable_offload": OFFLOAD,
-    "dynamic_bs": ENVIRONMENTS,
-    "workflow": ENVIRONMENTS,
-    "eval_workflow": ENVIRONMENTS,
+    "dynamic_bs": Ignored("batches are always full: environments replace dropped groups"),
+    "workflow": WORKFLOW,
+    "eval_workflow": WORKFLOW,
     "tokenizer_path": Ignored("the trainer takes the tokenizer of the model's directory"),
     "allocation_mode": LAUNCHER,
     "async_training": Combined(groups.staleness, "async_training"),
@@ -215,29 +216,11 @@ NAMES: dict[str, Meaning] = {
     "saver.freq_secs": Renamed("save_every_s"),
     "saver.fileroot": Renamed("save_path"),
     "evaluator.eval_before_train": Renamed("eval_at_start"),
-    **dict.fromkeys(
-        (
-            *(
-                "train_dataset.pin_memory",
-                "train_dataset.num_workers",
-                "train_dataset.drop_last",
-            ),
-            *(
-                "valid_dataset.pin_memory",
-                "valid_dataset.num_workers",
-                "valid_dataset.drop_last",
-            ),
-            *("valid_dataset.batch_size", "valid_dataset.shuffle", "valid_dataset.max_length"),
-        ),
-        NO_LOADER,
-    ),
     **{
-        f"{section}.{name}": RUN_NAME
-        for section in ("rollout", "ref", "critic", "saver", "evaluator", "recover")
-        for name in ("experiment_name", "trial_name")
+        f"{section}.{name}": NO_LOADER
+        for section in ("train_dataset", "valid_dataset")
+        for name in ("pin_memory", "num_workers", "drop_last")
     },
-    "stats_logger.experiment_name": RUN_NAME,
-    "stats_logger.trial_name": RUN_NAME,
     "rollout.queue_size": Ignored("--env.max_batches_offpolicy bounds the queue, in batches"),
     "rollout.enable_rollout_tracing": Ignored("--log-level debug logs every group"),
     "rollout.check_trajectory_format": Ignored("the rollout API checks every group"),
@@ -299,6 +282,8 @@ def meaning_of(key: str) -> Meaning | None:
     if section == "model" and option in _ACTOR:
         return SUPERVISED
     fitting = [prefix for prefix in PREFIXES if key.startswith(prefix)]
+    if fitting and option in ("experiment_name", "trial_name"):
+        return RUN_NAME
     return PREFIXES[max(fitting, key=len)] if fitting else None
 
 

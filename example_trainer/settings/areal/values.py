@@ -65,11 +65,11 @@ def reward_norm(given: Given) -> dict[str, Any]:
 
 def advantage_norm(given: Given) -> dict[str, Any]:
     wanted = (level(given, "mean_level"), level(given, "std_level"))
-    names = {("batch", "batch"): "batch", (None, None): "none"}
+    names = {("batch", "batch"): "batch", ("group", "group"): "group", (None, None): "none"}
     if wanted not in names:
         raise ConfigError(
-            f"advantages are normalised over the batch (batch, batch) or not at all, not with"
-            f" mean_level {wanted[0]} and std_level {wanted[1]}"
+            "advantages are normalised over the batch (batch, batch), over each group (group,"
+            f" group) or not at all, not with mean_level {wanted[0]} and std_level {wanted[1]}"
         )
     return {"advantage_norm": names[wanted]}
 

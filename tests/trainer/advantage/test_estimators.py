@@ -121,6 +121,13 @@ def test_normalised_tokens_have_mean_zero_and_deviation_one():
     assert estimators.normalise_tokens([]) == [] and estimators.normalise_tokens([[]]) == [[]]
 
 
+def test_each_group_may_be_normalised_over_its_own_tokens():
+    found = estimators.normalise_tokens([[1.0], [3.0], [9.0, 9.0]], ["a", "a", "b"])
+    assert found == [[-1.0], [1.0], [0.0, 0.0]]
+    at_once = compute("raw", [1.0, 3.0, 9.0], ["a", "a", "b"], advantage_norm="group")
+    assert at_once == pytest.approx([-1.0, 1.0, 0.0])
+
+
 # --- what holds for all -------------------------------------------------------------------
 
 

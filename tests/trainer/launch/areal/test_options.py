@@ -10,14 +10,16 @@ import pytest
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.errors import ConfigError
 from example_trainer.launch.areal.options import (
-    ROWS,
-    Passed,
+    GROUP_OF,
+    GROUPS,
+    PLACES,
+    TRAINER_TOO,
     given_options,
+    group_of,
     is_areal,
-    row_of,
     translated,
 )
-from example_trainer.launch.areal.values import WIRED, RunContext
+from example_trainer.launch.areal.values import WIRED, RunContext, server_options
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.settings.areal.names import Ignored, Unsupported
 from example_trainer.settings.files import flatten, meaning_of, parse_override, read_file
@@ -46,11 +48,13 @@ OUTCOMES = {
 
 
 def outcome(one) -> str:
-    row = row_of(one.key)
-    if isinstance(row, Passed):
-        return HEADS.get(row.place.partition(".")[0], "launcher")
-    if row is not None:
-        return "noted" if one.key.partition(".")[2] in WIRED else row.to
+    if one.key in PLACES:
+        return HEADS.get(PLACES[one.key].partition(".")[0], "launcher")
+    group = group_of(one.key)
+    if group is server_options:
+        return "noted" if one.key.partition(".")[2] in WIRED else "servers"
+    if group is not None:
+        return GROUPS[group][0]
     meaning = meaning_of(one)  # ConfigError if unknown
     names = {Ignored: "noted", Unsupported: "refused"}
     return names.get(type(meaning), "trainer")
@@ -130,7 +134,7 @@ def test_a_file_with_an_actor_and_no_section_of_ours_is_areal_s():
     assert not is_areal({"actor": {}, "trainer": {}}) and not is_areal({"lr": 1})
 
 
-def test_every_row_is_an_option_that_the_trainer_knows():
-    for key in ROWS:
-        if not key.startswith("env."):
-            meaning_of(next(flatten({key: 1}, "here")))
+def test_every_option_of_the_tables_is_known():
+    for key in [*PLACES, *GROUP_OF, *TRAINER_TOO]:
+        meaning_of(next(flatten({key: 1}, "here")))
+    assert TRAINER_TOO <= {*PLACES, *GROUP_OF}

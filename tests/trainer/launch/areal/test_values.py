@@ -131,10 +131,11 @@ def test_servers_get_the_options_of_their_engine():
     run = a_run(engine="sglang")
     assert values.server_options(SGLANG, run) == {
         "inference.memory_share": 0.8,
+        "inference.model": "m",
         "inference.args": ["--disable-radix-cache", "--cuda-graph-bs", "1", "2"],
     }
     assert [*run.notes.values()] == [["sglang.tp_size"], ["vllm.enforce_eager"]]
-    assert values.server_options(SGLANG, a_run(engine="local")) == {}
+    assert values.server_options(SGLANG, a_run(engine="local")) == {"inference.args": []}
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,9 @@ AREAL = {
     "actor.reward_norm.mean_level=group": {"advantage": "lite_ppo"},
     "actor.reward_norm.std_level=batch": {"advantage": "reinforce_pp"},
     "actor.adv_norm.mean_level=batch": {"advantage_norm": "batch"},
+    "actor.adv_norm.mean_level=group actor.adv_norm.std_level=group": {
+        "advantage_norm": "group"
+    },
     "actor.disable_dropout=true": {"lora_dropout": 0.0},
     "actor.disable_dropout=false": {},
     "actor.reward_norm=null critic.path=m critic.eps_clip=0.5": {
