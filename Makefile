@@ -11,6 +11,10 @@ MODEL ?= smollm2
 ENGINE ?= local
 SEED ?= 0
 
+# Of make gpu: auto, cuda or cpu (a dry run); the folder of page, figures and log.
+DEVICE ?= auto
+OUT ?= runs/gpu
+
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 LINTED := atroposlib environments example_trainer helpers scripts tests benchmarks
@@ -26,7 +30,7 @@ ALONE := "tests that run alone" "about 8 min on 2 cores"
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart lint check test format config wire map docs ratchets bench torture lock clean
+.PHONY: help install quickstart lint check test format config wire map docs ratchets bench gpu torture lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +91,10 @@ ratchets: $(STAMP)  ## Print the structural figures and their bounds
 
 bench: $(STAMP)  ## Run benchmarks/bench_*.py one after another, with their defaults
 	@set -e; for file in $(wildcard benchmarks/bench_*.py); do $(PY) $$file; done
+
+# Without the environment: a machine with a GPU may have no network, and torch in its own Python.
+gpu:  ## Checks and figures on one CUDA device (DEVICE=cpu: a dry run; OUT=runs/gpu)
+	@exec $(if $(wildcard $(PY)),$(PY),$(PYTHON)) benchmarks/gpu.py --device $(DEVICE) --out $(OUT)
 
 torture: $(STAMP)  ## Kills, power cuts, fuzzing, soak: the long campaigns (hours; TORTURE="kills=50")
 	$(PY) scripts/torture.py $(TORTURE)

@@ -1,0 +1,1 @@
+"""Checks of gpu.py: one module per subject, one function per check."""

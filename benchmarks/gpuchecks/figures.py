@@ -1,0 +1,95 @@
+"""Figures of a check, what they are held against, and the place where checks run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the page. ``bound`` is a limit, or the reference of a ratio."""
+
+    what: str
+    value: str
+    bound: str = ""
+    ok: bool = True
+
+
+def below(what: str, value: float, limit: float, unit: str = "") -> Figure:
+    """A value that must not pass a limit; NaN does."""
+    return Figure(what, f"{value:.3g}{unit}", f"<= {limit:g}{unit}", value <= limit)
+
+
+def above(what: str, value: float, limit: float) -> Figure:
+    return Figure(what, f"{value:.3g}", f">= {limit:g}", value >= limit)
+
+
+def holds(what: str, value: object, bound: str, ok: bool) -> Figure:
+    return Figure(what, str(value), bound, ok)
+
+
+def ratio(what: str, ours: float, theirs: float, unit: str, reference: str) -> Figure:
+    """A speed and its ratio to a reference of the same run; never a reason to fail."""
+    return Figure(what, f"{ours:,.0f} {unit}", f"{ours / theirs:.2f} x {reference}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where checks run: device, folder for models and runs, and whether sizes are real."""
+
+    device: str  # cuda or cpu
+    scratch: Path
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device == "cuda"
+
+    @property
+    def patience(self) -> float:
+        """Factor of bounds: a dry run shares its cores with others."""
+        return 1.0 if self.on_cuda else 4.0
+
+    def size(self, name: str) -> str:
+        """The shape of this name on a GPU, the tiny one in a dry run."""
+        return name if self.on_cuda else "tiny"
+
+
+def weights(place: Place, size: str) -> Path:
+    """A directory with random bfloat16 weights of a shape, and a tokenizer of all its ids.
+
+    The first ids are characters; the rest are words that no text contains.
+    """
+    import torch
+    from trainerbench.workload import SIZES
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from atroposlib.testing.tiny import ALPHABET, ROLE_TOKENS, char_tokenizer
+
+    directory = place.scratch / f"model-{size}"
+    if (directory / "model.safetensors").exists():
+        return directory
+    vocabulary, hidden, mlp, layers, heads, key_heads = SIZES[size]
+    words = [f"<{i}>" for i in range(vocabulary - len(ALPHABET) - len(ROLE_TOKENS))]
+    alphabet: Any = [*ALPHABET, *words]
+    tokenizer = char_tokenizer(alphabet)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    with torch.device(place.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory

@@ -1,0 +1,170 @@
+"""Every way of weights that one GPU allows: published, read back, compared, timed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import torch
+import uvicorn
+from gpuchecks.figures import Figure, Place, below, holds, weights
+
+from atroposlib.inference.engine.core import EngineLimits
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.engine.served_model import load_model
+from atroposlib.inference.http.app import create_app
+from atroposlib.utils import process_group
+from atroposlib.utils.process_group import GroupSpec
+from example_trainer.model import loading
+from example_trainer.model.model_dir import TrainerState
+from example_trainer.model.policy import Policy
+from example_trainer.model.state_dict import export_weights, layout
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.weights import make_publisher
+from example_trainer.weights.engines import connect
+from example_trainer.weights.shared_memory import CudaBuffer
+from example_trainer.weights.verify import check_servers
+
+PUBLISHERS = ("disk", "shared_memory", "distributed")
+SEQUENCES = [[6, 7, 8, 9, 10, 11, 6, 7], [6, 12, 13, 20, 31]]
+TIMEOUT_S = 30.0
+
+
+def publish(place: Place) -> list[Figure]:
+    """Publish changed weights twice each way; a server's logprobs follow the trainer's."""
+    model = weights(place, place.size("135m"))
+    figures = []
+    with served(model, place.device) as url:
+        for seed, name in enumerate(PUBLISHERS):
+            cfg = settings(place, model, weight_publisher=name)
+            policy = loading.load(cfg)
+            engine = connect(url, "auto", timeout_s=TIMEOUT_S, wait_s=TIMEOUT_S, on_wait=print)
+            with closing(engine), closing(make_publisher(cfg, [engine], None)) as publisher:
+                before = engine.score(SEQUENCES[0])
+                for version in (1, 2):
+                    change(policy, 10 * seed + version)
+                    began = time.perf_counter()
+                    publisher.publish(policy, TrainerState("gpu", version, version, version))
+                    seconds = time.perf_counter() - began
+                found = check_servers(
+                    policy, [engine], SEQUENCES, version, cfg.logprob_tolerance
+                )
+                moved = max(abs(a - b) for a, b in zip(before, engine.score(SEQUENCES[0])))
+            size = sum(spec.bytes for spec in layout(policy, untie_head=False))
+            figures += [
+                below(f"{name}: server against trainer", found.max, cfg.logprob_tolerance),
+                holds(f"{name}: logprobs moved by", f"{moved:.3g}", "> 0.01", moved > 0.01),
+                Figure(f"{name}: second publish", f"{seconds:.2f} s, {size / 1e6:.0f} MB"),
+            ]
+    return figures
+
+
+def cuda_ipc(place: Place) -> list[Figure]:
+    """Another process opens the trainer's GPU memory, as a vLLM worker does, in each version."""
+    model = weights(place, "135m")
+    policy = loading.load(settings(place, model))
+    specs = layout(policy, untie_head=True)
+    path = place.scratch / "bridge.json"
+    buffer = CudaBuffer(specs, policy.device, path, str(model))
+    equal = []
+    for version in (1, 2):
+        change(policy, version)
+        buffer.write(export_weights(policy, untie_head=True), version)
+        expected = {n: checksum(t) for n, t in export_weights(policy, untie_head=True)}
+        command = [sys.executable, __file__, str(path)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S * 2)
+        if ran.returncode:
+            raise RuntimeError(f"the reading process failed: {ran.stderr[-2000:]}")
+        equal.append(json.loads(ran.stdout.splitlines()[-1]) == expected)
+    buffer.remove()
+    return [holds("tensors read by another process, two versions", equal, "equal", all(equal))]
+
+
+def nccl(place: Place) -> list[Figure]:
+    """A group of one rank by our own rendezvous: NCCL accepts one process per GPU."""
+    listener = process_group.listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    spec = GroupSpec("127.0.0.1", port, 1, "nccl", "gpu-check", TIMEOUT_S)
+    members = process_group.join(process_group.host_store(listener, spec), spec, 0)
+    sent = torch.randn(1 << 26, device="cuda")  # 256 MiB
+    kept = sent.clone()
+    process_group.wait(process_group.broadcast(members, sent), spec)
+    began = time.perf_counter()
+    process_group.wait(process_group.broadcast(members, sent), spec)
+    seconds = time.perf_counter() - began
+    same = torch.equal(sent, kept)
+    members.abort()
+    return [
+        holds("broadcast in a group of one", same, "unchanged", same),
+        Figure("second broadcast of 256 MiB", f"{seconds * 1e3:.1f} ms"),
+    ]
+
+
+@contextmanager
+def served(model: Path, device: str) -> Iterator[str]:
+    """A local server on a free port, in a thread of this process; yields its URL."""
+    engine = Engine(
+        load_model(str(model), device=device),
+        EngineLimits(),
+        seed=0,
+        num_threads=torch.get_num_threads(),
+    )
+    engine.start()
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(engine), log_level="error", timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(TIMEOUT_S)
+        engine.close()
+
+
+def settings(place: Place, model: Path, **more: object) -> TrainingConfig:
+    return TrainingConfig(
+        model_name=str(model),
+        device=place.device,
+        save_path=str(place.scratch / "publishing"),
+        publish_timeout_s=TIMEOUT_S,
+        inference_urls=[],
+        seq_len=64,
+        **more,
+    )
+
+
+@torch.no_grad()
+def change(policy: Policy, seed: int) -> None:
+    """Other weights, different enough that every logprob changes."""
+    generator = torch.Generator(policy.device).manual_seed(seed)
+    for weight in policy.parameters():
+        noise = torch.randn(weight.shape, generator=generator, device=weight.device)
+        weight.add_(0.02 * noise)
+
+
+def checksum(tensor: torch.Tensor) -> list[float]:
+    """Sum and sum of squares in float64: equal bits give equal sums on one device."""
+    wide = tensor.detach().double()
+    return [float(wide.sum()), float(wide.square().sum())]
+
+
+def read(path: str) -> None:
+    """Print the checksums of a bridge file's tensors; the other process of cuda_ipc."""
+    from example_trainer.weights.vllm_worker import _of_cuda
+
+    described = json.loads(Path(path).read_text(encoding="utf-8"))
+    print(json.dumps({name: checksum(tensor) for name, tensor in _of_cuda(described)}))
+
+
+if __name__ == "__main__":
+    read(sys.argv[1])

@@ -1,0 +1,116 @@
+"""Whole runs: API, local server, environment and trainer as processes, on the device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+
+import wholerun
+from gpuchecks.figures import Figure, Place, above, below, holds, weights
+from wholerun import Setup, changed, plan_of
+
+from atroposlib.processes import Children, StopRequest, Supervisor
+from atroposlib.processes.children import Child, Exit
+from atroposlib.quickstart.commands import processes
+from atroposlib.quickstart.recipes import COPY, QuickstartPlan
+from atroposlib.trackers.jsonl import RESUMED, read_steps
+
+LEARNED = 0.5  # mean reward of the last steps; a random model starts near 0.02
+MISMATCH = 0.1  # nats between a server and the trainer after a publish
+BOUND_S = 105.0  # below that of the check, so that a late run ends with the end of its log
+
+
+def learns(place: Place) -> list[Figure]:
+    """The tiny model learns to copy; weights go through shared memory."""
+    recipe = COPY if place.on_cuda else replace(COPY, steps=2, groups_per_step=2)
+    trainer = {"--weight-publisher": "shared_memory", "--device": place.device}
+    setup = Setup(place.scratch / "learns", recipe, "tiny", seed=0, trainer=trainer, **cores())
+    outcome = wholerun.run(setup, StopRequest(), BOUND_S * place.patience)
+    rewards = [step["reward_mean"] for step in outcome.steps]
+    figures = whole(outcome.steps, recipe.steps)
+    last = sum(rewards[-4:]) / len(rewards[-4:])
+    if place.on_cuda:
+        figures.append(above("mean reward of the last four steps", last, LEARNED))
+    figures.append(Figure("reward, first and last", f"{rewards[0]:.3f}, {last:.3f}"))
+    figures.append(Figure("seconds, all processes", f"{outcome.seconds:.1f}"))
+    return figures
+
+
+def killed(place: Place) -> list[Figure]:
+    """The trainer of a larger model is killed after a checkpoint and goes on from it.
+
+    Weights go by broadcast (gloo: two processes share the GPU).
+    """
+    steps = 6 if place.on_cuda else 4
+    recipe = replace(COPY, steps=steps, groups_per_step=2, learning_rate=1e-5, ppo_epochs=1)
+    trainer: dict[str, object] = {"--weight-publisher": "distributed"}
+    trainer |= {"--device": place.device, "--recover-mode": "auto"}
+    trainer |= {"--recover-every-steps": 1}
+    model = str(weights(place, place.size("135m")))
+    setup = Setup(place.scratch / "killed", recipe, model, seed=0, trainer=trainer, **cores())
+    with Children(setup.out / "logs", StopRequest()) as children:
+        plan = plan_of(setup, children)
+        rule = KillOnce(plan)
+        parts = Supervisor(
+            [changed(spec, setup) for spec in processes(plan)],
+            children,
+            StopRequest(),
+            rule,
+            may_end=lambda: {"trainer", "environment"},
+            print_line=print,
+        )
+        began, bound_s = time.monotonic(), BOUND_S * place.patience
+        parts.start_servers()
+        parts.start_workers()
+        parts.watch(lambda: parts.completed("trainer"), what="trainer", within_s=bound_s)
+        seconds = time.monotonic() - began
+    resumed = plan.metrics_path.read_text(encoding="utf-8").count(f'"{RESUMED}"')
+    final = list((plan.checkpoints / "final_model").glob("*.safetensors"))
+    return [
+        holds("killed after step", rule.killed_at, ">= 1", bool(rule.killed_at)),
+        holds("resumed from a checkpoint", f"{resumed} times", ">= 1", bool(resumed)),
+        *whole(read_steps(plan.metrics_path), steps),
+        holds("files of the final model", len(final), ">= 1", bool(final)),
+        Figure("seconds, both lives of the trainer", f"{seconds:.1f}"),
+    ]
+
+
+@dataclass
+class KillOnce:
+    """Kill the trainer with SIGKILL after a checkpoint, start it again once."""
+
+    plan: QuickstartPlan
+    killed_at: int = 0  # last step of its first life
+
+    def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
+        if child.spec.name == "trainer" and ended == Exit(-signal.SIGKILL):
+            run.children.start(child.spec)
+        elif ended is not None:
+            raise child.failure(f"{child.spec.name} ended ({ended})")
+        elif child.spec.name == "trainer" and not self.killed_at:
+            saved = (self.plan.checkpoints / "recover" / "LATEST").exists()
+            steps = read_steps(self.plan.metrics_path) if saved else []
+            if len(steps) >= 2:
+                self.killed_at = int(steps[-1]["step"])
+                os.killpg(child.popen.pid, signal.SIGKILL)
+
+
+def whole(steps: list[dict[str, object]], expected: int) -> list[Figure]:
+    """Each step is there, and every server had the trainer's logprobs after each publish."""
+    numbers = sorted({int(str(step["step"])) for step in steps})
+    worst = max(float(str(step.get("publish_mismatch_max", "nan"))) for step in steps)
+    return [
+        holds(
+            "steps",
+            f"{len(numbers)}",
+            f"1 to {expected}",
+            numbers == [*range(1, expected + 1)],
+        ),
+        below("server against trainer after publishes, largest", worst, MISMATCH),
+    ]
+
+
+def cores() -> dict[str, int]:
+    return {"cores": os.cpu_count() or 1}

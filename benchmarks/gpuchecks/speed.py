@@ -1,0 +1,128 @@
+"""Tokens per second, share of the device's peak and memory, each beside a reference."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import bench_inference
+import bench_trainer
+import torch
+from gpuchecks.figures import Figure, Place, below, holds, ratio, weights
+from trainerbench.workload import Workload, rows_of
+
+from atroposlib.inference.engine.core import EngineLimits
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.engine.request import GenerationRequest, SamplingParams
+from atroposlib.inference.engine.served_model import load_model
+
+SAME_NORM = 0.03  # relative, of the gradient; bfloat16 products in another order
+SAME_LOSS = 1e-3
+
+
+def step_small(place: Place) -> list[Figure]:
+    return step(place, "0.5b")
+
+
+def step_large(place: Place) -> list[Figure]:
+    return step(place, "1.5b")
+
+
+def step(place: Place, name: str) -> list[Figure]:
+    """One optimizer step of every contestant of bench_trainer.py, on the same rows."""
+    load = workload(place, name)
+    tokens = sum(len(row.tokens) for row in rows_of(load))
+    found: dict[str, dict[str, Any]] = {}
+    figures = [Figure("rows", f"{load.groups * load.group_size}, {tokens:,} tokens")]
+    for contestant in bench_trainer.ORDER:
+        try:
+            found[contestant] = bench_trainer.measure(contestant, load, None, steps=2)
+        except (ImportError, RuntimeError) as problem:  # RuntimeError: out of memory, or TRL
+            why = f"{type(problem).__name__}: {problem}".split("\n")[0][:90]
+            ours = contestant in ("shared", "packed", "padded")
+            figures.append(Figure(f"{contestant}: left out", why, "", not ours))
+        gc.collect()
+        if place.on_cuda:
+            torch.cuda.empty_cache()
+    base = found["padded"]
+    for contestant, one in found.items():
+        speed = tokens / one["s"]
+        figures += [
+            ratio(f"{contestant}: speed", speed, tokens / base["s"], "tokens/s", "padded"),
+            Figure(
+                f"{contestant}: MFU and memory",
+                f"{one['mfu']:.1%} of {one['peak_tflops']:.3g} TFLOP/s,"
+                f" {one['peak_gb']:.2f} GB at most",
+                f"{one['peak_gb'] / base['peak_gb']:.2f} x padded",
+            ),
+            below(
+                f"{contestant}: gradient norm against padded",
+                abs(one["norm"] / base["norm"] - 1),
+                SAME_NORM,
+            ),
+            below(
+                f"{contestant}: loss against padded",
+                abs(one["loss"] - base["loss"]),
+                SAME_LOSS,
+            ),
+        ]
+    return figures
+
+
+def workload(place: Place, name: str) -> Workload:
+    size, wide = place.size(name), place.on_cuda
+    return Workload(
+        size=size,
+        groups=8 if wide else 2,
+        group_size=8 if wide else 4,
+        prompt=256 if wide else 8,
+        median=400 if wide else 12,
+        shortest=32 if wide else 4,
+        longest=1792 if wide else 40,
+        rows_per_pass=8 if wide else 4,
+        device=place.device,
+        threads=torch.get_num_threads(),
+        checkpointing=wide,
+        model=str(weights(place, size)),
+    )
+
+
+def generate_small(place: Place) -> list[Figure]:
+    return generate(place, "135m")
+
+
+def generate_large(place: Place) -> list[Figure]:
+    return generate(place, "0.5b")
+
+
+def generate(place: Place, name: str) -> list[Figure]:
+    """The local engine against plain ``generate``; its logprobs against its own scores."""
+    size = place.size(name)
+    served = load_model(str(weights(place, size)), device=place.device)
+    count, n, length, new = (16, 16, 64, 128) if place.on_cuda else (2, 4, 8, 8)
+    engine = Engine(
+        served, EngineLimits(max_batch=512), seed=0, num_threads=torch.get_num_threads()
+    )
+    engine.start()
+    prompts = bench_inference.random_prompts(served, count, length)
+    rates = {}
+    for name in ("engine", "generate"):
+        run = getattr(bench_inference, f"run_{name}")
+        who = engine if name == "engine" else served
+        pairs = [
+            bench_inference.measure(lambda: run(who, prompts, n, new), 1) for _ in range(3)
+        ]
+        rates[name] = max(wall for ((wall, _),) in pairs[1:])  # the first warms up
+    params = SamplingParams(max_tokens=new, ignore_eos=True)
+    request = GenerationRequest(prompt_ids=prompts[0], n=1, params=params)
+    engine.submit(request)
+    output = request.future.result(60).outputs[0]
+    scored = served.score([prompts[0] + output.tokens], [1.0], [0])[0][len(prompts[0]) :]
+    apart = [abs(next(iter(s.values())) - p) for s, p in zip(scored, output.logprobs) if s]
+    engine.close()
+    return [
+        ratio("engine", rates["engine"], rates["generate"], "tokens/s", "generate"),
+        Figure("generate", f"{rates['generate']:,.0f} tokens/s", f"{count * n} sequences"),
+        holds("tokens of a sample", len(output.tokens), f"{new}", len(output.tokens) == new),
+        below("logprob while sampling against scored", max(apart), 0.1, " nats"),
+    ]

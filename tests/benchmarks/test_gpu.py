@@ -1,0 +1,59 @@
+"""The runner of the checks on a GPU, and its dry run on a CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import replace
+
+import pytest
+from gpuchecks.figures import below, ratio
+
+import gpu
+
+
+def options(tmp_path, device="cpu"):
+    return Namespace(device=device, out=tmp_path)
+
+
+def test_a_check_that_is_late_is_ended_and_fails(tmp_path):
+    check = replace(gpu.CHECKS[0], bound_s=0.1)
+    outcome = gpu.in_own_process(check, options(tmp_path), tmp_path, left_s=60)
+    assert (outcome.verdict, outcome.reason) == ("failed", "not done within 0 s")
+    assert (tmp_path / "gpu.log").read_text().startswith("=== arithmetic")
+
+
+def test_without_time_left_a_check_fails_and_does_not_start(tmp_path):
+    outcome = gpu.in_own_process(gpu.CHECKS[0], options(tmp_path), tmp_path, left_s=0)
+    assert (outcome.verdict, outcome.reason) == ("failed", "no time was left")
+
+
+def test_dry_run_names_what_needs_a_device(tmp_path):
+    check = next(check for check in gpu.CHECKS if check.name == "nccl")
+    outcome = gpu.in_own_process(check, options(tmp_path), tmp_path, left_s=60)
+    assert (outcome.verdict, outcome.reason) == ("left out", "NCCL needs CUDA")
+
+
+def test_page_marks_a_figure_beyond_its_limit_and_gives_ratios():
+    figures = [vars(below("gradient", float("nan"), 0.1)), vars(ratio("a", 4, 2, "t/s", "b"))]
+    page = gpu.page({"device": "X"}, [gpu.Outcome("c", "failed", 1.0, "gradient", figures)])
+    assert "| gradient | nan | <= 0.1 | **no** |" in page
+    assert "| a | 4 t/s | 2.00 x b |  |" in page
+
+
+@pytest.mark.alone
+def test_dry_run_proves_every_path_that_a_cpu_allows(tmp_path):
+    command = [sys.executable, gpu.__file__, "--device", "cpu", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    log = tmp_path / "gpu.log"
+    assert done.returncode == 0, done.stderr + (
+        log.read_text()[-5000:] if log.exists() else ""
+    )
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    verdicts = {check["name"]: check["verdict"] for check in found["checks"]}
+    left_out = {check.name for check in gpu.CHECKS if check.not_dry}
+    assert verdicts == {
+        check.name: "left out" if check.name in left_out else "passed" for check in gpu.CHECKS
+    }
