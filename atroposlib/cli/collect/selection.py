@@ -151,14 +151,15 @@ def split_texts(
     Prefix and completion together are the text of the whole sequence, special tokens
     included: where a character straddles the boundary it belongs to the completion.
     """
-    wholes = [_text(tokenizer, tokens) for tokens in tokens_G_T]
+    wholes = [text_of(tokenizer, tokens) for tokens in tokens_G_T]
     for end in range(length, max(-1, length - MAX_TOKENS_PER_CHARACTER), -1):
-        prefix = _text(tokenizer, tokens_G_T[0][:end])
+        prefix = text_of(tokenizer, tokens_G_T[0][:end])
         if all(whole.startswith(prefix) for whole in wholes):
             return prefix, [whole[len(prefix) :] for whole in wholes]
-    prefix = _text(tokenizer, tokens_G_T[0][:length])
-    return prefix, [_text(tokenizer, tokens[length:]) for tokens in tokens_G_T]
+    prefix = text_of(tokenizer, tokens_G_T[0][:length])
+    return prefix, [text_of(tokenizer, tokens[length:]) for tokens in tokens_G_T]
 
 
-def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
+def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """The text of tokens, special ones included."""
     return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))

@@ -1,34 +1,25 @@
-"""view-run: scored groups of a running rollout API in a browser.
+"""view-run: scored groups of a running rollout API in a browser (Gradio).
 
 view-run --tokenizer MODEL_DIR            watch: the newest group, browse back
 view-run-multimodal --tokenizer DIR       the same with the images of a group
 view-run --tokenizer MODEL_DIR --take     take batches in a trainer's place, ack each
-
-Without --take nothing is taken from the trainer, and the run is left as it is.
 """
 
 from __future__ import annotations
 
 import argparse
-import socket
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from atroposlib.cli.collect.collecting import (
-    DEFAULT_TOKENIZER,
-    load_tokenizer,
-    registration,
-    require_free,
-)
+from atroposlib.cli.collect import collecting
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, HUB, PORT, CommandParser, require, whole
-from atroposlib.utils.http_server import LOOPBACK_HOSTS, bind, is_loopback, run_app
+from atroposlib.utils.http_server import bind, is_loopback, run_app
 
-COUNT = whole(1)
 API_TIMEOUT_S = 10.0
 
 
@@ -59,15 +50,14 @@ def build_parser(name: str, images: bool) -> CommandParser:
         epilog="How to use it: docs/rollout-api.md",
         variables=(API_TOKEN, HUB),
     )
-    add = parser.add_argument
-    tokenizer = "Qwen/Qwen2-VL-2B-Instruct" if images else DEFAULT_TOKENIZER
+    add, count = parser.add_argument, whole(1)
+    tokenizer = "Qwen/Qwen2-VL-2B-Instruct" if images else collecting.DEFAULT_TOKENIZER
     add("--port", type=PORT, default=9001, help="of the page (%(default)s)")
-    add("--group-size", type=COUNT, default=2, help="samples shown of a group (%(default)s)")
-    add("--max-token-len", type=COUNT, default=2048, help="tokens shown of each (%(default)s)")
+    add("--group-size", type=count, default=2, help="samples shown of a group (%(default)s)")
+    add("--max-token-len", type=count, default=2048, help="tokens shown of each (%(default)s)")
     add("--tokenizer", default=tokenizer, help="of the model that was sampled (%(default)s)")
     add("--api-url", default="http://127.0.0.1:8000", help="rollout API (%(default)s)")
     add("--host", default="127.0.0.1", help="address of the page (%(default)s)")
-    add("--allow-host", action="append", default=[], help="another name of this machine")
     add("--tokens", type=Path, metavar="FILE", help="token file of run-api: ask for a token")
     add("--take", action="store_true", help="register as trainer and take batches")
     add("--reset", action="store_true", help="with --take: wipe the run that exists")
@@ -98,26 +88,19 @@ def build_app(
     """
     from fastapi import FastAPI
 
-    from atroposlib.api.guards.tokens import Scope
     from atroposlib.cli.view_run import gradio_page
     from atroposlib.cli.view_run.group_source import GroupSource
     from atroposlib.cli.view_run.page_guards import PageGuards
     from atroposlib.cli.view_run.shown_group import shown
 
-    samples, cut = options.group_size, options.max_token_len
-    tokenizer = load_tokenizer(options.tokenizer)
-    if options.take:
+    samples, cut, take = options.group_size, options.max_token_len, options.take
+    tokenizer = collecting.load_tokenizer(options.tokenizer)
+    if take:
         if options.reset:
             client.reset()
-        require_free(client.status(), options.api_url)
-        client.register(registration(8 * samples, cut, num_steps=69))
-    source = GroupSource(
-        client,
-        lambda group, number: shown(group, number, tokenizer, samples, cut),
-        options.take,
-    )
+        collecting.require_free(client.status(), options.api_url)
+        client.register(collecting.registration(8 * samples, cut, num_steps=69))
+    source = GroupSource(client, lambda one, n: shown(one, n, tokenizer, samples, cut), take)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     gradio_page.mount(app, source, name, samples, images=images)
-    hosts = [*LOOPBACK_HOSTS, socket.gethostname(), options.host, *options.allow_host]
-    needed = Scope.TRAINER if options.take else Scope.READ
-    return PageGuards(app, options.tokens, needed, hosts)
+    return PageGuards(app, options.tokens, take)

@@ -47,8 +47,8 @@ def mount(app: Any, source: GroupSource, name: str, samples: int, *, images: boo
             values = [*fields(found, samples, images), found.number] if found else unchanged
             return [source.status, *values, following]
 
-        def step(number: int, fetch: bool) -> list[Any]:
-            if fetch and source.after(number) is None:
+        def grabbed(number: int) -> list[Any]:
+            if source.after(number) is None:
                 source.fetch()
             return moved(source.after(number), False)
 
@@ -60,9 +60,9 @@ def mount(app: Any, source: GroupSource, name: str, samples: int, *, images: boo
 
         outputs = [status, *shown, at, follow]
         hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        grab.click(lambda number: step(number, True), at, outputs, api_name="get_batch")
-        newer.click(lambda number: step(number, False), at, outputs, **hidden)
-        older.click(lambda n: moved(source.before(n), False), at, outputs, **hidden)
+        grab.click(grabbed, at, outputs, api_name="get_batch")
+        newer.click(lambda number: moved(source.after(number), False), at, outputs, **hidden)
+        older.click(lambda number: moved(source.before(number), False), at, outputs, **hidden)
         gr.Timer(POLL_S).tick(tick, [at, follow], outputs, **hidden)
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     gr.mount_gradio_app(app, page, "", footer_links=[], theme=theme, ssr_mode=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
 from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,7 +13,7 @@ from starlette.types import Send
 
 from atroposlib.api.guards.tokens import Scope, TokenFile
 from atroposlib.errors import AccessError, Forbidden
-from atroposlib.utils.http_server import HostGuard, SameSiteGuard
+from atroposlib.utils.http_server import LOOPBACK_HOSTS, HostGuard, SameSiteGuard
 
 HEADERS = {
     "content-security-policy": (
@@ -33,19 +32,19 @@ class PageGuards:
     """ASGI middleware around the page.
 
     A browser asks for the token itself (HTTP Basic, any user name) and sends it in a header, so
-    it stands in no address and no log; programs send it as Bearer.
+    it stands in no address and no log; programs send it as Bearer. With tokens any host name is
+    allowed: a web page that rebinds its name has none.
 
     Args:
-        tokens: file of which a token with ``scope`` is needed; None: no token.
-        hosts: names that the Host header may have.
+        tokens: file of which a token is needed; None: no token.
+        take: the token is one of a trainer, as the page takes batches.
     """
 
-    def __init__(
-        self, app: ASGIApp, tokens: Path | None, scope: Scope, hosts: Iterable[str]
-    ) -> None:
+    def __init__(self, app: ASGIApp, tokens: Path | None, take: bool) -> None:
         self._page = app
         self._tokens = None if tokens is None else TokenFile(tokens)
-        self._scope = scope
+        self._scope = Scope.TRAINER if take else Scope.READ
+        hosts = LOOPBACK_HOSTS if tokens is None else None
         self._guarded = HostGuard(SameSiteGuard(self._checked, _refuse), hosts, _refuse)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:

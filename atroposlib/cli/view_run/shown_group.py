@@ -15,6 +15,7 @@ from atroposlib.cli.collect.selection import (
     MAX_TOKENS_PER_CHARACTER,
     prompt_length,
     split_texts,
+    text_of,
 )
 from atroposlib.wire import MASKED, ScoredData
 
@@ -50,14 +51,14 @@ def shown(
     """The first ``samples`` rows of ``group``, each cut to ``max_tokens`` tokens."""
     tokens_G = [row[:max_tokens] for row in group.tokens[:samples]]
     masks_G = [row[:max_tokens] for row in group.masks[:samples]]
-    length = prompt_length(tokens_G, masks_G)
-    prompt, outputs = split_texts(tokenizer, tokens_G, length)
+    start = prompt_length(tokens_G, masks_G)
+    prompt, outputs = split_texts(tokenizer, tokens_G, start)
+    logprobs_G = group.inference_logprobs or [[math.nan] * max_tokens] * samples
     spans_G = []
-    for tokens, masks, logprobs in zip(
-        tokens_G, masks_G, group.inference_logprobs or [[math.nan] * max_tokens] * samples
-    ):
-        labels = [None if m == MASKED else label_of(p) for m, p in zip(masks, logprobs)]
-        spans_G.append(list(zip(token_texts(tokenizer, tokens[length:]), labels[length:])))
+    for tokens, masks, logprobs in zip(tokens_G, masks_G, logprobs_G):
+        rated = zip(masks[start:], logprobs[start:])
+        labels = [None if mask == MASKED else label_of(logprob) for mask, logprob in rated]
+        spans_G.append(list(zip(token_texts(tokenizer, tokens[start:]), labels)))
     about = group.metadata or {}
     names = [str(about[key]) for key in ("env", "item") if key in about]
     title = ", ".join([*names, f"{len(tokens_G)} of {len(group.tokens)} samples"])
@@ -74,18 +75,13 @@ def label_of(logprob: float) -> str | None:
 
 def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     """The text that each token adds; a character of several tokens stands at its last one."""
-
-    def text(start: int, end: int) -> str:
-        part = list(tokens[start:end])
-        return str(tokenizer.decode(part, clean_up_tokenization_spaces=False))
-
     texts, context, done = [], 0, 0  # decoded with the text before, which keeps its spaces
     for end in range(1, len(tokens) + 1):
-        now = text(context, end)
+        now = text_of(tokenizer, tokens[context:end])
         if now.endswith("\N{REPLACEMENT CHARACTER}") and end - done < MAX_TOKENS_PER_CHARACTER:
             texts.append("")
             continue
-        texts.append(now[len(text(context, done)) :])
+        texts.append(now[len(text_of(tokenizer, tokens[context:done])) :])
         context, done = done, end
     return texts
 
