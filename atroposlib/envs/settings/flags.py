@@ -57,16 +57,19 @@ def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[st
         ConfigError: an unknown flag, one without its value, or a word without a flag.
     """
     pairs = list(flag_pairs(words))
-    for name, word in pairs:
-        if not name:
-            raise ConfigError(f"{word!r} belongs to no flag; write --<name> <value>")
-    given = with_new_names(dict(pairs), ENV_NAMESPACE + NAMESPACE_SEP)
+    flagged = {name: text for name, text in pairs if name}
+    given = with_new_names(flagged, ENV_NAMESPACE + NAMESPACE_SEP)
     for name, text in given.items():
         if name not in fields:
             raise ConfigError(f"unknown flag --{name}{_hint(name, fields)}")
-        if text is True and "BOOL" not in type_name(fields[name].annotation):
-            what = "the path of a YAML file" if name == CONFIG_FLAG else "a value"
+        is_switch, is_file = "BOOL" in type_name(fields[name].annotation), name == CONFIG_FLAG
+        # argparse takes the word -- away.
+        if text == "--" or text is True and not is_switch or text is None and is_file:
+            what = "the path of a YAML file" if is_file else "a value"
             raise ConfigError(f"--{name}: {what} is missing")
+    for name, word in pairs:
+        if not name:
+            raise ConfigError(f"{word!r} belongs to no flag; write --<name> <value>")
     return given
 
 

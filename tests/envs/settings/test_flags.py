@@ -53,6 +53,8 @@ def test_values_are_read_after_a_space_or_an_equals_sign():
         (["--config"], "path of a YAML file is missing"),
         (["--env.group_size"], "--env.group_size: a value is missing"),
         (["--verbose", "-x"], "'-x' belongs to no flag"),
+        (["--env.either", "-x"], "--env.either: a value is missing"),
+        (["--either=--"], "--either: a value is missing"),
     ],
 )
 def test_an_unusable_command_line_names_the_flag(words, message):
