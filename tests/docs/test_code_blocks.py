@@ -35,8 +35,8 @@ RUN_BY = {
 }
 # Commands of other programs, and words of the shell.
 FOREIGN = set(
-    "cd curl echo eval export for done git mapfile mkdir printf python source srun tail uv vllm wait"
-    " torchrun pip atropos-grpo-run env gpus= port= }".split()
+    "cd curl echo eval grep export for done git mapfile mkdir printf python source srun tail uv vllm wait"
+    " torchrun pip env gpus= port= }".split()
 )
 # Whole blocks that nothing here can check, with the reason.
 UNCHECKED = {
@@ -206,6 +206,8 @@ def test_the_commands_and_flags_of_atropos_exist(page, words):
     if first in ("version", "completion"):
         return
     second = f"{first} {rest[0]}" if rest else first
+    if first == "run":  # without a word: local
+        second = second if rest[0] in ("local", "slurm") else "run local"
     command = second if second in COMMANDS or first == "run" else first
     assert {command, first} & set(COMMANDS)
     for word in rest:
@@ -221,7 +223,8 @@ def test_the_commands_and_flags_of_atropos_exist(page, words):
 def test_other_lines_call_make_pip_or_a_command_that_is_named_here():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     with (ROOT / "pyproject.toml").open("rb") as file:
-        extras = set(tomllib.load(file)["project"]["optional-dependencies"])
+        project = tomllib.load(file)["project"]
+    extras, own = set(project["optional-dependencies"]), set(project["scripts"])
     strange = []
     for page, words in LINES:
         first, *rest = words
@@ -232,9 +235,7 @@ def test_other_lines_call_make_pip_or_a_command_that_is_named_here():
             strange += [
                 f"{page}: {e}" for one in asked for e in one.split(",") if e not in extras
             ]
-        elif (
-            first.removeprefix(".venv/bin/") not in {*FOREIGN, "atropos"} and "=" not in first
-        ):
+        elif first.removeprefix(".venv/bin/") not in FOREIGN | own and "=" not in first:
             strange.append(f"{page}: {' '.join(words)}")
     assert strange == []
 

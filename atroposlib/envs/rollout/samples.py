@@ -105,7 +105,7 @@ class _Drawing:
                 self._note_mistake(problem)
             if self.redraws == 0:
                 if error is not None:
-                    raise IncompleteGroup(f"no second draw is left: {error}") from error
+                    raise IncompleteGroup(f"no attempt is left: {error}") from error
                 return None
             self.redraws -= 1
             await asyncio.sleep(0)  # every sample is drawn once before one is drawn again
