@@ -59,7 +59,7 @@ from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
 from example_trainer.weights import make_publisher, verify
 from example_trainer.weights.engines import InferenceServer
-from example_trainer.weights.fleet import Publisher
+from example_trainer.weights.publisher import Keeper, Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
 logger = logging.getLogger(__name__)
@@ -196,21 +196,20 @@ def _resume(
     Args:
         tolerance: nats between the logprobs of servers and trainer; None skips the checks.
     """
-    policy, client, servers = models.policy, connections.client, connections.servers
+    policy, client = models.policy, connections.client
     begins = recovery.begins(client)
     if begins and tolerance is not None:  # refuse a wrong model or tokenizer first
-        verify.check_start(policy, servers, tolerance)
+        verify.check_start(policy, publisher, tolerance)
     state = recovery.resume(client, policy, models.optimizer, models.critic)
     if begins and client is not None:  # the initial weights have a version as well
-        for server in servers:
-            server.label(state.version)
+        publisher.begin(state.version)
         client.announce_version(state.version)
     # After a restart servers may hold any version, or a partial one. Others need an adapter.
     if not begins or publisher.publishes_start:
         connections.waits.phase("publishing weights", step=state.step, version=state.version)
         publisher.publish(policy, state)
         if tolerance is not None:
-            verify.check_start(policy, servers, tolerance)
+            verify.check_start(policy, publisher, tolerance)
     if connections.log is not None:
         connections.log.begin(state.run_id, state.step)
     return state
@@ -224,7 +223,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     phase("loading the model")
     models = _load(cfg, world)
     policy, optimizer, critic = models.policy, models.optimizer, models.critic
-    publisher = make_publisher(cfg, peers.servers, client.announce_version if client else None)
+    announce = client.announce_version if client else None
+    publisher = make_publisher(cfg, peers.servers, announce, waits)
     stack.enter_context(closing(publisher))
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
@@ -233,6 +233,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     phase("joining the run")
     tolerance = cfg.logprob_tolerance if cfg.check_rows else None
     state = _resume(models, recovery, publisher, peers, tolerance)
+    if world.is_rank0:
+        waits.checks.append(stack.enter_context(Keeper(publisher)).check)
     left = cfg.training_steps - state.step
     claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
     prefetcher = stack.enter_context(claims(client, state)) if client else None
@@ -296,6 +298,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
             record |= evaluation | evaluator.maybe(state, epoch_ended, cfg.servers)
         evaluation = {}
         if log is not None:
+            fleet = publisher.fleet
+            record |= {"servers_absent": len(fleet.absent), "servers_rejoined": fleet.rejoined}
             log.write({"step": state.step, "version": state.version, **record, **clock.take()})
         phase("saving for recovery")
         with clock.measure("recovery"):  # these seconds are part of the next record

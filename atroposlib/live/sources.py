@@ -8,6 +8,7 @@ API /status, server ------'
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections import Counter
@@ -63,16 +64,20 @@ class RunSnapshot:
 
 @dataclass
 class JsonLines:
-    """Incremental reader of a growing JSONL file."""
+    """Incremental reader of a growing JSONL file, which a restarted trainer may replace."""
 
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
     _offset: int = 0
+    _inode: int = 0
 
     def read(self) -> list[dict[str, Any]]:
         """All rows so far. A last line without its end is left for the next read."""
         try:
             with self.path.open("rb") as stream:
+                inode = os.fstat(stream.fileno()).st_ino
+                if inode != self._inode:
+                    self._inode, self._offset, self.rows = inode, 0, []
                 stream.seek(self._offset)
                 new = stream.read()
         except FileNotFoundError:

@@ -1,14 +1,16 @@
 """metrics.jsonl, one JSON object per step: the writer, and a reader aware of restarts.
 
-Each line is written at once and flushed. A restarted trainer appends to the same file: first
-``{"run_id": ..., "resumed_from": 5}``, then the steps from 6 on. Steps after 5 of the killed
-trainer are trained again, so :func:`read_steps` skips their earlier lines.
+Each line is written at once and flushed. A restarted trainer removes the lines of steps that it
+trains again, and appends ``{"run_id": ..., "resumed_from": 5}`` and the steps from 6 on: each
+step of a run has one line. :func:`read_steps` also reads files with repeated steps, which older
+versions wrote.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,22 @@ class Jsonl:
         self._file = path.open("a+b")
         _drop_torn_line(self._file)
 
+    def rewind(self, run_id: str, step: int) -> int:
+        """Remove the lines of the run's steps after ``step``; return how many there were.
+
+        The file is replaced at once: a kill leaves the old lines or the new ones.
+        """
+        path = Path(self._file.name)
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if not _is_after(line, run_id, step)]
+        if len(kept) < len(lines):
+            draft = path.with_name(f".{path.name}.draft")
+            draft.write_bytes(b"".join(kept))
+            os.replace(draft, path)
+            self._file.close()
+            self._file = path.open("a+b")
+        return len(lines) - len(kept)
+
     def write(self, record: Mapping[str, Any]) -> None:
         clean = {name: json_number(value) for name, value in record.items()}
         self._file.write(json.dumps(clean).encode() + b"\n")
@@ -35,6 +53,17 @@ class Jsonl:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _is_after(line: bytes, run_id: str, step: int) -> bool:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    if not isinstance(found, dict) or found.get("run_id") != run_id:
+        return False
+    last = found.get("step", found.get(RESUMED))
+    return isinstance(last, int) and last > step
 
 
 def _drop_torn_line(file: Any) -> None:

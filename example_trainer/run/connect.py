@@ -77,7 +77,6 @@ class HeartbeatThread:
                 self._wake.wait(INTERVAL_S)
 
 
-SERVER_START_TIMEOUT_S = 600.0
 WAIT_LOG_INTERVAL_S = 10.0
 
 
@@ -89,9 +88,16 @@ class WaitReporter:
         self.phase, self.life = pulse.phase, pulse.life
         self._pulse = pulse
         self._printed_at = float("-inf")
+        self.checks: list[Callable[[], None]] = []  # each raises what must end a wait
 
     def __call__(self, what: str) -> None:
         self.stop.check()
+        for check in self.checks:
+            check()
+        self.note(what)
+
+    def note(self, what: str) -> None:
+        """Report a wait in which a stop is not safe."""
         self._pulse.waiting_on(what)
         if time.monotonic() - self._printed_at > WAIT_LOG_INTERVAL_S:
             self._printed_at = time.monotonic()
@@ -109,7 +115,8 @@ def connect_servers(
             url,
             settings.inference_engine,
             timeout_s=settings.publish_timeout_s,
-            wait_s=SERVER_START_TIMEOUT_S,
+            wait_s=settings.server_timeout_s,
+            on_repeat=waits.note,
             on_wait=waits,
             token=settings.server_token,
             pause_mode=settings.publish_pause,

@@ -102,6 +102,9 @@ class MetricsLog:
             ConfigError: a tracker has no account or refuses its settings.
         """
         self._run_id = run_id
+        again = self._file.rewind(run_id, step)
+        if again:
+            logger.info(f"{again} lines of steps after {step} are removed from the metrics")
         if step:
             self._file.write({"run_id": run_id, RESUMED: step})
         self._start_trackers(step)

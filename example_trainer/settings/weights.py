@@ -58,6 +58,12 @@ class WeightSettings(Section):
         " what they have and environments continue it with the new weights; keep: the server"
         " continues them itself (default: wait on our server, abort on vLLM and SGLang)",
     )
+    server_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="wait for an inference server at the start, and when none is left;"
+        " then the run ends",
+    )
     publish_group_address: str | None = Field(
         None,
         description="host:port where trainer and servers meet for distributed publishing"

@@ -10,9 +10,10 @@ version and answers requests again. The order is
     resume   every server
     announce the version to the rollout API
 
-If it raises before the first server was changed, all servers continue with the weights
-they held. If it raises later, every reachable server stays paused, so that no sample of
-a mixture of versions is generated, and the message gives the version of each.
+A server that does not answer is left out, and gets the current weights before it serves again
+(``fleet``). If one refuses before the first was changed, all continue with the weights they
+held. If one refuses later, every reachable server stays paused, so that no sample of a mixture
+of versions is generated, and the message gives the version of each.
 
     disk            a directory that every server sees; works with every engine
     lora            only the adapter
@@ -22,7 +23,7 @@ a mixture of versions is generated, and the message gives the version of each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from atroposlib.errors import ConfigError
 if TYPE_CHECKING:
     from example_trainer.settings.config import TrainingConfig
     from example_trainer.weights.engines import InferenceServer
-    from example_trainer.weights.fleet import Announce, Publisher
+    from example_trainer.weights.publisher import Announce, Publisher
 
 __all__ = ["PUBLISHERS", "make_publisher"]
 
@@ -45,13 +46,17 @@ PUBLISHERS: dict[str, tuple[str, str]] = {
 
 
 def make_publisher(
-    cfg: TrainingConfig, engines: Sequence[InferenceServer], announce: Announce | None
+    cfg: TrainingConfig,
+    engines: Sequence[InferenceServer],
+    announce: Announce | None,
+    on_wait: Callable[[str], None] = lambda what: None,
 ) -> Publisher:
     """Create the publisher of the settings and check that every server supports it.
 
     Args:
         engines: all servers on rank 0, none on the others.
         announce: sends a version to the rollout API; None on ranks other than 0.
+        on_wait: called with the wait for a server when none is left.
 
     Raises:
         ConfigError: a server cannot take weights in this way; names the remedy.
@@ -63,5 +68,5 @@ def make_publisher(
         engine.require(cfg.publisher, cfg.publish_adapter_name)
     module, name = PUBLISHERS[cfg.publisher]
     kind = getattr(import_module(f"{__name__}.{module}"), name)
-    publisher: Publisher = kind(cfg, engines, announce)
+    publisher: Publisher = kind(cfg, engines, announce, on_wait)
     return publisher

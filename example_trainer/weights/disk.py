@@ -7,7 +7,7 @@ from pathlib import Path
 from example_trainer.model.model_dir import TrainerState, keep_newest, save_adapter, save_model
 from example_trainer.model.policy import Policy
 from example_trainer.weights.engines import InferenceServer
-from example_trainer.weights.fleet import Publisher
+from example_trainer.weights.publisher import Publisher
 
 
 class DiskPublisher(Publisher):

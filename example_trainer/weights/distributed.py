@@ -24,8 +24,9 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.model.state_dict import TensorSpec, export_weights, layout
 from example_trainer.weights.broadcast import BROKEN, Group, NativeGroup, TorchGroup, Transfer
-from example_trainer.weights.engines import Bucket
-from example_trainer.weights.fleet import Publisher, call_all
+from example_trainer.weights.engines import Bucket, InferenceServer
+from example_trainer.weights.fleet import call_all
+from example_trainer.weights.publisher import Publisher
 
 MIB = 2**20
 
@@ -36,36 +37,44 @@ class DistributedPublisher(Publisher):
     _spec: GroupSpec | None = None
     _group: Group | None = None
     _layout: Sequence[TensorSpec] = ()
+    _joined: Sequence[InferenceServer] = ()
+    renews = False  # a broadcast needs every rank
 
     def stage(self, policy: Policy, state: TrainerState) -> None:
         """Join a group, first and after a failure, while the servers keep generating."""
         self._layout = self._layout or layout(policy, untie_head=self.needs_untying(policy))
         run_on_rank0(policy.world, lambda: self._meet(policy.device))
 
-    def apply(self, policy: Policy, staged: Path | None, version: int) -> None:
+    def apply(self, policy: Policy, staged: Path | None, version: int) -> bool:
         cuts = buckets(self._layout, self.cfg.publish_bucket_mb * MIB)
         last = {cut[-1].name for cut in cuts}
-        transfer = self._begin(cuts, version) if self.engines else None
+        transfer = self._begin(cuts, version) if self._group is not None else None
         # After a failure too, the other ranks need every tensor to be gathered.
         for name, tensor in export_weights(policy, untie_head=self.needs_untying(policy)):
             if transfer is not None:
                 transfer.add(tensor)
                 if name in last:
                     transfer.flush()
-        run_on_rank0(policy.world, lambda: self._end(transfer))
+        return run_on_rank0(policy.world, lambda: self._end(transfer))
 
     def close(self) -> None:
         spec, group = self._spec, self._group
         self._spec = self._group = None
         if group is not None and spec is not None:
-            call_all(self.engines, lambda engine: engine.leave_group(spec))
+            present = set(self.fleet.present)
+            members = [engine for engine in self._joined if engine in present]
+            call_all(members, lambda engine: engine.leave_group(spec))
             group.close()
 
     def _meet(self, device: torch.device) -> None:
-        if self._group is not None or not self.engines:
+        self.fleet.gather()
+        engines = self.fleet.present
+        if self._group is not None and engines != self._joined:
+            self.close()
+        if self._group is not None or not engines:
             return
         address, port = self._meeting_place()
-        ranks = [engine.ranks() for engine in self.engines]
+        ranks = [engine.ranks() for engine in engines]
         try:
             listener = process_group.listen(address, port)
         except OSError as error:
@@ -82,24 +91,27 @@ class DistributedPublisher(Publisher):
         with ThreadPoolExecutor(len(ranks)) as pool:
             joining: list[Future[None]] = [
                 pool.submit(engine.join_group, spec, 1 + sum(ranks[:i]))
-                for i, engine in enumerate(self.engines)
+                for i, engine in enumerate(engines)
             ]
             problem: BaseException | None = None
             try:
                 group: Group = kind(spec, listener, device)
             except BROKEN as error:
                 problem = error
-            failed = [
-                f"{engine.url}: {why}"
-                for engine, future in zip(self.engines, joining)
+            refused = [
+                (engine.url, why)
+                for engine, future in zip(engines, joining)
                 if (why := future.exception()) is not None
             ]
+        failed = [f"{url}: {why}" for url, why in self.fleet.leave_out(refused)]
+        if len(self.fleet.present) < len(engines) and not failed:
+            return self._meet(device)
         if problem is not None or failed:
             raise PublishFailed(
                 f"no group of the trainer and {len(ranks)} servers at {address}:{spec.port}:"
                 f" {'; '.join(failed) or problem}. No server was touched."
             )
-        self._group, self._spec = group, spec
+        self._group, self._spec, self._joined = group, spec, engines
 
     def _backend(self, device: torch.device) -> str:
         """NCCL needs a GPU per member: not two processes on one, nor a server on a CPU."""
@@ -109,8 +121,9 @@ class DistributedPublisher(Publisher):
         return "nccl"
 
     def _is_native(self) -> bool:
-        native = [engine.url for engine in self.engines if engine.native_group]
-        if native and len(native) < len(self.engines):
+        engines = self.fleet.present
+        native = [engine.url for engine in engines if engine.native_group]
+        if native and len(native) < len(engines):
             raise ConfigError(
                 f"{', '.join(native)} can only be in a group of vLLM's own, the other servers"
                 " cannot; start those vLLM with the worker extension (docs/weights.md)"
@@ -138,16 +151,21 @@ class DistributedPublisher(Publisher):
             for cut in cuts
         ]
         return Transfer(
-            group, self.engines, lambda engine: engine.receive(spec, told, version)
+            group, self._joined, lambda engine: engine.receive(spec, told, version)
         )
 
-    def _end(self, transfer: Transfer | None) -> None:
+    def _end(self, transfer: Transfer | None) -> bool:
+        """False: a server was lost, and the others need the broadcast again."""
         if transfer is None:
-            return
+            return not self.engines
         failed = transfer.finish(self.cfg.publish_timeout_s)
-        if failed:
-            self._group = None  # the rest of the broadcast is out of order
+        if not failed:
+            return True
+        self._group = None  # the rest of the broadcast is out of order
+        self.fleet.leave_out(failed)
+        if len(self.fleet.present) == len(self._joined):
             raise self.fleet.half_updated("broadcast to", failed)
+        return False
 
 
 def buckets(tensors: Sequence[TensorSpec], bytes_each: int) -> list[list[TensorSpec]]:

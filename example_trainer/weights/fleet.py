@@ -1,23 +1,26 @@
-"""Publish steps on all servers at once, and the handling of failures of servers."""
+"""Publish steps on all servers at once, and the handling of failures of servers.
+
+    in the fleet --no answer, or restarted--> left out --answers, has the current weights--> in
+
+A server that answers with an error ends the publish: its weights or settings are wrong. A server
+that does not answer is left out, and gets the current weights before it serves again: from the
+next publish or, before that, from the keeper (``publisher``).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 from atroposlib.errors import InferenceError, PublishFailed
-from example_trainer.distributed.collectives import run_on_rank0
-from example_trainer.model.model_dir import TrainerState, is_tied
-from example_trainer.model.policy import Policy
-from example_trainer.settings.config import TrainingConfig
-from example_trainer.weights.engines import InferenceServer
+from example_trainer.weights.engines import InferenceServer, ServerGone
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Announce = Callable[[int], None]  # sends a version to the rollout API
 Failure = tuple[str, object]  # URL of a server, and what it raised or did wrong
 MAX_PARALLEL_SERVERS = 64
 # Added to the two waits in which a server may be paused and unchanged: until the
@@ -29,12 +32,84 @@ AFTERWARDS = (
 )
 
 
-class Fleet:
-    """All servers, called concurrently."""
+POLL_S = 2.0  # between two looks at the servers
 
-    def __init__(self, engines: Sequence[InferenceServer], timeout_s: float) -> None:
+
+class Fleet:
+    """All servers, called concurrently.
+
+    Args:
+        timeout_s: of one call.
+        absent_s: bound of the wait for a server when none is left.
+        on_wait: called with that wait.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[InferenceServer],
+        timeout_s: float,
+        absent_s: float = 600.0,
+        on_wait: Callable[[str], None] = lambda what: None,
+    ) -> None:
         self.engines = engines
+        self.absent: dict[str, float] = {}  # URL of a server left out -> since, monotonic
+        self.rejoined = 0  # servers that came back
+        self.lock = threading.Lock()  # held by a publish, and by the keeper
         self._watchdog_s = 2 * timeout_s + WATCHDOG_SLACK_S
+        self._absent_s, self.on_wait = absent_s, on_wait
+
+    @property
+    def present(self) -> list[InferenceServer]:
+        """The servers that take part."""
+        return [engine for engine in self.engines if engine.url not in self.absent]
+
+    def leave_out(self, failed: Iterable[Failure]) -> list[Failure]:
+        """Leave out the servers that gave no answer; return the other failures."""
+        answered = []
+        for url, what in failed:
+            if isinstance(what, ServerGone):
+                logger.warning(f"inference server {url} is left out: {what}")
+                self.absent.setdefault(url, time.monotonic())
+            else:
+                answered.append((url, what))
+        return answered
+
+    def take_back(self, engine: InferenceServer) -> None:
+        """Let a server that has the current weights, or is about to get them, take part."""
+        if self.absent.pop(engine.url, None) is not None:
+            self.rejoined += 1
+            logger.info(f"inference server {engine.url} is back")
+
+    def gather(self) -> None:
+        """Take back every server that answers, so that the next publish includes it.
+
+        Raises:
+            PublishFailed: none answered for ``absent_s``.
+        """
+        while self.absent:
+            for engine in self.engines:
+                if engine.url in self.absent and engine.http.is_ready():
+                    self.take_back(engine)
+            if self.present:
+                return
+            self.check()
+            self.on_wait(self.absence())
+            time.sleep(POLL_S)
+
+    def absence(self) -> str:
+        """One line about a fleet without a server."""
+        waited_s = time.monotonic() - max(self.absent.values())
+        return (
+            f"an inference server: none of {', '.join(self.absent)} answers;"
+            f" {waited_s:.0f} s of at most {self._absent_s:.0f} s"
+        )
+
+    def check(self) -> None:
+        """Raise PublishFailed if every server was absent for longer than ``absent_s``."""
+        absent = list(self.absent.values())
+        if absent and len(absent) == len(self.engines):
+            if time.monotonic() - max(absent) > self._absent_s:
+                raise PublishFailed(f"gave up waiting for {self.absence()}. {AFTERWARDS}")
 
     def pause(self) -> None:
         """Pause all servers, and only then lift the timeout after which they resume.
@@ -44,12 +119,13 @@ class Fleet:
         resumes them.
 
         Raises:
-            PublishFailed: one does not pause; none was touched, so the others go on.
+            PublishFailed: one refuses to pause; none was touched, so the others go on.
         """
+        self.gather()
         for bound in ((self._watchdog_s,), ()):
-            failed = failures(self.engines, lambda engine: engine.pause(*bound))
-            if failed:
-                call_all(self.engines, lambda engine: engine.resume())
+            failed = failures(self.present, lambda engine: engine.pause(*bound))
+            if failed := self.leave_out(failed):
+                call_all(self.present, lambda engine: engine.resume())
                 raise PublishFailed(
                     f"could not pause {len(failed)} of {len(self.engines)} servers:"
                     f" {_lines(failed)}. No server was touched; those that answer go on with"
@@ -63,34 +139,47 @@ class Fleet:
             retries: times to repeat it where it failed; ``action`` must allow that.
 
         Raises:
-            PublishFailed: one could not; all that answer stay paused.
+            PublishFailed: one refused; all that answer stay paused.
         """
-        failed = failures(self.engines, action)
+        failed = self.leave_out(failures(self.present, action))
         for _ in range(retries):
             urls = [url for url, _ in failed]
-            failed = failures([e for e in self.engines if e.url in urls], action)
+            failed = failures([e for e in self.present if e.url in urls], action)
+            failed = self.leave_out(failed)
         if failed:
             raise self.half_updated("load", failed)
 
-    def verify(self, version: int) -> None:
-        """Raise PublishFailed unless every server reports this version."""
-        answers = call_all(self.engines, lambda engine: engine.version())
-        wrong = [
-            (engine.url, answer if _is_error(answer) else f"it names version {answer!r}")
-            for engine, answer in zip(self.engines, answers)
-            if answer != str(version)
-        ]
+    def verify(
+        self, version: int, again: Callable[[InferenceServer], None] | None = None
+    ) -> None:
+        """Raise PublishFailed unless every server reports this version.
+
+        A server that restarted after its load is given the weights ``again``, once.
+        """
+        wrong = self._wrong(version)
+        if wrong and again is not None:
+            urls = [url for url, _ in wrong]
+            self.leave_out(failures([e for e in self.present if e.url in urls], again))
+            wrong = self._wrong(version)
         if wrong:
             raise self.half_updated(f"verify version {version} on", wrong)
+
+    def _wrong(self, version: int) -> list[Failure]:
+        answers = call_all(self.present, lambda engine: engine.version())
+        return self.leave_out(
+            (engine.url, answer if _is_error(answer) else f"it names version {answer!r}")
+            for engine, answer in list(zip(self.present, answers))
+            if answer != str(version)
+        )
 
     def resume(self) -> None:
         """Resume generation on every server.
 
         Raises:
-            PublishFailed: one does not; the others hold the same version and go on.
+            PublishFailed: one refuses; the others hold the same version and go on.
         """
-        failed = failures(self.engines, lambda engine: engine.resume())
-        if failed:
+        failed = failures(self.present, lambda engine: engine.resume())
+        if failed := self.leave_out(failed):
             raise PublishFailed(
                 f"could not resume {len(failed)} of {len(self.engines)} servers:"
                 f" {_lines(failed)}. All hold the new version and the others generate."
@@ -99,7 +188,8 @@ class Fleet:
 
     def pause_all(self) -> list[str]:
         """Pause every server that still answers; returns the URLs of those that do not."""
-        return [url for url, _ in failures(self.engines, lambda engine: engine.pause())]
+        silent = failures(self.present, lambda engine: engine.pause())
+        return [*self.absent, *(url for url, _ in silent)]
 
     def half_updated(self, stage: str, failed: Sequence[Failure]) -> PublishFailed:
         """Pause a fleet that may hold several versions and return the error to raise."""
@@ -148,83 +238,3 @@ def failures(
 
 def _lines(failed: Sequence[Failure]) -> str:
     return "; ".join(f"{url}: {what}" for url, what in failed)
-
-
-class Publisher:
-    """Publishes the weights of a policy to all servers, in the order of the package.
-
-    Every rank has one; only rank 0 has the servers. Subclasses implement how weights are
-    staged and loaded.
-    """
-
-    retries = 0  # of a load that failed
-
-    def __init__(
-        self,
-        cfg: TrainingConfig,
-        engines: Sequence[InferenceServer],
-        announce: Announce | None,
-    ) -> None:
-        self.engines = engines
-        self.cfg = cfg
-        self.fleet = Fleet(engines, cfg.publish_timeout_s)
-        self._announce = announce
-
-    @property
-    def publishes_start(self) -> bool:
-        """Whether servers answer environments only after the first publish."""
-        return False
-
-    def publish(self, policy: Policy, state: TrainerState) -> None:
-        """Make every server hold ``state.version``. Collective: every rank calls it.
-
-        Raises:
-            PublishFailed: names the server and its error; see the package.
-            CheckpointError: nothing could be staged; no server was touched.
-        """
-        world = policy.world
-        if self.cfg.debug_loading and world.is_rank0:
-            for name, tensor in policy.model.state_dict().items():
-                logger.info(f"publishing {name} {tuple(tensor.shape)}")
-        staged = self.stage(policy, state)
-        run_on_rank0(world, self.fleet.pause)
-        self.apply(policy, staged, state.version)
-        run_on_rank0(world, lambda: self._finish(state.version))
-        if world.is_rank0:
-            self.tidy()
-
-    def stage(self, policy: Policy, state: TrainerState) -> Path | None:
-        """Prepare the weights while servers generate; their path, if any. Collective."""
-        raise NotImplementedError
-
-    def apply(self, policy: Policy, staged: Path | None, version: int) -> None:
-        """Load the staged weights on every server; all are paused. Collective."""
-
-        def load() -> None:
-            self.fleet.load(lambda e: self.load(e, str(staged), version), self.retries)
-
-        run_on_rank0(policy.world, load)
-
-    def load(self, engine: InferenceServer, path: str, version: int) -> None:
-        """Load the staged weights on one server."""
-        raise NotImplementedError
-
-    def tidy(self) -> None:
-        """Remove data that only older versions needed; servers generate again."""
-
-    def close(self) -> None:
-        """Release process groups and shared memory. The base class has none."""
-
-    def needs_untying(self, policy: Policy) -> bool:
-        """Whether a tied output head is sent as a separate tensor."""
-        if not is_tied(policy):
-            return False
-        if self.cfg.untie_published_head is not None:
-            return self.cfg.untie_published_head
-        return any(engine.wants_untied_head for engine in self.engines)
-
-    def _finish(self, version: int) -> None:
-        self.fleet.verify(version)
-        self.fleet.resume()
-        if self._announce is not None:
-            self._announce(version)

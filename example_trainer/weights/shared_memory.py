@@ -32,7 +32,7 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.model.state_dict import TensorSpec, export_weights, layout
 from example_trainer.weights.engines import InferenceServer
-from example_trainer.weights.fleet import Publisher
+from example_trainer.weights.publisher import Publisher
 from example_trainer.weights.vllm_worker import HANDLE_FIELDS
 
 DTYPE_CODES = {

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from typing import Any
 
-from atroposlib.errors import StaleWeights
+from atroposlib.errors import AtroposError, StaleWeights
 from example_trainer.data.rows import Row, newest_version, unsampled_row
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
-from example_trainer.weights.engines import InferenceServer
-from example_trainer.weights.fleet import Publisher
+from example_trainer.weights.engines import InferenceServer, ServerGone
+from example_trainer.weights.fleet import Fleet
 from example_trainer.weights.mismatch import (
     LIKELY,
     Mismatch,
@@ -30,6 +30,7 @@ from example_trainer.weights.mismatch import (
     explain_mismatch,
     sampled_temperature,
 )
+from example_trainer.weights.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +66,12 @@ def check_servers(
     sequences: Sequence[list[int]],
     version: int | None,
     tolerance: float,
+    fleet: Fleet | None = None,
 ) -> Mismatch:
     """Compare the logprobs of the sequences on every server with the trainer's.
 
-    Collective: every rank scores; rank 0 requests the logprobs of the servers.
+    Collective: every rank scores; rank 0 requests the logprobs of the servers. A server that
+    gives no answer, or names another version because it restarted, is left out of ``fleet``.
 
     Raises:
         StaleWeights: with the numbers, the versions, why (as far as it can be found out)
@@ -76,7 +79,11 @@ def check_servers(
         InferenceUnavailable: a server does not answer.
     """
     ours = policy.logprobs_of(sequences)
-    asked = run_on_rank0(policy.world, lambda: _ask_all(engines, sequences, ours, tolerance))
+
+    def ask() -> dict[str, Any]:
+        return _ask_all(engines, sequences, ours, version, tolerance, fleet)
+
+    asked = run_on_rank0(policy.world, ask)
     if asked["wrong"] is None:
         return Mismatch(**asked["worst"])
     server = asked["wrong"]
@@ -94,13 +101,23 @@ def _ask_all(
     engines: Sequence[InferenceServer],
     sequences: Sequence[list[int]],
     ours: Sequence[Sequence[float]],
+    version: int | None,
     tolerance: float,
+    fleet: Fleet | None,
 ) -> dict[str, Any]:
     """Return the worst mismatch of all servers, and the details of the first wrong server."""
     worst = Mismatch()
     for engine in engines:
-        with ThreadPoolExecutor(len(sequences) or 1) as pool:  # one batch for the server
-            theirs = list(pool.map(engine.score, sequences))
+        try:
+            with ThreadPoolExecutor(len(sequences) or 1) as pool:  # one batch for the server
+                theirs = list(pool.map(engine.score, sequences))
+            if fleet is not None and engine.version() != str(version):
+                raise ServerGone("restarted with other weights")
+        except ServerGone as gone:
+            if fleet is None:
+                raise
+            fleet.leave_out([(engine.url, gone)])
+            continue
         found = sum(map(compare, ours, theirs, repeat(tolerance)), Mismatch())
         if not found.is_rounding:
             wrong = {
@@ -130,22 +147,34 @@ def check_published(
         StaleWeights: a server and the trainer disagree; all servers were paused again.
     """
     try:
-        found = check_servers(policy, publisher.engines, sequences, version, tolerance)
+        fleet = publisher.fleet
+        found = check_servers(policy, fleet.present, sequences, version, tolerance, fleet)
     except StaleWeights:
         publisher.fleet.pause_all()
         raise
     return {"publish_mismatch_mean": found.mean, "publish_mismatch_max": found.max}
 
 
-def check_start(
-    policy: Policy, engines: Sequence[InferenceServer], tolerance: float
-) -> Mismatch:
+def check_start(policy: Policy, publisher: Publisher, tolerance: float) -> Mismatch:
     """Reject servers with another model, tokenizer or temperature before training.
+
+    Repeated if a server restarts meanwhile.
 
     Raises:
         StaleWeights: a server tokenizes or scores a sentence differently, or reports
             logprobs of another distribution than the one it samples from.
     """
+    while True:
+        try:
+            return check_engines(policy, publisher.fleet.present, tolerance)
+        except AtroposError:  # what it is differs between ranks
+            if not run_on_rank0(policy.world, publisher.lost_servers):
+                raise
+
+
+def check_engines(
+    policy: Policy, engines: Sequence[InferenceServer], tolerance: float
+) -> Mismatch:
     ids: list[int] = policy.tokenizer(PROBE_TEXT)["input_ids"]
     run_on_rank0(policy.world, lambda: _check_tokenizers(engines, ids))
     found = check_servers(policy, engines, [ids], None, tolerance)

@@ -162,3 +162,13 @@ def test_a_counter_of_vllm_is_the_sum_over_its_labels():
 def test_the_larger_of_two_mismatches_counts():
     assert largest({"a": 1e-5, "b": 2e-4}, "a", "b") == 2e-4
     assert largest({"a": None}, "a", "b") is None
+
+
+def test_lines_of_a_file_that_a_restarted_trainer_replaced_are_read_anew(tmp_path):
+    path, draft = tmp_path / "metrics.jsonl", tmp_path / "draft"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    lines = JsonLines(path)
+    assert [row["step"] for row in lines.read()] == [1, 2]
+    draft.write_text('{"step": 1}\n')
+    draft.rename(path)
+    assert [row["step"] for row in lines.read()] == [1]

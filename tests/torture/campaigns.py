@@ -83,6 +83,12 @@ def trainer_kills(kills: int, seed: int) -> Figures:
     return trainer_campaign(kills, seed)
 
 
+def mixed_kills(kills: int, seed: int) -> Figures:
+    from tests.torture.kills.killed_parts import mixed_campaign  # imports torch
+
+    return mixed_campaign(kills, seed)
+
+
 CAMPAIGNS: dict[str, Campaign] = {
     "model-memory": Campaign(model_on_memory, "examples", 300, 5_000),
     "model-sqlite": Campaign(model_on_sqlite, "examples", 2_000, 20_000),
@@ -97,6 +103,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "kills": Campaign(kill_campaign, "kills", 60, 1_000),
     "environment": Campaign(environment_outages, "rounds", 1, 5),
     "trainer": Campaign(trainer_kills, "kills", 5, 300),
+    "mixed": Campaign(mixed_kills, "kills", 3, 200),
     "fuzz": Campaign(
         lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 30_000, 10**6
     ),

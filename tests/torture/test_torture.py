@@ -61,6 +61,10 @@ def test_kill_9_of_the_api_loses_no_group_and_trains_no_group_twice(torture):
     torture("kills")
 
 
+def test_no_kill_of_any_process_trains_a_group_twice_or_needs_another_restart(torture):
+    torture("mixed")
+
+
 def test_no_hostile_request_is_answered_5xx(torture):
     torture("fuzz")
 

@@ -54,3 +54,22 @@ def test_a_resumed_run_replaces_the_steps_after_its_checkpoint():
         (4, 0.25),
     ]
     assert last_run([*lines, {"run_id": "b", "step": 1}]) == [{"run_id": "b", "step": 1}]
+
+
+def test_a_rewound_run_has_one_line_per_step_and_other_runs_keep_theirs(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"run_id": "old", "step": 9}, *({"run_id": "a", "step": n} for n in (1, 2, 3))]
+    lines[2:2] = [{"run_id": "a", "resumed_from": 0}, {"run_id": "a", "resumed_from": 2}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"note": 1}]))
+    file = Jsonl(path)
+    assert file.rewind("a", 1) == 3
+    file.write({"run_id": "a", "step": 2})
+    assert file.rewind("a", 2) == 0
+    file.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"run_id": "old", "step": 9},
+        {"run_id": "a", "step": 1},
+        {"run_id": "a", "resumed_from": 0},
+        {"note": 1},
+        {"run_id": "a", "step": 2},
+    ]

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.chat.template import load_tokenizer
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.health import (
@@ -29,9 +30,12 @@ from atroposlib.generation.engines.http import HttpClient, server_root
 from atroposlib.generation.engines.slots import SplitStats
 from atroposlib.generation.sampling.generation import (
     DEFAULT_MAX_TOKENS,
+    UNKNOWN_VERSION,
     FourTuple,
     Generation,
     from_four_tuple,
+    version_number,
+    went_back,
     with_configured,
     with_max_tokens,
     with_stop_ids,
@@ -66,6 +70,9 @@ class APIServer(LegacyHealth, ABC):
     health_path = "/health"
     #: Policy version of tokens for which the server reports none; None if unknown.
     announced_version: int | None = None
+    #: GET route with ``weight_version``; None if the server has none.
+    version_path: str | None = None
+    _newest_version = UNKNOWN_VERSION  # that the server reported
 
     def __init__(
         self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None
@@ -167,7 +174,9 @@ class APIServer(LegacyHealth, ABC):
 
         async def attempt(**kwargs: Any) -> list[Generation]:
             version = self.announced_version
-            return [with_version(one, version) for one in await self._request_tokens(kwargs)]
+            outputs = await self._request_tokens(kwargs)
+            self._require_current([v for one in outputs for v in one.versions], version)
+            return [with_version(one, version) for one in outputs]
 
         if self._overrides_token_call():
             return await attempt(**kwargs)
@@ -262,7 +271,23 @@ class APIServer(LegacyHealth, ABC):
 
     async def _check_health(self) -> bool:
         """One probe. A hosted API without this path returns 404, which counts as healthy."""
-        return await responds(self.http, f"{self.root_url}{self.health_path}")
+        if not await responds(self.http, f"{self.root_url}{self.health_path}"):
+            return False
+        if self.version_path is None or self._newest_version == UNKNOWN_VERSION:
+            return True
+        url = f"{self.root_url}{self.version_path}"
+        reported = version_number(await self.http.field("GET", url, "weight_version"))
+        return not went_back(reported, self._newest_version, self.announced_version)
+
+    def _require_current(self, versions: list[int], announced: int | None) -> None:
+        """Raise InferenceUnavailable for tokens of a server that restarted with old weights."""
+        reported = max(versions, default=self._newest_version)
+        if went_back(reported, self._newest_version, announced):
+            raise InferenceUnavailable(
+                f"{self.root_url} restarted and holds version {reported}, not {announced}:"
+                " waiting until the trainer gives it the current weights"
+            )
+        self._newest_version = reported
 
     def _overrides_token_call(self) -> bool:
         """Whether a subclass of the original or a test replaced the public call."""

@@ -32,6 +32,8 @@ SGLANG_NAMES = {
 class SGLangServer(TokenServer):
     """OpenAI's routes for chat and completions, ``/generate`` for token requests."""
 
+    version_path = "/server_info"
+
     async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
         ids = list(kwargs["input_ids"])
         params = sampling_params(kwargs)

@@ -49,6 +49,7 @@ class VLLMServer(TokenServer):
     and not of the distribution that was sampled from.
     """
 
+    version_path = "/weight_info"
     _route: TokenRoute | None = None
     _has_weight_info = False
 

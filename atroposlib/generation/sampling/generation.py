@@ -116,6 +116,19 @@ def token_versions(num_tokens: int, spans: Any, label: Any) -> list[int]:
     return versions
 
 
+def went_back(reported: int, newest: int, announced: int | None) -> bool:
+    """Whether a server restarted with older weights than it had and than are published.
+
+    Its trainer gives it the current weights; until then its tokens are stale. A server whose
+    version never changes, such as a judge's, is not concerned.
+
+    Args:
+        reported: version of the last answer, or UNKNOWN_VERSION.
+        newest: version that the server reported before.
+    """
+    return announced is not None and reported < newest and reported < announced
+
+
 def with_version(output: Generation, version: int | None) -> Generation:
     """``output`` with ``version`` on the tokens for which the server reported none.
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from atroposlib.errors import ConfigError, InferenceError, InferenceUnavailable
+from atroposlib.errors import ConfigError, InferenceUnavailable
 from atroposlib.utils.http_server import start_hint
-from example_trainer.weights.engines.http import Bucket, Http, InferenceServer
+from example_trainer.weights.engines.http import Bucket, Http, InferenceServer, ServerGone
 from example_trainer.weights.engines.local import LocalEngine
 from example_trainer.weights.engines.sglang import SglangEngine
 from example_trainer.weights.engines.vllm import VllmEngine
 
-__all__ = ["Bucket", "InferenceServer", "connect"]
+__all__ = ["Bucket", "InferenceServer", "ServerGone", "connect"]
 
 ENGINES: dict[str, Callable[[Http, str | None], InferenceServer]] = {
     "local": LocalEngine,
@@ -39,18 +39,20 @@ def connect(
     on_wait: Callable[[str], None],
     token: str | None = None,
     pause_mode: str | None = None,
+    on_repeat: Callable[[str], None] = lambda what: None,
 ) -> InferenceServer:
     """Connect to the server at ``url``, waiting up to ``wait_s`` seconds for its start.
 
     Args:
         token: sent as bearer token with every request.
         pause_mode: setting ``publish_pause``.
+        on_repeat: called with each wait of a later call for an answer; must not raise.
 
     Raises:
         InferenceUnavailable: nothing answers /health within ``wait_s``.
         ConfigError: something answers, but it cannot take new weights, or not so.
     """
-    http = Http(url, timeout_s, token)
+    http = Http(url, timeout_s, token, on_repeat)
     try:
         _wait_until_healthy(http, wait_s, on_wait)
         return ENGINES[detect(http) if kind == "auto" else kind](http, pause_mode)
@@ -62,22 +64,18 @@ def connect(
 def _wait_until_healthy(http: Http, wait_s: float, on_wait: Callable[[str], None]) -> None:
     started = time.monotonic()
     remedy = start_hint("atropos-infer --model MODEL_DIR", http.url)
-    while True:
-        try:
-            http.get("/health")
-            return
-        except InferenceError as error:
-            waited_s = time.monotonic() - started
-            if waited_s > wait_s:
-                raise InferenceUnavailable(
-                    f"no inference server at {http.url} after {waited_s:.0f} s: {error};"
-                    f" set --inference-urls, or {remedy}"
-                ) from error
-            on_wait(
-                f"inference server at {http.url}: {error}; {waited_s:.0f} s of at most"
-                f" {wait_s:.0f} s; {remedy}"
+    while not http.is_ready():
+        waited_s = time.monotonic() - started
+        if waited_s > wait_s:
+            raise InferenceUnavailable(
+                f"no inference server at {http.url} after {waited_s:.0f} s: GET /health has no"
+                f" answer; set --inference-urls, or {remedy}"
             )
-            time.sleep(0.5)
+        on_wait(
+            f"inference server at {http.url}: GET /health has no answer; {waited_s:.0f} s of"
+            f" at most {wait_s:.0f} s; {remedy}"
+        )
+        time.sleep(0.5)
 
 
 def detect(http: Http) -> str:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
+from atroposlib.utils.backoff import Backoff, jittered
 from atroposlib.utils.process_group import GroupSpec
 
 CONNECT_TIMEOUT_S = 10.0
-# A server under load may refuse a connection for a moment; each retry waits twice as long.
-RETRIES_S = (0.2, 0.4, 0.8, 1.6)
+# A call without an answer is repeated for so long, at most ``publish_timeout_s``: a server
+# under load may refuse a connection, a proxy reset one. After that the server is left out.
+GONE_AFTER_S = 15.0
+BACKOFF = Backoff(0.2, 2.0)
+NOT_READY = (502, 503, 504)
+# Calls that a server must not get twice: repeated only if no connection was made.
+ONCE = frozenset(
+    {"/init_weights_update_group", "/update_weights_from_distributed"}
+    | {"/init_weight_transfer_engine", "/start_weight_update", "/update_weights"}
+    | {"/finish_weight_update", "join_weight_group", "receive_weights"}
+)
 DETAIL_CHARS = 500
 CHOOSE = "choose another --weight-publisher"
 
@@ -32,12 +42,26 @@ class Bucket:
     shapes: list[list[int]]
 
 
-class Http:
-    """HTTP client of one server: JSON bodies, bounded waits."""
+class ServerGone(InferenceUnavailable):
+    """No answer, for as long as a call is repeated: the process or the network is gone."""
 
-    def __init__(self, url: str, timeout_s: float, token: str | None = None) -> None:
+
+class Http:
+    """HTTP client of one server: JSON bodies, bounded waits, repeated calls.
+
+    ``on_wait`` is called with each wait for an answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        token: str | None = None,
+        on_wait: Callable[[str], None] = lambda what: None,
+    ) -> None:
         self.url = url
         self.timeout_s = timeout_s
+        self.on_wait = on_wait
         # Proxy settings of the environment are ignored: a proxy would receive localhost
         # calls.
         self._client = httpx.Client(
@@ -59,6 +83,13 @@ class Http:
         """A route that only takes POST answers GET with 405; an absent one with 404."""
         return self._send("GET", path, None, None).status_code != 404
 
+    def is_ready(self) -> bool:
+        """Whether the server answers now, without a repetition."""
+        try:
+            return self._client.get("/health", timeout=CONNECT_TIMEOUT_S).is_success
+        except httpx.HTTPError:
+            return False
+
     def close(self) -> None:
         self._client.close()
 
@@ -78,18 +109,28 @@ class Http:
             return {}  # some routes return plain text, which is not used
 
     def _send(self, method: str, path: str, body: Any, params: Any) -> httpx.Response:
-        for delay_s in (*RETRIES_S, None):
+        started, failures = time.monotonic(), 0
+        patience_s = min(GONE_AFTER_S, self.timeout_s)
+        once = path in ONCE or isinstance(body, dict) and body.get("method") in ONCE
+        while True:
             try:
-                return self._client.request(method, path, json=body, params=params)
-            except (httpx.ConnectError, httpx.RemoteProtocolError) as error:
-                if delay_s is None:
-                    raise InferenceUnavailable(f"{method} {path}: {error}") from error
-                time.sleep(delay_s)
+                response = self._client.request(method, path, json=body, params=params)
+                if response.status_code not in NOT_READY:
+                    return response
+                gone = ServerGone(f"{method} {path}: {_detail(response)}")
             except httpx.HTTPError as error:
-                raise InferenceUnavailable(
-                    f"{method} {path}: {type(error).__name__} {error}"
-                ) from error
-        raise AssertionError("unreachable")
+                gone = ServerGone(f"{method} {path}: {type(error).__name__} {error}")
+                gone.__cause__ = error
+            sent = not isinstance(gone.__cause__, httpx.ConnectError)
+            waited_s = time.monotonic() - started
+            if waited_s >= patience_s or once and sent:
+                raise gone
+            failures += 1
+            self.on_wait(
+                f"inference server at {self.url}: {gone}; {waited_s:.0f} s of at most"
+                f" {patience_s:.0f} s"
+            )
+            time.sleep(min(jittered(BACKOFF.pause_s(failures)), patience_s - waited_s))
 
 
 class InferenceServer(ABC):

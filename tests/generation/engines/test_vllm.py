@@ -104,3 +104,31 @@ async def test_an_unloadable_tokenizer_raises_an_error_that_names_it(
     with pytest.raises(ConfigError, match="no tokenizer can be loaded from"):
         await server.tokens_and_logprobs_completion(prompt="hi")
     assert isinstance(server, VLLMServer)
+
+
+@pytest.mark.parametrize("label", [0, None])  # the local server's first version; vLLM's
+async def test_no_token_of_a_server_that_restarted_with_older_weights_is_used(
+    connect, fake, label: int | None
+) -> None:
+    fake.reports_spans = fake.reports_header = False
+    fake.weight_version = 31
+    server = connect("vllm")
+    server.health.timeout_s, server.announced_version = 0.0, 31
+    await server.generate(PROMPT)
+    fake.weight_version = label
+    with pytest.raises(InferenceUnavailable, match="did not answer|restarted"):
+        await server.generate(PROMPT)
+    assert not await server._check_health()
+    fake.weight_version = 32  # the trainer gave it the current weights
+    server.health.mark_suspect()
+    server.health.report(await server._check_health())
+    (output,) = await server.generate(PROMPT)
+    assert set(output.versions) == {32}
+
+
+async def test_a_server_whose_version_never_changes_is_used(connect, fake) -> None:
+    fake.weight_version = 0
+    server = connect("vllm")
+    for announced in (0, 31):
+        server.announced_version = announced
+        assert await server.generate(PROMPT)

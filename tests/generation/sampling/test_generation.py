@@ -11,6 +11,7 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     span_sampling,
     token_versions,
+    went_back,
     with_configured,
     with_version,
 )
@@ -69,3 +70,22 @@ def test_an_announced_version_fills_unknown_versions() -> None:
 def test_configured_sampling_fills_in_and_its_limit_bounds(asked, found) -> None:
     config = APIServerConfig(sampling={"top_p": 0.9, "max_tokens": 8})
     assert with_configured(asked, config) == found
+
+
+@pytest.mark.parametrize(
+    ("reported", "newest", "announced", "back"),
+    [
+        (0, 31, 31, True),  # started again with its first weights
+        (UNKNOWN_VERSION, 31, 31, True),  # the same, of an engine that forgot the label
+        (31, 31, 31, False),
+        (32, 31, 31, False),  # published, and not announced yet
+        (30, 31, 30, False),  # the trainer went back, and published that
+        (30, 30, 31, False),  # the answer began before the publish
+        (0, 0, 31, False),  # a judge
+        (0, 31, None, False),  # no trainer that announces
+    ],
+)
+def test_only_a_server_with_older_weights_than_before_and_than_published_went_back(
+    reported, newest, announced, back
+):
+    assert went_back(reported, newest, announced) is back

@@ -42,16 +42,16 @@ def test_stale_server_in_a_fleet_is_named_in_the_error(policy, server):
 
 
 def test_logprobs_without_temperature_are_rejected_at_the_start(policy, server):
-    assert verify.check_start(policy, [server], tolerance=1e-3).is_rounding
+    assert verify.check_engines(policy, [server], tolerance=1e-3).is_rounding
     server.scales = False
     with pytest.raises(StaleWeights, match="processed_logprobs"):
-        verify.check_start(policy, [server], tolerance=1e-3)
+        verify.check_engines(policy, [server], tolerance=1e-3)
 
 
 def test_another_tokenizer_is_refused_at_the_start(policy, server):
     server.token_ids = lambda text: [1, 2, 3]
     with pytest.raises(StaleWeights, match="another tokenizer"):
-        verify.check_start(policy, [server], tolerance=1e-3)
+        verify.check_engines(policy, [server], tolerance=1e-3)
 
 
 def test_rows_of_different_groups_are_checked_first():

@@ -3,10 +3,12 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 
 from atroposlib.errors import ConfigError, InferenceUnavailable
-from example_trainer.weights.engines import connect
+from atroposlib.utils.backoff import Backoff
+from example_trainer.weights.engines import ServerGone, connect
+from example_trainer.weights.engines.http import Http
 from tests.trainer.weights.support.engine_fakes import sglang_app, vllm_app
 
 QUICK = {"timeout_s": 10.0, "wait_s": 0.0, "on_wait": lambda what: None}
@@ -96,7 +98,34 @@ def test_wait_for_an_absent_server_is_reported_and_bounded(free_port_url):
 def free_port_url(monkeypatch):
     import socket
 
-    monkeypatch.setattr("example_trainer.weights.engines.http.RETRIES_S", ())
+    monkeypatch.setattr("example_trainer.weights.engines.http.GONE_AFTER_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     return f"http://127.0.0.1:{port}"
+
+
+def test_a_call_without_a_usable_answer_is_repeated_and_the_wait_reported(serve, monkeypatch):
+    monkeypatch.setattr("example_trainer.weights.engines.http.BACKOFF", Backoff(0.0, 0.0))
+    app, answers, waits = FastAPI(), [503, 502], []
+
+    @app.post("/pause")
+    def pause():
+        return Response(status_code=answers.pop() if answers else 200)
+
+    with closing(Http(serve(app), 10.0, on_wait=waits.append)) as http:
+        http.post("/pause")
+    assert answers == [] and len(waits) == 2 and "/pause: 502" in waits[0]
+
+
+def test_a_broadcast_is_not_asked_for_twice(serve, monkeypatch):
+    app, asked = FastAPI(), []
+
+    @app.post("/update_weights_from_distributed")
+    def update():
+        asked.append(1)
+        return Response(status_code=503)
+
+    with closing(Http(serve(app), 10.0)) as http:
+        with pytest.raises(ServerGone, match="503"):
+            http.post("/update_weights_from_distributed", {})
+    assert asked == [1]

@@ -50,7 +50,7 @@ def main(rank: int, directory: Path, engines: Sequence[Any] = ()) -> list[str]:
             engine.gone = True
         for action in (
             lambda: publisher.publish(policy, state(9)),
-            lambda: verify.check_start(policy, engines, 1e-3),
+            lambda: verify.check_engines(policy, engines, 1e-3),
         ):
             try:
                 action()
