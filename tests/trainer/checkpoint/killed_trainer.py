@@ -24,6 +24,7 @@ import msgspec
 
 from atroposlib.api.server import create_app as api_app
 from atroposlib.client import RolloutClient
+from atroposlib.errors import AtroposError
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
@@ -52,7 +53,11 @@ def train(settings: dict[str, Any], output: str) -> None:
     torch.set_num_threads(1)
     with open(output, "a", encoding="utf-8") as file:
         with redirect_stdout(file), redirect_stderr(file):
-            grpo.train(TrainingConfig(**settings))
+            try:
+                grpo.train(TrainingConfig(**settings))
+            except AtroposError as error:
+                print(f"{type(error).__name__}: {error}")
+                raise
 
 
 @dataclass
@@ -133,6 +138,13 @@ class Ranks:
         status = httpx.get(f"{self.api}/status").json()
         phases = [p["phase"] for p in status["participants"] if p["role"] == "trainer"]
         return phases[-1] if phases else ""
+
+
+def until(happens: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIFE_S
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @contextmanager

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.trainer.checkpoint import killed_trainer as killed
@@ -32,3 +34,18 @@ def test_trainer_killed_at_any_point_ends_with_the_uninterrupted_result(tmp_path
     assert hits == dict.fromkeys(killed.MOMENTS, True)
     assert actual.pop("lines") == expected.pop("lines")
     assert actual == expected
+
+
+def test_a_second_trainer_ends_with_the_name_of_the_first_which_goes_on(tmp_path, model_dir):
+    with killed.world(tmp_path / "first", model_dir, 150, run_name="one") as first:
+        second = replace(first, folder=tmp_path / "second", process=None)
+        second.folder.mkdir()
+        first.start()
+        killed.until(lambda: first.steps_logged() >= 1)
+        second.start()
+        assert second.process is not None
+        second.process.join(killed.LIFE_S)
+        seen = first.steps_logged()
+        assert second.process.exitcode == 1
+        assert "RunTaken: the trainer one (host" in second.output, second.output[-2000:]
+        killed.until(lambda: first.steps_logged() > seen)
