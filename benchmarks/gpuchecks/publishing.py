@@ -78,8 +78,13 @@ def cuda_ipc(place: Place) -> list[Figure]:
         change(policy, version)
         buffer.write(export_weights(policy, untie_head=True), version)
         expected = {n: checksum(t) for n, t in export_weights(policy, untie_head=True)}
-        command = [sys.executable, __file__, str(path)]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S * 2)
+        ran = subprocess.run(
+            [sys.executable, "-m", "gpuchecks.publishing", str(path)],
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S * 2,
+        )
         if ran.returncode:
             raise RuntimeError(f"the reading process failed: {ran.stderr[-2000:]}")
         equal.append(json.loads(ran.stdout.splitlines()[-1]) == expected)
