@@ -84,7 +84,7 @@ def save_model(
         durable: flush to disk before returning. Otherwise the directory survives a crash of
             this process but not of the machine.
     """
-    weights = state_dict.full_weights(model)
+    weights = state_dict.full_weights(model, model.compute_dtype)
     run_on_rank0(
         model.world,
         lambda: write_model(

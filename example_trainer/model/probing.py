@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.models.causal_lm import LARGE
+from atroposlib.utils.models.causal_lm import LARGE, measured_transform
 from example_trainer.data.rows import unsampled_row
 from example_trainer.model import attention
 from example_trainer.model.policy import PackedModel, Policy
@@ -146,11 +146,13 @@ def _packed_hidden(model: PackedModel) -> Iterator[tuple[int, int, Tensor]]:
             yield microbatch.row_ids[b], column, hidden[h]
 
 
+@torch.no_grad()
 def check_head(policy: Policy) -> None:
     """Find out what follows the output head; ConfigError if logprobs are not the model's own."""
-    name = type(inner_model(policy.model)).__name__
+    model = inner_model(policy.model)
+    name = type(model).__name__
     tokens = ids([PROBES[1].tokens], policy.device)
-    transform = policy.module.measured_transform(tokens, PROBE_TOLERANCE / LARGE)
+    transform = measured_transform(model, tokens, PROBE_TOLERANCE / LARGE)
     if transform is None:
         raise ConfigError(
             f"{name} changes its logits after the output head in another way than by a scale"
@@ -162,8 +164,9 @@ def check_head(policy: Policy) -> None:
     ours_R_T = policy.trained_logprobs(PROBES)
     policy.module.compute_dtype = dtype
     for row, ours in zip(PROBES, ours_R_T):
-        logprobs = policy.module.own_logprobs(ids([row.tokens], policy.device))[0, :-1]
-        own = logprobs.gather(-1, ids(row.labels, policy.device)[:, None])[:, 0].cpu()
+        logits = model(ids([row.tokens], policy.device), use_cache=False).logits[0, :-1]
+        labels = ids(row.labels, policy.device)[:, None]
+        own = torch.log_softmax(logits.float(), -1).gather(-1, labels)[:, 0].cpu()
         worst = max(worst, float((own - torch.tensor(ours)).abs().max()))
     if worst > PROBE_TOLERANCE:
         raise ConfigError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.models.causal_lm import LogitTransform, decoder, measured_transform
+from atroposlib.utils.models.causal_lm import LogitTransform, decoder
 from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row, at_trained
 from example_trainer.model.attention import Layout, layout_of
@@ -143,17 +143,6 @@ class TokenModule(Backbone):
             dtype=self.compute_dtype,
             transform=self.transform,
         )
-
-    @torch.no_grad()
-    def own_logprobs(self, tokens: Tensor) -> Tensor:
-        """(rows, T, V) as the model itself computes them."""
-        logits: Tensor = inner_model(self.model)(tokens, use_cache=False).logits
-        return logits.float().log_softmax(-1)
-
-    @torch.no_grad()
-    def measured_transform(self, tokens: Tensor, tolerance: float) -> LogitTransform | None:
-        """As causal_lm.measured_transform, of this model."""
-        return measured_transform(inner_model(self.model), tokens, tolerance)
 
 
 class ValueModule(Backbone):

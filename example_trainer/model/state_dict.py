@@ -54,9 +54,12 @@ def _sources(entries: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 @torch.no_grad()
-def full_weights(model: PackedModel) -> dict[str, Tensor]:
-    """Copies of all weights, an adapter merged, in float32 and main memory; only on rank 0."""
-    return _collected(model, iter_weights(model))
+def full_weights(model: PackedModel, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Copies of all weights, an adapter merged, in main memory; only on rank 0.
+
+    Each is cast to ``dtype`` when it comes: there is no whole copy in another precision.
+    """
+    return _collected(model, iter_weights(model), dtype)
 
 
 @torch.no_grad()
@@ -67,7 +70,7 @@ def trained_weights(model: PackedModel) -> dict[str, Tensor]:
     """
     entries = model.model.state_dict(keep_vars=True)
     trained = ((n, collectives.full_tensor(t)) for n, t in entries.items() if t.requires_grad)
-    return _collected(model, trained)
+    return _collected(model, trained, torch.float32)
 
 
 def adapter_weights(model: PackedModel) -> dict[str, Tensor]:
@@ -79,7 +82,9 @@ def adapter_weights(model: PackedModel) -> dict[str, Tensor]:
     return {f"base_model.model.{name.replace(inner, '.')}": tensor for name, tensor in trained}
 
 
-def _collected(model: PackedModel, weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def _collected(
+    model: PackedModel, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+) -> dict[str, Tensor]:
     sources = _sources(model.model.state_dict(keep_vars=True))
     collected: dict[str, Tensor] = {}
     for name, tensor in weights:
@@ -89,8 +94,8 @@ def _collected(model: PackedModel, weights: Iterable[tuple[str, Tensor]]) -> dic
         if source in collected:
             collected[name] = collected[source]
         else:
-            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-            collected[name] = tensor.to("cpu", dtype, copy=True)
+            its_dtype = dtype if tensor.is_floating_point() else tensor.dtype
+            collected[name] = tensor.to("cpu", its_dtype, copy=True)
     return collected
 
 

@@ -83,3 +83,10 @@ def test_tied_head_is_exported_separately_if_untied(policy):
 
 def test_bytes_of_a_layout_are_those_of_its_tensors():
     assert TensorSpec("w", torch.bfloat16, (3, 5)).bytes == 30
+
+
+def test_weights_are_collected_in_the_precision_asked_for_and_ties_once(policy):
+    exact, low = (state_dict.full_weights(policy, d) for d in (torch.float32, torch.bfloat16))
+    assert {tensor.dtype for tensor in low.values()} == {torch.bfloat16}
+    assert all(torch.equal(exact[name].bfloat16(), low[name]) for name in exact)
+    assert low["model.embed_tokens.weight"] is low["lm_head.weight"]
