@@ -35,7 +35,7 @@ RUN_BY = {
 }
 # Commands of other programs, and words of the shell.
 FOREIGN = set(
-    "cd curl echo eval grep export for done git mapfile mkdir printf python source srun tail uv vllm wait"
+    "cd curl echo eval grep export for done git mapfile mkdir printf source srun tail uv vllm wait"
     " torchrun pip env gpus= port= }".split()
 )
 # Whole blocks that nothing here can check, with the reason.
@@ -235,7 +235,13 @@ def test_other_lines_call_make_pip_or_a_command_that_is_named_here():
             strange += [
                 f"{page}: {e}" for one in asked for e in one.split(",") if e not in extras
             ]
-        elif first.removeprefix(".venv/bin/") not in FOREIGN | own and "=" not in first:
+        elif re.fullmatch(r"(\.venv/bin/)?python[\d.]*", first):
+            strange += [
+                f"{page}: {w}"
+                for w in rest
+                if w.startswith("scripts/") and not (ROOT / w).is_file()
+            ]
+        elif first not in FOREIGN | own and "=" not in first:
             strange.append(f"{page}: {' '.join(words)}")
     assert strange == []
 
