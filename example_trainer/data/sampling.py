@@ -9,14 +9,15 @@ logprobs of the sampler   scaled by it: compared with the trainer's
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, MASKED_VERSION, SampledSpan, ScoredData
 
 # Rows that name no temperature: an error, 1 and a warning, or 1.
 UnknownTemperature = Literal["refuse", "warn", "assume_1"]
+CUTS = ("top_p", "top_k", "min_p")
 NO_TEMPERATURE = (
     "rows come without the temperature they were sampled at: the gradient is wrong if it was not 1."
     " Sample through managed_server of this version, which sends it, or send"
@@ -73,10 +74,14 @@ def comparable_versions(versions: Sequence[int], spans: Sequence[SampledSpan]) -
     return found
 
 
-def _is_truncated(span: SampledSpan) -> bool:
+def is_cut(span: Mapping[str, Any]) -> bool:
+    """Whether its tokens were sampled from a part of the vocabulary."""
     top_p, top_k = span.get("top_p", 1.0), span.get("top_k", -1)
-    is_cut = top_p < 1 or top_k > 0 or span.get("min_p", 0.0) > 0
-    return is_cut and span.get("logprobs") == "truncated"
+    return bool(top_p < 1 or top_k > 0 or span.get("min_p", 0.0) > 0)
+
+
+def _is_truncated(span: SampledSpan) -> bool:
+    return is_cut(span) and span.get("logprobs") == "truncated"
 
 
 def sampling_notes(

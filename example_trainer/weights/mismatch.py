@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from example_trainer.data.rows import Row, at_trained
+from example_trainer.data.sampling import CUTS, is_cut
 from example_trainer.distributed.collectives import gather_objects
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import adapter
@@ -117,36 +119,45 @@ def reduce_mismatch(found: Mismatch, world: Ranks) -> Mismatch:
 
 
 def sampled_temperature(
-    policy: Policy, rows: Sequence[Row], version: int, tolerance: float
+    policy: Policy, rows: Sequence[Row], version: int
 ) -> tuple[float | None, list[Row]]:
     """The temperature that explains the logprobs of tokens of ``version``, and the rows tried.
 
     None if no temperature does, or the rows name it already. Collective.
     """
-    places = {id(row): _places(row, version) for row in rows}
-    chosen = sorted(rows, key=lambda row: -len(places[id(row)]))[:TRIED_ROWS]
+    places = {id(row): [v == version for v in row.comparable_versions] for row in rows}
+    chosen = sorted(rows, key=lambda row: -sum(places[id(row)]))[:TRIED_ROWS]
     tried = [
-        replace(row, temperatures=[t] * len(row.labels))
-        for t in TEMPERATURES
-        for row in chosen
+        replace(r, temperatures=[t] * len(r.labels)) for t in TEMPERATURES for r in chosen
     ]
     ours_R_T = policy.trained_logprobs([*chosen, *tried])
     found = []
     for first in range(0, len(ours_R_T), len(chosen)):
-        distance = Mismatch()
-        for row, ours_T in zip(chosen, ours_R_T[first:]):
-            theirs_T = at_trained(row, row.behaviour_logprobs)
-            pairs = [(ours_T[k], theirs_T[k]) for k in places[id(row)]]
-            distance += compare([a for a, _ in pairs], [b for _, b in pairs], tolerance)
-        found.append(distance.mean)
+        apart = [
+            abs(ours - theirs)
+            for row, ours_T in zip(chosen, ours_R_T[first:])
+            for ours, theirs, is_compared in zip(
+                ours_T, at_trained(row, row.behaviour_logprobs), places[id(row)]
+            )
+            if is_compared
+        ]
+        found.append(fmean(apart))
     named, *others = found
     best = min(range(len(others)), key=others.__getitem__)
     return (TEMPERATURES[best] if others[best] <= LEFT_OVER * named else None), chosen
 
 
-def _places(row: Row, version: int) -> list[int]:
-    """Trained tokens, counted from 0, that ``version`` sampled and that can be compared."""
-    return [k for k, found in enumerate(row.comparable_versions) if found == version]
+def about_truncation(rows: Sequence[Row]) -> str:
+    """A sentence about tokens sampled from a part of the vocabulary; empty if none were."""
+    cut = [span for row in rows for span in row.spans if is_cut(span)]
+    names = sorted({f"{k} {v}" for span in cut for k, v in span.items() if k in CUTS})
+    if not names:
+        return ""
+    return (
+        f"The tokens were sampled with {', '.join(names)}, and the server may report logprobs after"
+        " that, as vLLM does: sample with top_p 1, top_k -1 and min_p 0, or raise"
+        " --max-logprob-mismatch. "
+    )
 
 
 def about_temperature(found: float, rows: Sequence[Row]) -> str:
@@ -158,7 +169,7 @@ def about_temperature(found: float, rows: Sequence[Row]) -> str:
     return (
         f"Found: the tokens have the trainer's logprobs at temperature {found:g}, and their rows"
         f" {source} {', '.join(f'{t:g}' for t in named)}. Sample through managed_server of this"
-        f" version, or send generation_params={{'temperature': {found:g}}} with the groups."
+        f" version, or send generation_params={{'temperature': {found:g}}} with the groups. "
     )
 
 

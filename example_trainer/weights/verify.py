@@ -26,6 +26,7 @@ from example_trainer.weights.mismatch import (
     LIKELY,
     Mismatch,
     about_temperature,
+    about_truncation,
     compare,
     explain_mismatch,
     sampled_temperature,
@@ -260,9 +261,10 @@ class SamplerCheck:
         near = found.is_rounding if self.is_held else found.mean <= max(tolerance, DRIFT_NATS)
         if version is None or near:
             return
-        temperature, tried = sampled_temperature(policy, self.rows, version, tolerance)
-        cause = "" if temperature is None else about_temperature(temperature, tried) + " "
+        temperature, tried = sampled_temperature(policy, self.rows, version)
+        cause = "" if temperature is None else about_temperature(temperature, tried)
         if self.is_held:
+            cause = cause or about_truncation(tried)
             raise StaleWeights(
                 f"tokens sampled at version {version} do not have the logprobs of the trainer's"
                 f" version {version}: {found}, tolerance {tolerance:g}. The batch was not"

@@ -26,13 +26,7 @@ from atroposlib.generation.proxy.sample_tree import SampleTree
 from atroposlib.generation.sessions.sequences import Node, sampled_part
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 
-
-@dataclass(frozen=True)
-class ModelCall:
-    """Temperature and messages of one call to the model."""
-
-    temperature: float
-    messages: list[dict[str, Any]]  # as sent, and the reply; [] of a completion
+Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,13 +41,14 @@ class Recorder:
     """Records the samples of one rollout. Its calls may end in any order."""
 
     def __init__(self) -> None:
-        self.calls: list[ModelCall] = []
+        self.calls: list[Messages] = []  # of each call
         self._samples = SampleTree()
 
-    def add(self, call: ModelCall, node: Node, sampled: int | None) -> None:
+    def add(self, messages: Messages, node: Node, sampled: int | None) -> None:
         """Record ``node`` at the end of a call; its last ``sampled`` tokens are new.
 
-        None: the server returned no count, so all trained tokens at the end are new.
+        None: the server returned no count, so all trained tokens at the end are new. The
+        messages are those sent, and the reply; [] of a completion.
         """
         end = len(node.tokens)
         trained = next(
@@ -62,18 +57,16 @@ class Recorder:
         # Placeholder tokens differ in number from those that the server counted.
         sampled = trained if sampled is None else min(sampled, trained)
         self._samples.add(str(len(self.calls)), 0, sampled_part(node, end - sampled))
-        self.calls.append(call)
+        self.calls.append(messages)
 
     def rows(self) -> list[ScoredDataItem]:
         """An unscored row for each history; every sample is trained in one of them."""
-        rows = []
-        for found in self._samples.rows():
-            last = self.calls[int(found.turns[-1].completion_id)]
-            params = {"temperature": last.temperature}
-            messages = last.messages or None
-            row = from_node(found, 0.0, generation_params=params, messages=messages)
-            rows.append(row)
-        return rows
+        return [
+            from_node(
+                found, 0.0, messages=self.calls[int(found.turns[-1].completion_id)] or None
+            )
+            for found in self._samples.rows()
+        ]
 
 
 def groups_of(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
-from atroposlib.envs.function_env.recorder import ModelCall, Recorder
+from atroposlib.envs.function_env.recorder import Recorder
 from atroposlib.envs.function_env.tools import Tool, answer, schema_of
 from atroposlib.errors import ConfigError, InferenceError, RolloutError, SourceLine
 from atroposlib.generation.chat.tool_call_translator import with_visible_tools
@@ -125,7 +125,7 @@ class Model:
                 )
         params = self._params(sampling)
         completion = await self.session.chat_completion(messages=shown, **params)
-        return self._replied(completion, params, history, shown)
+        return self._replied(completion, history, shown)
 
     @_remembered
     async def use_tools(
@@ -162,7 +162,7 @@ class Model:
         """
         params = self._params(sampling)
         completion = await self.session.completion(prompt=prompt, **params)
-        return self._replied(completion, params)
+        return self._replied(completion)
 
     @_remembered
     async def endpoint(self) -> AgentSession:
@@ -220,7 +220,6 @@ class Model:
     def _replied(
         self,
         completion: Any,
-        params: Mapping[str, Any],
         history: Sequence[Message] | None = None,  # None: of a text completion
         shown: Sequence[Message] = (),  # the history as it was sent
     ) -> Reply:
@@ -233,9 +232,8 @@ class Model:
         if nodes_for is not None:
             (node,) = nodes_for(completion)
             messages = [] if history is None else [*map(dict, shown), reply.message]
-            call = ModelCall(float(params["temperature"]), messages)
             sampled = completion.usage.completion_tokens if completion.usage else None
-            self.recorder.add(call, node, sampled)
+            self.recorder.add(messages, node, sampled)
         return reply
 
 

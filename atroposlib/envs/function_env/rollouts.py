@@ -91,8 +91,7 @@ class RolloutRunner:
             reward = await self._play(item, model)
             rows = model.recorder.rows()
             nodes: list[Node] = [node for agent in endpoints for node in agent.rows()]
-            params = {"temperature": model.temperature}
-            rows += [from_node(node, 0.0, generation_params=params) for node in nodes]
+            rows += [from_node(node, 0.0) for node in nodes]
         if not rows and reward.score is not None:
             raise ConfigError(
                 f"{env.label()}: the rollout of item {item['id']} never called the model, so "

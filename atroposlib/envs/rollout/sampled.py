@@ -11,7 +11,7 @@ nothing else. The node that a row was copied from is found by its tokens and log
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from atroposlib.envs.rollout.groups import ScoredDataGroup, plain
 from atroposlib.generation.sessions.sequences import Node
@@ -20,94 +20,63 @@ from atroposlib.wire import MASKED, MASKED_VERSION
 CLOSE_NATS = 1e-4  # environments may keep logprobs as float32
 
 
-class _Found(NamedTuple):
-    """A span of a row, and the versions of its tokens."""
-
-    span: dict[str, Any]
-    versions: list[int]
-
-
 def with_sampled(group: ScoredDataGroup, nodes: Sequence[Node]) -> ScoredDataGroup:
     """The group with sampling, versions and finish reasons of ``nodes`` where it has none."""
     fields = cast(Mapping[str, Any], group)
-    if not nodes or fields.get("sampling") is not None:
-        return group
-    rows = _rows(fields)
-    found_G = [_found(*row, nodes) for row in rows]
-    if not any(found_G):
-        return group
-    more: dict[str, Any] = {"sampling": [[one.span for one in found] for found in found_G]}
-    versions = [_versions(*row[:2], found) for row, found in zip(rows, found_G)]
-    if fields.get("versions") is None and any(v >= 0 for row in versions for v in row):
-        more["versions"] = versions
-    if not fields.get("finish_reasons"):
-        more["finish_reasons"] = [_ending(row[0], found) for row, found in zip(rows, found_G)]
-    # For trainers that do not read sampling; the key of a row or group that is there counts more.
-    temperatures = {one.span["temperature"] for found in found_G for one in found}
-    if len(temperatures) == 1 and not _names_temperature(fields):
-        given = fields.get("generation_params") or {}
-        more["generation_params"] = {**given, "temperature": temperatures.pop()}
-    return cast(ScoredDataGroup, {**fields, **more})
+    found = _found_in(nodes, fields) if nodes and fields.get("sampling") is None else {}
+    whole = {**fields, **found}
+    # For trainers that do not read sampling. What names a temperature already is kept.
+    named = [fields.get(k) for k in ("generation_params", "group_overrides")]
+    named += fields.get("overrides") or ()
+    temperatures = {span["temperature"] for row in whole.get("sampling") or () for span in row}
+    if len(temperatures) == 1 and not any("temperature" in (one or {}) for one in named):
+        whole["generation_params"] = {**(named[0] or {}), "temperature": temperatures.pop()}
+    return cast(ScoredDataGroup, whole)
 
 
-_Row = tuple[list[int], list[int], list[float] | None]  # tokens, masks, logprobs
+def _found_in(nodes: Sequence[Node], group: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that the group lacks; none if no row is of these nodes."""
+    tokens_G, masks_G = plain(group["tokens"]), plain(group["masks"])
+    logprobs_G = plain(group.get("inference_logprobs")) or [None] * len(tokens_G)
+    sampling, versions, endings = [], [], []
+    for tokens, masks, logprobs in zip(tokens_G, masks_G, logprobs_G):
+        found = _spans(tokens, masks, logprobs, nodes)
+        of_row = [MASKED_VERSION] * len(tokens)
+        for span, node in found:
+            for t in range(span["start"], span["end"]):
+                of_row[t] = MASKED_VERSION if masks[t] == MASKED else node.versions[t]
+        whole = found and found[-1][0]["end"] == len(tokens)
+        sampling.append([span for span, _ in found])
+        versions.append(of_row)
+        endings.append(found[-1][0].get("finish_reason") if whole else None)
+    if not any(sampling):
+        return {}
+    known = any(version >= 0 for row in versions for version in row)
+    more = {"finish_reasons": endings, **({"versions": versions} if known else {})}
+    return {"sampling": sampling, **{k: v for k, v in more.items() if group.get(k) is None}}
 
 
-def _rows(group: Mapping[str, Any]) -> list[_Row]:
-    tokens, masks = plain(group["tokens"]), plain(group["masks"])
-    logprobs = plain(group.get("inference_logprobs")) or [None] * len(tokens)
-    return list(zip(tokens, masks, logprobs))
-
-
-def _found(
+def _spans(
     tokens: list[int], masks: list[int], logprobs: list[float] | None, nodes: Sequence[Node]
-) -> list[_Found]:
-    """Spans of the row, ascending; of several nodes that fit, the newest counts."""
-    found: dict[int, _Found] = {}
+) -> list[tuple[dict[str, Any], Node]]:
+    """Spans of the row, ascending, and their nodes; of several that fit, the newest counts."""
+    found: dict[int, tuple[dict[str, Any], Node]] = {}
     # Longer nodes last: of one the row would be a part.
     for node in sorted(reversed(nodes), key=lambda node: len(node.tokens) > len(tokens)):
         for span in node.spans:
             start, end = span["start"], min(span["end"], len(tokens))
-            if start >= end or start in found:
-                continue
-            sampled = range(end - 1, start - 1, -1)  # siblings differ at their ends
-            trained = [t for t in sampled if masks[t] != MASKED]
+            # From the end, where siblings differ.
             same = logprobs is None or all(
-                abs(logprobs[t] - node.logprobs[t]) <= CLOSE_NATS for t in trained
+                abs(logprobs[t] - node.logprobs[t]) <= CLOSE_NATS
+                for t in range(end - 1, start - 1, -1)
+                if masks[t] != MASKED
             )
-            if not same or tokens[:end] != node.tokens[:end]:
-                continue
-            whole = end == span["end"]
-            kept = {k: v for k, v in span.items() if whole or k != "finish_reason"}
-            found[start] = _Found({**kept, "end": end}, list(node.versions[start:end]))
-    return _apart([found[start] for start in sorted(found)])
-
-
-def _apart(found: list[_Found]) -> list[_Found]:
-    """Without spans that overlap an earlier one."""
-    kept: list[_Found] = []
-    for one in found:
-        if not kept or kept[-1].span["end"] <= one.span["start"]:
-            kept.append(one)
-    return kept
-
-
-def _versions(tokens: list[int], masks: list[int], found: list[_Found]) -> list[int]:
-    versions = [MASKED_VERSION] * len(tokens)
-    for one in found:
-        versions[one.span["start"] : one.span["end"]] = one.versions
-    return [MASKED_VERSION if m == MASKED else v for m, v in zip(masks, versions)]
-
-
-def _ending(tokens: list[int], found: list[_Found]) -> str | None:
-    """Why the last token was the last: only of a row that ends with a whole sample."""
-    if not found or found[-1].span["end"] != len(tokens):
-        return None
-    reason: str | None = found[-1].span.get("finish_reason")
-    return reason
-
-
-def _names_temperature(group: Mapping[str, Any]) -> bool:
-    rows = group.get("overrides") or ()
-    sources = [group.get("generation_params"), group.get("group_overrides"), *rows]
-    return any("temperature" in (source or {}) for source in sources)
+            if start < end and same and tokens[:end] == node.tokens[:end]:
+                whole = end == span["end"]
+                kept = {k: v for k, v in span.items() if whole or k != "finish_reason"}
+                found.setdefault(start, ({**kept, "end": end}, node))
+    apart: list[tuple[dict[str, Any], Node]] = []
+    for start in sorted(found):
+        if not apart or apart[-1][0]["end"] <= start:
+            apart.append(found[start])
+    return apart

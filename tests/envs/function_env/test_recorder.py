@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.envs.function_env.recorder import ModelCall, Recorder, Rollout, groups_of
+from atroposlib.envs.function_env.recorder import Recorder, Rollout, groups_of
 from atroposlib.envs.function_env.rewards import Reward
 from atroposlib.envs.rollout.filters import to_wire
+from atroposlib.envs.rollout.sampled import with_sampled
 from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.wire.columns import from_group
 from example_trainer.data.rows import to_rows
@@ -32,9 +33,9 @@ def recorded(*calls, temperature=1.0):
     """The rows of calls that ended in this order, each (sequence, sampled tokens)."""
     recorder = Recorder()
     for sequence, sampled in calls:
-        recorder.add(
-            ModelCall(temperature, [{"role": "user", "content": "hi"}]), sequence, sampled
-        )
+        spans = [{"start": len(sequence.tokens) - 1, "end": 0, "temperature": temperature}]
+        sequence.spans = sequence.spans or spans
+        recorder.add([{"role": "user", "content": "hi"}], sequence, sampled)
     return recorder.rows()
 
 
@@ -134,5 +135,7 @@ def test_temperatures_are_stored_in_the_group_or_the_row(temperatures):
         for i, temperature in enumerate(temperatures)
     ]
     (group,) = groups_of(rollouts, "id")
+    group = with_sampled(group, [])
+    assert ("generation_params" in group) is (len({*temperatures}) == 1)
     batch = to_rows([to_wire(group)], max_tokens=9)
     assert tuple(row.trained_temperatures[0] for row in batch.rows) == temperatures

@@ -88,9 +88,9 @@ def test_equal_tokens_at_other_temperatures_are_told_apart_by_their_logprobs():
 def test_rows_of_other_origin_and_complete_groups_stay_as_they_are():
     node = sampled([1], [5])
     other = copied(sampled([1], [6]))
-    assert with_sampled(other, [node]) is other
+    assert with_sampled(other, [node]) == other
     complete = copied(node, sampling=[[]])
-    assert with_sampled(complete, [node]) is complete
+    assert with_sampled(complete, [node]) == complete
 
 
 def test_what_the_environment_states_itself_is_kept():

@@ -73,6 +73,10 @@ def test_only_tokens_of_the_version_held_here_are_compared(policy):
     found = sampled_mismatch(policy.score(plan), sampled, versions, 4, tolerance=1e-3)
     assert (found.tokens, found.beyond) == (2, 1)
     assert found.max == pytest.approx(0.5, abs=1e-5)
+    for one in rows:
+        one.spans.append({"start": 1, "end": 3, "temperature": 1.0, "top_p": 0.9})
     check = SamplerCheck.of(rows, TrainerState("run", 4, 4, None), 1e-3)
-    with pytest.raises(StaleWeights, match="not acked"):
+    with pytest.raises(
+        StaleWeights, match="not acked. The tokens were sampled with top_p 0.9"
+    ):
         check.require(policy, found)
