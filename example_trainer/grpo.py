@@ -36,12 +36,12 @@ import torch
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
 from atroposlib.utils.command import logs
-from atroposlib.wire import Registration
+from atroposlib.wire import ClaimedBatch, Registration
 from example_trainer import losses
 from example_trainer.advantage.prepare import prepare
 from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.checkpoint.recovery import Recovery
-from example_trainer.data.rows import to_rows
+from example_trainer.data.rows import TrainingBatch, to_rows
 from example_trainer.distributed import ranks
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
@@ -54,6 +54,7 @@ from example_trainer.run.evaluator import Evaluator
 from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics, warn_once
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.loss import LossSettings
 from example_trainer.state import Frequency, Stopped, StopSignal
 from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
@@ -215,6 +216,26 @@ def _resume(
     return state
 
 
+def _rows(
+    claimed: ClaimedBatch,
+    settings: LossSettings,
+    policy: Policy,
+    state: TrainerState,
+    world: Ranks,
+) -> TrainingBatch:
+    batch = to_rows(
+        claimed.batch or [],
+        policy.max_tokens_per_row,
+        needs_sampler=losses.needs_sampler(settings.loss) or settings.kl_bias_correction,
+        unknown_temperature=settings.unknown_temperature,
+        incarnation=state.incarnation,
+        starts=state.starts,
+    )
+    for note in sorted(batch.notes) if world.is_rank0 else ():
+        warn_once(note)
+    return batch
+
+
 def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack) -> None:
     client, waits, log = peers.client, peers.waits, peers.log
     clock, phase = Clock(), waits.phase
@@ -249,17 +270,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         # Rows, advantages, steps. Baselines go by group id, not by place in the batch.
         phase("training")
         with clock.measure("prepare"):
-            samples = losses.needs_sampler(cfg.loss) or cfg.kl_bias_correction
-            batch = to_rows(
-                claimed.batch or [],
-                policy.max_tokens_per_row,
-                needs_sampler=samples,
-                unknown_temperature=cfg.unknown_temperature,
-                incarnation=state.incarnation,
-                starts=state.starts,
-            )
-            for note in sorted(batch.notes) if world.is_rank0 else ():
-                warn_once(note)
+            batch = _rows(claimed, cfg, policy, state, world)
             value_model = critic.model if critic else None
             prepared = prepare(
                 batch.rows, cfg, state.version, reference=models.reference, critic=value_model

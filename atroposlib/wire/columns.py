@@ -261,14 +261,11 @@ def _check_rest(columns: Columns, rows: int) -> None:
 
 def _check_sampling(sampling: list[list[SampledSpan]], seq_lens: list[int]) -> None:
     for g, (spans, length) in enumerate(zip(sampling, seq_lens)):
-        last = 0
-        for i, span in enumerate(spans):
-            if not last <= span["start"] <= span["end"] <= length:
-                problem = "spans ascend within the tokens and do not overlap"
+        lasts = [0, *(span["end"] for span in spans)]
+        for i, (last, span) in enumerate(zip(lasts, spans)):
+            if not last <= span["start"] <= span["end"] <= length or span["temperature"] < 0:
+                problem = "spans ascend within the tokens, at temperatures from 0 on"
                 raise InvalidGroup("sampling", f"[{g}][{i}]", problem)
-            if span["temperature"] < 0:
-                raise InvalidGroup("sampling", f"[{g}][{i}]", "a temperature below 0")
-            last = span["end"]
 
 
 # --- conversion of records ------------------------------------------------------------

@@ -60,11 +60,6 @@ class BatchSettings(StepSettings):
         ge=1,
         description="times each batch is gone through; the clip bounds how far it goes",
     )
-    unknown_temperature: Literal["refuse", "warn", "assume_1"] = Field(
-        "warn",
-        description="rows that name no temperature, as older environments send them: end the run,"
-        " assume 1 and warn once, or assume 1",
-    )
     prefetch: bool = Field(
         True, description="fetch the next batch while the step runs; false: one at a time"
     )

@@ -80,3 +80,8 @@ class LossSettings(Section):
     mask_truncated: bool = Field(
         False, description="rows cut off at the token limit count in the baseline only"
     )
+    unknown_temperature: Literal["refuse", "warn", "assume_1"] = Field(
+        "warn",
+        description="rows that name no temperature, as older environments send them: end the run,"
+        " assume 1 and warn once, or assume 1",
+    )

@@ -38,7 +38,7 @@ from atroposlib.errors import (
     RolloutApiRefused,
     UnknownEnv,
 )
-from atroposlib.generation.sessions.recording import recorded_here
+from atroposlib.generation.sessions.sequences import recorded_here
 from atroposlib.wire import EnvRegistered
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,7 @@ from atroposlib.generation.proxy.main import create_app
 from atroposlib.generation.proxy.sample_tree import SessionRow
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
 from atroposlib.generation.proxy.sessions import Servers, Sessions
-from atroposlib.generation.sessions.recording import record
-from atroposlib.generation.sessions.sequences import SequenceNode
+from atroposlib.generation.sessions.sequences import SequenceNode, record
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 2048

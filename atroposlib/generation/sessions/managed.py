@@ -29,7 +29,6 @@ from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.sampling.generation import Generation, without_doubled_bos
 from atroposlib.generation.sessions.dummy import DummyManagedServer
-from atroposlib.generation.sessions.recording import record
 from atroposlib.generation.sessions.sample import (
     ManagedServerAdapter,
     SamplingServer,
@@ -41,6 +40,7 @@ from atroposlib.generation.sessions.sequences import (
     SequenceNode,
     SequenceSample,
     SequenceTree,
+    record,
     text_extension,
     token_extension,
 )

@@ -24,8 +24,7 @@ from atroposlib.errors import (
 from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.health import BACKOFF, MAX_ATTEMPTS
 from atroposlib.generation.engines.http import HttpClient, read_json
-from atroposlib.generation.sessions.recording import record
-from atroposlib.generation.sessions.sequences import SequenceNode
+from atroposlib.generation.sessions.sequences import SequenceNode, record
 from atroposlib.utils.backoff import jittered
 
 if TYPE_CHECKING:
