@@ -239,7 +239,6 @@ def _rows(
 def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack) -> None:
     client, waits, log = peers.client, peers.waits, peers.log
     clock, phase = Clock(), waits.phase
-
     # The models, and the state that an earlier process of this trainer saved.
     phase("loading the model")
     models = _load(cfg, world)
@@ -254,8 +253,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     phase("joining the run")
     tolerance = cfg.logprob_tolerance if cfg.check_rows else None
     state = _resume(models, recovery, publisher, peers, tolerance)
-    if world.is_rank0:
-        waits.checks.append(stack.enter_context(Keeper(publisher)).check)
+    waits.checks.append(stack.enter_context(Keeper(publisher)).check)
     left = cfg.training_steps - state.step
     claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
     prefetcher = stack.enter_context(claims(client, state)) if client else None
@@ -309,8 +307,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
             record |= evaluation | evaluator.maybe(state, epoch_ended, cfg.servers)
         evaluation = {}
         if log is not None:
-            fleet = publisher.fleet
-            record |= {"servers_absent": len(fleet.absent), "servers_rejoined": fleet.rejoined}
+            record |= publisher.fleet.counts()
             log.write({"step": state.step, "version": state.version, **record, **clock.take()})
         phase("saving for recovery")
         with clock.measure("recovery"):  # these seconds are part of the next record

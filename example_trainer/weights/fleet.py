@@ -63,6 +63,10 @@ class Fleet:
         """The servers that take part."""
         return [engine for engine in self.engines if engine.url not in self.absent]
 
+    def counts(self) -> dict[str, int]:
+        """Metrics of a step."""
+        return {"servers_absent": len(self.absent), "servers_rejoined": self.rejoined}
+
     def leave_out(self, failed: Iterable[Failure]) -> list[Failure]:
         """Leave out the servers that gave no answer; return the other failures."""
         answered = []

@@ -186,7 +186,7 @@ class Publisher:
 
 
 class Keeper:
-    """A thread that calls :meth:`Publisher.look` every few seconds. Rank 0 only."""
+    """A thread that calls :meth:`Publisher.look` every few seconds; without servers it does nothing."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher

@@ -220,8 +220,8 @@ def _checked(
 
 def _on_lineage(group: ParsedGroup, run: RunRecord) -> int | None:
     """The oldest version of the group, on the line of weights of the current trainer."""
-    if group.version is None:
-        return None
+    if group.version is None or group.incarnation is None:
+        return group.version
     return max(0, on_lineage(group.version, group.incarnation, run.incarnation, run.starts))
 
 
