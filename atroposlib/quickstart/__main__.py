@@ -23,6 +23,12 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     add = parser.add_argument
     add("--model", default="smollm2", help="smollm2, tiny or a model directory (%(default)s)")
     add("--engine", default="local", choices=[engine.value for engine in ServingEngine])
+    add(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16"],
+        help="auto: bfloat16 where the processor is fast in it",
+    )
     add("--seed", type=int, default=0, help="of the data, the sampling and the trainer")
     add("--out", type=absolute, help="directory of the run (runs/quickstart-<model>-<time>)")
     add("--steps", type=whole(1), help="optimizer steps (as the model's recipe says)")

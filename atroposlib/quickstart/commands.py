@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atroposlib.processes import ProcessSpec
 from atroposlib.quickstart.recipes import QuickstartPlan, ServingEngine
+from atroposlib.quickstart.verdict import MISMATCH_LIMIT
 
 MAX_THREADS = 8  # more threads only slow a model of 135 M parameters down
 
@@ -55,7 +56,8 @@ def local_server(plan: QuickstartPlan) -> ProcessSpec:
         name="inference",
         argv=(sys.executable, "-m", "atroposlib.inference")
         + ("--model", str(plan.serve_dir), "--host", "127.0.0.1")
-        + ("--port", str(plan.server_port), "--seed", str(plan.options.seed)),
+        + ("--port", str(plan.server_port), "--seed", str(plan.options.seed))
+        + ("--dtype", plan.dtype),
         env=thread_env(plan.cores),
         cwd=plan.repo,
         health_url=f"{plan.server_url}/health",
@@ -70,7 +72,7 @@ def vllm_server(plan: QuickstartPlan) -> ProcessSpec:
         argv=(plan.engine_python, "-m", "vllm.entrypoints.openai.api_server")
         + ("--model", str(plan.serve_dir), "--served-model-name", str(plan.model_dir))
         + ("--host", "127.0.0.1", "--port", str(plan.server_port))
-        + ("--dtype", "float32", "--enforce-eager", "--enable-scale-out")
+        + ("--dtype", plan.dtype, "--enforce-eager", "--enable-scale-out")
         + ("--max-model-len", str(max(256, recipe.seq_len)))
         + ("--max-num-seqs", str(min(256, recipe.sequences_per_step)))
         # Logprobs of the sampling distribution, after temperature, as the trainer computes
@@ -89,6 +91,11 @@ def vllm_server(plan: QuickstartPlan) -> ProcessSpec:
     )
 
 
+def publisher(plan: QuickstartPlan) -> str:
+    """Memory of this machine, which vLLM without our worker extension does not take."""
+    return "shared_memory" if plan.options.engine is ServingEngine.LOCAL else "disk"
+
+
 def trainer(plan: QuickstartPlan) -> ProcessSpec:
     recipe = plan.recipe
     return ProcessSpec(
@@ -100,6 +107,8 @@ def trainer(plan: QuickstartPlan) -> ProcessSpec:
         + ("--batch-size", str(recipe.group_size))
         + ("--gradient-accumulation-steps", str(recipe.groups_per_step))
         + ("--max-tokens-per-microbatch", str(max(recipe.microbatch_tokens, recipe.seq_len)))
+        + ("--dtype", plan.dtype, "--weight-publisher", publisher(plan))
+        + ("--max-logprob-mismatch", str(MISMATCH_LIMIT[plan.dtype]))
         + ("--optimizer", "adamw", "--lr", str(recipe.learning_rate))
         + ("--lr-decay-ratio", str(recipe.lr_decay_ratio))
         + ("--adam-beta2", str(recipe.adam_beta2), "--weight-decay", "0.0")

@@ -38,6 +38,7 @@ from atroposlib.quickstart.recipes import (
     QuickstartPlan,
     Recipe,
     ServingEngine,
+    dtype_for,
     recipe_for,
 )
 from atroposlib.quickstart.report import (
@@ -160,6 +161,7 @@ def prepare(
         serve_dir=model_dir,
         repo=REPO,
         cores=len(usable(0)),
+        dtype=dtype_for(options, recipe, preflight.cpu_flags()),
         api_port=options.api_port or free_port(),
         server_port=options.server_port or free_port(),
     )
@@ -275,6 +277,7 @@ class QuickstartRun:
             server_version=self.server_version,
             seconds=self.trained_s or time.monotonic() - self.started,
             cores=plan.cores,
+            dtype=plan.dtype,
         )
         heldout, checks = self.sources.heldout, self.sources.heldout.read()
         heldout.copy_samples(plan.options.out / "samples.jsonl")

@@ -47,6 +47,15 @@ def check(options: Options, recipe: Recipe, cache: Path) -> None:
         require_disk(cache, needed, "the model and engine cache")
 
 
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets of the processor; empty where the system does not list them."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
 def own_settings(environment: Path) -> dict[str, Any]:
     """Return what the recipe takes over from a user's file, which another process imports."""
     code = "import sys; from atroposlib.cli.env_files import *; print_settings(sys.argv[1])"

@@ -55,6 +55,8 @@ class Recipe:
     # A group without spread has no gradient, but it counts in the curve.
     ensure_scores_are_not_same: bool = False
     steps_per_check: int = 10  # between held-out checks
+    # Whether matrix products are most of its time; those of a tiny model are not.
+    bfloat16_pays: bool = True
     checkpoint_bytes: int  # size of one saved model
 
     @property
@@ -67,7 +69,7 @@ SUMS = Recipe(
     reward="1 for exactly the number, at most 0.7 for a text around it",
     env_script="environments/arithmetic_server.py",
     goal=Goal("env/exact", "exact", starts_below=0.10, ends_above=0.80),
-    steps=36,
+    steps=30,
     groups_per_step=8,
     microbatch_tokens=1024,
     learning_rate=2e-5,
@@ -94,6 +96,7 @@ COPY = Recipe(
     entropy_coef=0.03,
     ppo_epochs=4,
     seq_len=32,
+    bfloat16_pays=False,
     checkpoint_bytes=int(0.003 * GIGABYTE),
 )
 RECIPES = {"smollm2": SUMS, "tiny": COPY}
@@ -130,6 +133,7 @@ class Options:
     steps: int | None = None
     environment: Path | None = None  # a script in place of the recipe's
     live: bool = True
+    dtype: str = "auto"  # float32, bfloat16, or by the processor
     restart_grace_s: float = 60.0
     api_port: int = 0  # 0: any free port
     server_port: int = 0
@@ -145,6 +149,7 @@ class QuickstartPlan:
     serve_dir: Path  # initial weights of the server; differ for vLLM, see models.untied_copy
     repo: Path
     cores: int
+    dtype: str  # of matrix products in server and trainer; master weights are float32
     api_port: int
     server_port: int
     engine_python: str = sys.executable
@@ -191,9 +196,22 @@ class QuickstartPlan:
             "engine": self.options.engine.value,
             "seed": self.options.seed,
             "cores": self.cores,
+            "dtype": self.dtype,
             "python": sys.version.split()[0],
             **{name: value for name, value in asdict(self.recipe).items() if name != "goal"},
         }
+
+
+def dtype_for(options: Options, recipe: Recipe, cpu_flags: frozenset[str]) -> str:
+    """The dtype of server and trainer: bfloat16 where the processor multiplies in it.
+
+    Elsewhere bfloat16 is converted for every product and slower than float32. vLLM's CPU
+    build stays at float32, in which its logprobs are checked against the trainer's.
+    """
+    if options.dtype != "auto":
+        return options.dtype
+    fast = {"avx512_bf16", "amx_bf16"} & cpu_flags and recipe.bfloat16_pays
+    return "bfloat16" if fast and options.engine is ServingEngine.LOCAL else "float32"
 
 
 def disk_needed(recipe: Recipe) -> int:

@@ -121,7 +121,8 @@ def _learning(f: Findings) -> list[Figure]:
 
 
 def _soundness(f: Findings) -> list[Figure]:
-    limit = ((1.0, MISMATCH_LIMIT), (float(max(2, len(f.rows))), MISMATCH_LIMIT))
+    nats = MISMATCH_LIMIT[str(f.settings.get("dtype", "float32"))]
+    limit = ((1.0, nats), (float(max(2, len(f.rows))), nats))
     mismatch = _figure(
         "Largest logprob difference, server against trainer",
         Series("of the batch", curve(f.rows, MISMATCH_COLUMNS[0])),

@@ -61,6 +61,15 @@ def test_all_parts_are_given_the_same_addresses(plan, by_name):
     assert value_of(by_name["environment"], "--openai.base_url") == f"{plan().server_url}/v1"
 
 
+def test_server_and_trainer_compute_in_one_dtype_and_share_memory(plan):
+    for dtype, tolerance in (("float32", "0.001"), ("bfloat16", "2.0")):
+        by_name = {one.name: one for one in processes(replace(plan(), dtype=dtype))}
+        assert value_of(by_name["inference"], "--dtype") == dtype
+        assert value_of(by_name["trainer"], "--dtype") == dtype
+        assert value_of(by_name["trainer"], "--max-logprob-mismatch") == tolerance
+        assert value_of(by_name["trainer"], "--weight-publisher") == "shared_memory"
+
+
 def test_vllm_runs_in_a_separate_python_and_serves_a_separate_model_copy(plan):
     local = plan(engine=ServingEngine.VLLM)
     vllm = replace(local, engine_python="venv/bin/python", serve_dir=Path("served"))

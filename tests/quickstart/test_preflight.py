@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +113,10 @@ def test_two_runs_of_one_second_get_different_directories(tmp_path):
     assert names == ["run", "run-2", "run-3"]
     named = options(tmp_path, model="tiny")
     assert preflight.new_directory(named) == named.out
+
+
+def test_the_instruction_sets_of_this_processor_are_words():
+    listed = Path("/proc/cpuinfo")
+    text = listed.read_text(encoding="utf-8") if listed.is_file() else ""
+    flags = preflight.cpu_flags()
+    assert flags <= set(text.split()) and bool(flags) == ("\nflags" in text)

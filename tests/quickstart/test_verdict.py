@@ -23,13 +23,14 @@ def rows(exacts, **more):
     ]
 
 
-def verdict(the_rows, *, model="smollm2", server_version=10, steps=10):
+def verdict(the_rows, *, model="smollm2", server_version=10, steps=10, **more):
     return judge(
         recipe_for(model, steps),
         the_rows,
         server_version=server_version,
         seconds=213.6,
         cores=2,
+        **more,
     )
 
 
@@ -87,6 +88,15 @@ def test_an_own_environment_is_judged_by_a_reward_that_rises(tmp_path):
         recipe, [{**row, "reward_mean": 0.5} for row in figures], **given
     ).shortcomings
     assert shortcoming == "reward ended at 0.50, not above 0.50"
+
+
+def test_the_limit_of_the_mismatch_is_that_of_the_dtype():
+    close, far = (
+        [{**row, "publish_mismatch_max": nats} for row in rows(LEARNED)] for nats in (0.5, 2.5)
+    )
+    assert not verdict(close).learned
+    assert verdict(close, dtype="bfloat16").learned
+    assert not verdict(far, dtype="bfloat16").learned
 
 
 def test_a_run_without_figures_still_has_a_line():
