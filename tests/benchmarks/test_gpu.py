@@ -8,10 +8,9 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 
+import gpu
 import pytest
 from gpuchecks.figures import below, ratio
-
-import gpu
 
 
 def options(tmp_path, device="cpu"):
