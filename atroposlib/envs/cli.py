@@ -144,11 +144,7 @@ class EnvCommand(Cmd):
 
     def run(self) -> None:
         """Create the environment and run it to its end."""
-        if asyncio._get_running_loop() is not None:
-            raise ConfigError(
-                "an event loop is already running, as in a notebook, and the command line starts "
-                "another: create the environment and await its env_manager or process_manager"
-            )
+        _refuse_running_loop()
         settings = self.settings()
         env = make_named_env(self.env_cls, settings)
         if self.mode == "evaluate":
@@ -194,6 +190,17 @@ class EnvCommand(Cmd):
                     servers[namespace] = resolve_servers(base, listed, one, namespace, logger)
         main_servers = servers.pop(OPENAI_NAMESPACE) or ServerBaseline()
         return CommandSettings(self.mode, env, main_servers, manager, servers)
+
+
+def _refuse_running_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # there is none
+        return
+    raise ConfigError(
+        "an event loop is already running, as in a notebook, and the command line starts "
+        "another: create the environment and await its env_manager or process_manager"
+    )
 
 
 def command_class(env_cls: type[EnvRuntime], mode: str) -> type[EnvCommand]:
