@@ -34,8 +34,11 @@ def ack_ignores_the_epoch() -> None:
 
 @mutant
 def ack_ignores_the_generation() -> None:
-    anyone = SimpleNamespace(require_generation=lambda generation: None)
-    wrap(ack_queries, "read_meta", lambda original, connection: anyone)
+    def around(original: Any, connection: Any) -> Any:
+        last = original(connection).last_batch
+        return SimpleNamespace(require_generation=lambda generation: None, last_batch=last)
+
+    wrap(ack_queries, "read_meta", around)
 
 
 @mutant
@@ -154,7 +157,9 @@ def a_registration_fences_nobody() -> None:
     wrap(
         run,
         "save",
-        lambda original, c, body, revision, fence: original(c, body, revision, False),
+        lambda original, c, body, revision, _, *fork: original(
+            c, body, revision, False, *fork
+        ),
     )
 
 
@@ -209,8 +214,8 @@ def a_late_post_joins_the_changed_run() -> None:
 
 @mutant
 def two_saves_of_one_revision() -> None:
-    def around(original: Any, c: Any, body: bytes, revision: int, fence: bool) -> Any:
-        return original(c, body, schema.read_meta(c).revision, fence)
+    def around(original: Any, c: Any, body: bytes, revision: int, *more: Any) -> Any:
+        return original(c, body, schema.read_meta(c).revision, *more)
 
     wrap(run, "save", around)
 
