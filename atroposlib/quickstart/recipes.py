@@ -149,10 +149,10 @@ class QuickstartPlan:
     serve_dir: Path  # initial weights of the server; differ for vLLM, see models.untied_copy
     repo: Path
     cores: int
-    dtype: str  # of matrix products in server and trainer; master weights are float32
     api_port: int
     server_port: int
     engine_python: str = sys.executable
+    dtype: str = "float32"  # of matrix products; master weights are float32
 
     @property
     def api_url(self) -> str:

@@ -27,7 +27,6 @@ def plan(tmp_path):
             serve_dir=Path("models/start"),
             repo=tmp_path,
             cores=2,
-            dtype="float32",
             api_port=18_000,
             server_port=18_001,
         )
