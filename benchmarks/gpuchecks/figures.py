@@ -62,7 +62,7 @@ def weights(place: Place, size: str) -> Path:
     The first ids are characters; the rest are words that no text contains.
     """
     import torch
-    from trainerbench.workload import SIZES
+    from trainerbench.workload import llama_shape
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     from atroposlib.testing.tiny import ALPHABET, ROLE_TOKENS, char_tokenizer
@@ -70,19 +70,12 @@ def weights(place: Place, size: str) -> Path:
     directory = place.scratch / f"model-{size}"
     if (directory / "model.safetensors").exists():
         return directory
-    vocabulary, hidden, mlp, layers, heads, key_heads = SIZES[size]
-    words = [f"<{i}>" for i in range(vocabulary - len(ALPHABET) - len(ROLE_TOKENS))]
+    shape = llama_shape(size)
+    words = [f"<{i}>" for i in range(shape["vocab_size"] - len(ALPHABET) - len(ROLE_TOKENS))]
     alphabet: Any = [*ALPHABET, *words]
     tokenizer = char_tokenizer(alphabet)
     config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
+        **shape,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

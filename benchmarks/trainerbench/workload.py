@@ -77,20 +77,27 @@ def rows_of(load: Workload) -> list[Row]:
     return rows
 
 
+def llama_shape(size: str) -> dict[str, Any]:
+    """Arguments of ``LlamaConfig`` for a model of this size."""
+    vocabulary, hidden, mlp, layers, heads, key_heads = SIZES[size]
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
+
+
 def write_model(directory: Path, load: Workload) -> Path:
     """A configuration without weights, and a tokenizer that no contestant uses."""
     from transformers import LlamaConfig
 
-    vocabulary, hidden, mlp, layers, heads, key_heads = SIZES[load.size]
     LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
+        **llama_shape(load.size),
         pad_token_id=0,
         eos_token_id=1,
         architectures=["LlamaForCausalLM"],

@@ -5,18 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from atroposlib.api.server import create_app
-from atroposlib.api.store import open_store
 from atroposlib.cli import inference_node_wandb_watcher as watcher
 from atroposlib.client import RolloutClient
 from tests.client.harness import registration
-from tests.serving import served
-
-
-@pytest.fixture
-def api():
-    with served(create_app(open_store("memory"))) as url:
-        yield url
 
 
 class Kept:

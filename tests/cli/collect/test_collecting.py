@@ -6,37 +6,20 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import httpx
 import msgspec
 import pytest
 
-from atroposlib.api.server import create_app
-from atroposlib.api.store import open_store
 from atroposlib.cli.collect import line_file
 from atroposlib.cli.collect.collecting import dpo_gen, sft_gen
 from atroposlib.client import RolloutClient
 from atroposlib.testing.tiny import char_tokenizer
 from tests.client.harness import registration
-from tests.serving import served
 from tests.trainer.rows import scored
 
 TOKENIZER = char_tokenizer()
 PROMPT = "<|user|>2+2?<|assistant|>"
-
-
-@pytest.fixture
-def api() -> Iterator[str]:
-    with served(create_app(open_store("memory"))) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def tokenizer_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    TOKENIZER.save_pretrained(directory)
-    return str(directory)
 
 
 def post(api, *groups):

@@ -12,31 +12,15 @@ import httpx
 import msgspec
 import pytest
 
-from atroposlib.api.server import create_app
-from atroposlib.api.store import open_store
 from atroposlib.cli import view_run, view_run_multimodal
 from atroposlib.client import RolloutClient
 from atroposlib.errors import ConfigError
 from atroposlib.testing.tiny import char_tokenizer
 from tests.client.harness import registration
-from tests.serving import served
 from tests.trainer.rows import scored
 
 TOKENIZER = char_tokenizer()
 PROMPT = "<|user|>2+2?<|assistant|>"
-
-
-@pytest.fixture
-def api():
-    with served(create_app(open_store("memory"))) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def tokenizer_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    TOKENIZER.save_pretrained(directory)
-    return str(directory)
 
 
 @contextmanager
