@@ -57,14 +57,19 @@ def listen(address: str, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=2048)
 
 
-def host_store(listener: socket.socket, group: GroupSpec) -> Any:
-    """Create the store of a group, served by this process on ``listener`` alone."""
-    return _store(group, is_master=True, master_listen_fd=listener.detach())
+def host_store(listener: socket.socket, group: GroupSpec, *, waits: bool = False) -> Any:
+    """Create the store of a group, served by this process on ``listener`` alone.
+
+    ``waits``: return when every member has connected, RuntimeError if one is late. The
+    members of vLLM's own group report that, and nothing else bounds the wait for them.
+    """
+    fd = listener.detach()
+    return _store(group, is_master=True, master_listen_fd=fd, wait_for_workers=waits)
 
 
 def guest_store(group: GroupSpec) -> Any:
     """Connect to the store of a group that another process serves."""
-    return _store(group, is_master=False)
+    return _store(group, is_master=False, wait_for_workers=False)
 
 
 def _store(group: GroupSpec, **place: Any) -> Any:
@@ -73,7 +78,6 @@ def _store(group: GroupSpec, **place: Any) -> Any:
         group.port,
         group.world_size,
         timeout=bound(group),
-        wait_for_workers=False,
         **place,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout  # not the builtin in 3.10
 from concurrent.futures import wait
+from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
@@ -67,9 +68,14 @@ class NativeGroup:
                 "vLLM's own weight transfer needs vllm in the trainer's environment; install"
                 " it there, or start vLLM with the worker extension (docs/weights.md)"
             ) from error
-        listener.close()  # its store listens by itself
-        meeting = meeting_places.StatelessProcessGroup.create(
-            host=group.address, port=group.port, rank=0, world_size=group.world_size
+        kind = meeting_places.StatelessProcessGroup
+        # Not by its ``create``, which binds the port again: another process could be faster.
+        meeting = kind(
+            rank=0,
+            world_size=group.world_size,
+            store=process_group.host_store(listener, group, waits=True),
+            # Older versions keep the socket in a field.
+            **{field.name: None for field in fields(kind) if field.name == "socket"},
         )
         self._device = device
         self._communicator: Any = communicators.PyNcclCommunicator(meeting, device=device)

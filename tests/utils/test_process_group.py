@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from atroposlib.utils import process_group
 
 
@@ -29,6 +31,16 @@ def test_process_group_is_compatible_with_one_made_by_torch():
     process_group.broadcast(ours, torch.tensor([1.0, 2.0, 3.0])).wait()
     thread.join(20)
     assert received.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_store_waits_for_members_within_the_bound():
+    """Those of vLLM report to the store; nothing else bounds the wait for them."""
+    listener = process_group.listen("127.0.0.1", 0)
+    group = process_group.GroupSpec(
+        "127.0.0.1", listener.getsockname()[1], 2, "nccl", "weights", 0.1
+    )
+    with pytest.raises(RuntimeError, match="1/2 clients joined"):
+        process_group.host_store(listener, group, waits=True)
 
 
 def test_only_nccl_waits_with_a_bound():
