@@ -56,7 +56,6 @@ class GSM8kEnv(SingleTurnEnv):
 
     name = "gsm8k"
     env_config_cls = GSM8kConfig
-    verifier = None  # until setup
 
     async def setup(self):
         self.verifier = VerifierPool(1)  # nearly all answers are plain numbers
@@ -76,11 +75,6 @@ class GSM8kEnv(SingleTurnEnv):
 
     def group_scores(self, rewards, lengths):
         return brevity_scores(rewards, lengths, self.config.max_token_length)
-
-    async def close(self):
-        if self.verifier is not None:
-            await self.verifier.close()
-        await super().close()
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.environments.common.rollouts import check_continuation, mean, tokens_left
+from atroposlib.environments.common.rollouts import SequentialEnv, mean
 from atroposlib.environments.common.text_game import Game, chosen_action, legend
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.errors import ConfigError
 from atroposlib.utils.gathering import gather_bounded
@@ -29,7 +29,6 @@ SYSTEM_PROMPT = (
     "Actions: {actions}\n{legend}"
 )
 EVAL_SEEDS = 1_000_000  # smaller seeds are evaluated, larger ones trained
-TEMPLATE_TOKENS = 32  # upper bound of the template text around one message
 
 
 class Illegal(str, Enum):
@@ -78,21 +77,15 @@ def score(rewards: list[float], reward: Reward, discount: float) -> float:
     return sum(discount**t * r for t, r in enumerate(rewards))
 
 
-class GymnasiumEnv(BaseEnv):
+class GymnasiumEnv(SequentialEnv):
     """Lets the model play and scores the episode by the environment's own rewards."""
 
     name = "gymnasium"
     env_config_cls = GymnasiumConfig
 
-    @classmethod
-    def config_init(cls):
-        server = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
-        return cls.env_config_cls(wandb_name="gymnasium"), [server]
-
     async def setup(self):
         # Made once here, so that a wrong id fails before the first rollout.
         self.names = (await asyncio.to_thread(self.new_game)).names
-        self.iter = 0
 
     async def get_next_item(self):
         seed = EVAL_SEEDS + 10_000_000 * self.config.seed + self.iter
@@ -123,17 +116,11 @@ class GymnasiumEnv(BaseEnv):
         ) as managed:
             for _ in range(config.max_turns):
                 messages.append({"role": "user", "content": note + state})
-                tokens = self.tokens_left_after(messages, node)
-                if tokens < 1:
+                turn = await self.next_turn(managed, messages, node, temperature, split)
+                if turn is None:
                     break
-                completion = await managed.chat_completion(
-                    messages=messages,
-                    max_tokens=min(tokens, config.max_turn_tokens),
-                    temperature=temperature,
-                    split=split,
-                )
-                node = check_continuation(node, managed.nodes_for(completion)[0])
-                reply = completion.choices[0].message.content or ""
+                choice, node = turn
+                reply = choice.message.content or ""
                 messages.append({"role": "assistant", "content": reply})
                 action = chosen_action(reply, game.names)
                 if action is not None:
@@ -152,14 +139,6 @@ class GymnasiumEnv(BaseEnv):
                 )
             return node, rewards, illegal, messages
 
-    def tokens_left_after(self, messages, node):
-        """Tokens left for the next turn after ``node``, with an upper bound of template text."""
-        limit = self.config.max_token_length
-        if node is None:
-            return tokens_left(self.tokenizer, messages, limit)
-        state = len(self.tokenizer.encode(messages[-1]["content"]))
-        return limit - len(node.tokens) - state - TEMPLATE_TOKENS
-
     async def collect_trajectory(self, item):
         config = self.config
         node, rewards, illegal, messages = await self.play(
@@ -168,13 +147,8 @@ class GymnasiumEnv(BaseEnv):
         scored = from_node(
             node,
             score(rewards, config.reward, config.discount),
-            generation_params={"temperature": config.temperature},
             messages=messages if config.include_messages else None,
-            metrics={
-                "return": sum(rewards),
-                "turns": float(len(rewards)),
-                "illegal": float(illegal),
-            },
+            metrics={"return": sum(rewards), "turns": len(rewards), "illegal": illegal},
         )
         return scored, []
 
@@ -200,13 +174,9 @@ class GymnasiumEnv(BaseEnv):
         await self.evaluate_log(
             {name: mean(sample[name] for sample in samples) for name in names},
             start_time=started,
-            end_time=time.time(),
             generation_parameters={"temperature": config.eval_temperature},
             samples=samples,
         )
-
-    def save_checkpoint(self, step, data=None):
-        super().save_checkpoint(step, {"iter": self.iter})
 
 
 if __name__ == "__main__":

@@ -159,7 +159,6 @@ class MathZeroEnv(SequentialEnv):
 
     name = "math_zero"
     env_config_cls = MathZeroConfig
-    verifier = None  # until setup
     default_settings = {"steps_per_eval": 25}
 
     async def setup(self):
@@ -228,7 +227,6 @@ class MathZeroEnv(SequentialEnv):
         group = from_nodes(
             [node for _, node in rows],
             [1.0 if correct else -1.0 for correct in right],
-            generation_params={"temperature": temperature},
             metrics={
                 "percent_correct": mean(right),
                 "percent_cut_off": mean(cut_off),
@@ -266,15 +264,9 @@ class MathZeroEnv(SequentialEnv):
         await self.evaluate_log(
             metrics,
             start_time=started,
-            end_time=time.time(),
             generation_parameters={"temperature": temperature, "max_new_tokens": length},
             samples=samples,
         )
-
-    async def close(self):
-        if self.verifier is not None:
-            await self.verifier.close()
-        await super().close()
 
 
 if __name__ == "__main__":

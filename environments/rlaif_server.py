@@ -185,15 +185,8 @@ class RlaifEnv(SequentialEnv):
         tokens = tokens_left(self.tokenizer, messages, self.config.max_token_length)
         if tokens < 1:
             return []  # the question alone is longer than a sequence may be
-        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
-            completion = await managed.chat_completion(
-                messages=messages,
-                n=n,
-                max_tokens=min(tokens, self.config.max_reply_tokens),
-                temperature=temperature,
-                split=split,
-            )
-            return list(zip(completion.choices, managed.nodes_for(completion)))
+        limit = min(tokens, self.config.max_reply_tokens)
+        return await self.answers(messages, n, limit, temperature, split)
 
     async def votes(self, question, first, second, split):
         """Shares of answer A, one per vote; None for a vote without a verdict."""
@@ -217,8 +210,7 @@ class RlaifEnv(SequentialEnv):
         return win_rate(as_first, as_second)
 
     async def collect_trajectories(self, item):
-        temperature = self.config.temperature
-        replies = await self.reply(item, 2, temperature, "train")
+        replies = await self.reply(item, 2, self.config.temperature, "train")
         if not replies:
             return None, []
         texts = [choice.message.content or "" for choice, _ in replies]
@@ -236,7 +228,6 @@ class RlaifEnv(SequentialEnv):
         group = from_nodes(
             [node for _, node in replies],
             scores,
-            generation_params={"temperature": temperature},
             messages=messages,
             metrics=metrics,
         )
@@ -269,7 +260,6 @@ class RlaifEnv(SequentialEnv):
         await self.evaluate_log(
             metrics,
             start_time=started,
-            end_time=time.time(),
             generation_parameters={"temperature": temperature},
             samples=samples,
         )

@@ -13,8 +13,8 @@ from enum import Enum
 
 from pydantic import Field
 
-from atroposlib.environments.common.rollouts import mean
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.environments.common.rollouts import SequentialEnv, mean
+from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.tokenize_for_trainer import tokenize_for_trainer
@@ -99,19 +99,18 @@ def sequence(row: dict, data_format: DataFormat, tokenizer, all_turns: bool) -> 
     return {"tokens": prefix + rest, "masks": [MASKED] * len(prefix) + rest}
 
 
-class SFTLoaderEnv(BaseEnv):
+class SFTLoaderEnv(SequentialEnv):
     """Sends existing text, one sequence per group."""
 
     name = "sft_loader"
     env_config_cls = SFTConfig
+    default_settings = {"steps_per_eval": 0}
 
     @classmethod
     def config_init(cls):
+        config, server = super().config_init()
         # Never called, but every environment needs a server.
-        server = APIServerConfig(
-            base_url="http://localhost:9001/v1", server_type="vllm", health_check=False
-        )
-        return cls.env_config_cls(wandb_name="sft_loader", steps_per_eval=0), [server]
+        return config, server.model_copy(update={"health_check": False})
 
     async def setup(self):
         config = self.config
@@ -128,7 +127,6 @@ class SFTLoaderEnv(BaseEnv):
                     f"{self.data_format.value} reads"
                 )
         self.rows = [{name: row[name] for name in fields} for row in rows]
-        self.iter = 0
 
     async def get_next_item(self):
         epoch, position = divmod(self.iter, len(self.rows))
@@ -174,9 +172,6 @@ class SFTLoaderEnv(BaseEnv):
                 "trained_share": sum(trained) / sum(lengths),
             }
         )
-
-    def save_checkpoint(self, step, data=None):
-        super().save_checkpoint(step, {"iter": self.iter})
 
 
 if __name__ == "__main__":

@@ -13,12 +13,7 @@ import time
 
 from pydantic import Field
 
-from atroposlib.environments.common.rollouts import (
-    SequentialEnv,
-    check_continuation,
-    mean,
-    tokens_left,
-)
+from atroposlib.environments.common.rollouts import SequentialEnv, mean
 from atroposlib.environments.common.tool_replay import (
     UnreadableConversation,
     conversation_reward,
@@ -39,7 +34,6 @@ SYSTEM_PROMPT = (
     "</think> tags first. Call a function as soon as it can bring you further, several at once "
     "where they do not depend on one another. If none fits, say so and call none."
 )
-TEMPLATE_TOKENS = 32  # upper bound of the template text around one message
 logger = logging.getLogger(__name__)
 
 
@@ -140,19 +134,13 @@ class ToolUseEnv(SequentialEnv):
         ) as managed:
             for turn in turns:
                 messages += given_messages(turn.given, calls)
-                tokens = self.tokens_left_after(messages, node, item["tools"])
-                if tokens < 1:  # the conversation does not fit, so the turn is wrong
+                taken = await self.next_turn(
+                    managed, messages, node, temperature, split, tools=item["tools"]
+                )
+                if taken is None:  # the conversation does not fit, so the turn is wrong
                     scores.append(0.0)
                     break
-                completion = await managed.chat_completion(
-                    messages=messages,
-                    tools=item["tools"],
-                    max_tokens=min(tokens, self.config.max_turn_tokens),
-                    temperature=temperature,
-                    split=split,
-                )
-                node = check_continuation(node, managed.nodes_for(completion)[0])
-                choice = completion.choices[0]
+                choice, node = taken
                 made = made_calls(choice.message)
                 messages.append(assistant_message(choice.message))
                 scores.append(turn_score(turn.expected, made))
@@ -161,39 +149,27 @@ class ToolUseEnv(SequentialEnv):
                 calls = paired(turn.expected, made)
             return node, scores, messages
 
-    def tokens_left_after(self, messages, node, tools):
-        """Tokens left for the next turn after ``node``, with an upper bound of template text."""
-        limit = self.config.max_token_length
-        if node is None:
-            return tokens_left(self.tokenizer, messages, limit, tools=tools)
-        since = len(messages)
-        while messages[since - 1]["role"] != "assistant":
-            since -= 1
-        new = sum(
-            len(self.tokenizer.encode(message["content"])) + TEMPLATE_TOKENS
-            for message in messages[since:]
-        )
-        return limit - len(node.tokens) - new
+    def measured(self, scores, num_turns):
+        """Reward of a replay, whether all its turns are right, and the share that is."""
+        bonus, penalty = self.config.success_bonus, self.config.mismatch_penalty
+        return {
+            "reward": conversation_reward(scores, num_turns, bonus, penalty),
+            "success": scores == [1.0] * num_turns,
+            "turns_right": sum(score == 1.0 for score in scores) / num_turns,
+        }
 
     async def collect_trajectory(self, item):
         config = self.config
         node, scores, messages = await self.replay(item, config.temperature, "train")
         if node is None:
             return None, []
-        num_turns = len(item["turns"])
-        reward = conversation_reward(
-            scores, num_turns, config.success_bonus, config.mismatch_penalty
-        )
+        metrics = self.measured(scores, len(item["turns"]))
         item = from_node(
             node,
-            reward,
-            generation_params={"temperature": config.temperature},
+            metrics.pop("reward"),
             messages=messages if config.include_messages else None,
             overrides={"turn_scores": scores},
-            metrics={
-                "success": float(scores == [1.0] * num_turns),
-                "turns_right": sum(score == 1.0 for score in scores) / num_turns,
-            },
+            metrics=metrics,
         )
         return item, []
 
@@ -208,11 +184,7 @@ class ToolUseEnv(SequentialEnv):
                 "messages": messages,
                 "turn_scores": scores,
                 "num_turns": num_turns,
-                "success": scores == [1.0] * num_turns,
-                "turns_right": sum(score == 1.0 for score in scores) / num_turns,
-                "reward": conversation_reward(
-                    scores, num_turns, config.success_bonus, config.mismatch_penalty
-                ),
+                **self.measured(scores, num_turns),
             }
 
         samples = await gather_bounded(self.test, one, config.max_eval_workers)
@@ -222,7 +194,6 @@ class ToolUseEnv(SequentialEnv):
                 for name in ("success", "turns_right", "reward")
             },
             start_time=started,
-            end_time=time.time(),
             generation_parameters={"temperature": config.eval_temperature},
             samples=samples,
         )

@@ -178,7 +178,6 @@ class EvalBase(ABC):
             task_name=self.task_name,
             model_name=self.model_name or (servers[0].config.model_name if servers else None),
             start_time=started,
-            end_time=time.time(),
             generation_parameters=self.get_generation_params(),
             samples=[sample for _, samples in done for sample in samples],
             verbose=self.verbose,

@@ -1,19 +1,24 @@
-"""Helpers for rollouts and evaluations of environments."""
+"""Base of environments over a list of items: sampling of answers and turns, held-out items."""
 
 from __future__ import annotations
 
 import random
 from abc import ABC
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.errors import ConfigError
 from atroposlib.wire import MASKED
 
+if TYPE_CHECKING:
+    from atroposlib.environments.common.verifier_pool import VerifierPool
+
 R = TypeVar("R")
+Answer = tuple[Any, Any]  # a choice of a completion, and its token-exact node
 
 MIN_TRAINED_TOKENS = 10  # shorter answers are empty turns, which would train silence
+TEMPLATE_TOKENS = 32  # upper bound of the template text around one message
 
 
 class SequentialEnv(BaseEnv, ABC):
@@ -24,11 +29,11 @@ class SequentialEnv(BaseEnv, ABC):
     train: list[dict[str, Any]]
     test: list[dict[str, Any]]
     iter = 0
+    verifier: VerifierPool | None = None  # set up by environments that check mathematics
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig]:
-        config = cls.env_config_cls(wandb_name=cls.name, **cls.default_settings)
-        return config, APIServerConfig(
+        return cls.env_config_cls(**cls.default_settings), APIServerConfig(
             base_url="http://localhost:9001/v1", server_type="vllm", num_requests_for_eval=256
         )
 
@@ -43,8 +48,65 @@ class SequentialEnv(BaseEnv, ABC):
         self.iter += 1
         return item
 
+    async def answers(
+        self,
+        messages: Sequence[Any],
+        n: int,
+        max_tokens: int,
+        temperature: float,
+        split: str = "train",
+    ) -> list[Answer]:
+        """``n`` answers to ``messages`` of at most ``max_tokens`` tokens, at least one."""
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            completion = await managed.chat_completion(
+                messages=messages,
+                n=n,
+                max_tokens=max(1, max_tokens),
+                temperature=temperature,
+                split=split,
+            )
+            return list(zip(completion.choices, managed.nodes_for(completion)))
+
+    async def next_turn(
+        self,
+        managed: Any,
+        messages: Sequence[Any],
+        node: Any,
+        temperature: float,
+        split: str,
+        **template: Any,
+    ) -> Answer | None:
+        """The model's next turn after the sequence ``node``; None if it does not fit.
+
+        Raises ConfigError if the chat template rewrote earlier turns, so the turns do not join.
+        """
+        limit: int = self.config.max_token_length
+        tokens = tokens_left(self.tokenizer, messages, limit, node, **template)
+        if tokens < 1:
+            return None
+        completion = await managed.chat_completion(
+            messages=messages,
+            max_tokens=min(tokens, self.config.max_turn_tokens),
+            temperature=temperature,
+            split=split,
+            **template,
+        )
+        longer = managed.nodes_for(completion)[0]
+        if node is not None and longer.tokens[: len(node.tokens)] != node.tokens:
+            raise ConfigError(
+                "the turns of a conversation do not join into one token sequence: the "
+                "tokenizer's chat template rewrites earlier turns; set --env.tokenizer_name to "
+                "one whose template keeps them"
+            )
+        return completion.choices[0], longer
+
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
         super().save_checkpoint(step, {"iter": self.iter})
+
+    async def close(self) -> None:
+        if self.verifier is not None:
+            await self.verifier.close()
+        await super().close()
 
 
 def mean(values: Iterable[float]) -> float:
@@ -74,25 +136,20 @@ async def draw_full(
 
 
 def tokens_left(
-    tokenizer: Any, messages: Sequence[Any], max_tokens: int, **template: Any
+    tokenizer: Any, messages: Sequence[Any], max_tokens: int, node: Any = None, **template: Any
 ) -> int:
-    """Tokens left for an answer to ``messages`` in a sequence of ``max_tokens``; may be < 1."""
-    prompt = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, return_dict=False, **template
-    )
-    return max_tokens - len(prompt)
+    """Tokens left for an answer to ``messages`` in a sequence of ``max_tokens``; may be < 1.
 
-
-def check_continuation(before: Any, node: Any) -> Any:
-    """Return ``node`` after checking that it continues ``before``, the previous turn's sequence.
-
-    Raises:
-        ConfigError: the chat template rewrote earlier turns, so the turns do not join.
+    After ``node``, the sequence up to the last answer, template text counts by a bound.
     """
-    if before is not None and node.tokens[: len(before.tokens)] != before.tokens:
-        raise ConfigError(
-            "the turns of a conversation do not join into one token sequence: the tokenizer's "
-            "chat template rewrites earlier turns; set --env.tokenizer_name to one whose "
-            "template keeps them"
+    if node is None:
+        prompt = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, return_dict=False, **template
         )
-    return node
+        return max_tokens - len(prompt)
+    answered = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    new = sum(
+        len(tokenizer.encode(message["content"])) + TEMPLATE_TOKENS
+        for message in messages[answered + 1 :]
+    )
+    return max_tokens - len(node.tokens) - new

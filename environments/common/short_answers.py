@@ -9,28 +9,20 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from atroposlib.environments.common.rollouts import mean
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.environments.common.rollouts import SequentialEnv, mean
 from atroposlib.envs.rollout.groups import from_nodes
 
 Item = dict[str, Any]
 
 
-class ShortAnswerEnv(BaseEnv, ABC):
+class ShortAnswerEnv(SequentialEnv):
     """Trains on groups of answers, and evaluates every held-out item."""
 
-    env_config_cls: type[BaseEnvConfig]
     held_out: list[Item]
-    iter = 0
-
-    @classmethod
-    def config_init(cls) -> tuple[BaseEnvConfig, list[APIServerConfig]]:
-        server = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
-        return cls.env_config_cls(), [server]
 
     # --- for subclasses -----------------------------------------------------------------
 
@@ -54,12 +46,11 @@ class ShortAnswerEnv(BaseEnv, ABC):
     # --- the loop -----------------------------------------------------------------------
 
     async def collect_trajectories(self, item: Item) -> tuple[Any, list[Any]]:
-        temperature = self.config.temperature
-        answers, nodes = await self.ask(item, self.config.group_size, temperature)
+        config = self.config
+        answers, nodes = await self.ask(item, config.group_size, config.temperature)
         group = from_nodes(
             nodes,
             [answer["reward"] for answer in answers],
-            generation_params={"temperature": temperature},
             metrics={"exact": mean(answer["exact"] for answer in answers)},
         )
         return group, []  # no backlog
@@ -68,16 +59,10 @@ class ShortAnswerEnv(BaseEnv, ABC):
         self, item: Item, n: int, temperature: float, split: str = "train"
     ) -> tuple[list[dict[str, Any]], list[Any]]:
         """``n`` scored answers to ``item``, and their token-exact nodes in the same order."""
-        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
-            completion = await managed.chat_completion(
-                messages=self.messages(item),
-                n=n,
-                max_tokens=self.answer_tokens(),
-                temperature=temperature,
-                split=split,
-            )
-            nodes = managed.nodes_for(completion)
-        return await self.scored(item, completion.choices), nodes
+        limit = self.answer_tokens()
+        answers = await self.answers(self.messages(item), n, limit, temperature, split)
+        scored = await self.scored(item, [choice for choice, _ in answers])
+        return scored, [node for _, node in answers]
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         started, temperature = time.time(), self.config.eval_temperature
@@ -92,19 +77,13 @@ class ShortAnswerEnv(BaseEnv, ABC):
                 "reward": mean(sample["reward"] for sample in samples),
             },
             start_time=started,
-            end_time=time.time(),
             generation_parameters={"temperature": temperature},
             samples=samples,
         )
 
-    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
-        super().save_checkpoint(step, {"iter": self.iter})
 
-
-class ShuffledEnv(ShortAnswerEnv, ABC):
+class ShuffledEnv(ShortAnswerEnv):
     """Iterates over ``train`` in an order drawn for every pass from ``seed``."""
-
-    train: list[Item]
 
     async def get_next_item(self) -> Item:
         epoch, position = divmod(self.iter, len(self.train))

@@ -74,20 +74,11 @@ class SingleTurnEnv(SequentialEnv):
         """``n`` answers to ``item``, each as (choice, token-exact node, reward)."""
         messages = self.messages(item)
         tokens = tokens_left(self.tokenizer, messages, self.config.max_token_length)
-        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
-            completion = await managed.chat_completion(
-                messages=messages,
-                n=n,
-                max_tokens=max(1, tokens),
-                temperature=temperature,
-                split=split,
-            )
-            nodes = managed.nodes_for(completion)
-        rewards = [
-            await self.judge(item, choice.message.content or "")
-            for choice in completion.choices
+        answers = await self.answers(messages, n, tokens, temperature, split)
+        return [
+            (choice, node, await self.judge(item, choice.message.content or ""))
+            for choice, node in answers
         ]
-        return list(zip(completion.choices, nodes, rewards))
 
     async def collect_trajectories(self, item: dict[str, Any]) -> tuple[Any, list[Any]]:
         temperature = self.config.temperature
@@ -109,7 +100,6 @@ class SingleTurnEnv(SequentialEnv):
         group = from_nodes(
             nodes,
             self.group_scores(rewards, [len(node.tokens) for node in nodes]),
-            generation_params={"temperature": temperature},
             messages=messages,
             metrics={"percent_correct": mean(reward > 0 for reward in rewards)},
         )
@@ -139,7 +129,6 @@ class SingleTurnEnv(SequentialEnv):
                 "unjudged": sum(sample["reward"] is None for sample in samples),
             },
             start_time=started,
-            end_time=time.time(),
             generation_parameters={"temperature": temperature},
             samples=samples,
         )

@@ -75,7 +75,7 @@ async def test_a_group_of_sums_is_token_exact_and_includes_its_exact_rate():
         await env.close()
     assert group["scores"] == [1.0, 0.0, 0.0, 0.0] * 2
     assert group["metadata"]["metrics"] == {"exact": 0.25}
-    assert group["generation_params"] == {"temperature": 1.0}
+    assert {span["temperature"] for row in group["sampling"] for span in row} == {1.0}
     assert group["finish_reasons"][:2] == ["stop", "length"]
     assert env.tokenizer.decode([m for m in group["masks"][0] if m != -100]) == "7<|end|>"
     assert len(fake.requests) == 1 and backlog == []

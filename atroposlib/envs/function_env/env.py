@@ -251,7 +251,6 @@ class FunctionEnv(BaseEnv):
         await self.evaluate_log(
             summary(samples, config.eval_samples),
             start_time=started,
-            end_time=time.time(),
             generation_parameters={
                 "temperature": config.eval_temperature,
                 "max_new_tokens": config.max_tokens,
