@@ -12,8 +12,7 @@ import random
 
 from atroposlib.environments.common.length_penalties import brevity_scores
 from atroposlib.environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
-from atroposlib.environments.common.verifier_pool import VerifierPool
-from atroposlib.envs.reward_fns.math_verify.checker import Correctness
+from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 
@@ -58,7 +57,7 @@ class GSM8kEnv(SingleTurnEnv):
     env_config_cls = GSM8kConfig
 
     async def setup(self):
-        self.verifier = VerifierPool(1)  # nearly all answers are plain numbers
+        self.verifier = MathVerifier()  # nearly all answers are plain numbers
         self.train, self.test = load_problems(self.config.dataset_path)
         random.Random(self.config.seed).shuffle(self.train)
 

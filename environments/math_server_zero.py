@@ -23,9 +23,8 @@ from atroposlib.environments.common.rollouts import (
     mean,
     trained_tokens,
 )
-from atroposlib.environments.common.verifier_pool import VerifierPool
 from atroposlib.envs.base import BaseEnvConfig
-from atroposlib.envs.reward_fns.math_verify.checker import Correctness
+from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
@@ -162,7 +161,7 @@ class MathZeroEnv(SequentialEnv):
     default_settings = {"steps_per_eval": 25}
 
     async def setup(self):
-        self.verifier = VerifierPool(self.config.check_processes)
+        self.verifier = MathVerifier(self.config.check_processes)
         folder = self.config.dataset_path
         self.train = load_set("train", TRAINING, "train", folder)
         random.Random(self.config.seed).shuffle(self.train)

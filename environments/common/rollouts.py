@@ -12,7 +12,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.wire import MASKED
 
 if TYPE_CHECKING:
-    from atroposlib.environments.common.verifier_pool import VerifierPool
+    from atroposlib.envs.reward_fns.math_verify.checker import MathVerifier
 
 R = TypeVar("R")
 Answer = tuple[Any, Any]  # a choice of a completion, and its token-exact node
@@ -29,7 +29,7 @@ class SequentialEnv(BaseEnv, ABC):
     train: list[dict[str, Any]]
     test: list[dict[str, Any]]
     iter = 0
-    verifier: VerifierPool | None = None  # set up by environments that check mathematics
+    verifier: MathVerifier | None = None  # set up by environments that check mathematics
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig]:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from atroposlib.errors import ConfigError
-from example_trainer.launch.areal.options import is_areal
+from example_trainer.launch.areal.options import is_areal, read_areal
 from example_trainer.launch.servers import choose_engine
 from example_trainer.settings.args import validated
 from example_trainer.settings.config import TrainingConfig
@@ -249,12 +249,10 @@ def _with_areal(
     on_cluster: bool,
 ) -> tuple[dict[str, Any], list[str]]:
     """The sections that AReaL's options make, below those of ``own``, and notes."""
-    from example_trainer.launch.areal.reading import read
-
     if "environments" in own:
         raise ConfigError("environments: with a file of AReaL write --env, and env.NAME=VALUE")
     engine = (own.get("inference") or {}).get("engine")
-    tree, notes = read(
+    tree, notes = read_areal(
         options, environment, lambda wanted: choose_engine(engine or wanted), on_cluster
     )
     _merge(tree, own, "the file")

@@ -89,9 +89,8 @@ def build_app(
     from fastapi import FastAPI
 
     from atroposlib.cli.view_run import gradio_page
-    from atroposlib.cli.view_run.group_source import GroupSource
     from atroposlib.cli.view_run.page_guards import PageGuards
-    from atroposlib.cli.view_run.shown_group import shown
+    from atroposlib.cli.view_run.shown_groups import GroupSource, shown
 
     samples, cut, take = options.group_size, options.max_token_len, options.take
     tokenizer = collecting.load_tokenizer(options.tokenizer)

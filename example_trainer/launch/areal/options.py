@@ -1,4 +1,6 @@
-"""AReaL's options for environment, servers and launcher, by the place of each in a plan.
+"""A run of AReaL's file: its options, by the place of each in a plan.
+
+    assignments -> options -> a look at environment and data -> sections of a plan
 
     PLACES    one option is one setting
     GROUPS    several options, or one and a look at the run, make settings
@@ -9,16 +11,24 @@ stands in neither table is the trainer's, which takes it or notes it (``settings
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.datasets import load_rows
 from example_trainer.launch.areal import values
 from example_trainer.launch.areal.values import Places, RunContext
 from example_trainer.settings.areal.names import Ignored, same
-from example_trainer.settings.files import Assignment, meaning_of, resolved
+from example_trainer.settings.files import Assignment, listed_keys, meaning_of, resolved
 
+Group = Callable[[Mapping[str, Any], RunContext], Places]
 ENV, OPENAI, SETTINGS = "env.", "openai.", "trainer.settings."
+DATA = "train_dataset.path"
+IMPORT_TIMEOUT_S = 300.0
 MISSING = "???"  # a value that AReaL's reference leaves to the user
 SAMPLING = {  # AReaL's name -> the servers'
     "top_p": "top_p",
@@ -54,50 +64,28 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {  # by the last part of the name
     "srun_additional_args": values.words,
 }
 NEUTRAL = {"top_p": 1.0, "min_new_tokens": 0, "frequency_penalty": 0.0}  # the same as left out
-# The process that a group is for, and its options.
-GROUPS: dict[Callable[[Mapping[str, Any], RunContext], Places], tuple[str, str]] = {
-    values.temperatures: (
-        "environment",
-        "gconfig.temperature gconfig.greedy eval_gconfig.temperature eval_gconfig.greedy",
-    ),
-    values.lengths: (
-        "environment",
-        "gconfig.max_new_tokens gconfig.max_tokens train_dataset.max_length",
-    ),
-    values.dataset: (
-        "environment",
-        "train_dataset.path train_dataset.type train_dataset.shuffle valid_dataset.path"
-        " valid_dataset.type",
-    ),
-    values.evaluations: (
-        "environment",
-        "evaluator.freq_steps evaluator.freq_epochs evaluator.freq_secs"
-        " evaluator.eval_before_train",
-    ),
-    values.epochs: (
-        "trainer",
-        "total_train_epochs total_train_steps train_dataset.batch_size",
-    ),
-    values.directories: (
-        "launcher",
-        "experiment_name trial_name cluster.fileroot saver.fileroot stats_logger.fileroot",
-    ),
-    values.allocated: (
-        "launcher",
-        "allocation_mode actor.backend rollout.backend cluster.n_nodes cluster.n_gpus_per_node",
-    ),
-    values.resources: (
-        "launcher",
-        "launcher.inference_server_cpus_per_gpu launcher.inference_server_mem_per_gpu"
-        " launcher.trainer_cpus_per_gpu launcher.trainer_mem_per_gpu",
-    ),
-    values.container: (
-        "launcher",
-        "launcher.slurm.container_type launcher.slurm.container_mounts"
-        " launcher.slurm.trainer_image launcher.slurm.inference_server_image",
-    ),
+GROUPS: dict[Group, str] = {
+    # environment
+    values.temperatures: "gconfig.temperature gconfig.greedy eval_gconfig.temperature"
+    " eval_gconfig.greedy",
+    values.lengths: "gconfig.max_new_tokens gconfig.max_tokens train_dataset.max_length",
+    values.dataset: "train_dataset.path train_dataset.type train_dataset.shuffle"
+    " valid_dataset.path valid_dataset.type",
+    values.evaluations: "evaluator.freq_steps evaluator.freq_epochs evaluator.freq_secs"
+    " evaluator.eval_before_train",
+    # trainer
+    values.epochs: "total_train_epochs total_train_steps train_dataset.batch_size",
+    # launcher
+    values.directories: "experiment_name trial_name cluster.fileroot saver.fileroot"
+    " stats_logger.fileroot",
+    values.allocated: "allocation_mode actor.backend rollout.backend cluster.n_nodes"
+    " cluster.n_gpus_per_node",
+    values.resources: "launcher.inference_server_cpus_per_gpu launcher.trainer_cpus_per_gpu"
+    " launcher.inference_server_mem_per_gpu launcher.trainer_mem_per_gpu",
+    values.container: "launcher.slurm.container_type launcher.slurm.container_mounts"
+    " launcher.slurm.trainer_image launcher.slurm.inference_server_image",
 }
-GROUP_OF = {name: group for group, (_, names) in GROUPS.items() for name in names.split()}
+GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
 TRAINER_TOO = frozenset(
     "seed gconfig.n_samples stats_logger.wandb.mode total_train_steps train_dataset.batch_size"
     " experiment_name trial_name evaluator.freq_steps evaluator.freq_epochs evaluator.freq_secs"
@@ -105,7 +93,7 @@ TRAINER_TOO = frozenset(
 )
 
 
-def group_of(key: str) -> Callable[[Mapping[str, Any], RunContext], Places] | None:
+def group_of(key: str) -> Group | None:
     is_servers = key.startswith(("sglang.", "vllm."))
     return values.server_options if is_servers else GROUP_OF.get(key)
 
@@ -119,6 +107,63 @@ def is_areal(tree: Mapping[str, Any]) -> bool:
     """Whether a YAML file is a whole run in AReaL's form: it has a model and no own section."""
     heads = {str(key).partition(".")[0] for key in tree}
     return bool(heads & {"actor", "model"}) and not heads & {"environments", "trainer"}
+
+
+def read_areal(
+    assignments: Sequence[Assignment],
+    environment: str | None,
+    choose_engine: Callable[[Any], str],
+    on_cluster: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return sections of a plan, and what has no effect in it.
+
+    Args:
+        assignments: ``env.<field>`` sets a field of the environment that AReaL has no name for.
+        environment: file or name, in place of the usual one of the data set.
+        choose_engine: from that of the allocation, or "auto".
+
+    Raises:
+        ConfigError: an option is unknown or has no counterpart; says what to write.
+        DatasetUnavailable: the file of the data cannot be read.
+    """
+    own = {one.key: one.value for one in assignments if one.key.startswith(ENV)}
+    given = given_options([one for one in assignments if one.key not in own])
+    run = look(given, values.environment_of(given, environment), on_cluster)
+    run.engine = choose_engine(values.allocation_of(given).engine or "auto")
+    tree = translated(values.as_rl(given), run)
+    config = tree["environments"][0]["config"]
+    config["env"] |= {key.removeprefix(ENV): value for key, value in own.items()}
+    return tree, [f"{listed_keys(keys)}: {why}" for why, keys in run.notes.items()]
+
+
+def look(given: Mapping[str, Any], environment: str, on_cluster: bool) -> RunContext:
+    """Read the names of the environment's settings, and count the rows of local data."""
+    path = given.get(DATA)
+    is_local = path is not None and Path(path).exists()
+    known = values.known_dataset(path)
+    rows = known.rows if known and known.hub == path else None
+    return RunContext(
+        environment=environment,
+        fields=fields_of(environment),
+        on_cluster=on_cluster,
+        data_is_local=is_local,
+        rows=len(load_rows(str(path), "train", path=path, option=DATA)) if is_local else rows,
+    )
+
+
+def fields_of(environment: str) -> frozenset[str]:
+    """Names of the settings of an environment, which another process imports."""
+    code = "import sys; from atroposlib.cli.env_files import *; print_settings(sys.argv[1])"
+    words = (sys.executable, "-c", code, environment)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"--env {environment}: not imported in {error.timeout:.0f} s"
+        ) from error
+    if done.returncode != 0:
+        raise ConfigError(f"--env {environment}: {done.stderr.strip()}")
+    return frozenset(json.loads(done.stdout.splitlines()[-1])["fields"])
 
 
 def given_options(assignments: Sequence[Assignment]) -> dict[str, Any]:

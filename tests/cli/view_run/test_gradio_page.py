@@ -8,7 +8,7 @@ import io
 import pytest
 
 from atroposlib.cli.view_run.gradio_page import fields
-from atroposlib.cli.view_run.shown_group import shown
+from atroposlib.cli.view_run.shown_groups import shown
 from tests.cli.view_run.toys import TOKENIZER, group
 
 

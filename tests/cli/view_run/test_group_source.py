@@ -6,8 +6,7 @@ import httpx
 import msgspec
 import pytest
 
-from atroposlib.cli.view_run.group_source import GroupSource
-from atroposlib.cli.view_run.shown_group import shown
+from atroposlib.cli.view_run.shown_groups import GroupSource, shown
 from atroposlib.client import RolloutClient
 from tests.cli.view_run.toys import TOKENIZER, group
 from tests.client.harness import in_process, registration

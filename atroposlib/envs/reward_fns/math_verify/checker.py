@@ -25,6 +25,7 @@ from typing import IO, Any
 
 from atroposlib.errors import AtroposError, ConfigError, boundary
 
+logger = logging.getLogger(__name__)
 WORKER = "atroposlib.envs.reward_fns.math_verify.checker"
 MAX_ANSWER_CHARS = 512  # a longer box holds a derivation, not an answer
 _NUMBER = re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
@@ -32,7 +33,7 @@ _AROUND_NUMBER = re.compile(r"\\[$%!,; ]|[$%\s]|\\(?:text|mathrm|,)\{?\s*\}?|\.$
 
 
 class Correctness(str, Enum):
-    """Result of one check; a failed check raises :class:`CheckFailed`."""
+    """Result of one check."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -81,21 +82,22 @@ def as_number(text: str) -> Decimal | None:
 
 
 class MathVerifier:
-    """Checks answers; starts its process at the first answer that is not a plain number.
+    """Checks answers in ``size`` processes, so that a slow check does not delay the others.
 
-    Args:
-        timeout_s: limit of one check, without the start of the process.
+    Each starts when an answer that is not a plain number first needs it. ``timeout_s`` is the
+    limit of one check, without that start.
     """
 
-    def __init__(self, timeout_s: float = 10.0, start_timeout_s: float = 60.0) -> None:
-        self.process = MathProcess(timeout_s, start_timeout_s)
-        self._one_at_a_time = asyncio.Lock()
+    def __init__(self, size: int = 1, timeout_s: float = 10.0) -> None:
+        self.processes = [MathProcess(timeout_s) for _ in range(size)]
+        self._idle: asyncio.LifoQueue[MathProcess] = asyncio.LifoQueue()
+        for process in reversed(self.processes):  # the first is taken first and stays running
+            self._idle.put_nowait(process)
 
-    async def check(self, text: str, gold: str) -> Correctness:
+    async def check(self, text: str, gold: str) -> Correctness | None:
         """Whether the boxed answer of ``text`` equals ``gold``; no box is wrong.
 
-        Raises:
-            CheckFailed: the check failed or took longer than ``timeout_s``.
+        None: the check failed or took too long, so the result is unknown.
         """
         answer = boxed_answer(after_thinking(text))
         if answer is None or len(answer) > MAX_ANSWER_CHARS:
@@ -103,17 +105,23 @@ class MathVerifier:
         expected, number = as_number(gold), as_number(answer)
         if expected is not None and number is not None:
             return Correctness.CORRECT if expected == number else Correctness.WRONG
-        async with self._one_at_a_time:  # a waiting check takes no thread
-            try:
-                equal = await asyncio.to_thread(self.process.equal, boxed(answer), boxed(gold))
-            except asyncio.CancelledError:
-                self.process.kill()  # also ends the thread that waits for it
-                raise
+        process = await self._idle.get()  # a waiting check takes no thread
+        try:
+            equal = await asyncio.to_thread(process.equal, boxed(answer), boxed(gold))
+        except asyncio.CancelledError:
+            process.kill()  # also ends the thread that waits for it
+            raise
+        except CheckFailed as failure:
+            logger.warning("%s", failure)
+            return None
+        finally:
+            self._idle.put_nowait(process)
         return Correctness.CORRECT if equal else Correctness.WRONG
 
     async def close(self) -> None:
-        """End the process; the next answer starts a new one."""
-        self.process.close()
+        """End every process; the next answers start new ones."""
+        for process in self.processes:
+            process.close()
 
 
 class MathProcess:

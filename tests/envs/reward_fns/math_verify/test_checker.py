@@ -8,7 +8,6 @@ import pytest
 
 from atroposlib.envs.reward_fns.math_verify import checker
 from atroposlib.envs.reward_fns.math_verify.checker import (
-    CheckFailed,
     Correctness,
     MathVerifier,
     after_thinking,
@@ -81,17 +80,20 @@ def test_plain_numbers_are_parsed_without_math_verify(text, number):
 )
 async def test_numbers_are_checked_in_the_same_process(verifier, text, gold, verdict):
     assert await verifier.check(text, gold) is verdict
-    assert not verifier.process.started
+    assert not verifier.processes[0].started
 
 
-async def test_expressions_are_checked_by_math_verify_even_after_one_that_hangs(verifier):
+async def test_expressions_are_checked_by_math_verify_even_after_one_that_hangs(
+    verifier, caplog
+):
     assert await verifier.check(r"\boxed{\frac{144}{2}}", "72") is Correctness.CORRECT
     assert await verifier.check(r"\boxed{x+1}", "72") is Correctness.WRONG
     assert await verifier.check(r"\boxed{}{", "72") is Correctness.WRONG
-    verifier.process.timeout_s = 0.5
-    with pytest.raises(CheckFailed, match="within 0.5 s"):
-        await verifier.check("\\boxed{9^{9^{9}}}", "72")
-    verifier.process.timeout_s = 20.0
+    (process,) = verifier.processes
+    process.timeout_s = 0.5
+    assert await verifier.check("\\boxed{9^{9^{9}}}", "72") is None
+    assert "within 0.5 s" in caplog.text
+    process.timeout_s = 20.0
     assert await verifier.check(r"\boxed{2 \cdot 36}", "72") is Correctness.CORRECT
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.errors import ConfigError
+from example_trainer.launch.areal import values
 from example_trainer.launch.areal.options import (
     GROUP_OF,
-    GROUPS,
     PLACES,
     TRAINER_TOO,
     given_options,
@@ -27,6 +27,7 @@ from example_trainer.settings.files import flatten, meaning_of, parse_override, 
 REFERENCE = Path(__file__).parents[2] / "settings/areal/files/reference.yaml"
 HEADS = {"env": "environment", "openai": "servers", "inference": "servers"}
 KINDS = ("environment", "servers", "launcher", "trainer", "noted", "refused")
+OF_ENVIRONMENT = (values.temperatures, values.lengths, values.dataset, values.evaluations)
 # Section -> its options that each process takes, that are noted, and refused unless at default.
 OUTCOMES = {
     "the run": (2, 0, 3, 3, 0, 1),
@@ -54,7 +55,8 @@ def outcome(one) -> str:
     if group is server_options:
         return "noted" if one.key.partition(".")[2] in WIRED else "servers"
     if group is not None:
-        return GROUPS[group][0]
+        takers = {values.epochs: "trainer", **dict.fromkeys(OF_ENVIRONMENT, "environment")}
+        return takers.get(group, "launcher")
     meaning = meaning_of(one)  # ConfigError if unknown
     names = {Ignored: "noted", Unsupported: "refused"}
     return names.get(type(meaning), "trainer")

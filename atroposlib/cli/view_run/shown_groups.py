@@ -1,4 +1,4 @@
-"""A scored group as the viewer shows it: pure functions from tokens to prompt, answers, images."""
+"""Groups for the viewer: watched or taken in batches, as prompt, answers and images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +19,12 @@ from atroposlib.cli.collect.selection import (
     split_texts,
     text_of,
 )
+from atroposlib.client import RolloutClient
+from atroposlib.errors import AtroposError
 from atroposlib.wire import MASKED, ScoredData
+
+KEPT = 200  # groups to browse back, as text
+CLAIM_WAIT_S = 1.0
 
 # Label of a token by the least probability of its kind; one that is not trained has none.
 PROBABILITIES = {"p > 0.9": 0.9, "p > 0.5": 0.5, "p > 0.1": 0.1, "p > 0.01": 0.01, "rare": -1}
@@ -101,3 +108,60 @@ def images_of(group: ScoredData, texts: Sequence[str]) -> list[bytes]:
             except binascii.Error:
                 continue
     return found
+
+
+class GroupSource:
+    """The groups seen so far, for all open pages; every call may come from another thread.
+
+    Args:
+        show: a group and its number, from 1 on, as the pages show it.
+        take: claim and ack batches as the registered trainer, instead of watching.
+    """
+
+    def __init__(
+        self, client: RolloutClient, show: Callable[[ScoredData, int], ShownGroup], take: bool
+    ) -> None:
+        self.take = take
+        self.status = "no group yet"
+        self._client, self._show = client, show
+        self._kept: deque[ShownGroup] = deque(maxlen=KEPT)
+        self._last: ScoredData | None = None
+        self._lock = threading.Lock()
+
+    def fetch(self) -> None:
+        """Claim a batch, or look once for a newer group; a failure is the status."""
+        with self._lock:
+            try:
+                self.status = self._claim() if self.take else self._watch()
+            except (AtroposError, ValueError) as error:
+                self.status = str(error)
+
+    def after(self, number: int) -> ShownGroup | None:
+        """The first kept group after ``number``."""
+        return next((one for one in list(self._kept) if one.number > number), None)
+
+    def before(self, number: float) -> ShownGroup | None:
+        """The last kept group before ``number``."""
+        return next((one for one in reversed(list(self._kept)) if one.number < number), None)
+
+    def _watch(self) -> str:
+        latest = self._client.latest_example()  # takes nothing from the trainer
+        if latest is not None and latest != self._last:
+            self._add(latest)
+        return f"watching: {self._count()} groups seen"
+
+    def _claim(self) -> str:
+        claimed = self._client.claim(wait_s=CLAIM_WAIT_S)
+        if claimed.batch is None:
+            return f"no batch: {claimed.blocked_reason}"
+        for group in claimed.batch:
+            self._add(group)
+        self._client.ack(claimed)
+        return f"took batch {claimed.batch_no}: {len(claimed.batch)} groups"
+
+    def _add(self, group: ScoredData) -> None:
+        self._last = group
+        self._kept.append(self._show(group, self._count() + 1))
+
+    def _count(self) -> int:
+        return self._kept[-1].number if self._kept else 0

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from atroposlib.cli.view_run.shown_group import images_of, label_of, shown, token_texts
+from atroposlib.cli.view_run.shown_groups import images_of, label_of, shown, token_texts
 from tests.cli.view_run.toys import PROMPT, TOKENIZER, group
 
 PNG = b"\x89PNG" + bytes(60)
