@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,7 +39,7 @@ HOLD_S = 30.0  # maximum wait of a post of the original's form for space in the 
 
 def create_app(
     store: Store | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] | None = None,
     *,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     tokens: TokenFile | None = None,
@@ -51,17 +50,15 @@ def create_app(
     """The API over ``store`` (in memory if None), which it closes when it shuts down.
 
     Args:
-        clock: seconds, for leases and liveness. Leases outlive the process, so it is the
-            wall clock and not a monotonic one.
+        clock: seconds, for leases and liveness; None for that of the store.
         tokens: the callers and their scopes; None allows every call to every caller.
         allowed_hosts: names by which this API is called, in addition to those of loopback;
             None allows any name. Addresses are always allowed.
         hold_s: maximum wait of a post of the original's form for space, then a 503.
         max_deliveries: deliveries of one batch without an ack, after which it is dead.
     """
-    service = RolloutService(
-        store if store is not None else open_store("memory"), clock, max_deliveries
-    )
+    store = open_store("memory") if store is None else store
+    service = RolloutService(store, clock or store.now, max_deliveries)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

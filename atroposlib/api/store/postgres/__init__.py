@@ -4,7 +4,7 @@
     read, stats, load   -> up to four connections of one snapshot each, outside the lock
 
 Replicas take the lock of the run in turns, so each transaction reads the commits before it.
-If the server is unreachable, operations retry until a timeout. If the response to a COMMIT
+If the server is unreachable or sends nothing, operations retry until a timeout. If the response to a COMMIT
 is lost, its outcome is read from the server before the caller gets a result.
 """
 
@@ -18,6 +18,7 @@ from atroposlib.errors import ConfigError
 
 SCHEMA = "atropos"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+START_TIMEOUT_S = 120.0  # for the server at the start
 RECONNECT_TIMEOUT_S = 20.0  # of an operation while the server is unreachable
 
 
@@ -29,10 +30,12 @@ class PostgresStore(Store):
             than ``atropos``. One schema is one run; it is created if missing.
         max_bytes: bound on the bytes of stored payloads.
         reconnect_timeout_s: retry period of an operation while the server is unreachable.
+        start_timeout_s: wait for a server that is unreachable at the start.
 
     Raises:
         ConfigError: psycopg is not installed; the server is older than 15, a standby,
-            read-only or without fsync; or the tables have another layout.
+            read-only, without fsync or behind a pooler in transaction mode; or the tables
+            have another layout.
         StoreError: the server is unreachable.
     """
 
@@ -43,6 +46,7 @@ class PostgresStore(Store):
         url: str,
         max_bytes: int = DEFAULT_MAX_BYTES,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         try:
             from atroposlib.api.store.postgres import connection, database
@@ -52,10 +56,13 @@ class PostgresStore(Store):
             ) from cause
         address, schema = split_schema(url)
         self._server = connection.PostgresServer(address, schema, reconnect_timeout_s)
-        connection.make_tables(self._server)
+        self._server.await_start(lambda: connection.make_tables(self._server), start_timeout_s)
         self._readers = database.PostgresReaders(self._server)
         self._writer = Writer(database.PostgresDatabase(self._server))
         super().__init__(self._writer.do, self._readers.run, max_bytes)
+
+    def now(self) -> float:
+        return self._server.now()
 
     def close(self) -> None:
         """Finish pending operations and disconnect. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,17 +13,22 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
 from atroposlib.api.store.sql.schema import LAYOUT, POSTGRES, Row, tables
 from atroposlib.errors import ConfigError, StoreError, StoreFull
 
 T = TypeVar("T")
-
-Raw = psycopg.Connection[Row]
+logger = logging.getLogger(__name__)
 
 MIN_SERVER_VERSION = 150000
 RETRY_S = 0.2  # between two attempts to reach the server
+WAIT_LOG_S = 10.0  # between two log lines about a server that is awaited at the start
+READ_SILENCE_S = 15.0  # of a server that a reader waits for; then it counts as unreachable
+WRITE_SILENCE_S = 100.0  # longer than the timeouts by which a live server ends a statement
+CLOSING_SILENCE_S = 5.0  # while the store closes
 PROBE_INTERVAL_S = 1.0  # between attempts after the timeout: each may take a connect timeout
 # The server disconnects a lost replica that holds the lock of the run after 30 s; the lock
 # timeout of the other replicas is longer than that.
@@ -43,6 +49,8 @@ CONNECT_OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
     "application_name": "atropos",
 }
+# Parts of libpq's messages about a connection that no wait makes possible.
+PERMANENT = ("authentication failed", "does not exist", "no pg_hba.conf", "no password")
 # Exceptions of psycopg, and of text that no database can hold.
 FAULTS = (psycopg.Error, UnicodeEncodeError)
 
@@ -55,6 +63,37 @@ def fault(cause: Exception) -> StoreError:
     error = kind(f"PostgreSQL: {message or type(cause).__name__}")
     error.__cause__ = cause
     return error
+
+
+class Raw(psycopg.Connection[Row]):
+    """Connection that is closed when the server sends nothing for ``silence_s``.
+
+    A frozen server acknowledges TCP packets, so no timeout of the kernel ends the wait, and
+    ``statement_timeout`` is the frozen server's own.
+    """
+
+    silence_s = WRITE_SILENCE_S
+    closing: threading.Event | None = None  # set while the store closes
+
+    def wait(self, gen: PQGen[T], *args: Any, **settings: Any) -> T:
+        return super().wait(self._bounded(gen), *args, **settings)
+
+    def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
+        heard = time.monotonic()
+        try:
+            wanted = next(gen)
+            while True:
+                if ready := (yield wanted):
+                    heard = time.monotonic()
+                closing = self.closing is not None and self.closing.is_set()
+                bound = min(self.silence_s, CLOSING_SILENCE_S) if closing else self.silence_s
+                if not ready and time.monotonic() > heard + bound:
+                    self.close()
+                    raise psycopg.OperationalError(f"the server sent nothing for {bound:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 class PostgresConnection:
@@ -112,26 +151,61 @@ class PostgresServer:
         self._reconnect_timeout_s = reconnect_timeout_s
         self._stopped = threading.Event()
         self._outage: _Outage | None = None
+        self._ahead_s: float | None = None  # clock of the server minus the monotonic one
 
     def stop_retrying(self) -> None:
         """End all retries, since the store closes."""
         self._stopped.set()
 
-    def connect(self) -> Raw:
+    def now(self) -> float:
+        """The clock of the server (s since the epoch), as of its last reply to this process.
+
+        Replicas on several hosts compare leases by it.
+        """
+        return time.time() if self._ahead_s is None else time.monotonic() + self._ahead_s
+
+    def record_time(self, epoch_s: float) -> None:
+        """Take the clock of the server from a reply that has just arrived."""
+        self._ahead_s = epoch_s - time.monotonic()
+
+    def connect(self, silence_s: float = WRITE_SILENCE_S) -> Raw:
         """A new connection, if this server is durable and not too old."""
         try:
-            raw = psycopg.connect(self._address, autocommit=True, **CONNECT_OPTIONS)
+            options = {**CONNECT_OPTIONS, **conninfo_to_dict(self._address)}
+            raw = Raw.connect(autocommit=True, **options)
         except psycopg.ProgrammingError as cause:  # the error may quote a password
             raise ConfigError("the URL of the PostgreSQL store cannot be read") from cause
         with ExitStack() as undo:
             undo.callback(raw.close)
+            raw.silence_s, raw.closing = silence_s, self._stopped
             # Numbers are sent as bigint, so one prepared statement fits all values.
             raw.adapters.register_dumper(int, Int8Dumper)
             raw.adapters.register_dumper(int, Int8BinaryDumper)
-            _require_durable(raw)
+            self.record_time(_require_durable(raw))
             raw.execute(SETTINGS.format(schema=self.schema).encode())
             undo.pop_all()
         return raw
+
+    def await_start(self, attempt: Callable[[], T], timeout_s: float) -> T:
+        """Repeat ``attempt`` while the server cannot be reached, and log what is awaited.
+
+        Raises:
+            StoreError: not reached within ``timeout_s``, or never reachable with this URL.
+        """
+        began, logged = time.monotonic(), float("-inf")
+        while True:
+            try:
+                return attempt()
+            except psycopg.Error as cause:
+                now, permanent = time.monotonic(), any(
+                    part in str(cause) for part in PERMANENT
+                )
+                if not is_away(cause) or permanent or now >= began + timeout_s:
+                    raise fault(cause) from cause
+                if now >= logged + WAIT_LOG_S:
+                    logged = now
+                    logger.warning(f"waiting at most {timeout_s:g} s: {fault(cause)}")
+            self._stopped.wait(min(1.0, timeout_s))
 
     def retry_while_away(self, attempt: Callable[[], T]) -> T:
         """Repeat ``attempt`` while the server is unreachable, for ``reconnect_timeout_s``.
@@ -183,16 +257,17 @@ def is_away(cause: Exception) -> bool:
     return state is None or state.startswith(("57P", "08")) or state == "25006"
 
 
-def _require_durable(raw: Raw) -> None:
+def _require_durable(raw: Raw) -> float:
+    """The clock of the server (s since the epoch), if it is durable and not too old."""
     if raw.info.server_version < MIN_SERVER_VERSION:
         raise ConfigError(
             f"PostgreSQL {raw.info.server_version // 10000} is too old for a store: 15 or later"
         )
     row = raw.execute(
         "SELECT pg_is_in_recovery(), current_setting('transaction_read_only'), "
-        "current_setting('fsync')"
+        "current_setting('fsync'), extract(epoch FROM clock_timestamp())::float8"
     ).fetchone()
-    standby, read_only, fsync = row or (True, "on", "off")
+    standby, read_only, fsync, epoch_s = row or (True, "on", "off", 0.0)
     if standby or read_only == "on":
         raise ConfigError(
             "this PostgreSQL server is a standby or read-only: name the primary in --store"
@@ -202,12 +277,19 @@ def _require_durable(raw: Raw) -> None:
             "this PostgreSQL server runs with fsync=off and loses acknowledged groups in a "
             "power cut: turn it on"
         )
+    return float(epoch_s)
 
 
 def make_tables(server: PostgresServer) -> None:
-    """Create schema and tables if missing; ConfigError if they have another layout."""
-    try:
-        with server.connect() as raw, raw.transaction():
+    """Create schema and tables if missing.
+
+    Raises:
+        ConfigError: they have another layout, or a pooler shares sessions.
+        psycopg.Error: the server cannot be reached, or refuses.
+    """
+    with server.connect() as raw:
+        _require_session(server, raw)
+        with raw.transaction():
             raw.execute(f"SELECT pg_advisory_xact_lock({server.lock})".encode())
             connection = PostgresConnection(raw)
             if not connection.execute(
@@ -225,8 +307,32 @@ def make_tables(server: PostgresServer) -> None:
                 return
             for statement in tables(POSTGRES):
                 connection.execute(statement)
-    except psycopg.Error as cause:
-        raise fault(cause) from cause
+
+
+def _require_session(server: PostgresServer, raw: Raw) -> None:
+    """Refuse a pooler that gives each transaction another session.
+
+    Settings and prepared statements belong to a session. A pooler shows in the process id
+    that it gave to the client; the session of an idle client then serves another one.
+    """
+    backend = _backend(raw)
+    if backend == raw.info.backend_pid:
+        return
+    with server.connect() as other:
+        with other.transaction():
+            _backend(other)
+            during = _backend(raw)
+        if during == backend == _backend(raw):
+            return
+    raise ConfigError(
+        "a pooler in transaction mode (PgBouncer or its like) is in front of this PostgreSQL "
+        "server: name the server itself in --store, or a pooler in session mode"
+    )
+
+
+def _backend(raw: Raw) -> int:
+    [(pid,)] = raw.execute("SELECT pg_backend_pid()").fetchall()
+    return int(pid)
 
 
 def _layout_table(connection: PostgresConnection, schema: str) -> str | None:

@@ -15,6 +15,7 @@ import psycopg
 
 from atroposlib.api.store.postgres.connection import (
     FAULTS,
+    READ_SILENCE_S,
     PostgresConnection,
     PostgresServer,
     Raw,
@@ -73,7 +74,7 @@ class PostgresReaders:
             raise StoreError("all readers of the store are busy: try again") from cause
         try:
             if raw is None or raw.closed:
-                raw = self._server.connect()
+                raw = self._server.connect(READ_SILENCE_S)
             reader = _Reader(raw)
             reader.begin()
             try:
@@ -135,8 +136,9 @@ class PostgresDatabase:
 
     def _begin(self) -> None:
         self._require_connection().execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-        [timeline, number] = self.execute(_LOCK, (self._server.lock,))[0][1:]
-        self._transaction = (timeline, number)
+        [(_, epoch_s, *transaction)] = self.execute(_LOCK, (self._server.lock,))
+        self._server.record_time(epoch_s)
+        self._transaction = (transaction[0], transaction[1])
 
     def _require_connection(self) -> Raw:
         if self._raw is None or self._raw.closed:
@@ -194,5 +196,9 @@ class PostgresDatabase:
 # The first eight characters of the name of a log file are the timeline. A failover changes
 # it, and transaction ids of another timeline denote other transactions.
 _TIMELINE = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
-_LOCK = f"SELECT pg_advisory_xact_lock(?)::text, {_TIMELINE}, pg_current_xact_id()::text"
+# The clock is read after the wait for the lock.
+_LOCK = (
+    "SELECT pg_advisory_xact_lock(?)::text, extract(epoch FROM clock_timestamp())::float8, "
+    f"{_TIMELINE}, pg_current_xact_id()::text"
+)
 _OUTCOME = f"SELECT {_TIMELINE}, pg_xact_status(CAST(? AS text)::xid8)"

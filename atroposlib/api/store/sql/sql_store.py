@@ -12,6 +12,7 @@ and rewinds to it, trains on each group exactly once.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -85,6 +86,10 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Finish pending operations and close files and connections. Idempotent."""
+
+    def now(self) -> float:
+        """The wall clock (s) of leases, which outlive the process; one for all replicas."""
+        return time.time()
 
     def _body(self, group: NewGroup) -> bytes:
         """The payload as stored in the table; called outside of any transaction."""

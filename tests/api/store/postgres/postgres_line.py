@@ -16,6 +16,7 @@ class Line:
     """Passes bytes on between a socket of its own and that of the server in ``folder``.
 
     ``break_at_commit`` arms it once: "before" loses the COMMIT itself, "after" its answer.
+    While ``flowing`` is clear it passes nothing on and closes nothing, as a frozen server.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,6 +26,8 @@ class Line:
         self._listener.bind(str(self.home / SOCKET))
         self._listener.listen()
         self._lose: str | None = None
+        self.flowing = threading.Event()
+        self.flowing.set()
         self._threads: list[threading.Thread] = []
         self._ends: list[socket.socket] = [self._listener]
         self._spawn(self._accept)
@@ -36,6 +39,7 @@ class Line:
         self._lose = moment
 
     def close(self) -> None:
+        self.flowing.set()
         for end in self._ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -63,6 +67,7 @@ class Line:
     def _pass_on(self, source: socket.socket, sink: socket.socket, outward: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                self.flowing.wait()
                 if outward and self._lose and b"COMMIT\0" in data:
                     if self._lose == "after":
                         sink.sendall(data)

@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.api.store.postgres import PostgresStore
+from atroposlib.api.store.postgres import PostgresStore, split_schema
 from atroposlib.errors import ConfigError, StoreError
+from tests.api.store.postgres.postgres_pooler import running_pooler
 from tests.api.store.store_talk import group, held, put
 from tests.postgres_server import running_server
 
@@ -17,7 +19,7 @@ from tests.postgres_server import running_server
 def test_the_error_of_an_unreachable_server_omits_the_password():
     pytest.importorskip("psycopg")
     with pytest.raises(StoreError) as refused:
-        open_store("postgresql://u:sekret@127.0.0.1:1/x")
+        PostgresStore("postgresql://u:sekret@127.0.0.1:1/x", start_timeout_s=0)
     assert "sekret" not in str(refused.value) and "127.0.0.1" in str(refused.value)
 
 
@@ -95,6 +97,50 @@ def test_calls_fail_while_the_server_is_down_and_succeed_after_its_return():
         assert [one.gid for one in answer] == [2] and held(store) == 2
         server.shut_down()
         store.close()
+
+
+@pytest.mark.alone
+def test_a_store_that_opens_before_its_server_waits_for_it(caplog):
+    with running_server() as server:
+        server.shut_down()
+        with ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(PostgresStore, server.url())
+            while "waiting at most 120 s: PostgreSQL: " not in caplog.text:
+                assert not opening.done()
+            server.start()
+            opening.result().close()
+
+
+def test_a_role_that_does_not_exist_is_refused_without_a_wait(url):
+    with pytest.raises(StoreError, match='"nobody_known" does not exist'):
+        PostgresStore(url.replace("atropos@", "nobody_known@"))
+
+
+def test_options_in_the_url_replace_those_of_the_store(url, replicas):
+    store = replicas(url + "&application_name=mine")
+    assert store._read(lambda c: c.execute("SHOW application_name")) == [("mine",)]
+
+
+def test_leases_follow_the_clock_of_the_server_rather_than_that_of_the_host(
+    replicas, monkeypatch
+):
+    store, true_time = replicas(), time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + 3600)
+    asked = "SELECT extract(epoch FROM clock_timestamp())::float8"
+    [(of_the_server,)] = store._write(lambda c: c.execute(asked))
+    service = create_app(store).state.service
+    assert service.context.clock() == pytest.approx(of_the_server, abs=60)
+
+
+def test_a_pooler_in_transaction_mode_is_refused_and_one_in_session_mode_accepted(
+    postgres, url
+):
+    schema = split_schema(url)[1]
+    with running_pooler(postgres.folder, shares_sessions=False) as pooler:
+        PostgresStore(pooler.url(schema)).close()
+    with running_pooler(postgres.folder, shares_sessions=True) as pooler:
+        with pytest.raises(ConfigError, match="pooler in transaction mode"):
+            PostgresStore(pooler.url(schema))
 
 
 def put_or_none(store, one):

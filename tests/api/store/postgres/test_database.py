@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +11,9 @@ from atroposlib.api.store.postgres import split_schema
 from atroposlib.errors import StoreError
 from tests.api.store.postgres.postgres_line import Line
 from tests.api.store.store_talk import ack, claim, group, held, put, register
+
+pytest.importorskip("psycopg")
+from atroposlib.api.store.postgres import connection, database  # noqa: E402
 
 
 def test_sessions_that_the_server_ended_are_replaced_without_an_error(postgres, replicas):
@@ -39,6 +43,33 @@ def test_a_commit_whose_reply_was_lost_is_looked_up_and_applied_once(line, url, 
     line.break_at_commit("after")
     [stored] = put(store, group("a"), revision=revision)
     assert (stored.gid, stored.duplicate, held(store)) == (1, False, 1)
+
+
+def test_calls_to_a_frozen_server_end_and_succeed_when_it_goes_on(
+    line, url, replicas, monkeypatch
+):
+    monkeypatch.setattr(database, "READ_SILENCE_S", 0.2)
+    monkeypatch.setattr(connection.Raw, "silence_s", 0.2)
+    address = line.url(split_schema(url)[1]) + "&connect_timeout=2"
+    store = replicas(address, reconnect_timeout_s=0.0)
+    put(store, group("a"))
+    revision = store.stats().revision
+    line.flowing.clear()
+    for call in (store.stats, lambda: put(store, group("b"), revision=revision)):
+        with pytest.raises(StoreError):
+            call()
+    line.flowing.set()
+    deadline = time.monotonic() + 30
+    while (n_held := held_or_none(store)) is None:
+        assert time.monotonic() < deadline
+    assert n_held == 1
+
+
+def held_or_none(store):
+    try:
+        return held(store)
+    except StoreError:
+        return None
 
 
 def test_a_commit_that_never_reached_the_server_raises_and_changes_no_rows(
