@@ -16,9 +16,8 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.environments.common.rollouts import SequentialEnv, mean
+from atroposlib.environments.common.rollouts import SampledConfig, SequentialEnv, mean
 from atroposlib.environments.common.text_game import Game, chosen_action, legend
-from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.errors import ConfigError
 from atroposlib.utils.gathering import gather_bounded
@@ -45,29 +44,25 @@ class Reward(str, Enum):
     FINAL = "final"  # the last one, such as reaching the goal
 
 
-class GymnasiumConfig(BaseEnvConfig):
+class GymnasiumConfig(SampledConfig):
     """Settings of the game."""
 
-    group_size: int = Field(
-        default=8, ge=1, description="episodes from one seed, scored together"
-    )
-    max_token_length: int = Field(default=4096, ge=1, description="most tokens of an episode")
-    env_id: str = Field(default="FrozenLake-v1", description="as gymnasium registers it")
+    group_size: int = Field(8, ge=1, description="episodes from one seed, scored together")
+    max_token_length: int = Field(4096, ge=1, description="most tokens of an episode")
+    env_id: str = Field("FrozenLake-v1", description="as gymnasium registers it")
     env_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="arguments of gymnasium.make"
     )
     action_names: list[str] | None = Field(
-        default=None, description="words for actions 0, 1, ...; None: known ones, else numbers"
+        None, description="words for actions 0, 1, ...; None: known ones, else numbers"
     )
-    max_turns: int = Field(default=30, ge=1, description="most turns of an episode")
-    max_turn_tokens: int = Field(default=128, ge=1, description="most tokens of one turn")
-    reward: Reward = Field(default=Reward.DISCOUNTED, description="discounted or final")
-    discount: float = Field(default=0.99, ge=0, le=1, description="per turn")
-    illegal_action: Illegal = Field(default=Illegal.END, description="end or ask_again")
-    illegal_reward: float = Field(default=-1.0, description="reward of a turn without action")
-    temperature: float = Field(default=1.0, description="of training rollouts")
-    eval_temperature: float = Field(default=0.0, description="of evaluation; 0: greedy")
-    eval_episodes: int = Field(default=32, ge=1, description="episodes evaluated")
+    max_turns: int = Field(30, ge=1, description="most turns of an episode")
+    max_turn_tokens: int = Field(128, ge=1, description="most tokens of one turn")
+    reward: Reward = Field(Reward.DISCOUNTED, description="discounted or final")
+    discount: float = Field(0.99, ge=0, le=1, description="per turn")
+    illegal_action: Illegal = Field(Illegal.END, description="end or ask_again")
+    illegal_reward: float = Field(-1.0, description="reward of a turn without action")
+    eval_episodes: int = Field(32, ge=1, description="episodes evaluated")
 
 
 def score(rewards: list[float], reward: Reward, discount: float) -> float:

@@ -13,7 +13,7 @@ import time
 
 from pydantic import Field
 
-from atroposlib.environments.common.rollouts import SequentialEnv, mean
+from atroposlib.environments.common.rollouts import SampledConfig, SequentialEnv, mean
 from atroposlib.environments.common.tool_replay import (
     UnreadableConversation,
     conversation_reward,
@@ -24,7 +24,6 @@ from atroposlib.environments.common.tool_replay import (
     turn_score,
     turns_of,
 )
-from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
@@ -37,29 +36,25 @@ SYSTEM_PROMPT = (
 logger = logging.getLogger(__name__)
 
 
-class ToolUseConfig(BaseEnvConfig):
+class ToolUseConfig(SampledConfig):
     """Settings of the conversations."""
 
     group_size: int = Field(
-        default=8, ge=1, description="replays of one conversation, scored together"
+        8, ge=1, description="replays of one conversation, scored together"
     )
-    max_token_length: int = Field(default=8192, ge=1, description="most tokens of a replay")
+    max_token_length: int = Field(8192, ge=1, description="most tokens of a replay")
     dataset_name: str = Field(
-        default="interstellarninja/hermes_reasoning_tool_use", description="set on the hub"
+        "interstellarninja/hermes_reasoning_tool_use", description="set on the hub"
     )
     dataset_path: str | None = Field(
-        default=None, description=".jsonl, .json or .parquet file of it; None: the hub"
+        None, description=".jsonl, .json or .parquet file of it; None: the hub"
     )
-    max_turns: int = Field(
-        default=8, ge=1, description="longer conversations are cut after this turn"
-    )
-    max_turn_tokens: int = Field(default=2048, ge=1, description="most tokens of one turn")
-    success_bonus: float = Field(default=0.5, description="added when every turn is right")
-    mismatch_penalty: float = Field(default=0.2, description="taken off for a wrong turn")
-    temperature: float = Field(default=1.0, description="of training rollouts")
-    eval_temperature: float = Field(default=0.0, description="of evaluation; 0: greedy")
+    max_turns: int = Field(8, ge=1, description="longer conversations are cut after this turn")
+    max_turn_tokens: int = Field(2048, ge=1, description="most tokens of one turn")
+    success_bonus: float = Field(0.5, description="added when every turn is right")
+    mismatch_penalty: float = Field(0.2, description="taken off for a wrong turn")
     eval_conversations: int = Field(
-        default=100, ge=1, description="conversations held out; at most half of all"
+        100, ge=1, description="conversations held out; at most half of all"
     )
 
 

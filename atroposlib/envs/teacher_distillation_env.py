@@ -39,10 +39,10 @@ class TeacherDistillationConfig(BaseEnvConfig):
     """Settings of an environment with a teacher."""
 
     teacher_enabled: bool = Field(
-        default=False, description="request a teacher's logprobs of every sequence"
+        False, description="request a teacher's logprobs of every sequence"
     )
     teacher_top_k: int = Field(
-        default=0,
+        0,
         ge=-1,
         description="teacher tokens per position; 0: the sampled token only; -1: no request",
     )

@@ -7,6 +7,8 @@ from abc import ABC
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import Field
+
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.errors import ConfigError
 from atroposlib.wire import MASKED
@@ -19,6 +21,13 @@ Answer = tuple[Any, Any]  # a choice of a completion, and its token-exact node
 
 MIN_TRAINED_TOKENS = 10  # shorter answers are empty turns, which would train silence
 TEMPLATE_TOKENS = 32  # upper bound of the template text around one message
+
+
+class SampledConfig(BaseEnvConfig):
+    """Settings of environments that sample answers."""
+
+    temperature: float = Field(1.0, description="of training rollouts")
+    eval_temperature: float = Field(0.0, description="of evaluation; 0: greedy")
 
 
 class SequentialEnv(BaseEnv, ABC):

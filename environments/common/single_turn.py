@@ -15,35 +15,30 @@ from pydantic import Field
 
 from atroposlib.environments.common.rollouts import (
     MIN_TRAINED_TOKENS,
+    SampledConfig,
     SequentialEnv,
     draw_full,
     mean,
     tokens_left,
     trained_tokens,
 )
-from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.utils.gathering import gather_bounded
 
 Message = dict[str, str]
 
 
-class SingleTurnConfig(BaseEnvConfig):
+class SingleTurnConfig(SampledConfig):
     """Settings of environments with one question per item."""
 
-    group_size: int = Field(
-        default=8, ge=1, description="answers to one question, scored together"
-    )
+    group_size: int = Field(8, ge=1, description="answers to one question, scored together")
     dataset_path: str | None = Field(
-        default=None,
+        None,
         description="a .jsonl, .json or .parquet file, or a folder of them named by split; "
         "None: the hub",
     )
-    temperature: float = Field(default=1.0, description="of training rollouts")
-    eval_temperature: float = Field(default=0.6, description="of evaluation")
-    eval_problems: int = Field(
-        default=-1, ge=-1, description="held-out questions evaluated; -1: all"
-    )
+    eval_temperature: float = Field(0.6, description="of evaluation")
+    eval_problems: int = Field(-1, ge=-1, description="held-out questions evaluated; -1: all")
 
 
 class SingleTurnEnv(SequentialEnv):
