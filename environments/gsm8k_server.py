@@ -30,8 +30,7 @@ class GSM8kConfig(SingleTurnConfig):
 def load_problems(dataset_path: str | None) -> tuple[list[dict], list[dict]]:
     """(train, test) problems as {"id", "question", "answer"}, the answer a bare number.
 
-    Raises:
-        DatasetUnavailable: the message names the missing data and the option to set.
+    Raises DatasetUnavailable: the message names the missing data and the option to set.
     """
 
     def problems_of(split):

@@ -75,8 +75,7 @@ def extracted(text: str) -> str | None:
 def make_dataset(name: str, settings: dict[str, Any] | None, size: int, seed: int) -> Any:
     """A reasoning-gym data set.
 
-    Raises:
-        ConfigError: the package is missing, has no such data set, or refuses its settings.
+    Raises ConfigError: the package is missing, has no such data set, or refuses its settings.
     """
     try:
         import reasoning_gym

@@ -111,10 +111,8 @@ def verdict(text: str) -> float | None:
 def win_rate(as_first: list[float | None], as_second: list[float | None]) -> float:
     """Share of the votes for a reply; shares of A from both orders, each order weighing half.
 
-    [1, 1, None] as A and [0, 0.5, 0] as B: (1 + (1 - 1/6)) / 2 = 0.917.
-
-    Raises:
-        JudgeError: an order has no verdict at all.
+    [1, 1, None] as A and [0, 0.5, 0] as B: (1 + (1 - 1/6)) / 2 = 0.917. Raises JudgeError: an
+    order has no verdict at all.
     """
     orders = [[v for v in votes if v is not None] for votes in (as_first, as_second)]
     if not all(orders):

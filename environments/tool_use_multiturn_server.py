@@ -73,8 +73,7 @@ def conversation(name: str, row: dict, max_turns: int) -> dict:
 def load_conversations(config: ToolUseConfig) -> list[dict]:
     """Conversations that can be replayed; the number of the others is logged.
 
-    Raises:
-        DatasetUnavailable: there are none; the message contains the reason.
+    Raises DatasetUnavailable: there are none; the message contains the reason.
     """
     rows = load_rows(
         config.dataset_name,

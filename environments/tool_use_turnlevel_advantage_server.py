@@ -50,10 +50,8 @@ def turn_advantages(turn_scores: list[list[float]], outcomes: list[float], weigh
 def per_token(mask: list[int], of_turns: list[float], row: int) -> list[float]:
     """``of_turns`` spread over the trained tokens of ``mask`` (T,); 0.0 where not trained.
 
-    A turn is a run of trained tokens, because template text separates two turns.
-
-    Raises:
-        InvalidGroup: there are more runs than turns.
+    A turn is a run of trained tokens, because template text separates two turns. Raises
+    InvalidGroup: there are more runs than turns.
     """
     advantages, turn, inside = [], -1, False
     for label in mask:

@@ -30,8 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def write(name: str, folder: Path) -> list[str]:
     """Write the files of the environment ``name`` into ``folder``; returns their names.
 
-    Raises:
-        ConfigError: the name cannot be imported, or the folder is in use.
+    Raises ConfigError: the name cannot be imported, or the folder is in use.
     """
     taken = name in sys.stdlib_module_names or name == "atroposlib"
     if not name.isidentifier() or keyword.iskeyword(name) or taken:

@@ -65,11 +65,7 @@ def made(options: argparse.Namespace, words: Sequence[str]) -> Any:
 
 
 async def try_out(env: Any, n: int) -> None:
-    """Roll out and print.
-
-    Raises:
-        AtroposError: the first failure; nothing is tried again.
-    """
+    """Roll out and print. Raises AtroposError: the first failure; nothing is tried again."""
     from atroposlib.envs.function_env.env import FunctionEnv
     from atroposlib.envs.rollout.causes import returned_none
 

@@ -66,10 +66,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def refuse_exposure(options: argparse.Namespace) -> None:
-    """
-    Raises:
-        ConfigError: other machines would reach an API that is open, or tokens in the clear.
-    """
+    """Raise ConfigError if other machines would reach an open API, or tokens in the clear."""
     if is_loopback(options.host) or options.allow_remote:
         return
     if options.tokens is None:

@@ -152,8 +152,7 @@ def page(title: str, body: str) -> str:
 def generate_html(input_path: str, output_path: str | None = None) -> str:
     """Write the page of a jsonl file of groups next to it and return its path.
 
-    Raises:
-        FileNotFoundError: there is no such file.
+    Raises FileNotFoundError: there is no such file.
     """
     source = Path(input_path)
     target = Path(output_path) if output_path else source.with_suffix(".html")

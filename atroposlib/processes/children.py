@@ -201,8 +201,7 @@ class Children:
     ) -> None:
         """Wait until the health URL of every named child answers; the bound is its spec's.
 
-        Raises:
-            RunFailed: a child ended first, or its bound passed; the message names it.
+        Raises RunFailed: a child ended first, or its bound passed; the message names it.
         """
         started = time.monotonic()
         for child in [self._children[name] for name in names]:

@@ -41,10 +41,8 @@ class RestartRule(Protocol):
     def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
         """Look at one process; ``ended`` is None while it runs.
 
-        Not called for a process that ended with exit code 0 and may do so.
-
-        Raises:
-            RunFailed: the run cannot go on without the process.
+        Not called for a process that ended with exit code 0 and may do so. Raises RunFailed:
+        the run cannot go on without the process.
         """
 
 

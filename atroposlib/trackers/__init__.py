@@ -112,8 +112,7 @@ def installed(name: str) -> bool:
 def require(name: str) -> None:
     """Check that a tracker is installed, without importing it.
 
-    Raises:
-        ConfigError: the name is unknown, or its package is not installed.
+    Raises ConfigError: the name is unknown, or its package is not installed.
     """
     if name not in TRACKERS:
         known = ", ".join(sorted(TRACKERS))
@@ -139,8 +138,7 @@ def open_tracker(name: str, run: Run) -> Tracker:
 class Guarded:
     """A tracker whose failures are counted and printed, not raised.
 
-    Raises:
-        ConfigError: at construction, if the tracker cannot start as configured.
+    Raises ConfigError: at construction, if the tracker cannot start as configured.
     """
 
     def __init__(self, name: str, open_it: Callable[[], Tracker]) -> None:

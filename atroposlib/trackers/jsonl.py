@@ -19,11 +19,7 @@ RESUMED = "resumed_from"
 
 
 class Jsonl:
-    """Appends records to a file.
-
-    Raises:
-        OSError: the file cannot be opened.
-    """
+    """Appends records to a file. Raises OSError: the file cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,8 +33,7 @@ class Wandb:
 def open_tracker(run: Run) -> Tracker:
     """Start a run, or resume the one of the same id.
 
-    Raises:
-        ConfigError: wandb requires an account.
+    Raises ConfigError: wandb requires an account.
     """
     import wandb
     from wandb.errors import UsageError

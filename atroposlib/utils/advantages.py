@@ -22,10 +22,8 @@ def allclose_to_first(
 ) -> bool | NDArray[np.bool_]:
     """Whether every entry of ``values`` (N, ...) is close to the first.
 
-    ``return_vector`` returns one result per entry, (N,), instead of one for all.
-
-    Raises:
-        ValueError: ``values`` is empty or not rectangular.
+    ``return_vector`` returns one result per entry, (N,), instead of one for all. Raises
+    ValueError: ``values`` is empty or not rectangular.
     """
     rows = np.asarray(values, dtype=float)
     if rows.ndim == 0 or len(rows) == 0:
@@ -38,8 +36,7 @@ def allclose_to_first(
 def compute_stats(data: Any) -> dict[str, float]:
     """``mean`` and population ``var`` of all numbers in ``data``, which may be jagged.
 
-    Raises:
-        ValueError: there is no number, or an entry that is not a finite number.
+    Raises ValueError: there is no number, or an entry that is not a finite number.
     """
     numbers = list(_numbers(data))
     if not numbers:
@@ -83,10 +80,8 @@ def compute_grpo_process_supervision_advantages(
     """Per-step advantages of a group: each step's normalised reward plus all later ones.
 
     Steps are normalised by the mean and the standard deviation of all steps of all
-    trajectories; ``gamma`` discounts the later ones. One array (T,) per trajectory.
-
-    Raises:
-        ValueError: no steps, or a standard deviation below ``std_tol``: all steps are equal.
+    trajectories; ``gamma`` discounts the later ones. One array (T,) per trajectory. Raises
+    ValueError: no steps, or a standard deviation below ``std_tol``: all steps are equal.
     """
     stats = compute_stats(rewards)
     std = math.sqrt(stats["var"])

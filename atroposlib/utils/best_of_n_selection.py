@@ -14,8 +14,7 @@ def select_best_index(
 ) -> int:
     """Index of the best primary score; secondary scores break ties, then the earliest wins.
 
-    Raises:
-        ValueError: no alternatives, unequal lengths, or a value that is not a number.
+    Raises ValueError: no alternatives, unequal lengths, or a value that is not a number.
     """
     primary, secondary = primary_scores, secondary_scores
     if len(primary) == 0 or len(primary) != len(secondary):

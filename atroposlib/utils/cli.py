@@ -51,8 +51,7 @@ def adjust_model_defaults(
 ) -> type[BaseModel]:
     """A subclass ``<Name>WithDefaults`` whose defaults are those given.
 
-    Raises:
-        ConfigError: a default for a field that the model does not have.
+    Raises ConfigError: a default for a field that the model does not have.
     """
     # dict() of a model keeps the models inside it, which model_dump() would take apart.
     values = dict(defaults)

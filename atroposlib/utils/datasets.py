@@ -44,8 +44,7 @@ def load_rows(
         limit: number of first rows to read; no others are fetched from the hub.
         columns: columns to keep; None keeps all. Unused solutions can be gigabytes of a set.
 
-    Raises:
-        DatasetUnavailable: names the data, what is missing and the option to set.
+    Raises DatasetUnavailable: names the data, what is missing and the option to set.
     """
     if path is None:
         all_rows = _hub_rows(source, split, subset, option, streaming=limit is not None)

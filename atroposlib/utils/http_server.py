@@ -34,8 +34,7 @@ def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
         backlog: start to listen with it; None: the caller does. Until a socket listens,
             others may bind to the same port.
 
-    Raises:
-        ConfigError: the port is taken, or the address is not of this machine.
+    Raises ConfigError: the port is taken, or the address is not of this machine.
     """
     listener = None
     try:

@@ -82,11 +82,9 @@ def ensure_trajectory_token_limit(
     message and its last two stay. A step that still does not fit, or that lacks one of
     messages, tokens, masks, seed and parsed_actions, is left out.
 
-    Every other field of a step stays. Where turns went, per-token advantages and versions
-    are realigned, and logprobs, which belong to the whole history, become None.
-
-    Raises:
-        TemplateNotPrefixStable: a shortened history cannot be tokenized.
+    Every other field of a step stays. Where turns went, per-token advantages and versions are
+    realigned, and logprobs, which belong to the whole history, become None. Raises
+    TemplateNotPrefixStable: a shortened history cannot be tokenized.
     """
     fitting = []
     for i, step in enumerate(trajectory):

@@ -85,8 +85,7 @@ def _store(group: GroupSpec, **place: Any) -> Any:
 def join(store: Any, group: GroupSpec, rank: int) -> Any:
     """Join a group as one member; with gloo the call returns when all have joined.
 
-    Raises:
-        RuntimeError: they did not meet within the bound.
+    Raises RuntimeError: they did not meet within the bound.
     """
     kind = "cuda" if group.backend == "nccl" else "cpu"
     for prefix in (group.name, f"{group.name}/", f"{kind}/"):

@@ -32,12 +32,10 @@ def tokenize_for_trainer(
 ) -> dict[str, Any]:
     """Tokens and masks of ``chat``, both (T,); masks are -100 where not trained.
 
-    Trained is the last message, or with ``train_on_all_assistant_turns`` every message
-    whose role is in ``UNMASKED_ROLES``. ``finish_reason`` "length": the model did not
-    write the end token of the template, so it is cut, with the white space after it.
-
-    Raises:
-        TemplateNotPrefixStable: the template does not render earlier turns as a prefix.
+    Trained is the last message, or with ``train_on_all_assistant_turns`` every message whose
+    role is in ``UNMASKED_ROLES``. ``finish_reason`` "length": the model did not write the end
+    token of the template, so it is cut, with the white space after it. Raises
+    TemplateNotPrefixStable: the template does not render earlier turns as a prefix.
     """
     messages = [dict(message) for message in chat]
     tokens = render_chat(tokenizer, messages)
@@ -80,8 +78,7 @@ def render_chat(
 def start_of_turn(tokenizer: Any, before: list[dict[str, Any]], tokens: list[int]) -> int:
     """Number of tokens before the model's turn.
 
-    Raises:
-        TemplateNotPrefixStable: the template rewrites the turns before it.
+    Raises TemplateNotPrefixStable: the template rewrites the turns before it.
     """
     given = _render_prompt(tokenizer, before)
     shared = shared_length(given, tokens)

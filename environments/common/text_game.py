@@ -85,8 +85,8 @@ def chosen_action(reply: str, names: Sequence[str]) -> int | None:
 class Game:
     """Episodes of an environment with numbered actions.
 
-    Raises:
-        ConfigError: gymnasium or the environment is missing, or its actions have no numbers.
+    Raises ConfigError: gymnasium or the environment is missing, or its actions have no
+    numbers.
     """
 
     def __init__(

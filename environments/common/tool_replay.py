@@ -46,8 +46,8 @@ class UnreadableConversation(DatasetUnavailable):
 def turns_of(conversation: Sequence[Mapping[str, str]]) -> list[Turn]:
     """The model's turns, up to the last with a call; only the first where there is none.
 
-    Raises:
-        UnreadableConversation: a role or call is invalid, or there is no question before the first turn.
+    Raises UnreadableConversation: a role or call is invalid, or there is no question before
+    the first turn.
     """
     turns: list[Turn] = []
     given: list[tuple[str, str]] = []

@@ -243,11 +243,9 @@ def _fill(
 def require_free(status: RunStatus, url: str, resumed: str | None = None) -> None:
     """Check that the API has no run of another trainer.
 
-    An API is free without a registered trainer, or with the run ``resumed``, an interrupted one
-    of this file, unless that run has a live trainer now.
-
-    Raises:
-        ConfigError: the run belongs to another trainer.
+    An API is free without a registered trainer, or with the run ``resumed``, an interrupted
+    one of this file, unless that run has a live trainer now. Raises ConfigError: the run
+    belongs to another trainer.
     """
     lives = any(
         one.role == "trainer" and one.age_s < LIVE_TRAINER_S and one.phase != "done"
@@ -277,11 +275,7 @@ def registration(batch_size: int, max_token_len: int, num_steps: int) -> Registr
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of --tokenizer.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
+    """The tokenizer of --tokenizer. Raises ConfigError: it cannot be loaded."""
     from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
     try:

@@ -34,8 +34,7 @@ class Progress:
 class LineFile:
     """The file of lines and its progress file.
 
-    Raises:
-        ConfigError: the file exists and ``append`` is false, or is shorter than it was.
+    Raises ConfigError: the file exists and ``append`` is false, or is shorter than it was.
     """
 
     def __init__(self, path: Path, *, append: bool) -> None:

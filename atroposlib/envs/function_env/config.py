@@ -55,9 +55,7 @@ def config_class(
     """A config class with the fields of ``base``, the new ``settings`` and other ``defaults``.
 
     ``settings`` maps a name to a default, to a ``Field(...)`` or to ``(type, Field(...))``.
-
-    Raises:
-        ConfigError: a default has no field, or the field does not accept it.
+    Raises ConfigError: a default has no field, or the field does not accept it.
     """
     bases: tuple[type[BaseEnvConfig], ...] = (base, FunctionEnvConfig)
     if issubclass(base, FunctionEnvConfig):

@@ -170,8 +170,7 @@ def split_held_out(rows: Sequence[Any], fraction: float) -> tuple[list[int], lis
 def eval_rows(rows: Iterable[Any], most: int) -> list[Any]:
     """The first ``most`` rows; -1 means all.
 
-    Raises:
-        ConfigError: all rows are wanted and there are over MAX_EVAL_ITEMS.
+    Raises ConfigError: all rows are wanted and there are over MAX_EVAL_ITEMS.
     """
     if most >= 0:
         return list(itertools.islice(rows, most))

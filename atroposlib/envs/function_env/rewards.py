@@ -53,8 +53,7 @@ class RewardPlan:
     def of(cls, rewards: Rewards) -> RewardPlan:
         """Plan of ``@environment(rewards=...)``.
 
-        Raises:
-            ConfigError: names and functions are mixed, or two functions share a name.
+        Raises ConfigError: names and functions are mixed, or two functions share a name.
         """
         if rewards is None:
             return cls()
@@ -76,8 +75,7 @@ class RewardPlan:
     def reweighted(self, weights: Mapping[str, float]) -> RewardPlan:
         """The same rewards with some other ``weights``.
 
-        Raises:
-            ConfigError: a weight has no reward.
+        Raises ConfigError: a weight has no reward.
         """
         for name in weights:
             if name not in self.weights:
@@ -92,8 +90,7 @@ class RewardPlan:
     ) -> Reward:
         """Reward from the value that the rollout ``returned``; ``code`` is its function.
 
-        Raises:
-            RolloutError: a reward function failed, or its result is not a reward.
+        Raises RolloutError: a reward function failed, or its result is not a reward.
         """
         if not self.functions:
             with boundary(env, item, "reward", code):
@@ -113,10 +110,8 @@ def combined(returned: Any, weights: Mapping[str, float]) -> Reward:
     """One reward from the value of a rollout, or from those of its reward functions.
 
     None, or None for a reward that counts, is no score. A reward of weight 0 is only logged.
-
-    Raises:
-        ValueError: a name without a weight, a weight without a value, or a value that is not
-            a number.
+    Raises ValueError: a name without a weight, a weight without a value, or a value that is
+    not a number.
     """
     if isinstance(returned, Reward):
         score = None if returned.score is None else number(returned.score, "the score")

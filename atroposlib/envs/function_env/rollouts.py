@@ -102,8 +102,7 @@ class RolloutRunner:
     async def evaluate(self, item: TaskItem) -> EvalSample:
         """One rollout of a held-out item, within ``worker_timeout``.
 
-        Raises:
-            RolloutError: the function or a reward failed, or took too long.
+        Raises RolloutError: the function or a reward failed, or took too long.
         """
         timeout_s = limit_s if (limit_s := self.config.worker_timeout) > 0 else None
         with boundary(self.env.label(), item["id"], "evaluate"):
@@ -199,9 +198,8 @@ async def draw_all(
 ) -> list[EvalSample]:
     """``times`` samples of every item; each failed one is drawn up to ``tries`` times.
 
-    Raises:
-        OnlyFailures: a mistake, such as one in the function ``code``, failed all samples of
-            the first two items.
+    Raises OnlyFailures: a mistake, such as one in the function ``code``, failed all samples of
+    the first two items.
     """
     failures = Repeats()
 
@@ -230,8 +228,7 @@ def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
     "unscored": 0}. With several samples of a task, ``exact_best@4`` is the mean over tasks of
     the best of four: pass@4 where the reward is 0 or 1.
 
-    Raises:
-        AtroposError: every sample failed; the error of the last one.
+    Raises AtroposError: every sample failed; the error of the last one.
     """
     counts = Counter(sample.result for sample in samples)
     failures = [sample.error for sample in samples if sample.error is not None]

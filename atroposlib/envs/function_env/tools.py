@@ -27,8 +27,7 @@ Tool = Union[Callable[..., Any], Mapping[str, Any]]  # a function, or OpenAI's d
 def schema_of(tool: Tool) -> dict[str, Any]:
     """OpenAI's description of ``tool``; a description is returned unchanged.
 
-    Raises:
-        ConfigError: a parameter has no type, or takes any number of arguments.
+    Raises ConfigError: a parameter has no type, or takes any number of arguments.
     """
     if isinstance(tool, Mapping):
         return dict(tool)

@@ -22,8 +22,7 @@ class CombinedReward(RewardFunction):
         normalization: ``none``; ``sum`` divides by the sum of the weights; ``minmax`` maps
             the completions of one call to 0..1, and equal ones to 0.0.
 
-    Raises:
-        ConfigError: no parts, an unknown normalization, or weights with a sum of 0 or less.
+    Raises ConfigError: no parts, an unknown normalization, or weights with a sum of 0 or less.
     """
 
     def __init__(

@@ -80,8 +80,7 @@ cosine_scaled_reward = CosineScaledReward.scores
 def embed(texts: Sequence[str], model_name: str) -> NDArray[np.float32]:
     """One vector per text, (N, D): the mean over its tokens of the last hidden states.
 
-    Raises:
-        ConfigError: torch is not installed.
+    Raises ConfigError: torch is not installed.
     """
     tokenizer, model = _loaded(model_name)
     import torch

@@ -75,11 +75,7 @@ class RewardRegistry:
         self._add(name, function)
 
     def get(self, name: str) -> RewardClass | PlainReward:
-        """The class or function of ``name``.
-
-        Raises:
-            UnknownReward: there is none.
-        """
+        """The class or function of ``name``. Raises UnknownReward: there is none."""
         entry = self._find(name)
         if entry is None:
             self._load(name)

@@ -55,8 +55,7 @@ class RewardFunction(ABC):
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Scores:
         """Weighted scores, one per completion; None passes through.
 
-        Raises:
-            RolloutError: ``compute`` failed, or did not return a score for each completion.
+        Raises RolloutError: ``compute`` failed, or did not return a score for each completion.
         """
         with boundary(self.name, f"{len(completions)} completions", "reward"):
             scores = _checked(self.compute(completions, **kwargs), len(completions))
@@ -130,8 +129,7 @@ def _checked(scores: Sequence[float | None], count: int) -> Scores:
 def reference_answers(count: int, *given: Any) -> list[str | None]:
     """The first of ``given`` that is not None, as text for each of ``count`` completions.
 
-    Raises:
-        ValueError: a list of neither ``count`` answers nor one.
+    Raises ValueError: a list of neither ``count`` answers nor one.
     """
     first = next((value for value in given if value is not None), None)
     golds = list(first) if isinstance(first, (list, tuple)) else [first]

@@ -217,8 +217,7 @@ async def gather_probed(
 ) -> list[R]:
     """Results of ``work`` in order, progress logged; the first two items alone, one by one.
 
-    Raises:
-        OnlyFailures: one mistake failed every sample of both.
+    Raises OnlyFailures: one mistake failed every sample of both.
     """
     probe, done = FirstItems(), list[R]()
     finished, logged_at = 0, time.monotonic()

@@ -131,8 +131,7 @@ def _judged(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | Rejec
 def to_columns(group: Mapping[str, Any]) -> Columns:
     """The group as flat arrays, with the same checks as at the rollout API.
 
-    Raises:
-        InvalidGroup: the group cannot be trained on; names the field, not the value.
+    Raises InvalidGroup: the group cannot be trained on; names the field, not the value.
     """
     from atroposlib.wire.columns import from_group  # numpy loads where it is used
 
@@ -142,8 +141,7 @@ def to_columns(group: Mapping[str, Any]) -> Columns:
 def to_wire(group: Mapping[str, Any]) -> ScoredData:
     """The record of ``group``, not yet checked; rows of numbers may still be arrays.
 
-    Raises:
-        InvalidGroup: a score is not a number.
+    Raises InvalidGroup: a score is not a number.
     """
     fields = {
         name: value if name in _ROWS else plain(value)

@@ -109,11 +109,9 @@ def from_nodes(
 ) -> ScoredDataGroup:
     """The group of ``nodes`` (one per sequence), with ``scores`` in the same order.
 
-    ``metrics`` are numbers about the group, such as {"exact": 0.25}; the trainer averages
-    them over its batch.
-
-    Raises:
-        InvalidGroup: the numbers of scores and nodes differ, or tokens were made up.
+    ``metrics`` are numbers about the group, such as {"exact": 0.25}; the trainer averages them
+    over its batch. Raises InvalidGroup: the numbers of scores and nodes differ, or tokens were
+    made up.
     """
     if len(nodes) != len(scores):
         raise InvalidGroup("scores", "", f"{len(scores)} scores for {len(nodes)} sequences")
@@ -148,8 +146,7 @@ def from_node(
 ) -> ScoredDataItem:
     """What ``collect_trajectory`` returns of ``node`` and its score.
 
-    Raises:
-        InvalidGroup: the tokens were made up.
+    Raises InvalidGroup: the tokens were made up.
     """
     _refuse_made_up(node, "")
     item: ScoredDataItem = {
@@ -198,10 +195,8 @@ def groups_in(scored: Any) -> list[Any]:
 def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
     """Stack scored sequences into one group; a field that no item has stays absent.
 
-    Sampling parameters that differ between items become per-sequence overrides.
-
-    Raises:
-        InvalidGroup: only some items have an optional field.
+    Sampling parameters that differ between items become per-sequence overrides. Raises
+    InvalidGroup: only some items have an optional field.
     """
     rows = cast(Sequence[Mapping[str, Any]], items)
     group: dict[str, Any] = {

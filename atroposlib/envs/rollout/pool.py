@@ -128,8 +128,7 @@ def whole_groups(
 ) -> tuple[list[ScoredDataGroup], list[str]]:
     """The collected groups without unscored rows, and a sentence per group that is too small.
 
-    Raises:
-        RolloutError: the collected value is not a group, or a score is not a number.
+    Raises RolloutError: the collected value is not a group, or a score is not a number.
     """
     groups: list[ScoredDataGroup] = []
     short: list[str] = []

@@ -60,10 +60,8 @@ async def collect_group(
     """Draw ``group_size`` samples of ``item`` concurrently; redraw those without a score.
 
     ``failed`` is called with the outcome of each failed sample and its error, if it has one.
-    ``code`` is the function of the user that samples and scores, by default ``sample``.
-
-    Raises:
-        IncompleteGroup: no second draw is left, or none can help; the others are cancelled.
+    ``code`` is the function of the user that samples and scores, by default ``sample``. Raises
+    IncompleteGroup: no second draw is left, or none can help; the others are cancelled.
     """
     drawing = _Drawing(sample, item, group_size, failed, code or sample, redraws=group_size)
     # Cancels the other samples if one raises: their group is given up.

@@ -52,8 +52,7 @@ class RolloutAdmission:
             idle: no rollout runs here. Room for a part of a group then admits it whole: a bound
                 that is no multiple of the group size never has more.
 
-        Raises:
-            UnknownEnv, NotRegistered: the run is over; register again.
+        Raises UnknownEnv, NotRegistered: the run is over; register again.
         """
         if not bounded or not self._offered:
             self.refusal = None
@@ -84,8 +83,7 @@ class RolloutAdmission:
     async def settle(self, under_way: Collection[str], who: EnvIdentifier, size: int) -> None:
         """Release the admissions of rollouts that are over, and extend the others in time.
 
-        Raises:
-            UnknownEnv, NotRegistered: the run is over; register again.
+        Raises UnknownEnv, NotRegistered: the run is over; register again.
         """
         over = self._held.keys() - set(under_way)
         for admission_id in over:

@@ -176,8 +176,7 @@ class EnvRuntime(EnvHooks):
     def tokenizer(self) -> Any:
         """The trained model's tokenizer, loaded at the first use; may be set instead.
 
-        Raises:
-            ConfigError: it cannot be loaded.
+        Raises ConfigError: it cannot be loaded.
         """
         return load_tokenizer_named(self.config.tokenizer_name)
 

@@ -125,9 +125,7 @@ class MetricsLogger:
         """Record in the trackers of the settings too, each in a new run of its own.
 
         ``use_wandb`` without the package is a line of the log, if a setting asks for it.
-
-        Raises:
-            ConfigError: a tracker requires an account.
+        Raises ConfigError: a tracker requires an account.
         """
         names = run.config.tracker_names
         if "wandb" in names and not installed("wandb"):

@@ -42,11 +42,7 @@ class JoinedRun:
 
     @property
     def registration(self) -> EnvRegistered:
-        """The current registration.
-
-        Raises:
-            NotRegistered: there is none.
-        """
+        """The current registration. Raises NotRegistered: there is none."""
         if self.registered is None:
             raise NotRegistered(f"{self.label()} has not joined a run")
         return self.registered
@@ -65,8 +61,7 @@ class JoinedRun:
     def join(self, registration: EnvRegistered, batch_size: int, max_token_len: int) -> None:
         """Adopt what the run prescribes; a size of -1 is not prescribed.
 
-        Raises:
-            ConfigError: no number of steps is set, or a group cannot fit into a batch.
+        Raises ConfigError: no number of steps is set, or a group cannot fit into a batch.
         """
         self.resize(batch_size, max_token_len)
         if self.takes_steps_from_trainer:
@@ -83,8 +78,7 @@ class JoinedRun:
     def resize(self, batch_size: int, max_token_len: int) -> None:
         """Follow sequences per batch and tokens per sequence; -1 leaves the present value.
 
-        Raises:
-            ConfigError: a group cannot fit into a batch.
+        Raises ConfigError: a group cannot fit into a batch.
         """
         config = self.config
         if batch_size != -1:
@@ -162,8 +156,7 @@ class RunRegistration:
     async def refresh(self) -> None:
         """Follow a trainer that registered again with batches of another size or length.
 
-        Raises:
-            ConfigError: a group does not fit into a batch any more.
+        Raises ConfigError: a group does not fit into a batch any more.
         """
         if time.monotonic() < self._refresh_at:
             return

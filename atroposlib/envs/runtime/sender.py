@@ -149,10 +149,8 @@ class GroupSender:
         """Send ``groups`` in one request and return them, or nothing if they were dropped.
 
         ``sampled_for`` is the id of the run for which they were sampled: their policy versions
-        have no meaning in another run.
-
-        Raises:
-            RolloutApiUnavailable: the API was absent longer than the client waits.
+        have no meaning in another run. Raises RolloutApiUnavailable: the API was absent longer
+        than the client waits.
         """
         try:
             refusal = await self._send_until_settled(groups, sampled_for)

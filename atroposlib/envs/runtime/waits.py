@@ -60,8 +60,7 @@ class Shutdown:
     async def or_shutdown(self, call: Awaitable[T]) -> T:
         """The result of ``call``.
 
-        Raises:
-            StopRequested: a shutdown was requested first; ``call`` is cancelled.
+        Raises StopRequested: a shutdown was requested first; ``call`` is cancelled.
         """
         task, stop = asyncio.ensure_future(call), asyncio.ensure_future(self.requested.wait())
         try:
@@ -75,11 +74,7 @@ class Shutdown:
             await asyncio.gather(task, stop, return_exceptions=True)
 
     async def pause(self, seconds: float) -> None:
-        """Sleep.
-
-        Raises:
-            StopRequested: a shutdown was requested meanwhile.
-        """
+        """Sleep. Raises StopRequested: a shutdown was requested meanwhile."""
         await self.or_shutdown(asyncio.sleep(seconds))
 
 

@@ -53,8 +53,7 @@ def flag_fields(prefix: str, defaults: BaseModel) -> dict[str, Any]:
 def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
     """The text of each flag of a command line.
 
-    Raises:
-        ConfigError: an unknown flag, one without its value, or a word without a flag.
+    Raises ConfigError: an unknown flag, one without its value, or a word without a flag.
     """
     pairs = list(flag_pairs(words))
     flagged = {name: text for name, text in pairs if name}

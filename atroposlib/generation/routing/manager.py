@@ -59,8 +59,7 @@ class ServerManager(RoutedCalls):
             None. Either sets ``use_proxy``, which can be set to False later.
         tool_parser: name of the parser of tool calls in managed sessions, such as hermes.
 
-    Raises:
-        ConfigError: a config that cannot be used.
+    Raises ConfigError: a config that cannot be used.
     """
 
     def __init__(

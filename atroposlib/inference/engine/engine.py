@@ -105,9 +105,8 @@ class Engine:
                 crash. A later pause replaces the bound or, without one, lifts it. An attempt
                 to change weights lifts it too: only the caller can check the result.
 
-        Raises:
-            InferenceUnavailable: running sequences did not finish in time (mode wait).
-                The engine continues to drain: resume it, or pause it in another mode.
+        Raises InferenceUnavailable: running sequences did not finish in time (mode wait). The
+        engine continues to drain: resume it, or pause it in another mode.
         """
         done: Future[None] = Future()
         self._inbox.put(lambda: self._pause(mode, done, resume_after_s))
@@ -125,10 +124,8 @@ class Engine:
 
         Running sequences keep their tokens; their KV is recomputed, so that every later
         logprob belongs to the new weights. Without a ``version`` the current one is
-        incremented, so changed weights never keep the old version number.
-
-        Raises:
-            WeightsError: nothing changed.
+        incremented, so changed weights never keep the old version number. Raises WeightsError:
+        nothing changed.
         """
 
         def replace(model: Any) -> int:

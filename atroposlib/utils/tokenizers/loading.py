@@ -70,11 +70,8 @@ def load_tokenizer_named(name: str) -> Any:
 
     AutoTokenizer imports the model classes and torch, which takes three seconds and some
     hundred MB of every environment process. A directory without a special tokenizer class is
-    loaded directly, and without transformers by :class:`PlainTokenizer`.
-
-    Raises:
-        ConfigError: there is no tokenizer of that name, or it needs transformers, which are
-            not installed.
+    loaded directly, and without transformers by :class:`PlainTokenizer`. Raises ConfigError:
+    there is no tokenizer of that name, or it needs transformers, which are not installed.
     """
     directory = Path(name)
     plain = _is_plain(directory)

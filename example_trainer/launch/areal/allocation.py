@@ -61,8 +61,7 @@ def places(
 ) -> dict[str, Any]:
     """Return the settings of the plan. On one machine servers have the first GPUs.
 
-    Raises:
-        ConfigError: the GPUs do not suffice, or ranks do not fill whole nodes.
+    Raises ConfigError: the GPUs do not suffice, or ranks do not fill whole nodes.
     """
     if nodes and gpus_per_node and wanted.gpus > nodes * gpus_per_node:
         raise ConfigError(

@@ -169,8 +169,7 @@ def fields_of(environment: str) -> frozenset[str]:
 def given_options(assignments: Sequence[Assignment]) -> dict[str, Any]:
     """The options by key without references; the last of each counts, and ``???`` is none.
 
-    Raises:
-        ConfigError: an option is unknown, or a reference is undefined or circular.
+    Raises ConfigError: an option is unknown, or a reference is undefined or circular.
     """
 
     def stays(one: Assignment) -> bool:
@@ -187,8 +186,7 @@ def given_options(assignments: Sequence[Assignment]) -> dict[str, Any]:
 def translated(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
     """Return the sections of a plan; notes are added to ``run``.
 
-    Raises:
-        ConfigError: a value has no counterpart here; names the option.
+    Raises ConfigError: a value has no counterpart here; names the option.
     """
     places: Places = {"env.use_wandb": False, "env.total_steps": -1, "env.steps_per_eval": 0}
     done = set()

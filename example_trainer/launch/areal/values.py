@@ -66,8 +66,7 @@ class RunContext:
 def environment_of(given: Given, named: str | None) -> str:
     """The environment that plays the part of AReaL's workflow.
 
-    Raises:
-        ConfigError: none is named, and none is known for this data set; says what to write.
+    Raises ConfigError: none is named, and none is known for this data set; says what to write.
     """
     if str(given.get("train_dataset.type")) == "rw" or given.get("model.is_critic"):
         raise ConfigError(
@@ -251,8 +250,8 @@ def lengths(given: Given, run: RunContext) -> Places:
 def dataset(given: Given, run: RunContext) -> Places:
     """The data of the environment, whose held-out part serves as AReaL's valid_dataset.
 
-    Raises:
-        ConfigError: the path is not local, and the environment reads another set of the hub.
+    Raises ConfigError: the path is not local, and the environment reads another set of the
+    hub.
     """
     path, known = given.get("train_dataset.path"), known_dataset(
         given.get("train_dataset.path")

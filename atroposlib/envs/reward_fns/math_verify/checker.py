@@ -133,8 +133,7 @@ class MathProcess:
     Args:
         timeout_s: limit of one comparison, without the start of the process.
 
-    Raises:
-        ConfigError: math-verify is not installed.
+    Raises ConfigError: math-verify is not installed.
     """
 
     def __init__(self, timeout_s: float = 10.0, start_timeout_s: float = 60.0) -> None:
@@ -157,10 +156,8 @@ class MathProcess:
     def equal(self, text: str, gold: str) -> bool:
         r"""Whether the answer in ``text`` equals that in ``gold``; both may be LaTeX.
 
-        An answer is ``\boxed{...}`` or a phrase such as "the final answer is $...$".
-
-        Raises:
-            CheckFailed: the comparison failed or took longer than ``timeout_s``.
+        An answer is ``\boxed{...}`` or a phrase such as "the final answer is $...$". Raises
+        CheckFailed: the comparison failed or took longer than ``timeout_s``.
         """
         with self._one_at_a_time:
             process = self._process or self._start()
