@@ -20,13 +20,13 @@ HELD_OUT = 17
 class ArithmeticConfig(SampledConfig):
     """Settings of the sums; the changed defaults suit a small model on a CPU."""
 
-    group_size: int = Field(8, ge=1, description="answers to one sum, scored together")
-    max_token_length: int = Field(128, ge=1, description="most tokens of a sequence")
-    max_batches_offpolicy: int = Field(1, description="batches generated ahead")
+    group_size: int = Field(default=8, ge=1, description="answers to one sum, scored together")
+    max_token_length: int = Field(default=128, ge=1, description="most tokens of a sequence")
+    max_batches_offpolicy: int = Field(default=1, description="batches generated ahead")
     # True would leave the easiest and the hardest sums out of the measured rate.
-    ensure_scores_are_not_same: bool = Field(False, description="drop equal scores")
-    max_new_tokens: int = Field(6, description="most tokens of an answer")
-    eval_samples: int = Field(1, description="answers to each held-out sum")
+    ensure_scores_are_not_same: bool = Field(default=False, description="drop equal scores")
+    max_new_tokens: int = Field(default=6, description="most tokens of an answer")
+    eval_samples: int = Field(default=1, description="answers to each held-out sum")
 
 
 def problems(seed: int) -> tuple[list[dict], list[dict]]:

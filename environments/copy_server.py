@@ -16,14 +16,16 @@ from atroposlib.environments.common.short_answers import ShortAnswerEnv, texts_o
 class CopyConfig(SampledConfig):
     """Settings of the words; the changed defaults suit a tiny model."""
 
-    group_size: int = Field(16, ge=1, description="copies of one word, scored together")
-    max_token_length: int = Field(32, ge=1, description="most tokens of a sequence")
-    max_batches_offpolicy: int = Field(1, description="batches generated ahead")
+    group_size: int = Field(
+        default=16, ge=1, description="copies of one word, scored together"
+    )
+    max_token_length: int = Field(default=32, ge=1, description="most tokens of a sequence")
+    max_batches_offpolicy: int = Field(default=1, description="batches generated ahead")
     # True would drop the words that all samples copy, and hide the progress.
-    ensure_scores_are_not_same: bool = Field(False, description="drop equal scores")
-    alphabet: str = Field("abcdefghij", description="letters of the words")
-    word_length: int = Field(4, ge=1, description="letters per word, tokens per copy")
-    held_out_words: int = Field(64, ge=1, description="words for evaluation only")
+    ensure_scores_are_not_same: bool = Field(default=False, description="drop equal scores")
+    alphabet: str = Field(default="abcdefghij", description="letters of the words")
+    word_length: int = Field(default=4, ge=1, description="letters per word, tokens per copy")
+    held_out_words: int = Field(default=64, ge=1, description="words for evaluation only")
 
 
 def letters_right(text: str, word: str, alphabet: str) -> float:

@@ -19,9 +19,9 @@ from atroposlib.envs.teacher_distillation_env import (
 class GSM8kTeacherDistillConfig(GSM8kConfig, TeacherDistillationConfig):
     """Settings of the word problems and of the teacher."""
 
-    teacher_enabled: bool = Field(True, description="ask a teacher for logprobs")
+    teacher_enabled: bool = Field(default=True, description="ask a teacher for logprobs")
     teacher_top_k: int = Field(
-        4, ge=-1, description="teacher tokens per position; -1: do not ask"
+        default=4, ge=-1, description="teacher tokens per position; -1: do not ask"
     )
 
 

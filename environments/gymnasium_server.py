@@ -47,22 +47,24 @@ class Reward(str, Enum):
 class GymnasiumConfig(SampledConfig):
     """Settings of the game."""
 
-    group_size: int = Field(8, ge=1, description="episodes from one seed, scored together")
-    max_token_length: int = Field(4096, ge=1, description="most tokens of an episode")
-    env_id: str = Field("FrozenLake-v1", description="as gymnasium registers it")
+    group_size: int = Field(
+        default=8, ge=1, description="episodes from one seed, scored together"
+    )
+    max_token_length: int = Field(default=4096, ge=1, description="most tokens of an episode")
+    env_id: str = Field(default="FrozenLake-v1", description="as gymnasium registers it")
     env_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="arguments of gymnasium.make"
     )
     action_names: list[str] | None = Field(
-        None, description="words for actions 0, 1, ...; None: known ones, else numbers"
+        default=None, description="words for actions 0, 1, ...; None: known ones, else numbers"
     )
-    max_turns: int = Field(30, ge=1, description="most turns of an episode")
-    max_turn_tokens: int = Field(128, ge=1, description="most tokens of one turn")
-    reward: Reward = Field(Reward.DISCOUNTED, description="discounted or final")
-    discount: float = Field(0.99, ge=0, le=1, description="per turn")
-    illegal_action: Illegal = Field(Illegal.END, description="end or ask_again")
-    illegal_reward: float = Field(-1.0, description="reward of a turn without action")
-    eval_episodes: int = Field(32, ge=1, description="episodes evaluated")
+    max_turns: int = Field(default=30, ge=1, description="most turns of an episode")
+    max_turn_tokens: int = Field(default=128, ge=1, description="most tokens of one turn")
+    reward: Reward = Field(default=Reward.DISCOUNTED, description="discounted or final")
+    discount: float = Field(default=0.99, ge=0, le=1, description="per turn")
+    illegal_action: Illegal = Field(default=Illegal.END, description="end or ask_again")
+    illegal_reward: float = Field(default=-1.0, description="reward of a turn without action")
+    eval_episodes: int = Field(default=32, ge=1, description="episodes evaluated")
 
 
 def score(rewards: list[float], reward: Reward, discount: float) -> float:

@@ -53,33 +53,35 @@ logger = logging.getLogger(__name__)
 class MathZeroConfig(SampledConfig):
     """Settings of the problems."""
 
-    group_size: int = Field(16, ge=1, description="answers to one problem, scored together")
+    group_size: int = Field(
+        default=16, ge=1, description="answers to one problem, scored together"
+    )
     max_token_length: int = Field(
-        16384, ge=1, description="most tokens of a sequence, reached by the curriculum"
+        default=16384, ge=1, description="most tokens of a sequence, reached by the curriculum"
     )
     start_tok_length: int = Field(
-        4096, ge=1, description="most tokens of a sequence at the first step"
+        default=4096, ge=1, description="most tokens of a sequence at the first step"
     )
     length_warmup_steps: int = Field(
-        200, ge=0, description="steps from start_tok_length to max_token_length"
+        default=200, ge=0, description="steps from start_tok_length to max_token_length"
     )
     mask_too_long_completions: bool = Field(
-        True, description="advantage zero for answers that were cut off"
+        default=True, description="advantage zero for answers that were cut off"
     )
     dataset_path: str | None = Field(
-        None,
+        default=None,
         description="a folder with train.jsonl and a file per eval set (.jsonl, .json or "
         ".parquet); None: the hub",
     )
     eval_sets: list[str] = Field(
-        list(EVAL_SETS), description=f"measured on, of {', '.join(EVAL_SETS)}"
+        default=list(EVAL_SETS), description=f"measured on, of {', '.join(EVAL_SETS)}"
     )
-    eval_problems: int = Field(-1, description="problems of each set; -1: all")
-    eval_temperature: float = Field(0.6, description="of evaluation")
+    eval_problems: int = Field(default=-1, description="problems of each set; -1: all")
+    eval_temperature: float = Field(default=0.6, description="of evaluation")
     eval_max_tokens: int = Field(
-        0, ge=0, description="most tokens of an evaluated sequence; 0: the limit now"
+        default=0, ge=0, description="most tokens of an evaluated sequence; 0: the limit now"
     )
-    check_processes: int = Field(2, ge=1, description="processes that check answers")
+    check_processes: int = Field(default=2, ge=1, description="processes that check answers")
 
 
 def length_at(step: int, start: int, end: int, warmup_steps: int) -> int:

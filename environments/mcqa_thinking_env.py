@@ -27,9 +27,11 @@ _ANSWER = re.compile(r"(?i:\banswer\s+is\s*:?)\s*[*(\[]*([A-Z])\b")
 class MCQAConfig(SingleTurnConfig):
     """Settings of the questions."""
 
-    dataset_name: str = Field("NousResearch/AcademicMCQA", description="data set on the hub")
+    dataset_name: str = Field(
+        default="NousResearch/AcademicMCQA", description="data set on the hub"
+    )
     eval_questions: int = Field(
-        200, ge=1, description="questions held out; at most half of all"
+        default=200, ge=1, description="questions held out; at most half of all"
     )
 
 

@@ -33,31 +33,38 @@ NAMED = re.compile(r".*answer:[ \t]*(.+)", flags=re.IGNORECASE)
 class ReasoningGymConfig(SampledConfig):
     """Settings of the tasks; the changed defaults suit a small model on a CPU."""
 
-    group_size: int = Field(8, ge=1, description="answers to one task, scored together")
-    max_token_length: int = Field(256, ge=1, description="most tokens of a sequence")
-    max_batches_offpolicy: int = Field(1, description="batches generated ahead")
-    ensure_scores_are_not_same: bool = Field(False, description="drop equal scores")
-    dataset_name: str = Field("chain_sum", description="as reasoning-gym calls it")
+    group_size: int = Field(
+        default=8, ge=1, description="answers to one task, scored together"
+    )
+    max_token_length: int = Field(default=256, ge=1, description="most tokens of a sequence")
+    max_batches_offpolicy: int = Field(default=1, description="batches generated ahead")
+    ensure_scores_are_not_same: bool = Field(default=False, description="drop equal scores")
+    dataset_name: str = Field(default="chain_sum", description="as reasoning-gym calls it")
     dataset_kwargs: dict[str, Any] | None = Field(
-        None,
+        default=None,
         description="its settings; None: two terms of one digit for chain_sum, else its own",
     )
     dataset_size: int = Field(
-        1000, ge=2, description="tasks made, from seed; equal questions count once"
+        default=1000, ge=2, description="tasks made, from seed; equal questions count once"
     )
     eval_fraction: float = Field(
-        0.1, gt=0, lt=1, description="share of the questions held out, independent of the seed"
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="share of the questions held out, independent of the seed",
     )
-    eval_items: int = Field(64, ge=1, description="held-out tasks evaluated")
+    eval_items: int = Field(default=64, ge=1, description="held-out tasks evaluated")
     system_prompt: str = Field(
-        "Answer with only the result.", description="before the question; empty: none"
+        default="Answer with only the result.", description="before the question; empty: none"
     )
     examples: int = Field(
-        1, ge=0, description="solved tasks shown before each question, as earlier turns"
+        default=1,
+        ge=0,
+        description="solved tasks shown before each question, as earlier turns",
     )
     # Short, because the package gives a partial score to an answer anywhere in a text: a model
     # that may write "7 + 9 = 16" learns to repeat the question.
-    max_new_tokens: int = Field(5, ge=1, description="most tokens of an answer")
+    max_new_tokens: int = Field(default=5, ge=1, description="most tokens of an answer")
 
 
 def extracted(text: str) -> str | None:

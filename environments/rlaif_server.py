@@ -58,36 +58,36 @@ class JudgeError(AtroposError):
 class RlaifConfig(SampledConfig):
     """Settings of the questions, the character and the judge."""
 
-    group_size: int = Field(2, ge=2, le=2, description="replies compared: a pair")
+    group_size: int = Field(default=2, ge=2, le=2, description="replies compared: a pair")
     dataset_path: str | None = Field(
-        None, description=".jsonl, .json or .parquet file of WildChat; None: the hub"
+        default=None, description=".jsonl, .json or .parquet file of WildChat; None: the hub"
     )
     dataset_rows: int = Field(
-        20_000, ge=2, description="conversations read; all of WildChat is a million"
+        default=20_000, ge=2, description="conversations read; all of WildChat is a million"
     )
     max_chars: int = Field(
-        4000, ge=1, description="longer questions and recorded answers are left out"
+        default=4000, ge=1, description="longer questions and recorded answers are left out"
     )
-    character: str = Field(CHARACTER, description="what the judge looks for")
+    character: str = Field(default=CHARACTER, description="what the judge looks for")
     character_share: float = Field(
-        0.05,
+        default=0.05,
         ge=0,
         le=1,
         description="share of questions asked with the character in the prompt",
     )
-    max_reply_tokens: int = Field(1024, ge=1, description="most tokens of a reply")
-    eval_temperature: float = Field(0.6, description="of evaluated replies")
+    max_reply_tokens: int = Field(default=1024, ge=1, description="most tokens of a reply")
+    eval_temperature: float = Field(default=0.6, description="of evaluated replies")
     eval_questions: int = Field(
-        50, ge=1, description="questions held out; at most half of all"
+        default=50, ge=1, description="questions held out; at most half of all"
     )
-    votes_per_order: int = Field(3, ge=1, description="verdicts in each order")
-    judge_temperature: float = Field(0.7, description="of the judge")
-    judge_max_tokens: int = Field(512, ge=1, description="most tokens of a verdict")
+    votes_per_order: int = Field(default=3, ge=1, description="verdicts in each order")
+    judge_temperature: float = Field(default=0.7, description="of the judge")
+    judge_max_tokens: int = Field(default=512, ge=1, description="most tokens of a verdict")
     judge_base_url: str | None = Field(
-        None, description="server of another judge, .../v1; None: the trained model"
+        default=None, description="server of another judge, .../v1; None: the trained model"
     )
-    judge_model_name: str | None = Field(None, description="that judge's model")
-    judge_api_key: str | None = Field(None, exclude=True, description="and its key")
+    judge_model_name: str | None = Field(default=None, description="that judge's model")
+    judge_api_key: str | None = Field(default=None, exclude=True, description="and its key")
 
 
 def question(name: str, row: dict, max_chars: int) -> dict | None:

@@ -45,22 +45,22 @@ FIELDS = {  # of a row, by format
 class SFTConfig(BaseEnvConfig):
     """Settings of the text."""
 
-    group_size: int = Field(1, ge=1, le=1, description="every text is a group of one")
+    group_size: int = Field(default=1, ge=1, le=1, description="every text is a group of one")
     # True would drop every group, because a group of one has equal scores.
-    ensure_scores_are_not_same: bool = Field(False, description="drop equal scores")
-    dataset_name: str | None = Field(None, description="data set on the hub")
+    ensure_scores_are_not_same: bool = Field(default=False, description="drop equal scores")
+    dataset_name: str | None = Field(default=None, description="data set on the hub")
     dataset_path: str | None = Field(
-        None, description="a .jsonl, .json or .parquet file, or a folder with train.*"
+        default=None, description="a .jsonl, .json or .parquet file, or a folder with train.*"
     )
     data_format: DataFormat | None = Field(
-        None,
+        default=None,
         description="completion, prefix_completion, oai_format, sharegpt_format or "
         "question_answer; None: by the fields of the first row",
     )
     all_turns: bool = Field(
-        True, description="chats: train every assistant turn; false: the last only"
+        default=True, description="chats: train every assistant turn; false: the last only"
     )
-    epochs: int = Field(0, ge=0, description="times through the data; 0: without end")
+    epochs: int = Field(default=0, ge=0, description="times through the data; 0: without end")
 
 
 def chat_of(row: dict, data_format: DataFormat) -> list[dict]:

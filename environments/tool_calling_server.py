@@ -26,9 +26,13 @@ ROLES = {"system": "system", "human": "user", "user": "user"}
 class ToolCallingConfig(SingleTurnConfig):
     """Settings of the requests."""
 
-    dataset_name: str = Field("NousResearch/XLAM-Atropos", description="data set on the hub")
-    eval_temperature: float = Field(0.0, description="of evaluation; 0: greedy")
-    eval_requests: int = Field(100, ge=1, description="requests held out; at most half of all")
+    dataset_name: str = Field(
+        default="NousResearch/XLAM-Atropos", description="data set on the hub"
+    )
+    eval_temperature: float = Field(default=0.0, description="of evaluation; 0: greedy")
+    eval_requests: int = Field(
+        default=100, ge=1, description="requests held out; at most half of all"
+    )
 
 
 def request(name: str, row: dict) -> dict:

@@ -40,21 +40,23 @@ class ToolUseConfig(SampledConfig):
     """Settings of the conversations."""
 
     group_size: int = Field(
-        8, ge=1, description="replays of one conversation, scored together"
+        default=8, ge=1, description="replays of one conversation, scored together"
     )
-    max_token_length: int = Field(8192, ge=1, description="most tokens of a replay")
+    max_token_length: int = Field(default=8192, ge=1, description="most tokens of a replay")
     dataset_name: str = Field(
-        "interstellarninja/hermes_reasoning_tool_use", description="set on the hub"
+        default="interstellarninja/hermes_reasoning_tool_use", description="set on the hub"
     )
     dataset_path: str | None = Field(
-        None, description=".jsonl, .json or .parquet file of it; None: the hub"
+        default=None, description=".jsonl, .json or .parquet file of it; None: the hub"
     )
-    max_turns: int = Field(8, ge=1, description="longer conversations are cut after this turn")
-    max_turn_tokens: int = Field(2048, ge=1, description="most tokens of one turn")
-    success_bonus: float = Field(0.5, description="added when every turn is right")
-    mismatch_penalty: float = Field(0.2, description="taken off for a wrong turn")
+    max_turns: int = Field(
+        default=8, ge=1, description="longer conversations are cut after this turn"
+    )
+    max_turn_tokens: int = Field(default=2048, ge=1, description="most tokens of one turn")
+    success_bonus: float = Field(default=0.5, description="added when every turn is right")
+    mismatch_penalty: float = Field(default=0.2, description="taken off for a wrong turn")
     eval_conversations: int = Field(
-        100, ge=1, description="conversations held out; at most half of all"
+        default=100, ge=1, description="conversations held out; at most half of all"
     )
 
 

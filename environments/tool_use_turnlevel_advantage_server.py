@@ -21,7 +21,7 @@ class TurnLevelConfig(ToolUseConfig):
     """Settings of the conversations and of their advantages."""
 
     outcome_weight: float = Field(
-        1.0, description="weight of the conversation's advantage added to the turn's"
+        default=1.0, description="weight of the conversation's advantage added to the turn's"
     )
 
 

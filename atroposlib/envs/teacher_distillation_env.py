@@ -39,10 +39,10 @@ class TeacherDistillationConfig(BaseEnvConfig):
     """Settings of an environment with a teacher."""
 
     teacher_enabled: bool = Field(
-        False, description="request a teacher's logprobs of every sequence"
+        default=False, description="request a teacher's logprobs of every sequence"
     )
     teacher_top_k: int = Field(
-        0,
+        default=0,
         ge=-1,
         description="teacher tokens per position; 0: the sampled token only; -1: no request",
     )

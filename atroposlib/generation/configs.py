@@ -34,23 +34,25 @@ class ServerBaseline(BaseModel):
     model_config = ConfigDict(protected_namespaces=())
 
     timeout: int = Field(
-        1200,
+        default=1200,
         gt=0,
         description="Seconds allowed for one request, and for an unhealthy server to recover.",
     )
     num_max_requests_at_once: int = Field(
-        512, ge=1, description="Training requests in flight to this server."
+        default=512, ge=1, description="Training requests in flight to this server."
     )
     num_requests_for_eval: int = Field(
-        64, ge=1, description="Evaluation requests in flight, on top of the training ones."
+        default=64,
+        ge=1,
+        description="Evaluation requests in flight, on top of the training ones.",
     )
-    model_name: str = Field("default", description="Name of the model on the server.")
+    model_name: str = Field(default="default", description="Name of the model on the server.")
     rolling_buffer_length: int = Field(
-        1000, ge=1, description="Calls kept for the timing metrics."
+        default=1000, ge=1, description="Calls kept for the timing metrics."
     )
-    server_type: ServerType = Field("openai", description="Protocol of the server.")
+    server_type: ServerType = Field(default="openai", description="Protocol of the server.")
     tokenizer_name: str = Field(
-        "none", description="Tokenizer to load; 'none' means that of model_name."
+        default="none", description="Tokenizer to load; 'none' means that of model_name."
     )
 
 
@@ -61,36 +63,45 @@ class APIServerConfig(ServerBaseline):
     read from OPENAI_API_KEY, which is never sent to any other address.
     """
 
-    api_key: Optional[str] = Field("", description="Bearer token; empty sends none.")
-    base_url: Optional[str] = Field("", description="Such as http://localhost:9001/v1.")
+    api_key: Optional[str] = Field(default="", description="Bearer token; empty sends none.")
+    base_url: Optional[str] = Field(
+        default="", description="Such as http://localhost:9001/v1."
+    )
     n_kwarg_is_ignored: bool = Field(
-        False,
+        default=False,
         description="The server ignores n and returns one choice: n requests are sent instead.",
     )
     health_check: bool = Field(
-        True, description="GET /health before the first call and after a failed one."
+        default=True, description="GET /health before the first call and after a failed one."
     )
     sampling: dict[str, Any] = Field(
-        {},
+        default={},
         description="Sampling parameters of training requests where the environment gives none, "
         "such as top_p, stop; max_tokens also bounds what it gives.",
     )
-    eval_sampling: dict[str, Any] = Field({}, description="The same for evaluation requests.")
+    eval_sampling: dict[str, Any] = Field(
+        default={}, description="The same for evaluation requests."
+    )
 
 
 class ServerManagerConfig(BaseModel):
     """Un-namespaced settings of the manager."""
 
-    slurm: bool = Field(False, description="Find the servers through SLURM's variables.")
-    testing: bool = Field(False, description="Use one ServerHarness instead of real servers.")
+    slurm: bool = Field(
+        default=False, description="Find the servers through SLURM's variables."
+    )
+    testing: bool = Field(
+        default=False, description="Use one ServerHarness instead of real servers."
+    )
     max_n_completions: int = Field(
-        8, ge=1, description="Larger n is split into requests of at most this many."
+        default=8, ge=1, description="Larger n is split into requests of at most this many."
     )
     proxy_url: Optional[str] = Field(
-        None, description="Address of a managed-server proxy, which then keeps the sessions."
+        default=None,
+        description="Address of a managed-server proxy, which then keeps the sessions.",
     )
     tool_parser: Optional[str] = Field(
-        None,
+        default=None,
         description="Format of tool calls: hermes, llama3_json, mistral, qwen3_coder or one of"
         " vLLM's. None: hermes for functions; classes get calls unparsed.",
     )

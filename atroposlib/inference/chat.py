@@ -19,6 +19,7 @@ from atroposlib.utils.tokenizers.loading import local_model
 
 if TYPE_CHECKING:
     from atroposlib.inference.engine.engine import Engine
+    from atroposlib.inference.engine.request import TokenEvent
 
 PROG = "atropos chat"
 Message = dict[str, str]
@@ -52,12 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(prog=PROG, description=__doc__, variables=(HUB, GPUS))
     add = parser.add_argument
-    add(
-        "model",
-        type=local_model,
-        metavar="MODEL_DIR",
-        help="such as runs/quickstart-.../model",
-    )
+    about = "such as runs/quickstart-.../model"
+    add("model", type=local_model, metavar="MODEL_DIR", help=about)
     add("--system", help="system message")
     add("--max-tokens", type=int, default=256, help="of one reply (default %(default)s)")
     add("--temperature", type=float, default=0.7, help="0: greedy (default %(default)s)")
@@ -99,13 +96,11 @@ def reply(engine: Engine, messages: list[Message], options: argparse.Namespace) 
     params = SamplingParams(
         max_tokens=min(options.max_tokens, context - len(ids)), temperature=options.temperature
     )
-    request = GenerationRequest(
-        prompt_ids=ids,
-        params=params,
-        on_event=lambda event: print(
-            logs.printable(event.text, logs.LINES), end="", flush=True
-        ),
-    )
+
+    def print_text(event: TokenEvent) -> None:
+        print(logs.printable(event.text, logs.LINES), end="", flush=True)
+
+    request = GenerationRequest(prompt_ids=ids, params=params, on_event=print_text)
     engine.submit(request)
     (output,) = request.future.result().outputs
     print(flush=True)

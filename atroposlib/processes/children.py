@@ -205,11 +205,8 @@ class Children:
         """
         started = time.monotonic()
         for child in [self._children[name] for name in names]:
-            name, url, bound_s = (
-                child.spec.name,
-                child.spec.health_url,
-                child.spec.ready_within_s,
-            )
+            name, url = child.spec.name, child.spec.health_url
+            bound_s = child.spec.ready_within_s
             while url is not None and not answers(url):
                 self._stop.check()
                 waited_s = time.monotonic() - started

@@ -31,14 +31,18 @@ Message = dict[str, str]
 class SingleTurnConfig(SampledConfig):
     """Settings of environments with one question per item."""
 
-    group_size: int = Field(8, ge=1, description="answers to one question, scored together")
+    group_size: int = Field(
+        default=8, ge=1, description="answers to one question, scored together"
+    )
     dataset_path: str | None = Field(
-        None,
+        default=None,
         description="a .jsonl, .json or .parquet file, or a folder of them named by split; "
         "None: the hub",
     )
-    eval_temperature: float = Field(0.6, description="of evaluation")
-    eval_problems: int = Field(-1, ge=-1, description="held-out questions evaluated; -1: all")
+    eval_temperature: float = Field(default=0.6, description="of evaluation")
+    eval_problems: int = Field(
+        default=-1, ge=-1, description="held-out questions evaluated; -1: all"
+    )
 
 
 class SingleTurnEnv(SequentialEnv):

@@ -104,43 +104,31 @@ def build_parser(command: CollectCommand) -> CommandParser:
         variables=(API_TOKEN, HUB),
     )
     add = parser.add_argument
+
+    def value(flag: str, kind: Any, default: Any, about: str, **more: Any) -> None:
+        add(flag, type=kind, default=default, help=f"{about} (%(default)s)", **more)
+
     add("filepath", type=Path, help="file of JSON lines to write")
-    _value(add, "--api-url", "http://localhost:8000", "rollout API", str)
-    _value(add, "--group-size", 2, "sequences per group that environments make", COUNT)
-    _value(add, "--max-token-len", 2048, "tokens of a sequence, told to environments", COUNT)
-    _value(add, "--tokenizer", DEFAULT_TOKENIZER, "of the model that was sampled", str)
+    value("--api-url", str, "http://localhost:8000", "rollout API")
+    value("--group-size", COUNT, 2, "sequences per group that environments make")
+    value("--max-token-len", COUNT, 2048, "tokens of a sequence, told to environments")
+    value("--tokenizer", str, DEFAULT_TOKENIZER, "of the model that was sampled")
     add("--save-messages", action="store_true", help="lines of messages instead of text")
-    _value(
-        add, command.limit_flag, 3, "lines of one group, at most", COUNT, dest="max_per_group"
-    )
-    _value(add, "--num-seqs-to-save", 100, "lines to write, exactly", COUNT)
+    about = "lines of one group, at most"
+    value(command.limit_flag, COUNT, 3, about, dest="max_per_group")
+    value("--num-seqs-to-save", COUNT, 100, "lines to write, exactly")
     add("--allow-negative-scores", action="store_true", help="keep scores of 0 and below too")
-    _value(
-        add,
-        "--minimum-score-diff-max-min",
-        command.min_difference,
-        "a line's score lies above the group's lowest, or its negative's, by more than this",
-        float,
+    about = (
+        "a line's score lies above the group's lowest, or its negative's, by more than this"
     )
-    add(
-        "--append-to-previous",
-        action="store_true",
-        help="add to a file that exists; a collection that was cut off goes on where it was",
-    )
-    _value(add, "--tasks-per-step", command.tasks, "groups per batch", COUNT)
-    _value(add, "--seed", 0, "of random choices", int)
-    add(
-        "--reset",
-        action="store_true",
-        help="wipe an existing run of this API, including its queue",
-    )
+    value("--minimum-score-diff-max-min", float, command.min_difference, about)
+    about = "add to a file that exists; a collection that was cut off goes on where it was"
+    add("--append-to-previous", action="store_true", help=about)
+    value("--tasks-per-step", COUNT, command.tasks, "groups per batch")
+    value("--seed", int, 0, "of random choices")
+    about = "wipe an existing run of this API, including its queue"
+    add("--reset", action="store_true", help=about)
     return parser
-
-
-def _value(
-    add: Callable[..., Any], flag: str, default: Any, text: str, kind: Any, **more: Any
-) -> None:
-    add(flag, type=kind, default=default, help=f"{text} (%(default)s)", **more)
 
 
 def collect(command: CollectCommand, options: argparse.Namespace) -> None:

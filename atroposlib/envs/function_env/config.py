@@ -21,25 +21,25 @@ from atroposlib.utils.command.parser import did_you_mean
 class FunctionEnvConfig(BaseEnvConfig):
     """Settings of every function environment, in addition to those of all environments."""
 
-    temperature: float = Field(1.0, ge=0, description="of training rollouts")
-    max_tokens: int = Field(512, ge=1, description="most tokens of one reply")
+    temperature: float = Field(default=1.0, ge=0, description="of training rollouts")
+    max_tokens: int = Field(default=512, ge=1, description="most tokens of one reply")
     describe_tools: bool = Field(
-        False,
+        default=False,
         description="describe tools in a system message if the chat template ignores them",
     )
-    epochs: int = Field(-1, description="passes over the data set; -1: endless")
+    epochs: int = Field(default=-1, description="passes over the data set; -1: endless")
     shuffle: bool = Field(
-        True, description="another order in every pass; a generator keeps its own"
+        default=True, description="another order in every pass; a generator keeps its own"
     )
     eval_fraction: float = Field(
-        0.1,
+        default=0.1,
         ge=0,
         lt=1,
         description="about this share of the data is held out where there is no eval_dataset",
     )
-    eval_items: int = Field(-1, description="held-out items evaluated; -1: all")
-    eval_samples: int = Field(1, ge=1, description="rollouts of each held-out item")
-    eval_temperature: float = Field(0.0, ge=0, description="of evaluation; 0: greedy")
+    eval_items: int = Field(default=-1, description="held-out items evaluated; -1: all")
+    eval_samples: int = Field(default=1, ge=1, description="rollouts of each held-out item")
+    eval_temperature: float = Field(default=0.0, ge=0, description="of evaluation; 0: greedy")
     reward_weights: dict[str, float] = Field(
         default_factory=dict,
         description="weights of named rewards that differ from the code's",
@@ -86,6 +86,6 @@ def _new_field(name: str, key: str, value: Any, known: Mapping[str, FieldInfo]) 
     if isinstance(value, tuple):
         return value
     if not isinstance(value, FieldInfo):
-        value = Field(value)
+        value = Field(default=value)
     example = value.get_default(call_default_factory=True, validated_data={})
     return (Any if example is None else type(example), value)

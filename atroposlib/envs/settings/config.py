@@ -69,107 +69,138 @@ class BaseEnvConfig(BaseModel):
     Example: BaseEnvConfig(group_size=8, tokenizer_name="models/smol", total_steps=40)
     """
 
-    group_size: int = Field(4, ge=1, description="responses to one prompt, scored together")
+    group_size: int = Field(
+        default=4, ge=1, description="responses to one prompt, scored together"
+    )
     max_num_workers: int = Field(
-        -1, description="maximum concurrent rollouts; -1: max_num_workers_per_node x servers"
+        default=-1,
+        description="maximum concurrent rollouts; -1: max_num_workers_per_node x servers",
     )
     max_eval_workers: int = Field(
-        16, ge=1, description="maximum concurrent evaluation samples"
+        default=16, ge=1, description="maximum concurrent evaluation samples"
     )
-    max_num_workers_per_node: int = Field(8, ge=1, description="rollouts per server")
+    max_num_workers_per_node: int = Field(default=8, ge=1, description="rollouts per server")
     steps_per_eval: int = Field(
-        100, description="trainer steps between evaluations; <=0: none"
+        default=100, description="trainer steps between evaluations; <=0: none"
     )
     max_token_length: int = Field(
-        2048, ge=1, description="maximum tokens of a sequence, registered at the rollout API"
+        default=2048,
+        ge=1,
+        description="maximum tokens of a sequence, registered at the rollout API",
     )
     eval_handling: EvalHandlingEnum = Field(
-        EvalHandlingEnum.STOP_TRAIN, description="training rollouts during an evaluation"
+        default=EvalHandlingEnum.STOP_TRAIN,
+        description="training rollouts during an evaluation",
     )
     eval_limit_ratio: float = Field(
-        0.5, ge=0, le=1, description="share of the workers left under LIMIT_TRAIN"
+        default=0.5, ge=0, le=1, description="share of the workers left under LIMIT_TRAIN"
     )
     inference_weight: float = Field(
-        1.0, description="share of inference among environments; -1: not counted"
+        default=1.0, description="share of inference among environments; -1: not counted"
     )
-    batch_size: int = Field(-1, description="sequences per batch; the trainer's wins")
+    batch_size: int = Field(default=-1, description="sequences per batch; the trainer's wins")
     max_batches_offpolicy: int = Field(
-        3, description="batches generated ahead of the trainer; <=0: no bound"
+        default=3, description="batches generated ahead of the trainer; <=0: no bound"
     )
     tokenizer_name: str = Field(
-        "NousResearch/DeepHermes-3-Llama-3-3B-Preview",
+        default="NousResearch/DeepHermes-3-Llama-3-3B-Preview",
         description="directory or hub name of the tokenizer of the trained model",
     )
-    use_wandb: bool = Field(True, description="log to Weights & Biases if it is installed")
-    trackers: list[TrackerName] = Field(
-        [], description="serve, process: where metrics go besides the log and metrics_path"
+    use_wandb: bool = Field(
+        default=True, description="log to Weights & Biases if it is installed"
     )
-    log_dir: str = Field("./logs", description="directory of tensorboard's files")
+    trackers: list[TrackerName] = Field(
+        default=[],
+        description="serve, process: where metrics go besides the log and metrics_path",
+    )
+    log_dir: str = Field(default="./logs", description="directory of tensorboard's files")
     rollout_server_url: str = Field(
-        "http://localhost:8000", description="address of the rollout API"
+        default="http://localhost:8000", description="address of the rollout API"
     )
     total_steps: int = Field(
-        1000, description="serve: trainer steps, -1: those of the trainer; process: groups"
+        default=1000,
+        description="serve: trainer steps, -1: those of the trainer; process: groups",
     )
     wandb_name: str | None = Field(
-        None, description="name of this environment in a run; None: the class's name"
+        default=None, description="name of this environment in a run; None: the class's name"
     )
-    num_rollouts_to_keep: int = Field(32, ge=0, description="rollouts kept for the table")
+    num_rollouts_to_keep: int = Field(
+        default=32, ge=0, description="rollouts kept for the table"
+    )
     num_rollouts_per_group_for_logging: int = Field(
-        1, ge=-1, description="rollouts of each group in the table; -1: all"
+        default=1, ge=-1, description="rollouts of each group in the table; -1: all"
     )
     ensure_scores_are_not_same: bool = Field(
-        True, description="drop groups whose scores are all equal"
+        default=True, description="drop groups whose scores are all equal"
     )
     data_path_to_save_groups: str | None = Field(
-        None, description="jsonl file of every kept group; an existing one is not overwritten"
+        default=None,
+        description="jsonl file of every kept group; an existing one is not overwritten",
     )
-    data_dir_to_save_evals: str | None = Field(None, description="directory of eval results")
+    data_dir_to_save_evals: str | None = Field(
+        default=None, description="directory of eval results"
+    )
     min_items_sent_before_logging: int = Field(
-        2, description="groups sent before metrics are logged; <=0: log at every step"
+        default=2, description="groups sent before metrics are logged; <=0: log at every step"
     )
-    include_messages: bool = Field(False, description="send the text with the tokens")
+    include_messages: bool = Field(default=False, description="send the text with the tokens")
     min_batch_allocation: float | None = Field(
-        None, ge=0, le=1, description="share of each batch that this environment must fill"
+        default=None,
+        ge=0,
+        le=1,
+        description="share of each batch that this environment must fill",
     )
     worker_timeout: float = Field(
-        600.0, description="seconds after which a rollout is given up; <=0: never"
+        default=600.0, description="seconds after which a rollout is given up; <=0: never"
     )
-    thinking_mode: bool = Field(False, description="request reasoning before the answer")
+    thinking_mode: bool = Field(
+        default=False, description="request reasoning before the answer"
+    )
     reasoning_effort: str | None = Field(
-        None, description="none, minimal, low, medium, high or xhigh"
+        default=None, description="none, minimal, low, medium, high or xhigh"
     )
-    max_reasoning_tokens: int | None = Field(None, description="1024..32000 tokens")
+    max_reasoning_tokens: int | None = Field(default=None, description="1024..32000 tokens")
     custom_thinking_prompt: str | None = Field(
-        None, description="system prompt that requests reasoning"
+        default=None, description="system prompt that requests reasoning"
     )
 
-    metrics_path: str | None = Field(None, description="jsonl file of this run's metrics")
-    samples_path: str | None = Field(
-        None, description="jsonl file to which evaluated samples are appended, with their step"
+    metrics_path: str | None = Field(
+        default=None, description="jsonl file of this run's metrics"
     )
-    seed: int = Field(0, description="seed of item order and data splits")
-    eval_at_start: bool = Field(False, description="serve: evaluate before the first rollout")
-    eval_at_end: bool = Field(False, description="serve: evaluate the final weights")
+    samples_path: str | None = Field(
+        default=None,
+        description="jsonl file to which evaluated samples are appended, with their step",
+    )
+    seed: int = Field(default=0, description="seed of item order and data splits")
+    eval_at_start: bool = Field(
+        default=False, description="serve: evaluate before the first rollout"
+    )
+    eval_at_end: bool = Field(default=False, description="serve: evaluate the final weights")
     max_item_retries: int = Field(
-        2, ge=0, description="retries of an item whose rollout failed"
+        default=2, ge=0, description="retries of an item whose rollout failed"
     )
     max_failures_in_a_row: int = Field(
-        64,
+        default=64,
         ge=1,
         description="items in a row without an accepted group after which the run stops",
     )
     api_timeout_s: float = Field(
-        600.0, gt=0, description="seconds to wait for an unreachable rollout API"
+        default=600.0, gt=0, description="seconds to wait for an unreachable rollout API"
     )
     trainer_timeout_s: float = Field(
-        86_400.0, gt=0, description="seconds to wait for a trainer that has not started"
+        default=86_400.0,
+        gt=0,
+        description="seconds to wait for a trainer that has not started",
     )
     drain_timeout_s: float = Field(
-        60.0, gt=0, description="seconds for running sends to finish when the run stops"
+        default=60.0,
+        gt=0,
+        description="seconds for running sends to finish when the run stops",
     )
     final_weights_timeout_s: float = Field(
-        600.0, gt=0, description="seconds that the last evaluation waits for the final weights"
+        default=600.0,
+        gt=0,
+        description="seconds that the last evaluation waits for the final weights",
     )
 
     @model_validator(mode="before")

@@ -29,7 +29,6 @@ from atroposlib.generation.engines.health import (
 from atroposlib.generation.engines.http import HttpClient, server_root
 from atroposlib.generation.engines.slots import SplitStats
 from atroposlib.generation.sampling.generation import (
-    DEFAULT_MAX_TOKENS,
     UNKNOWN_VERSION,
     FourTuple,
     Generation,
@@ -143,15 +142,9 @@ class APIServer(LegacyHealth, ABC):
         return await self._call(self._get_logprobs_wrapper, kwargs)
 
     async def generate(
-        self,
-        input_ids: list[int],
-        n: int = 1,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 1.0,
-        split: str = "train",
-        **sampling: Any,
+        self, input_ids: list[int], split: str = "train", **sampling: Any
     ) -> list[Generation]:
-        """n continuations of exactly the tokens ``input_ids`` (P,).
+        """``n`` (1) continuations of exactly the tokens ``input_ids`` (P,).
 
         A continuation that a weight update aborts is resumed. Each token has the version that
         sampled it. Raises as :meth:`tokens_and_logprobs_completion`.
@@ -160,8 +153,7 @@ class APIServer(LegacyHealth, ABC):
         async def ask(ids: list[int], params: dict[str, Any]) -> list[Generation]:
             return await self.generate_segment(ids, split=split, **params)
 
-        params = with_max_tokens({"max_tokens": max_tokens, **sampling})
-        params.update(n=n, temperature=temperature)
+        params = {"n": 1, "temperature": 1.0, **with_max_tokens(sampling)}
         return await generate_with_resume(
             input_ids, params, ask, self.decoder, self.config.timeout
         )

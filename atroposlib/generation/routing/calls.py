@@ -15,7 +15,6 @@ from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.engines.openai import join_choices
 from atroposlib.generation.routing.failover import FailoverRoute
 from atroposlib.generation.sampling.generation import (
-    DEFAULT_MAX_TOKENS,
     FourTuple,
     Generation,
     span_sampling,
@@ -56,11 +55,7 @@ class RoutedCalls(ABC):
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
         """As :meth:`APIServer.tokens_and_logprobs_completion`, with any n."""
-        parts = await self._in_chunks(
-            kwargs,
-            _recorded_outputs,
-            tokens=True,
-        )
+        parts = await self._in_chunks(kwargs, _recorded_outputs, tokens=True)
         return (
             parts[0][0],
             [row for _, tokens, _, _ in parts for row in tokens],
@@ -69,20 +64,13 @@ class RoutedCalls(ABC):
         )
 
     async def generate(
-        self,
-        input_ids: list[int],
-        n: int = 1,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 1.0,
-        split: str = "train",
-        **sampling: Any,
+        self, input_ids: list[int], split: str = "train", **sampling: Any
     ) -> list[Generation]:
         """As :meth:`APIServer.generate`, with any n.
 
         If a server fails in the middle, another continues after the tokens received so far.
         """
-        params = with_max_tokens({"max_tokens": max_tokens, **sampling})
-        params.update(n=n, temperature=temperature)
+        params = {"n": 1, "temperature": 1.0, **with_max_tokens(sampling)}
 
         async def chunk(kwargs: Kwargs) -> list[Generation]:
             route = self._route(tokens=True)

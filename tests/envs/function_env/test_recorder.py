@@ -6,8 +6,7 @@ import pytest
 
 from atroposlib.envs.function_env.recorder import Recorder, Rollout, groups_of
 from atroposlib.envs.function_env.rewards import Reward
-from atroposlib.envs.rollout.filters import to_wire
-from atroposlib.envs.rollout.sampled import with_sampled
+from atroposlib.envs.rollout.filters import to_wire, with_sampled
 from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.wire.columns import from_group
 from example_trainer.data.rows import to_rows

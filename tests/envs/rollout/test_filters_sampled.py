@@ -5,8 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.rollout.filters import AcceptedGroup, FilterRules, filter_group
-from atroposlib.envs.rollout.sampled import with_sampled
+from atroposlib.envs.rollout.filters import (
+    AcceptedGroup,
+    FilterRules,
+    filter_group,
+    with_sampled,
+)
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.sequences import extend_node
 
