@@ -272,6 +272,8 @@ async def _old_clients(s: Session) -> None:
         "scored_data_list", "POST", "/scored_data_list", [old | {"scores": [1.0, 1.0]}]
     )
     await s.say("latest_example", "GET", "/latest_example")
+    await s.say("batch fenced", "GET", "/batch")
+    await s.say(None, "POST", "/register", TRAINER | {"commits": False})
     await s.say("batch", "GET", "/batch")
     await s.say("batch none", "GET", "/batch")
     await s.say("status-env get", "GET", "/status-env?env_id=0")

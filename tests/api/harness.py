@@ -56,8 +56,11 @@ class Api:
         return (await self.http.post(path, json=body, **more)).json()
 
     async def started(self, batch_size=4, envs=(ENV,), **trainer):
-        await self.post("/register", TRAINER | {"batch_size": batch_size} | trainer)
-        await self.get("/batch")
+        generation = await self.registered(batch_size=batch_size, **trainer)
+        if trainer.get("commits"):
+            await self.claim(generation)
+        else:
+            await self.get("/batch")
         return [(await self.post("/register-env", env))["env_id"] for env in envs]
 
     async def registered(self, **trainer):

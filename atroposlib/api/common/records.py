@@ -138,15 +138,6 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class UnconfirmedPost:
-    """A recent group without key, which its sender may repeat after a lost response."""
-
-    gid: int
-    env: int | None
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Payload:
     """The stored bytes of one group, already checked against their digest."""
 
@@ -321,12 +312,23 @@ class TrainerRegistration(msgspec.Struct, frozen=True, kw_only=True):
     since: float = 0.0  # s, clock of the API
 
 
-class SentBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The last reply to GET /batch that was sent completely; the next GET acks it."""
+class ReplyState(str, Enum):
+    """State of the reply to a GET /batch."""
 
-    no: int
-    epoch: int
+    SENDING = "sending"
+    SENT = "sent"  # whole, to a connected client; the next GET acks its batch
+    LOST = "lost"  # the next GET returns the same batch
+    ACKED = "acked"
+
+
+class BatchTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """The last GET /batch that returned a batch. ``after`` is the last batch acked by a GET."""
+
     generation: int
+    no: int = 0
+    epoch: int = 0
+    after: int = 0
+    reply: ReplyState = ReplyState.ACKED
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -337,7 +339,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int = 0
     trainer: TrainerRegistration | None = None
     envs: tuple[EnvEntry, ...] = ()
-    sent: SentBatch | None = None
+    claimed: int = 0  # the last generation whose trainer called POST /batches/claim
     # Base of the staleness budget of /admission: policy version and trained sequences at
     # the last start or rewind of the trainer.
     base_version: int = 0

@@ -18,10 +18,16 @@ from atroposlib.api.common.records import (
     EnvEntry,
     RunRecord,
     RunState,
-    SentBatch,
     TrainerRegistration,
 )
-from atroposlib.errors import CannotRewind, ConfigError, InvalidGroup, RunTaken, UnknownEnv
+from atroposlib.errors import (
+    CannotRewind,
+    ConfigError,
+    InvalidGroup,
+    RunTaken,
+    StaleGeneration,
+    UnknownEnv,
+)
 from atroposlib.wire import RegisterEnv, Registration
 from atroposlib.wire.lineage import MAX_LIVES
 
@@ -115,10 +121,31 @@ def rebase(run: RunRecord, trained: int) -> RunRecord:
     )
 
 
-def start(run: RunRecord) -> RunRecord:
-    """Start the run at the first claim of the trainer."""
+def start(run: RunRecord, claimed: int | None = None) -> RunRecord:
+    """Start the run at the first batch that the trainer asks for.
+
+    Args:
+        claimed: the generation, if it asks by POST /batches/claim.
+    """
     run.registration
-    return msgspec.structs.replace(run, state=RunState.STARTED)
+    generation = run.claimed if claimed is None else claimed
+    return msgspec.structs.replace(run, state=RunState.STARTED, claimed=generation)
+
+
+def require_polled(run: RunRecord, generation: int) -> None:
+    """Refuse GET /batch, which names no generation, in a run whose trainer claims.
+
+    Trainers of the original neither set ``commits`` nor claim, so such a call comes from a
+    replaced one, or from a person.
+
+    Raises:
+        StaleGeneration: the trainer of ``generation`` claims its batches.
+    """
+    if run.registration.commits or run.claimed == generation:
+        raise StaleGeneration(
+            "the trainer of this run claims its batches (POST /batches/claim): GET /batch "
+            "serves no other one until that registers"
+        )
 
 
 def join(run: RunRecord, body: RegisterEnv) -> tuple[RunRecord, EnvEntry]:
@@ -154,15 +181,6 @@ def announce(run: RunRecord, version: int, incarnation: int | None = None) -> Ru
         policy_version=max(run.policy_version, version),
         announced_by=run.incarnation or None,
     )
-
-
-def sent(run: RunRecord, got: SentBatch) -> RunRecord:
-    """Record a completely sent GET /batch. An older one never overwrites a newer one."""
-    last = run.sent
-    if last is not None and last.generation == got.generation:
-        if (last.no, last.epoch) >= (got.no, got.epoch):
-            return run
-    return msgspec.structs.replace(run, sent=got)
 
 
 def require_run(run: RunRecord, run_id: str | None) -> None:

@@ -16,6 +16,7 @@ Slow processing in the application and slow reading of a reply are bounded elsew
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -71,6 +72,8 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._body_bytes = 0
         self._framing_bytes = 0
+        self._was_reset = False
+        self._on_reset: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     # --- the connection -----------------------------------------------------------
 
@@ -86,7 +89,17 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._was_reset = isinstance(exc, ConnectionError)
+        self._call_on_reset(self._on_reset)
         super().connection_lost(exc)
+
+    def _call_on_reset(self, call: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        """Keep ``call`` until the next request; run it if the client reset the connection."""
+        self._on_reset = call
+        if self._was_reset and call is not None:
+            task = self.loop.create_task(call())
+            self.tasks.add(task)  # awaited by the server before it stops
+            task.add_done_callback(self.tasks.discard)
 
     def data_received(self, data: bytes) -> None:
         if self._over():
@@ -115,7 +128,9 @@ class SlowClientProtocol(HttpToolsProtocol):
             "atropos.abort": {"now": self.transport.abort},
             # request.is_disconnected() costs more than the rest of a small post.
             "atropos.gone": {"now": self.transport.is_closing},
+            "atropos.reset": {"call": self._call_on_reset},
         }
+        self._on_reset = None
         if self._phase is ReceivePhase.IDLE:
             self._enter(ReceivePhase.HEAD)
 

@@ -19,19 +19,24 @@ from atroposlib.api.common.records import (
     Claim,
     Delivery,
     LeasedBatch,
+    ReplyState,
     RewindResult,
     RunRecord,
     RunState,
-    SentBatch,
 )
-from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wait_at_most
+from atroposlib.api.common.threads import (
+    BroadcastEvent,
+    IsDisconnected,
+    never_disconnects,
+    wait_at_most,
+)
 from atroposlib.api.decisions.allocation import shard
 from atroposlib.api.decisions.batching import StalenessRule, choose
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
-from atroposlib.api.decisions.run_state import rebase, sent, start
+from atroposlib.api.decisions.run_state import rebase, require_polled, start
 from atroposlib.api.run.context import ServiceContext, require_plain
-from atroposlib.api.run.run_cache import RunView
-from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
+from atroposlib.api.run.run_cache import MAX_ATTEMPTS
+from atroposlib.errors import ConfigError, CorruptPayload, RunChanged, StaleGeneration
 from atroposlib.wire import ClaimRequest
 
 RECHECK_S = 0.05  # minimum between two attempts of a waiting claim
@@ -55,19 +60,22 @@ class Claims:
         self._max_deliveries = max_deliveries
 
     async def claim(
-        self, asked: ClaimRequest, is_disconnected: IsDisconnected = never_disconnects
+        self,
+        asked: ClaimRequest,
+        is_disconnected: IsDisconnected = never_disconnects,
+        in_turn: bool = False,
     ) -> Delivery | str:
-        """A batch, or the reason why none formed within ``wait_s``."""
+        """A batch, or the reason why none formed within ``wait_s``; ``in_turn`` for GET /batch."""
         _require_counts(asked.generation)
         if asked.rank is not None and asked.rank >= asked.world_size:
             raise ConfigError(f"rank: lies in 0 .. {asked.world_size - 1}")
         require_plain("claim_id", asked.claim_id)
-        await self._begin(asked.generation)
+        await self._begin(asked.generation, in_turn)
         now = asyncio.get_running_loop().time
         end = now() + asked.wait_s
         while True:
             changed = self._context.groups_changed.subscribe()
-            got = await self._claim_once(asked)
+            got = await self._claim_once(asked, in_turn)
             if isinstance(got, LeasedBatch):
                 return self._delivery(got, asked.rank)
             if now() >= end or self._context.stopping or await is_disconnected():
@@ -77,7 +85,7 @@ class Claims:
                 await asyncio.sleep(min(RECHECK_S, max(0.0, end - now())))
             await self._context.run_cache.refresh_if_old()
 
-    async def _begin(self, generation: int) -> None:
+    async def _begin(self, generation: int, in_turn: bool) -> None:
         context = self._context
         await context.run_cache.refresh_if_old()
         context.run.registration
@@ -87,8 +95,11 @@ class Claims:
             raise StaleGeneration(
                 f"trainer generation {generation} is not {context.view.generation}"
             )
-        if context.run.state is RunState.REGISTERED:
-            await context.run_cache.update(start)
+        started = context.run.state is RunState.STARTED
+        if not started or (not in_turn and context.run.claimed != generation):
+            claimed = None if in_turn else generation
+            await context.run_cache.update(lambda run: start(run, claimed))
+        if not started:
             context.events.publish("started")
 
     async def _longest_pause(self) -> float:
@@ -97,9 +108,10 @@ class Claims:
         open_batches = (await self._context.queue_stats.read()).batches_open
         return OPEN_RECHECK_S if open_batches else 30.0
 
-    async def _claim_once(self, asked: ClaimRequest) -> LeasedBatch | str:
+    async def _claim_once(self, asked: ClaimRequest, in_turn: bool) -> LeasedBatch | str:
         context = self._context
         run, size = context.run, context.run.registration.batch_size
+        revision = context.view.revision
         if not (await context.queue_stats.read()).batches_open:
             reason = await context.queue_stats.blocked_reason(size, context.live())
             if reason is not None:
@@ -113,7 +125,15 @@ class Claims:
             world_size=asked.world_size,
             max_deliveries=self._max_deliveries,
         )
-        got = await self._blocking(context.store.claim, claim, self._chooser(run))
+        store, chooser = context.store, self._chooser(run)
+        got: LeasedBatch | str
+        if in_turn:
+            call = store.claim_in_turn
+            got, acked = await self._blocking(call, claim, chooser, revision)
+            if acked is not None:
+                self._note_acked(acked)
+        else:
+            got = await self._blocking(store.claim, claim, chooser)
         context.queue_stats.invalidate()
         if isinstance(got, LeasedBatch):
             context.metrics.delivered(got, run.policy_version)
@@ -159,10 +179,13 @@ class Claims:
             context.store.ack, no, generation, epoch, rank=rank, commit=commit
         )
         if first:
-            context.on_groups_removed()
-            context.metrics.acked.inc()
-            context.events.publish("acked", no=no)
+            self._note_acked(no)
         return first
+
+    def _note_acked(self, no: int) -> None:
+        self._context.on_groups_removed()
+        self._context.metrics.acked.inc()
+        self._context.events.publish("acked", no=no)
 
     async def extend(self, no: int, generation: int, epoch: int, lease_s: float) -> None:
         """Extend the lease: it ends ``lease_s`` from now."""
@@ -223,68 +246,74 @@ class LegacyBatchEndpoint:
     """GET /batch for trainers of the original, which neither claim nor ack. One call at a time.
 
     They read one batch after another and send nothing back. So the next GET acks the previous
-    batch if its reply was sent whole, and returns the same batch again otherwise. Bytes in the
-    socket buffers of a client that died count as sent, and a kill between the last byte and the
-    record of it delivers once more: at least once, not exactly once. ``/batches/claim`` is
-    exact.
+    batch if its reply was sent whole, and returns the same batch again otherwise. Whose turn it
+    is lies in the store, so the GETs may go to different replicas. A client that dies with
+    unread bytes resets its connection, which counts as not sent; bytes that it had read before
+    it died count as trained on, and a kill of the API between the last byte and the record of
+    it delivers once more. ``/batches/claim`` is exact.
     """
 
     def __init__(self, context: ServiceContext, claims: Claims) -> None:
         self._context = context
         self._claims = claims
         self._turn = asyncio.Lock()
-        self._settled: asyncio.Event | None = None  # of the last reply
-        # So that an empty poll makes no call of the store.
-        self._acked: SentBatch | None = None
+        self._sending = False  # a reply of this process has no outcome yet
+        self._ended = BroadcastEvent()
 
-    async def next_batch(
-        self, is_disconnected: IsDisconnected
-    ) -> tuple[Delivery, asyncio.Event] | None:
+    async def next_batch(self, is_disconnected: IsDisconnected) -> Delivery | None:
         """Ack the previous batch if its reply was delivered, and claim the next one.
 
-        A GET waits until the outcome of the previous reply is known, because a client with a
-        new connection per call can be faster than the record that all bytes were sent. The
-        sender of the delivery sets the returned event when its outcome is known.
+        The sender of the delivery has to call :meth:`end`.
+
+        Raises:
+            StaleGeneration: the trainer of the run claims its batches.
         """
+        context = self._context
         async with self._turn:
-            if self._settled is not None:
-                await wait_at_most(self._settled, REPLY_TIMEOUT_S)
-            await self._context.run_cache.refresh_if_old()
-            view = self._context.view
-            view.run.registration
-            last = await self._ack_sent(view)
-            asked = ClaimRequest(
-                generation=view.generation,
-                lease_s=LEASE_S,
-                wait_s=0.0,
-                claim_id=f"get-batch-after-{last}",
-                world_size=1,
-                rank=None,
-            )
-            got = await self._claims.claim(asked, is_disconnected)
-            if isinstance(got, str):
-                self._settled = None
-                return None
-            self._settled = asyncio.Event()
-            return got, self._settled
+            await context.run_cache.refresh_if_old()
+            for _ in range(MAX_ATTEMPTS):
+                view = context.view
+                try:
+                    require_polled(view.run, view.generation)
+                except StaleGeneration:
+                    context.events.publish("fenced", generation=view.generation)
+                    raise
+                await self._previous_reply(view.generation)
+                asked = ClaimRequest.model_validate(
+                    {"generation": view.generation, "lease_s": LEASE_S}
+                )
+                try:
+                    got = await self._claims.claim(asked, is_disconnected, in_turn=True)
+                except (RunChanged, StaleGeneration):
+                    if not await context.run_cache.refresh():
+                        raise
+                    continue
+                if isinstance(got, str):
+                    return None
+                self._sending = True
+                return got
+        raise RunChanged("the run kept changing: try again")
 
-    async def _ack_sent(self, view: RunView) -> int:
-        """Number of the last batch that was delivered whole to this trainer; 0 if none was."""
-        last = view.run.sent
-        if last is None or last.generation != view.generation:
-            return 0
-        if last != self._acked:
-            with suppress(StaleGeneration):  # delivered again since then: the claim returns it
-                await self._claims.ack(last.no, last.generation, last.epoch)
-            self._acked = last
-        return last.no
+    async def _previous_reply(self, generation: int) -> None:
+        """Wait until the outcome of the previous reply is known.
 
-    async def note_sent(self, batch: LeasedBatch) -> None:
-        """Record that the reply with ``batch`` was sent whole."""
-        got = SentBatch(no=batch.no, epoch=batch.epoch, generation=batch.generation)
+        A client with a new connection per call can be faster than the record that all bytes
+        were sent.
+        """
+        context, now = self._context, asyncio.get_running_loop().time
+        end = now() + REPLY_TIMEOUT_S
+        while (self._sending or context.store.shared) and now() < end:
+            ended = self._ended.subscribe()
+            turn = await context.threads.batches.run(context.store.turn)
+            if turn is None or turn.generation != generation:
+                break
+            if turn.reply is not ReplyState.SENDING:
+                break
+            await wait_at_most(ended, RECHECK_S)
+        self._sending = False
 
-        def noted(run: RunRecord) -> RunRecord:
-            # A trainer that registered meanwhile has another last batch; this one is stale.
-            return sent(run, got) if self._context.view.generation == got.generation else run
-
-        await self._context.run_cache.update(noted)
+    async def end(self, batch: LeasedBatch, sent: bool) -> None:
+        """Record whether the reply with ``batch`` was sent whole."""
+        await self._context.threads.batches.run(self._context.store.end_turn, batch, sent)
+        self._sending = False
+        self._ended.notify()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -22,7 +22,6 @@ from atroposlib.api.common.records import (
     Payload,
     RunRecord,
     Stored,
-    UnconfirmedPost,
 )
 from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wait_at_most
 from atroposlib.api.decisions.batching import complete_buffer
@@ -36,11 +35,23 @@ from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS
-from atroposlib.errors import CorruptPayload, InvalidGroup, RunChanged, StoreFull, UnknownEnv
+from atroposlib.api.store.sql.put import ReplyInDoubt
+from atroposlib.errors import (
+    CorruptPayload,
+    InvalidGroup,
+    RunChanged,
+    StoreError,
+    StoreFull,
+    UnknownEnv,
+)
 from atroposlib.wire.lineage import on_lineage
 
 # A held post retries at least so often: other processes may free disk space.
 SPACE_RECHECK_S = 1.0
+DOUBT_S = 1.0  # longer than a replica takes to record that a reply was sent
+DOUBT_RECHECK_S = 0.02
+HEARD_FLUSH_S = 0.1  # a kill so soon after a reply leaves its groups in doubt
+_ORPHAN_TIMEOUT_S = 60.0  # longer than any put takes
 LATEST_BYTES = 256 * 1024  # larger examples are read from the store, until they are freed
 
 
@@ -60,8 +71,7 @@ class Posts:
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        restored = context.store.unconfirmed_posts(context.clock() - LOST_REPLY_WINDOW_S)
-        self._dedupe = RepostDedupe(context.clock, restored)
+        self._keyless = KeylessPosts(context)
         self._latest: tuple[int, Payload | None] | None = None
 
     async def accept(self, post: Post) -> list[Accepted]:
@@ -77,52 +87,50 @@ class Posts:
         """
         context = self._context
         await context.run_cache.refresh_if_old()
-        marks = [None if g.key is not None else (g.env, g.digest) for g in post.groups]
-        known = [mark for mark in marks if mark is not None]
-        await self._dedupe.wait_for_orphans(known)
-        with self._dedupe.in_flight(known, post.is_disconnected):
-            absorbed = [mark is not None and self._dedupe.absorb(mark) for mark in marks]
-            taken = [mark for mark, again in zip(marks, absorbed) if again and mark]
-            fresh = [g for g, again in zip(post.groups, absorbed) if not again]
-            accepted: list[Accepted] | None = None
-            try:
-                accepted = await self._keep(post, fresh)
-            finally:
-                if accepted is None:  # nothing came of this repeat: the next one may be it
-                    self._dedupe.remember(taken)
-            if known and await post.is_disconnected():
-                self._dedupe.remember(known)
+        keyless = [(g.env, g.digest) for g in post.groups if g.key is None]
+        await self._keyless.wait_for_orphans(keyless)
+        with self._keyless.in_flight(keyless, post.is_disconnected):
+            stored = await self._keep(post)
+            if keyless:
+                gids = [one.gid for group, one in stored if group.key is None]
+                await self._keyless.answered(gids, await post.is_disconnected())
         await context.touch(*{group.env for group in post.groups})
-        answers = iter(accepted)
-        return [_ABSORBED if again else next(answers) for again in absorbed]
+        return [_accepted(group, one) for group, one in stored]
 
-    async def _keep(self, post: Post, groups: Sequence[ParsedGroup]) -> list[Accepted]:
+    async def _keep(self, post: Post) -> list[tuple[NewGroup, Stored]]:
         """Put, and wait for free space within the hold of the post."""
         now = asyncio.get_running_loop().time
         end = now() + post.hold_s
+        doubt_until = now() + DOUBT_S
         while True:
             room = self._context.space_freed.subscribe()
             try:
-                return await self._put(post, groups)
+                return await self._put(post, now() < doubt_until)
+            except ReplyInDoubt:
+                await asyncio.sleep(DOUBT_RECHECK_S)
+                continue
             except StoreFull:
                 # Nothing is stored yet, so a post whose client is gone may end.
                 if now() >= end or self._context.stopping or await post.is_disconnected():
                     raise
             await wait_at_most(room, min(SPACE_RECHECK_S, max(0.0, end - now())))
 
-    async def _put(self, post: Post, groups: Sequence[ParsedGroup]) -> list[Accepted]:
+    async def _put(self, post: Post, doubt: bool) -> list[tuple[NewGroup, Stored]]:
         context = self._context
         for _ in range(MAX_ATTEMPTS):
             view = context.view
             try:
                 require_run(view.run, post.run_id)
                 arrived = context.clock()
-                new = [_checked(group, post.caller, view.run, arrived) for group in groups]
+                new = [
+                    _checked(group, post.caller, view.run, arrived) for group in post.groups
+                ]
             except UnknownEnv:  # it may have registered at another replica
                 if not context.store.shared or not await context.run_cache.refresh():
                     raise
                 continue
             await self._require_room(new)
+            heard = tuple(self._keyless.heard)
             try:
                 stored = await context.threads.puts.run(
                     context.metrics.timed,
@@ -130,12 +138,15 @@ class Posts:
                     new,
                     view.revision,
                     complete_buffer,
+                    heard,
+                    doubt,
                 )
             except RunChanged:
                 await context.run_cache.refresh()
                 continue
+            self._keyless.heard.difference_update(heard)
             self._note(new, stored)
-            return [_accepted(group, answer) for group, answer in zip(new, stored)]
+            return list(zip(new, stored))
         raise RunChanged("the run kept changing: post again")
 
     async def _require_room(self, new: Sequence[NewGroup]) -> None:
@@ -195,12 +206,13 @@ class Posts:
         return stored
 
     def forget(self) -> None:
-        """Forget the latest example and lost replies, after a reset."""
+        """Forget the latest example, after a reset."""
         self._latest = None
-        self._dedupe.clear()
 
-
-_ABSORBED = Accepted(duplicate=True, buffered=False, buffer_size=0)
+    def close(self) -> None:
+        """Record the replies that were heard, before the store closes."""
+        with suppress(StoreError):
+            self._context.store.mark(tuple(self._keyless.heard))
 
 
 def _checked(
@@ -235,10 +247,6 @@ def _accepted(group: NewGroup, stored: Stored) -> Accepted:
     )
 
 
-LOST_REPLY_WINDOW_S = 60.0  # a repeat of the post is expected this long after a lost reply
-MAX_FINGERPRINTS = 20_000
-_ORPHAN_TIMEOUT_S = 60.0  # longer than any put takes
-
 Fingerprint = tuple[int | None, bytes]  # env and digest of the payload
 
 
@@ -248,54 +256,38 @@ class _Post:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class RepostDedupe:
-    """Deduplicates reposts of groups without an idempotency key after a lost reply.
+class KeylessPosts:
+    """Replies to groups without an idempotency key, and posts of them in flight.
 
     Environments of the original send no key and repeat a post whose reply they did not get.
     Two equal groups are no proof of that: a deterministic environment sends equal groups on
-    purpose. So a repeat is absorbed, once, only if an earlier reply may have been lost: the
-    client had hung up, or the API was restarted shortly after the group came in.
+    purpose. So the store marks each such group until its sender has heard of it, and a
+    repeat is absorbed, once, only if the reply was lost: the client had hung up, or the
+    replica that had to answer said nothing of it for ``DOUBT_S``.
     """
 
-    def __init__(
-        self, clock: Callable[[], float], restored: Iterable[UnconfirmedPost]
-    ) -> None:
-        self._clock = clock
-        self._until: dict[Fingerprint, list[float]] = {}  # one entry for each group kept
-        self._size = 0
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self.heard: set[int] = set()  # marks that a later transaction of the store deletes
+        self._flush: asyncio.Task[None] | None = None
         self._in_flight: dict[Fingerprint, list[_Post]] = {}
-        self.remember((one.env, one.digest) for one in restored)
 
-    def remember(self, fingerprints: Iterable[Fingerprint]) -> None:
-        """Expect a repeat of these groups, because the reply to their post was lost."""
-        until = self._clock() + LOST_REPLY_WINDOW_S
-        for fingerprint in fingerprints:
-            self._until.setdefault(fingerprint, []).append(until)
-            self._size += 1
-        if self._size > MAX_FINGERPRINTS:
-            self._forget_old()
+    async def answered(self, gids: Sequence[int], gone: bool) -> None:
+        """Note that these groups were stored, before the reply; ``gone``: nobody waits for it."""
+        if gone:
+            await self._context.threads.puts.run(self._context.store.mark, (), gids)
+        elif gids:
+            self.heard.update(gids)
+            if self._flush is None or self._flush.done():
+                self._flush = asyncio.create_task(self._flush_soon())
 
-    def _forget_old(self) -> None:
-        now = self._clock()
-        for fingerprint, ends in list(self._until.items()):
-            if ends[-1] < now or self._size > MAX_FINGERPRINTS:
-                del self._until[fingerprint]  # oldest first, in the order of insertion
-                self._size -= len(ends)
-
-    def absorb(self, fingerprint: Fingerprint) -> bool:
-        """Whether a group repeats one whose reply was lost; true once per lost reply."""
-        ends = self._until.get(fingerprint)
-        if ends is None:
-            return False
-        until = ends.pop()
-        self._size -= 1
-        if not ends:
-            del self._until[fingerprint]
-        return until >= self._clock()
-
-    def clear(self) -> None:
-        self._until.clear()
-        self._size = 0
+    async def _flush_soon(self) -> None:
+        while self.heard:
+            await asyncio.sleep(HEARD_FLUSH_S)
+            heard = tuple(self.heard)
+            with suppress(StoreError):  # a later put deletes them
+                await self._context.threads.puts.run(self._context.store.mark, heard)
+                self.heard.difference_update(heard)
 
     @contextmanager
     def in_flight(

@@ -70,6 +70,7 @@ class RolloutService:
     def close(self) -> None:
         """End the streams of events and close the store."""
         self.events.close()
+        self.posts.close()
         self.store.close()
 
     # --- the trainer ----------------------------------------------------------------

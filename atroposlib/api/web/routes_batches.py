@@ -7,7 +7,6 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from atroposlib import wire
 from atroposlib.api.common.records import Delivery
@@ -27,14 +26,14 @@ def batch_routes(service: RolloutService) -> APIRouter:
         if isinstance(got, str):
             empty = {"batch_no": None, "epoch": None, "batch": None, "blocked_reason": got}
             return of_json(empty)
-        return _ClaimReply(service, got, request, named=body.claim_id is not None)
+        return _reply(service, got, request, named=body.claim_id is not None)
 
     @router.get("/{no}/shards/{rank}", responses=refusals(409) | delivered("ClaimedBatch"))
     async def shard(
         no: int, rank: int, generation: int, epoch: int, request: Request
     ) -> Response:
         got = await service.claims.shard_of(no, generation, epoch, rank)
-        return _ClaimReply(service, got, request, named=True)
+        return _reply(service, got, request, named=True)
 
     @router.post("/{no}/ack", responses=refusals(409))
     async def ack(no: int, body: wire.AckRequest) -> Response:
@@ -59,35 +58,25 @@ def batch_routes(service: RolloutService) -> APIRouter:
     return router
 
 
-class _ClaimReply(DeliveryReply):
+def _reply(
+    service: RolloutService, delivery: Delivery, request: Request, *, named: bool
+) -> DeliveryReply:
     """The groups of a claim. A reply that was not delivered ends the lease of its batch.
 
     Unless the claim has a name: then its repetition returns the batch anyway.
     """
+    batch = delivery.batch
 
-    def __init__(
-        self, service: RolloutService, delivery: Delivery, request: Request, *, named: bool
-    ) -> None:
-        self._service = service
-        self._claimed = delivery.batch
-        self._settled = named
-        no, epoch = delivery.batch.no, delivery.batch.epoch
-        super().__init__(
-            service.store,
-            delivery,
-            accept=request.headers.get("accept", ""),
-            head=f'{{"batch_no":{no},"epoch":{epoch},"batch":['.encode(),
-            tail=b'],"blocked_reason":null}',
-            on_sent=self._arrived,
-            on_corrupt=partial(service.claims.discard, delivery.batch),
-        )
+    async def end(sent: bool) -> None:
+        if not sent and not named:
+            await service.claims.give_up(batch)
 
-    async def _arrived(self) -> None:
-        self._settled = True
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            if not self._settled:
-                await self._service.claims.give_up(self._claimed)
+    return DeliveryReply(
+        service.store,
+        delivery,
+        accept=request.headers.get("accept", ""),
+        head=f'{{"batch_no":{batch.no},"epoch":{batch.epoch},"batch":['.encode(),
+        tail=b'],"blocked_reason":null}',
+        on_end=end,
+        on_corrupt=partial(service.claims.discard, batch),
+    )

@@ -137,14 +137,14 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
             return of_json({"status": "error", "message": str(error), "batch": []})
         if got is None:
             return of_json({"batch": None})
-        delivery, settled = got
+        end = partial(legacy_batches.end, got.batch)
         return DeliveryReply(
             service.store,
-            delivery,
+            got,
             accept=request.headers.get("accept", ""),
-            on_sent=partial(legacy_batches.note_sent, delivery.batch),
-            on_corrupt=partial(service.claims.discard, delivery.batch),
-            finished=settled,
+            on_end=end,
+            on_reset=partial(end, False),
+            on_corrupt=partial(service.claims.discard, got.batch),
         )
 
 

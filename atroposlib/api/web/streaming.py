@@ -7,7 +7,14 @@ of 130 MB does not block the event loop: chunks are small, and other tasks run a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from contextlib import aclosing
 from typing import Any
 
@@ -30,6 +37,7 @@ from atroposlib.wire.binary import frame_head
 
 # An ASGI extension; its "now" cuts the connection at once (``transport.abort``).
 ABORT_EXTENSION = "atropos.abort"
+RESET_EXTENSION = "atropos.reset"  # its "call" takes what to await after a reset
 CHUNK_BYTES = 256 * 2**10
 WINDOW_BYTES = 2 * 2**20  # small groups are read together, a larger one alone
 
@@ -45,9 +53,10 @@ class DeliveryReply(Response):
     one chunk. A client therefore never mistakes a part for the whole.
 
     Args:
-        on_sent: awaited when the last byte was sent to a connected client.
+        on_end: awaited at the end, with whether all was sent to a connected client.
+        on_reset: awaited if the client then resets the connection, as one that died before
+            it had read all; not after its next request on that connection.
         on_corrupt: awaited when the store detected damaged groups.
-        finished: set at the end of the sending, successful or not, after the others.
     """
 
     def __init__(
@@ -58,16 +67,16 @@ class DeliveryReply(Response):
         accept: str,
         head: bytes = b'{"batch":[',
         tail: bytes = b"]}",
-        on_sent: Callable[[], Awaitable[None]] | None = None,
+        on_end: Callable[[bool], Awaitable[None]],
+        on_reset: Callable[[], Coroutine[Any, Any, None]] | None = None,
         on_corrupt: Callable[[CorruptPayload], Awaitable[None]],
         send_timeout_s: float = 60.0,
-        finished: asyncio.Event | None = None,
     ) -> None:
         self._store, self._delivery, self._form = store, delivery, accepted_encoding(accept)
         self._min_version = delivery.batch.min_version
         frames = self._form is Encoding.FRAMES
         self._head, self._tail = (b"", b"") if frames else (head, tail)
-        self._on_sent, self._on_corrupt, self._finished = on_sent, on_corrupt, finished
+        self._on_end, self._on_reset, self._on_corrupt = on_end, on_reset, on_corrupt
         self._send_timeout_s = send_timeout_s
         batch = delivery.batch
         named = {"x-atropos-batch": str(batch.no), "x-atropos-epoch": str(batch.epoch)}
@@ -89,13 +98,15 @@ class DeliveryReply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_gone(receive))
         gone.add_done_callback(_looked_at)
+        sent = False
         try:
-            if await self._sent(scope, receive, send, gone) and self._on_sent is not None:
-                await self._on_sent()
+            sent = await self._sent(scope, receive, send, gone)
         finally:
             gone.cancel()
-            if self._finished is not None:
-                self._finished.set()
+            await self._on_end(sent)
+        watch = scope.get("extensions", {}).get(RESET_EXTENSION)
+        if sent and watch is not None and self._on_reset is not None:
+            watch["call"](self._on_reset)
 
     async def _sent(
         self, scope: Scope, receive: Receive, send: Send, gone: asyncio.Task[None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atroposlib.api.common.records import RunRecord, RunState, SentBatch
+from atroposlib.api.common.records import RunRecord, RunState
 from atroposlib.api.decisions.run_state import (
     MAX_ENVS,
     TRAINER_SILENT_S,
@@ -17,8 +17,8 @@ from atroposlib.api.decisions.run_state import (
     register,
     require_free,
     require_key,
+    require_polled,
     require_rewindable,
-    sent,
     start,
 )
 from atroposlib.errors import (
@@ -27,6 +27,7 @@ from atroposlib.errors import (
     InvalidGroup,
     NotRegistered,
     RunTaken,
+    StaleGeneration,
     UnknownEnv,
 )
 from atroposlib.wire import RegisterEnv, Registration
@@ -106,20 +107,19 @@ def test_a_key_that_a_database_cannot_hold_is_refused():
     require_key(None)
 
 
-def test_an_older_reply_never_overwrites_a_newer_one_of_the_same_trainer():
-    newer = SentBatch(no=3, epoch=2, generation=1)
-    run = sent(STARTED, newer)
-    assert sent(run, SentBatch(no=3, epoch=1, generation=1)) is run
-    assert sent(run, SentBatch(no=2, epoch=9, generation=1)) is run
-    other = SentBatch(no=1, epoch=1, generation=2)
-    assert sent(run, other).sent == other
+def test_a_run_whose_trainer_commits_or_claims_refuses_get_batch():
+    require_polled(STARTED, 1)
+    claimed = start(STARTED, claimed=2)
+    require_polled(start(claimed), 3)  # another trainer registered since
+    committing = register(RunRecord(), BODY.model_copy(update={"commits": True}), "r", 0)
+    for run, generation in ((claimed, 2), (committing, 1)):
+        with pytest.raises(StaleGeneration, match="until that registers"):
+            require_polled(run, generation)
 
 
 def test_the_document_of_a_run_round_trips():
     run, _ = join(STARTED, RegisterEnv(**ENV))
-    run = msgspec.structs.replace(
-        sent(run, SentBatch(no=1, epoch=1, generation=1)), seen={0: 2.5}
-    )
+    run = msgspec.structs.replace(start(run, claimed=1), seen={0: 2.5})
     assert msgspec.json.decode(msgspec.json.encode(run), type=RunRecord) == run
 
 

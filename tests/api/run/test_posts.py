@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from atroposlib.api.run.posts import LOST_REPLY_WINDOW_S
+from atroposlib.api.store.sql.put import LOST_REPLY_WINDOW_S
 from tests.api.harness import ENV, Api, group, marks
 
 
@@ -137,12 +137,13 @@ async def test_a_retried_list_is_deduplicated_group_by_group_after_a_disconnect(
     assert (await api.get("/status"))["queue_size"] == 3
 
 
-async def test_retries_of_groups_posted_shortly_before_a_restart_are_deduplicated_once(
+async def test_retries_of_groups_unanswered_at_a_restart_are_deduplicated_once(
     durable,
 ):
-    await durable.post("/scored_data", group(mark=1))
+    await durable.hang_up_after("POST", "/scored_data", group(mark=1))
     durable.now += LOST_REPLY_WINDOW_S + 1
     await durable.post("/scored_data", group(mark=2))
+    durable.service.posts.close = lambda: None  # killed before it recorded the reply
     await durable.restart()
     assert "duplicate" not in await durable.post("/scored_data", group(mark=1))
     assert "duplicate" in await durable.post("/scored_data", group(mark=2))
@@ -160,7 +161,7 @@ async def test_a_retry_waits_for_the_post_of_the_disconnected_client(tmp_path):
 
     api.service.context.threads.puts.run = slow
     first = asyncio.create_task(api.hang_up_after("POST", "/scored_data", group()))
-    while not api.service.posts._dedupe._in_flight:
+    while not api.service.posts._keyless._in_flight:
         await asyncio.sleep(0)
     second = asyncio.create_task(api.post("/scored_data", group()))
     for _ in range(50):

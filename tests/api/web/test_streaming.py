@@ -101,6 +101,10 @@ class Client:
     def abort(self):
         self.aborted = True
 
+    async def end(self, sent):
+        self.told += [("sent",)] * sent
+        self.finished.set()
+
     async def note(self, *what):
         self.told.append(what)
 
@@ -111,9 +115,8 @@ class Client:
             accept=accept,
             head=HEAD,
             tail=TAIL,
-            on_sent=lambda: self.note("sent"),
+            on_end=self.end,
             on_corrupt=lambda error: self.note("corrupt", error.gids),
-            finished=self.finished,
             **more,
         )
         extensions = {ABORT_EXTENSION: {"now": self.abort}}
@@ -307,7 +310,7 @@ class App:
     def __init__(self, damaged=(), send_timeout_s=60.0):
         self.shelf = Shelf(*[large(i) for i in range(3)])
         self.shelf.damaged = set(damaged)
-        self.told, self.finished = Client(), asyncio.Event()
+        self.told = Client()
         self.send_timeout_s = send_timeout_s
 
     async def __call__(self, scope, receive, send):
@@ -315,10 +318,9 @@ class App:
             self.shelf,
             self.shelf.delivery(),
             accept="",
-            on_sent=lambda: self.told.note("sent"),
+            on_end=self.told.end,
             on_corrupt=lambda error: self.told.note("corrupt"),
             send_timeout_s=self.send_timeout_s,
-            finished=self.finished,
         )(scope, receive, send)
 
 
@@ -331,7 +333,7 @@ async def test_a_client_rejects_a_truncated_batch(caplog):
             else:
                 reply = await client.get(f"http://127.0.0.1:{port}/")
                 assert len(reply.json()["batch"]) == 3
-            await asyncio.wait_for(app.finished.wait(), 10)
+            await asyncio.wait_for(app.told.finished.wait(), 10)
         assert app.told.told == [("corrupt",) if app.shelf.damaged else ("sent",)]
     assert not any(record.exc_info for record in caplog.records)
 
@@ -341,7 +343,7 @@ async def test_a_connection_whose_client_does_not_read_is_closed():
     async with serving(app) as (server, port):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        await asyncio.wait_for(app.finished.wait(), 10)
+        await asyncio.wait_for(app.told.finished.wait(), 10)
         for _ in range(5):
             await asyncio.sleep(0)
         assert not server.server_state.connections and app.told.told == []

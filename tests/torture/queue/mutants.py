@@ -306,8 +306,13 @@ def the_mix_is_forgotten() -> None:
 
 
 @mutant
-def unanswered_groups_are_forgotten_at_the_claim() -> None:
-    rewrite(put, "unconfirmed_posts", "key IS NULL", "key IS NULL AND state = 'pending'")
+def a_lost_reply_is_absorbed_for_any_environment() -> None:
+    rewrite(put, "_repeats", "unheard.env = ?", "unheard.env <> -9 + 0 * ?")
+
+
+@mutant
+def a_repeat_is_absorbed_for_ever() -> None:
+    rewrite(put, "_repeats", "SET lost = 0", "SET lost = 1")
 
 
 # --- choices and admission ----------------------------------------------------------

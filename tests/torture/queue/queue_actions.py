@@ -91,15 +91,22 @@ class Actions:
         stale = self.duel.model.run.revision - 1
         assert self.duel.put([NewGroup(b"late", 1)], stale) is RunChanged
 
-    def remember_the_unanswered(self) -> None:
-        since = self.now - 5.0
-        got = {(one.gid, one.env) for one in self.duel.store.unconfirmed_posts(since)}
-        wanted = {
-            (gid, one.new.env)
-            for gid, one in self.duel.model.groups.items()
-            if one.new.key is None and one.new.arrived >= since
-        }
-        assert got == wanted, f"{got} instead of {wanted}"
+    def repeat_without_key(self, i: int, fate: str) -> None:
+        """Post a group without a key again, after its reply was lost, heard, or unknown."""
+        model = self.duel.model
+        gids = sorted(model.unheard)
+        if not gids:
+            return
+        gid = gids[i % len(gids)]
+        since, _ = model.unheard[gid]
+        if fate == "lost":
+            self.duel.store.mark(lost=[gid])
+            model.unheard[gid] = (since, True)
+        elif fate == "heard":
+            self.duel.store.mark(heard=[gid])
+            del model.unheard[gid]
+        again = replace(model.groups[gid].new, arrived=self.now)
+        self.duel.put([again], model.run.revision)
 
     # --- the run ------------------------------------------------------------------
 

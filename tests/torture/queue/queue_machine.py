@@ -91,7 +91,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.actions.change_run()
         if late_post:
             self.actions.put_after_a_change_of_the_run()
-        self.actions.remember_the_unanswered()
+
+    @rule(i=INDEX, fate=st.sampled_from(["lost", "lost", "heard", "unknown"]))
+    def repeat_without_key(self, i: int, fate: str) -> None:
+        self.actions.repeat_without_key(i, fate)
 
     @rule(size=st.sampled_from(SIZES), commits=st.sampled_from([True, True, False]))
     def trainer_starts(self, size: int, commits: bool) -> None:

@@ -27,6 +27,7 @@ from atroposlib.api.common.records import (
     StateTotals,
     Stored,
 )
+from atroposlib.api.store.sql.put import LOST_REPLY_WINDOW_S, ReplyInDoubt
 from atroposlib.errors import ConfigError, KeyConflict, RunChanged, StaleGeneration, StoreFull
 
 S = GroupState
@@ -73,6 +74,7 @@ class Model:
         self.admissions: dict[str, AdmissionGrant] = {}
         self.run = RunDocument(0, 0, None)
         self.fair_share: bytes | None = None
+        self.unheard: dict[int, tuple[float, bool]] = {}  # gid -> since, whether it is lost
         self.last_gid = 0
         self.last_no = 0
 
@@ -88,22 +90,27 @@ class Model:
         """``gids`` is where the store put each of them."""
         if revision != self.run.revision:
             raise RunChanged
+        repeats = self._repeats(groups)
         gid_of = {one.new.key: gid for gid, one in self.groups.items()}
         content = {one.new.key: one.new.payload for one in self.groups.values()}
         fresh = []
-        for group in groups:
-            fresh.append(group.key is None or group.key not in content)
+        for group, old in zip(groups, repeats):
+            fresh.append(old is None and (group.key is None or group.key not in content))
             if content.setdefault(group.key, group.payload) != group.payload and group.key:
                 raise KeyConflict
         adds = sum(len(group.payload) for group, new in zip(groups, fresh) if new)
         if adds and self.retained_bytes() + adds > self.max_bytes:
             raise StoreFull
-        for gid, group, new in zip(gids, groups, fresh):
+        for old, group in zip(repeats, groups):
+            if old is not None:
+                self.unheard[old] = (group.arrived, False)
+        for gid, group, new, old in zip(gids, groups, fresh, repeats):
             if not new:
-                assert (
-                    gid == gid_of[group.key]
-                ), f"{group.key} is {gid_of[group.key]}, not {gid}"
+                known = gid_of[group.key] if old is None else old
+                assert gid == known, f"{group.key} is {known}, not {gid}"
                 continue
+            if group.key is None:
+                self.unheard[gid] = (group.arrived, False)
             assert gid > self.last_gid, f"group {gid} is not newer than {self.last_gid}"
             self.last_gid = gid_of[group.key] = gid
             state = S.PENDING if group.expected is None else S.BUFFERED
@@ -114,6 +121,21 @@ class Model:
             Stored(gid, not new, self.groups[gid].state, self.buffered(group.env))
             for gid, new, group in zip(gids, fresh, groups)
         ]
+
+    def _repeats(self, groups: Sequence[NewGroup]) -> list[int | None]:
+        found: list[int | None] = []
+        for group in groups:
+            alike = [
+                gid
+                for gid, (since, _) in sorted(self.unheard.items())
+                if replace(self.groups[gid].new, arrived=0) == replace(group, arrived=0)
+                and since >= group.arrived - LOST_REPLY_WINDOW_S
+                and gid not in found
+            ]
+            found.append(alike[0] if alike and group.key is None else None)
+            if found[-1] is not None and not self.unheard[found[-1]][1]:
+                raise ReplyInDoubt
+        return found
 
     def _complete(self, env: int | None, expected: int, complete: BufferPolicy) -> None:
         while True:

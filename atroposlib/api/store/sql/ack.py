@@ -1,14 +1,27 @@
-"""SQL of ack, extend, commit, rewind and discard, with the check of the owner."""
+"""SQL of ack, extend, commit, rewind and discard, and of GET /batch, which acks and claims."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
-from atroposlib.api.common.records import GroupState, LeasedBatch, RewindResult
+import msgspec
+
+from atroposlib.api.common.records import (
+    BatchTurn,
+    Chooser,
+    Claim,
+    GroupState,
+    LeasedBatch,
+    ReplyState,
+    RewindResult,
+)
 from atroposlib.api.store.sql.claim import (
     BatchRow,
     as_batch,
     batches,
+    claim,
     dissolve,
     end_open,
     members_of,
@@ -18,10 +31,13 @@ from atroposlib.api.store.sql.claim import (
 )
 from atroposlib.api.store.sql.schema import (
     MAX_INT64,
+    TURN,
     BatchState,
     Connection,
     QueueCounters,
     counting,
+    document,
+    keep_document,
     read_meta,
 )
 from atroposlib.errors import ConfigError, StaleGeneration
@@ -149,3 +165,46 @@ def _commit(counters: QueueCounters, row: BatchRow) -> None:
     )
     transfer_batch(counters, row, GroupState.ACKED, GroupState.COMMITTED)
     counters.connection.execute("UPDATE batch SET state = 'committed' WHERE no = ?", (row.no,))
+
+
+# --- GET /batch -----------------------------------------------------------------------
+
+
+def turn(connection: Connection) -> BatchTurn | None:
+    body = document(connection, TURN)
+    return None if body is None else msgspec.json.decode(body, type=BatchTurn)
+
+
+def claim_in_turn(
+    connection: Connection, asked: Claim, choose: Chooser, revision: int
+) -> tuple[LeasedBatch | str, int | None]:
+    """See :meth:`atroposlib.api.store.sql.sql_store.Store.claim_in_turn`."""
+    meta = read_meta(connection)
+    meta.require_generation(asked.generation)
+    meta.require_revision(revision)
+    last, acked = turn(connection), None
+    if last is None or last.generation != asked.generation:
+        last = BatchTurn(generation=asked.generation)
+    if last.reply is ReplyState.SENT:
+        with suppress(StaleGeneration):  # it dissolved meanwhile
+            ack(connection, last.no, last.generation, last.epoch, None, commit=True)
+            acked = last.no
+        last = msgspec.structs.replace(last, after=last.no, reply=ReplyState.ACKED)
+    got = claim(connection, replace(asked, claim_id=f"get-batch-after-{last.after}"), choose)
+    if isinstance(got, LeasedBatch):
+        last = msgspec.structs.replace(
+            last, no=got.no, epoch=got.epoch, reply=ReplyState.SENDING
+        )
+    keep_document(connection, TURN, msgspec.json.encode(last))
+    return got, acked
+
+
+def end_turn(connection: Connection, batch: LeasedBatch, sent: bool) -> None:
+    last, now = turn(connection), ReplyState.SENT if sent else ReplyState.LOST
+    mine = (batch.generation, batch.no, batch.epoch)
+    if last is None or (last.generation, last.no, last.epoch) != mine:
+        return
+    if last.reply is not ReplyState.ACKED:
+        keep_document(
+            connection, TURN, msgspec.json.encode(msgspec.structs.replace(last, reply=now))
+        )

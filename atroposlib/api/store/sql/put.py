@@ -11,7 +11,6 @@ from atroposlib.api.common.records import (
     GroupState,
     NewGroup,
     Stored,
-    UnconfirmedPost,
 )
 from atroposlib.api.store.sql.schema import (
     Connection,
@@ -19,10 +18,16 @@ from atroposlib.api.store.sql.schema import (
     QueueMeta,
     counting,
     env_column,
-    env_of,
     for_all,
 )
-from atroposlib.errors import KeyConflict
+from atroposlib.errors import KeyConflict, StoreError
+
+LOST_REPLY_WINDOW_S = 60.0  # a group without key is repeated this long after a lost reply
+
+
+class ReplyInDoubt(StoreError):
+    """An equal group without a key was stored, and its sender may not have heard of it."""
+
 
 # Raises StoreFull if the new bytes exceed the capacity.
 CapacityCheck = Callable[[QueueMeta, int], None]
@@ -49,19 +54,23 @@ def put(
     revision: int,
     complete: BufferPolicy,
     room: CapacityCheck,
+    heard: Sequence[int] = (),
+    doubt: bool = True,
 ) -> list[Stored]:
     """See :meth:`atroposlib.api.store.sql.sql_store.Store.put`."""
     with counting(connection) as counters:
         counters.meta.require_revision(revision)
+        mark(connection, heard=heard)
+        repeats = _repeats(connection, new_rows, doubt)
         known = _known(connection, new_rows)
-        fresh = list(_fresh(new_rows, known))
+        fresh = [one for one in _fresh(new_rows, known) if id(one) not in repeats]
         if fresh:
             room(counters.meta, sum(len(new_row.group.payload) for new_row in fresh))
         answers: list[Stored] = []
         queued: set[int] = set()
         for new_row in new_rows:
             key = new_row.group.key
-            old = None if key is None else known.get(key)
+            old = repeats.get(id(new_row)) if key is None else known.get(key)
             if old is not None:
                 answers.append(Stored(old.gid, duplicate=True, state=old.state))
                 continue
@@ -116,16 +125,59 @@ def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
         ),
     )
     counters.connection.execute("INSERT INTO payload VALUES (?, ?)", (gid, new_row.body))
+    if group.key is None:
+        since = group.arrived - LOST_REPLY_WINDOW_S
+        counters.connection.execute("DELETE FROM unheard WHERE at < ?", (since,))
+        counters.connection.execute(
+            "INSERT INTO unheard VALUES (?, ?, ?, ?, 0)",
+            (gid, env, group.digest, group.arrived),
+        )
     counters.count(state, env, group.n_seq, n_bytes, +1)
     return _Known(gid, group.digest, state)
 
 
-def unconfirmed_posts(connection: Connection, since: float) -> list[UnconfirmedPost]:
-    rows = connection.execute(
-        "SELECT gid, env, digest FROM groups WHERE key IS NULL AND arrived >= ? ORDER BY gid",
-        (since,),
-    )
-    return [UnconfirmedPost(gid, env_of(env), bytes(digest)) for gid, env, digest in rows]
+# --- groups without a key -------------------------------------------------------------
+
+
+def mark(connection: Connection, heard: Sequence[int] = (), lost: Sequence[int] = ()) -> None:
+    """Record what became of the replies to these groups."""
+    for_all(connection, "DELETE FROM unheard WHERE gid IN {}", heard)
+    for_all(connection, "UPDATE unheard SET lost = 1 WHERE gid IN {}", lost)
+
+
+def _repeats(
+    connection: Connection, new_rows: Sequence[NewRow], doubt: bool
+) -> dict[int, _Known]:
+    """The stored group that each row repeats, by ``id`` of the row: one whose reply was lost.
+
+    Raises:
+        ReplyInDoubt: with ``doubt``, for a reply of which nothing is known yet.
+    """
+    found: dict[int, _Known] = {}
+    taken: set[int] = set()
+    for new_row in new_rows:
+        group = new_row.group
+        if group.key is not None:
+            continue
+        rows = connection.execute(
+            "SELECT unheard.gid, lost, state FROM unheard JOIN groups "
+            "ON groups.gid = unheard.gid "
+            "WHERE unheard.digest = ? AND unheard.env = ? AND at >= ? ORDER BY unheard.gid",
+            (group.digest, env_column(group.env), group.arrived - LOST_REPLY_WINDOW_S),
+        )
+        open_rows = [row for row in rows if row[0] not in taken]
+        for gid, lost, state in open_rows[:1]:
+            if doubt and not lost:
+                raise ReplyInDoubt("the reply to an equal group is under way: post again")
+            taken.add(gid)
+            found[id(new_row)] = _Known(gid, group.digest, GroupState(state))
+    # The reply to the repeat can be lost as well.
+    for gid in taken:
+        connection.execute(
+            "UPDATE unheard SET lost = 0, at = ? WHERE gid = ?",
+            (new_rows[0].group.arrived, gid),
+        )
+    return found
 
 
 # --- buffers ------------------------------------------------------------------------

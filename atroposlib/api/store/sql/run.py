@@ -12,6 +12,7 @@ _EMPTIED = (
     "group_counts",
     "totals",
     "admission",
+    "unheard",
     "run_document",
 )
 # Versions after the fork, of lives that are over; as ``on_lineage``, and never below 0.

@@ -28,11 +28,12 @@ from atroposlib.api.common.records import (
 )
 from atroposlib.errors import RunChanged, StaleGeneration, StoreError
 
-LAYOUT = 3
+LAYOUT = 4
 NO_ENV = -1  # in a column; ids of environments are indices of a list
 IDS_PER_STATEMENT = 256
 RUN = "run"  # names of the documents
 FAIR_SHARE = "mix"
+TURN = "turn"
 MAX_INT64 = 2**63 - 1  # the largest integer of both databases; callers may send larger ones
 
 Row = tuple[Any, ...]
@@ -95,6 +96,11 @@ CREATE INDEX groups_pending ON groups (env, n_seq, gid) WHERE state = 'pending';
 CREATE INDEX groups_buffered ON groups (env, n_seq, gid) WHERE state = 'buffered';
 CREATE INDEX groups_over ON groups (gid) WHERE state IN ('committed', 'dropped');
 CREATE INDEX groups_batch ON groups (batch_no) WHERE batch_no IS NOT NULL;
+CREATE INDEX groups_dead ON groups (gid) WHERE state = 'dead';
+CREATE TABLE unheard (
+    gid {integer} PRIMARY KEY, env {integer} NOT NULL, digest {blob} NOT NULL,
+    at DOUBLE PRECISION NOT NULL, lost {integer} NOT NULL);
+CREATE INDEX unheard_digest ON unheard (digest);
 CREATE TABLE payload (gid {integer} PRIMARY KEY, body {blob} NOT NULL);
 CREATE TABLE batch (
     no {integer} PRIMARY KEY, state TEXT NOT NULL, n_seq {integer} NOT NULL,
@@ -113,7 +119,7 @@ CREATE TABLE totals (
 CREATE TABLE admission (
     admission_id TEXT PRIMARY KEY, env {integer}, n_seq {integer} NOT NULL,
     until DOUBLE PRECISION NOT NULL);
-INSERT INTO meta VALUES (1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+INSERT INTO meta VALUES (1, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """
 
 

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from atroposlib.api.common.records import (
     AdmissionGrant,
+    BatchTurn,
     BufferPolicy,
     Chooser,
     Claim,
@@ -30,7 +31,6 @@ from atroposlib.api.common.records import (
     RunDocument,
     Stored,
     StoreStats,
-    UnconfirmedPost,
     digest_of,
 )
 from atroposlib.api.store.sql import ack as ack_queries
@@ -106,7 +106,12 @@ class Store(ABC):
     # --- groups in ----------------------------------------------------------------
 
     def put(
-        self, groups: Sequence[NewGroup], revision: int, complete: BufferPolicy
+        self,
+        groups: Sequence[NewGroup],
+        revision: int,
+        complete: BufferPolicy,
+        heard: Sequence[int] = (),
+        doubt: bool = True,
     ) -> list[Stored]:
         """Store all groups or none; the results are in the order of ``groups``.
 
@@ -116,7 +121,12 @@ class Store(ABC):
         size it gets the oldest ``expected // n_seq`` groups, so the cost does not grow with
         a buffer that never completes.
 
+        A group without a key is absorbed if it equals one whose reply is known to be lost
+        (:meth:`mark`), once for each. ``heard`` are groups whose senders got their replies
+        meanwhile. Without ``doubt`` an unknown reply counts as lost.
+
         Raises:
+            ReplyInDoubt: nothing is known yet of the reply to an equal group.
             RunChanged: ``revision`` is not that of the run document: read the run again.
             KeyConflict: a key is known with other content.
             StoreFull: the put would exceed the bound on retained bytes or use the reserve
@@ -124,7 +134,9 @@ class Store(ABC):
         """
         new_rows = [NewRow(group, self._body(group)) for group in groups]
         return self._write(
-            lambda c: put_queries.put(c, new_rows, revision, complete, self._require_capacity),
+            lambda c: put_queries.put(
+                c, new_rows, revision, complete, self._require_capacity, heard, doubt
+            ),
             sum(len(new_row.body) for new_row in new_rows),
         )
 
@@ -138,9 +150,9 @@ class Store(ABC):
         if spare is not None and spare < 2 * new_bytes:  # both the log and the file store it
             raise StoreFull("the disk of the store is full up to its reserve: free some space")
 
-    def unconfirmed_posts(self, since: float) -> list[UnconfirmedPost]:
-        """Groups without a key that arrived at ``since`` or later, in any state."""
-        return self._read(lambda c: put_queries.unconfirmed_posts(c, since))
+    def mark(self, heard: Sequence[int] = (), lost: Sequence[int] = ()) -> None:
+        """Record of groups without a key whether their senders got the reply."""
+        self._write(lambda c: put_queries.mark(c, heard, lost))
 
     # --- batches out --------------------------------------------------------------
 
@@ -161,6 +173,25 @@ class Store(ABC):
         called again.
         """
         return self._write(lambda c: claim_queries.claim(c, claim, choose))
+
+    def claim_in_turn(
+        self, claim: Claim, choose: Chooser, revision: int
+    ) -> tuple[LeasedBatch | str, int | None]:
+        """Claim for GET /batch: ack and commit the batch of the last reply if it was sent
+        whole, else return that batch again. Also returns the number of a batch that it acked.
+
+        Raises:
+            RunChanged: ``revision`` is not that of the run document: read the run again.
+        """
+        return self._write(lambda c: ack_queries.claim_in_turn(c, claim, choose, revision))
+
+    def turn(self) -> BatchTurn | None:
+        """The last delivery to GET /batch."""
+        return self._read(ack_queries.turn)
+
+    def end_turn(self, batch: LeasedBatch, sent: bool) -> None:
+        """Record whether a reply to GET /batch was sent whole, until a later GET acts on it."""
+        self._write(lambda c: ack_queries.end_turn(c, batch, sent))
 
     def lookup(self, no: int, generation: int, epoch: int) -> LeasedBatch:
         """The batch as delivered, for the shards of other ranks."""

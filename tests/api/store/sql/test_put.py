@@ -120,7 +120,7 @@ def test_one_bound_holds_for_concurrent_puts(reopen):
 
     def post(i):
         try:
-            return put(store, group("x" * 10), revision=0)
+            return put(store, group(f"{i:010}"), revision=0)
         except StoreFull:
             return None
 

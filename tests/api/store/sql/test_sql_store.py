@@ -8,12 +8,14 @@ import pytest
 
 from atroposlib.api.common.records import (
     AdmissionGrant,
+    GroupState,
     Media,
     Payload,
     Selection,
-    UnconfirmedPost,
+    Stored,
 )
 from atroposlib.api.store import open_store
+from atroposlib.api.store.sql.put import LOST_REPLY_WINDOW_S, ReplyInDoubt
 from atroposlib.errors import (
     ConfigError,
     CorruptPayload,
@@ -60,21 +62,24 @@ def test_a_rejected_put_does_not_affect_concurrent_puts(store):
     assert held(store) == 1 + 48
 
 
-def test_groups_without_a_key_stay_in_the_ledger_in_every_state(store):
-    put(store, group("old", arrived=1.0), group("a", 8, arrived=2.0, env=3))
-    put(store, group("keyed", arrived=3.0, key="k"), group("b", 8, arrived=3.0))
-    generation = register(store)
-    batch = claim(store, generation, choose=lambda queue, fair_share: _only(queue, 2))
+def test_a_repeat_of_a_group_whose_reply_was_lost_is_absorbed_once(store):
+    [first, other] = put(store, group("a", 8), group("a", 8, env=3))
+    with pytest.raises(ReplyInDoubt):
+        put(store, group("a", 8))
+    batch = claim(store, register(store), choose=lambda *_: Selection(gids=(first.gid,)))
     ack(store, batch, commit=True)
-    digests = {one.digest for one in store.unconfirmed_posts(0.0)}
-    assert len(digests) == 3
-    found = store.unconfirmed_posts(2.0)
-    assert [(one.gid, one.env) for one in found] == [(2, 3), (4, None)]
-    assert all(isinstance(one, UnconfirmedPost) for one in found)
+    store.mark(heard=[other.gid], lost=[first.gid])
+    [again] = put(store, group("a", 8))
+    assert again == Stored(first.gid, duplicate=True, state=GroupState.COMMITTED)
+    store.mark(heard=[first.gid])
+    assert not any(one.duplicate for one in put(store, group("a", 8), group("a", 8, env=3)))
 
 
-def _only(queue, gid):
-    return Selection(gids=(gid,))
+def test_a_lost_reply_is_forgotten_after_a_minute(store):
+    [first] = put(store, group("a", arrived=1.0))
+    store.mark(lost=[first.gid])
+    later = 1.5 + LOST_REPLY_WINDOW_S
+    assert not put(store, group("a", arrived=later))[0].duplicate
 
 
 # --- the bound ----------------------------------------------------------------------
@@ -146,7 +151,7 @@ def test_a_reset_deletes_all_groups_and_fences_every_client(store):
     stats = store.stats()
     assert stats.group_counts == () and ended(store) == {}
     assert (stats.retained_bytes, stats.batches_open, stats.delivered) == (0, 0, 0)
-    assert store.admitted(0.0) == 0 and store.unconfirmed_posts(0.0) == []
+    assert store.admitted(0.0) == 0
     with pytest.raises(StaleGeneration):
         ack(store, batch)
     [stored] = put(store, group("other", 8, key="k"))

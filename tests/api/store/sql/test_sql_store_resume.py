@@ -25,11 +25,11 @@ def test_the_whole_state_survives_a_restart(reopen):
     leased = claim(store, generation, claim_id="two", world_size=2)
     ack(store, leased, rank=1)
     store.admit(AdmissionGrant("lease", 1, 4, 99.0), 100, 0.0)
-    before = (store.stats(), store.load(), store.unconfirmed_posts(0.0))
+    before = (store.stats(), store.load(), store.turn())
     store.close()
 
     store = reopen()
-    assert (store.stats(), store.load(), store.unconfirmed_posts(0.0)) == before
+    assert (store.stats(), store.load(), store.turn()) == before
     assert store.admitted(98.0) == 4
     assert put(store, group("a", 8, key="k"))[0].state is GroupState.ACKED
     assert store.lookup(leased.no, generation, 1) == leased
