@@ -14,23 +14,17 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from apibench.processes import usage
+from apibench.servers import Kind, Server
 
 from atroposlib.testing.tiny import char_tokenizer
 
-STARTUP_S = 120.0
 ANSWER = "thank you, that is what i wanted to know."
 QUESTION = "please go on with the part that comes next, and say why. "
 
@@ -84,20 +78,24 @@ def serve_instant(port: int) -> None:
 
 
 async def measure(options: argparse.Namespace, scratch: Path) -> None:
-    ports = free_ports(2)
-    here = [sys.executable, __file__, "--serve-instant", str(ports[0])]
-    proxy = [sys.executable, "-m", "atroposlib.generation.proxy.main"]
-    proxy += ["--config", str(configured(scratch, ports[0])), "--port", str(ports[1])]
-    instant_url, proxy_url = (f"http://127.0.0.1:{port}" for port in ports)
-    with process(here), process(proxy) as proxy_pid:
-        async with connected(instant_url) as instant, connected(proxy_url) as agent:
-            for context in options.context:
-                await talk(instant, agent, context, sessions=2, turns=options.turns)  # warm up
-                cpu = usage(proxy_pid).cpu_s
-                pairs = await talk(instant, agent, context, options.sessions, options.turns)
-                cpu = (usage(proxy_pid).cpu_s - cpu) / len(pairs)
-                report(context, pairs, cpu)
+    instant_kind = Kind("instant", (__file__, "--serve-instant", "{port}"), health="/health")
+    with Server(instant_kind) as instant_server:
+        words = ("-m", "atroposlib.generation.proxy.main", "--port", "{port}")
+        config = ("--config", str(configured(scratch, instant_server.port)))
+        with Server(Kind("proxy", (*words, *config), health="/health")) as proxy:
+            async with client_of(instant_server) as instant, client_of(proxy) as agent:
+                for context in options.context:
+                    await talk(instant, agent, context, sessions=2, turns=options.turns)
+                    cpu = proxy.usage().cpu_s  # the sessions before warmed up
+                    pairs = await talk(
+                        instant, agent, context, options.sessions, options.turns
+                    )
+                    report(context, pairs, (proxy.usage().cpu_s - cpu) / len(pairs))
     print(f"load {', '.join(f'{value:.1f}' for value in os.getloadavg())}")
+
+
+def client_of(server: Server) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60)
 
 
 async def talk(
@@ -148,9 +146,6 @@ def percentiles(values: Any) -> tuple[float, float]:
     return 1e3 * statistics.median(values), 1e3 * twentieths[-1]
 
 
-# --- processes -----------------------------------------------------------------------------
-
-
 def configured(scratch: Path, port: int) -> Path:
     char_tokenizer().save_pretrained(scratch / "tokenizer")
     path = scratch / "servers.json"
@@ -158,40 +153,6 @@ def configured(scratch: Path, port: int) -> Path:
     names = {"model_name": "m", "tokenizer_name": str(scratch / "tokenizer")}
     path.write_text(json.dumps({**names, "servers": [server]}))
     return path
-
-
-def free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
-
-
-@contextmanager
-def process(command: list[str]) -> Iterator[int]:
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        yield started.pid
-    finally:
-        started.terminate()
-        started.wait(30)
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server that answers /health by now."""
-    deadline = time.monotonic() + STARTUP_S
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        while True:
-            try:
-                (await client.get("/health")).raise_for_status()
-                break
-            except httpx.TransportError:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.1)
-        yield client
 
 
 def parse_args() -> argparse.Namespace:

@@ -8,11 +8,11 @@ import json
 import multiprocessing
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apibench.payloads import Body
+from apibench.payloads import FRAMES_TYPE, Body
 
 TIMEOUT_S = 300.0
 _READ = 1 << 20
@@ -81,6 +81,12 @@ class Client:
 
     def send(self, path: str, body: Body) -> Reply:
         return self.call("POST", path, body.data, body.headers).ok()
+
+    def claim(self, room: bytearray, **wanted: object) -> Reply:
+        """POST /batches/claim, answered in frames."""
+        headers = {"accept": FRAMES_TYPE, "content-type": "application/json"}
+        data = json.dumps(wanted).encode()
+        return self.call("POST", "/batches/claim", data, headers, room).ok()
 
     def get(self, path: str) -> Any:
         return self.call("GET", path).ok().json()
@@ -217,15 +223,7 @@ class Prober:
 
     def during(self, begin: float, end: float) -> list[float]:
         """Seconds of each call that was under way at any time between the two."""
-        return list(_overlapping(self.samples, begin, end))
-
-
-def _overlapping(
-    samples: Sequence[tuple[float, float]], begin: float, end: float
-) -> Iterator[float]:
-    for at, seconds in samples:
-        if at + seconds >= begin and at <= end:
-            yield seconds
+        return [s for at, s in self.samples if at + s >= begin and at <= end]
 
 
 def _probe(port: int, pause_s: float, pipe: Any) -> None:

@@ -69,8 +69,5 @@ def machine() -> str:
             model = line.partition(":")[2].strip()
             break
     system = f"{platform.system()} {platform.release().split('-')[0]}"
-    return f"{cores} cores ({model}), {memory:.0f} GiB, {system}, {_python()}"
-
-
-def _python() -> str:
-    return f"Python {platform.python_version()}"
+    python = f"Python {platform.python_version()}"
+    return f"{cores} cores ({model}), {memory:.0f} GiB, {system}, {python}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from typing import Any
 
 from apibench.calls import Client, Refused
 from apibench.processes import Usage, usage
+
+from atroposlib.processes import free_port
 
 HERE = Path(__file__).resolve().parents[1]
 _START_S = 60.0
@@ -33,6 +34,7 @@ class Kind:
     name: str
     arguments: Sequence[str]
     source: Path | None = None  # checkout whose atroposlib runs; None: the installed one
+    health: str = "/info"  # route that answers 200 once it is up
 
 
 def ours(store: str = "sqlite", source: Path | None = None) -> Kind:
@@ -60,11 +62,12 @@ class Server:
     port: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _data: str = ""
+    generation: int = 0  # of the trainer that begin registers; 0: the server knows none
     _clients: list[Client] = field(default_factory=list)
 
     def __enter__(self) -> Server:
         self._data = tempfile.mkdtemp(prefix="apibench-", dir=self.scratch)
-        self.port = _free_port()
+        self.port = free_port()
         filled = {_PORT: str(self.port), _DATA: str(Path(self._data) / "store")}
         arguments = [filled.get(each, each) for each in self.kind.arguments]
         environment = dict(os.environ)
@@ -106,7 +109,7 @@ class Server:
         while time.monotonic() < end:
             client = Client(self.port)
             try:
-                client.call("GET", "/info").ok()
+                client.call("GET", self.kind.health).ok()
                 return
             except OSError:
                 if self._process.poll() is not None:
@@ -143,7 +146,8 @@ class Server:
     def begin(self, batch_size: int, envs: Sequence[dict[str, Any]]) -> list[int]:
         """Register a trainer, open the run, register the environments: their ids."""
         client = self.client()
-        client.post("/register", TRAINER | {"batch_size": batch_size})
+        registered = client.post("/register", TRAINER | {"batch_size": batch_size})
+        self.generation = registered.get("generation", 0)
         client.get("/batch")
         return [client.post("/register-env", env)["env_id"] for env in envs]
 
@@ -169,9 +173,3 @@ def env(group_size: int, weight: float = 1.0, minimum: float | None = None) -> d
         "group_size": group_size,
         "min_batch_allocation": minimum,
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

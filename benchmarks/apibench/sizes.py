@@ -1,8 +1,8 @@
-"""How large each scenario is: one plan for every day, one that gives all figures."""
+"""How large each scenario is: a plan for every day, one for all figures, one that only runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from apibench.payloads import Shape
@@ -15,67 +15,43 @@ SMALL = Shape(8, 512)
 class Plan:
     """Sizes and repeats. The naive server is slow, so it gets fewer of the long ones."""
 
-    name: str
-    repeats: int
-    shapes: tuple[Shape, ...]  # of posted groups
-    post_tokens: int  # per measurement
-    batch_groups: int  # groups of the batch that GET /batch is timed with
-    naive_batch_repeats: int
-    naive_gzip_repeats: int
-    blocking_groups: int  # groups of the batch during which /status is asked
-    naive_blocking: bool
-    sustained_batches: int
-    naive_sustained_batches: int
-    queue_lengths: tuple[int, ...]
-    buffer_lengths: tuple[int, ...]
-    memory_groups: int
-    environments: int
-    env_seconds: dict[str, float]  # by how the environments pace themselves
-    naive_env_seconds: float
-    loop_seconds: float
-    loop_repeats: int
+    name: str = "plain"
+    repeats: int = 2
+    shapes: tuple[Shape, ...] = (BIG,)  # of posted groups
+    post_tokens: int = 2_000_000  # per measurement
+    batch_groups: int = 16  # groups of the batch that GET /batch is timed with
+    naive_batch_repeats: int = 1
+    naive_gzip_repeats: int = 1
+    blocking_groups: int = 64  # groups of the batch during which /status is asked
+    naive_blocking: bool = False
+    sustained_batches: int = 4
+    naive_sustained_batches: int = 2
+    queue_lengths: tuple[int, ...] = (100, 1_000)
+    buffer_lengths: tuple[int, ...] = (100, 1_000)
+    memory_groups: int = 128
+    environments: int = 256
+    # By how the environments pace themselves.
+    env_seconds: dict[str, float] = field(default_factory=lambda: {"backlogged": 10.0})
+    naive_env_seconds: float = 0.0
+    loop_seconds: float = 4.0
+    loop_repeats: int = 1
     scratch: Path | None = None
     source: Path | None = None
 
 
-PLAIN = Plan(
-    name="plain",
-    repeats=2,
-    shapes=(BIG,),
-    post_tokens=2_000_000,
-    batch_groups=16,
-    naive_batch_repeats=1,
-    naive_gzip_repeats=1,
-    blocking_groups=64,
-    naive_blocking=False,
-    sustained_batches=4,
-    naive_sustained_batches=2,
-    queue_lengths=(100, 1_000),
-    buffer_lengths=(100, 1_000),
-    memory_groups=128,
-    environments=256,
-    env_seconds={"backlogged": 10.0},
-    naive_env_seconds=0.0,
-    loop_seconds=4.0,
-    loop_repeats=1,
-)
+PLAIN = Plan()
 
 FULL = Plan(
     name="full",
     repeats=4,
     shapes=(BIG, SMALL),
     post_tokens=3_000_000,
-    batch_groups=16,
     naive_batch_repeats=3,
-    naive_gzip_repeats=1,
-    blocking_groups=64,
     naive_blocking=True,
     sustained_batches=8,
-    naive_sustained_batches=2,
     queue_lengths=(100, 1_000, 10_000),
     buffer_lengths=(100, 1_000, 3_000),
     memory_groups=256,
-    environments=256,
     env_seconds={"backlogged": 60.0, "scaled": 15.0, "greedy": 15.0},
     naive_env_seconds=15.0,
     loop_seconds=8.0,
@@ -89,8 +65,6 @@ SMOKE = Plan(
     shapes=(Shape(4, 64),),
     post_tokens=2_000,
     batch_groups=2,
-    naive_batch_repeats=1,
-    naive_gzip_repeats=1,
     blocking_groups=2,
     naive_blocking=True,
     sustained_batches=2,
@@ -102,5 +76,4 @@ SMOKE = Plan(
     env_seconds={"backlogged": 1.0, "scaled": 1.0, "greedy": 1.0},
     naive_env_seconds=1.0,
     loop_seconds=1.0,
-    loop_repeats=1,
 )

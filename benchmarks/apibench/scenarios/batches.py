@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from apibench import servers
 from apibench.calls import Client, Reply, send_all
 from apibench.figures import Figure, Section, Target, times
-from apibench.payloads import FRAMES_TYPE, Encoding, group, packed, pool
+from apibench.payloads import Encoding, group, packed, pool
 from apibench.sizes import BIG, Plan
 
 _METHOD = (
@@ -81,10 +81,10 @@ def run(plan: Plan) -> Section:
 def _ours(plan: Plan, way: _Way, room: bytearray) -> Reply:
     """The second batch: the first one pays for imports and for the store's first reads."""
     with servers.Server(servers.ours(source=plan.source), plan.scratch) as server:
-        generation = _fill(server, plan.batch_groups, 2 * plan.batch_groups, way.posted)
+        _fill(server, plan.batch_groups, 2 * plan.batch_groups, way.posted)
         client = server.client()
-        _take(client, way, "first", generation, room)
-        return _take(client, way, "second", generation, room)
+        _take(client, way, "first", server.generation, room)
+        return _take(client, way, "second", server.generation, room)
 
 
 def _naive(plan: Plan, gzip: bool, room: bytearray) -> float:
@@ -102,24 +102,16 @@ def _limit(plan: Plan, size: int, room: bytearray) -> float:
         return reply.seconds
 
 
-def _fill(server: servers.Server, batch_groups: int, groups: int, encoding: Encoding) -> int:
-    """Queue ``groups``; returns the trainer generation (0: the server knows none)."""
-    client = server.client()
-    registration = servers.TRAINER | {"batch_size": batch_groups * BIG.rows}
-    generation = int(client.post("/register", registration).get("generation", 0))
-    client.get("/batch")
-    client.post("/register-env", servers.env(BIG.rows))
+def _fill(server: servers.Server, batch_groups: int, groups: int, encoding: Encoding) -> None:
+    server.begin(batch_groups * BIG.rows, [servers.env(BIG.rows)])
     send_all(server.port, "/scored_data", pool(4, BIG, encoding), groups, 2)
-    return generation
 
 
 def _take(client: Client, way: _Way, claim_id: str, generation: int, room: bytearray) -> Reply:
+    if way.frames:
+        return client.claim(room, generation=generation, claim_id=claim_id)
     headers = {"accept-encoding": "gzip" if way.gzip else "identity"}
-    if not way.frames:
-        return client.call("GET", "/batch", headers=headers, room=room).ok()
-    headers |= {"accept": FRAMES_TYPE, "content-type": "application/json"}
-    wanted = json.dumps({"generation": generation, "claim_id": claim_id}).encode()
-    return client.call("POST", "/batches/claim", wanted, headers, room).ok()
+    return client.call("GET", "/batch", headers=headers, room=room).ok()
 
 
 def _decoding(plan: Plan, ways: list[_Way]) -> list[Figure]:

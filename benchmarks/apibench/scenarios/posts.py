@@ -33,10 +33,10 @@ def _figures(plan: Plan, shape: Shape) -> list[Figure]:
     for _ in range(plan.repeats):
         for encoding, sent in bodies.items():
             kind = servers.ours(source=plan.source)
-            ours[encoding].append(_cost_ms(plan, kind, shape, sent))
+            ours[encoding].append(cost_ms(plan, kind, shape, sent))
             if encoding is not Encoding.BINARY:
-                naive[encoding].append(_cost_ms(plan, servers.NAIVE, shape, sent))
-            limit[encoding].append(_cost_ms(plan, servers.LIMIT, shape, sent))
+                naive[encoding].append(cost_ms(plan, servers.NAIVE, shape, sent))
+            limit[encoding].append(cost_ms(plan, servers.LIMIT, shape, sent))
     naive[Encoding.BINARY] = naive[Encoding.JSON]
     return [
         Figure(
@@ -55,7 +55,8 @@ def _mb(bodies: list[Body]) -> float:
     return sum(len(body.data) for body in bodies) / len(bodies) / 1e6
 
 
-def _cost_ms(plan: Plan, kind: servers.Kind, shape: Shape, bodies: list[Body]) -> float:
+def cost_ms(plan: Plan, kind: servers.Kind, shape: Shape, bodies: list[Body]) -> float:
+    """CPU of a fresh server per posted group, after one post that is not counted."""
     count = max(8, plan.post_tokens // shape.tokens)
     with servers.Server(kind, plan.scratch) as server:
         if kind is not servers.LIMIT:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from apibench import servers
 from apibench.calls import TIMEOUT_S, Client, Refused
 from apibench.figures import Better, Figure, Section, times
-from apibench.payloads import FRAMES_TYPE, Body, Encoding, pool
+from apibench.payloads import Body, Encoding, pool
 from apibench.sizes import BIG, Plan
 
 POSTERS = 4
@@ -69,12 +69,8 @@ def _measure(
 ) -> _Rate:
     bodies = pool(4, BIG, encoding)
     with servers.Server(kind, plan.scratch) as server:
-        client = server.client()
-        size = GROUPS_PER_BATCH * BIG.rows
-        registered = client.post("/register", servers.TRAINER | {"batch_size": size})
-        client.get("/batch")
-        client.post("/register-env", servers.env(BIG.rows))
-        flow = _Flow(server.port, bodies, batches, registered.get("generation", 0), frames)
+        server.begin(GROUPS_PER_BATCH * BIG.rows, [servers.env(BIG.rows)])
+        flow = _Flow(server.port, bodies, batches, server.generation, frames)
         cpu, began = server.usage().cpu_s, time.perf_counter()
         flow.run()
         wall, cpu = time.perf_counter() - began, server.usage().cpu_s - cpu
@@ -101,11 +97,8 @@ class _Flow:
         Raises:
             Refused: a post or a batch was refused.
         """
-        threads = [threading.Thread(target=self._guarded, args=(self._trainer,))]
-        threads += [
-            threading.Thread(target=self._guarded, args=(self._poster,))
-            for _ in range(POSTERS)
-        ]
+        work = [self._trainer, *[self._poster] * POSTERS]
+        threads = [threading.Thread(target=self._guarded, args=(one,)) for one in work]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -113,10 +106,10 @@ class _Flow:
         if self.failure is not None:
             raise Refused(str(self.failure))
 
-    def _guarded(self, work: object) -> None:
+    def _guarded(self, work: Callable[[Client], None]) -> None:
         client = Client(self.port)
         try:
-            work(client)  # type: ignore[operator]
+            work(client)
         except (Refused, OSError) as error:
             self.failure = error
         finally:
@@ -145,11 +138,7 @@ class _Flow:
         """One batch, if there is one: the old way in JSON, claim and ack in binary."""
         if not self.frames:
             return len(client.call("GET", "/batch", room=room).ok().body) > 1000
-        headers = {"accept": FRAMES_TYPE, "content-type": "application/json"}
-        wanted = {"generation": self.generation, "wait_s": 1.0}
-        reply = client.call(
-            "POST", "/batches/claim", json.dumps(wanted).encode(), headers, room
-        ).ok()
+        reply = client.claim(room, generation=self.generation, wait_s=1.0)
         if "x-atropos-batch" not in reply.headers:
             return False
         epoch = int(reply.headers["x-atropos-epoch"])
