@@ -24,7 +24,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,24 +52,13 @@ def main() -> None:
 
 
 def workload(options: argparse.Namespace, size: str) -> Workload:
-    return Workload(
-        size=size,
-        groups=options.groups,
-        group_size=options.group_size,
-        prompt=options.prompt,
-        median=options.median,
-        shortest=options.shortest,
-        longest=options.longest,
-        rows_per_pass=options.rows_per_pass,
-        device=options.device,
-        threads=options.threads,
-        checkpointing=options.checkpointing,
-    )
+    named = {f.name: getattr(options, f.name) for f in fields(Workload) if f.name in options}
+    return Workload(**{**named, "size": size})
 
 
 def in_own_process(name: str, load: Workload, peak: float | None) -> dict[str, Any]:
     command = [sys.executable, __file__, "--contestant", name]
-    command += ["--workload", json.dumps(load.as_dict())]
+    command += ["--workload", json.dumps(asdict(load))]
     command += ["--peak-tflops", str(peak)] if peak else []
     quiet = {"TRL_EXPERIMENTAL_SILENCE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     ran = subprocess.run(

@@ -47,6 +47,7 @@ class Check:
     function: str
     bound_s: float
     not_dry: str = ""
+    size: str = "135m"  # of the model; see trainerbench/workload.py
 
 
 SAME_CODE = "tiny shapes: the code of the smaller size"
@@ -57,10 +58,10 @@ CHECKS = (
     Check("nccl", "publishing.nccl", 45, "NCCL needs CUDA"),
     Check("run that learns", "runs.learns", 150),
     Check("kill and resume", "runs.killed", 150),
-    Check("step 0.5b", "speed.step_small", 110),
-    Check("generate 135m", "speed.generate_small", 60),
-    Check("step 1.5b", "speed.step_large", 150, SAME_CODE),
-    Check("generate 0.5b", "speed.generate_large", 75, SAME_CODE),
+    Check("step 0.5b", "speed.step", 110, size="0.5b"),
+    Check("generate 135m", "speed.generate", 60),
+    Check("step 1.5b", "speed.step", 150, SAME_CODE, "1.5b"),
+    Check("generate 0.5b", "speed.generate", 75, SAME_CODE, "0.5b"),
 )
 
 
@@ -150,7 +151,7 @@ def run_here(options: argparse.Namespace) -> int:
     check = next(check for check in CHECKS if check.name == options.run)
     module, _, function = check.function.partition(".")
     call = getattr(import_module(f"gpuchecks.{module}"), function)
-    figures = call(Place(options.device, options.scratch))
+    figures = call(Place(options.device, options.scratch, check.size))
     wrong = [figure.what for figure in figures if not figure.ok]
     found: dict[str, Any] = {
         "verdict": "failed" if wrong else "passed",

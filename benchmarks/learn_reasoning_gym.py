@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wholerun import REPO, Setup, run
+from wholerun import REPO, Setup, numbers, plot, run, study
 
-from atroposlib.processes import Interrupted, RunFailed, StopRequest
+from atroposlib.processes import StopRequest
 from atroposlib.quickstart.recipes import SUMS, Recipe
 
 IMAGE = Path("docs/images/reasoning_gym.svg")
@@ -138,15 +138,8 @@ def write_curves(runs: Sequence[Learned], path: Path) -> None:
                 writer.writerow((r.ranks, r.seed, *(step.get(name) for name in COLUMNS)))
 
 
-def plot(runs: Sequence[Learned], title: str, path: Path) -> None:
+def draw(runs: Sequence[Learned], title: str, axis: Any) -> None:
     """Reward over steps, and the held-out exact rate as dots."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "atropos"
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     for r, colour in zip(runs, ("tab:blue", "tab:orange", "tab:green", "tab:red")):
         name = f"{r.ranks} rank{'s' if r.ranks > 1 else ''}"
         rewards = [step["reward_mean"] for step in r.steps]
@@ -155,34 +148,18 @@ def plot(runs: Sequence[Learned], title: str, path: Path) -> None:
     axis.set(title=title, xlabel="step", ylim=(0, 1))
     axis.grid(alpha=0.3)
     axis.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
 
 
-def main() -> int:
+def main(stop: StopRequest) -> int:
     options = parse_args()
-    stop = StopRequest()
-    stop.listen()
-    try:
-        runs = [learn(ranks, options, stop) for ranks in options.ranks]
-    except RunFailed as failure:
-        print(f"{failure.tail}\n{failure.line}", file=sys.stderr)
-        return 1
-    except Interrupted as interrupted:
-        print(interrupted)
-        return 128 + interrupted.signal_number
+    runs = [learn(ranks, options, stop) for ranks in options.ranks]
     text = figures(runs)
     (options.out / "figures.md").write_text(text, encoding="utf-8")
     write_curves(runs, options.out / "curve.csv")
     print(text)
-    try:
-        title = f"{options.dataset}, {options.model}"
-        plot(runs, title, options.out / "curve.svg")
-        if options.docs:
-            plot(runs, title, REPO / IMAGE)
-    except ImportError:
-        print("no plot: pip install 'atroposlib[bench]' for matplotlib, and run this again")
+    paths = [options.out / "curve.svg", *([REPO / IMAGE] if options.docs else [])]
+    title = f"{options.dataset}, {options.model}"
+    plot(paths, lambda axis: draw(runs, title, axis), 1, width=7)
     return 0
 
 
@@ -191,10 +168,6 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-
-    def numbers(text: str) -> list[int]:
-        return [int(number) for number in text.split(",")]
-
     add("--out", type=Path, default=Path("runs/reasoning-gym"), help="runs, table, curves")
     add("--model", default="smollm2", help="smollm2 or a model directory (%(default)s)")
     add("--dataset", default="chain_sum", help="of reasoning-gym (%(default)s)")
@@ -209,4 +182,4 @@ def parse_args() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(study(main))

@@ -26,16 +26,17 @@ import os
 import shutil
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from wholerun import REPO, Setup, run
+from wholerun import REPO, Setup, numbers, plot, run, study
 
-from atroposlib.processes import Interrupted, RunFailed, StopRequest
+from atroposlib.processes import RunFailed, StopRequest
 from atroposlib.quickstart.recipes import COPY, Recipe
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.utils.metrics import percentile
@@ -164,15 +165,19 @@ def table(results: Sequence[Result]) -> str:
     lines = [f"| {head} |", "|" + "---|" * 10]
     for key in sorted({(r.case.staleness, r.case.loss != "grpo") for r in results}):
         same = [r for r in results if (r.case.staleness, r.case.loss != "grpo") == key]
+
+        def mean(name: str, form: str) -> str:
+            return format(statistics.fmean(getattr(r, name) for r in same), form)
+
         cells = [
             str(key[0]),
             LOSSES[same[0].case.loss],
-            mean_of([r.staleness_mean for r in same], ".2f"),
-            mean_of([r.staleness_p95 for r in same], ".0f"),
+            mean("staleness_mean", ".2f"),
+            mean("staleness_p95", ".0f"),
             str(max(r.staleness_max for r in same)),
-            mean_of([r.tokens_per_s for r in same], ".0f"),
-            mean_of([r.steps_per_min for r in same], ".0f"),
-            mean_of([r.wait_share for r in same], ".0%"),
+            mean("tokens_per_s", ".0f"),
+            mean("steps_per_min", ".0f"),
+            mean("wait_share", ".0%"),
             spread_of([r.reward_last for r in same]),
             spread_of([r.heldout for r in same]),
         ]
@@ -180,57 +185,33 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def mean_of(values: Sequence[float], form: str) -> str:
-    return format(statistics.fmean(values), form)
-
-
 def spread_of(values: Sequence[float]) -> str:
     mean = f"{statistics.fmean(values):.2f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.2f} to {max(values):.2f})"
 
 
-def plot(results: Sequence[Result], path: Path) -> None:
-    """Held-out reward and throughput over measured staleness; a dot per seed."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "atropos"  # the same results: the same file
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+def draw(results: Sequence[Result], axes: Any) -> None:
+    """Held-out reward and throughput over measured staleness; a dot per seed, a line of means."""
     for loss, colour in (("grpo", "tab:red"), ("decoupled", "tab:blue")):
-        of_loss = [r for r in results if r.case.loss == loss]
         for axis, name in zip(axes, ("heldout", "reward_last", "tokens_per_s")):
-            dots = [(r.staleness_mean, getattr(r, name)) for r in of_loss]
-            axis.plot(*zip(*dots), "o", color=colour, alpha=0.35, markersize=4)
-            means = [
-                tuple(map(statistics.fmean, zip(*same)))
-                for level in sorted({r.case.staleness for r in of_loss})
-                if (
-                    same := [
-                        (r.staleness_mean, getattr(r, name))
-                        for r in of_loss
-                        if r.case.staleness == level
-                    ]
-                )
-            ]
+            of_level = defaultdict(list)
+            for r in results:
+                if r.case.loss == loss:
+                    of_level[r.case.staleness].append((r.staleness_mean, getattr(r, name)))
+            levels = [dots for _, dots in sorted(of_level.items())]
+            means = [tuple(map(statistics.fmean, zip(*dots))) for dots in levels]
+            axis.plot(*zip(*chain(*levels)), "o", color=colour, alpha=0.35, markersize=4)
             axis.plot(*zip(*means), "-", color=colour, label=LOSSES[loss])
     titles = ("reward, held out", f"reward, last {LAST_STEPS} steps", "trained tokens/s")
     for axis, title in zip(axes, titles):
-        axis.set_title(title)
-        axis.set_xlabel("measured staleness, versions")
+        axis.set(title=title, xlabel="measured staleness, versions")
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[0].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
 
 
-def main() -> int:
+def main(stop: StopRequest) -> int:
     options = parse_args()
-    stop = StopRequest()
-    stop.listen()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     cases = [
         Case(staleness, loss, seed)
@@ -258,13 +239,9 @@ def main() -> int:
             flush=True,
         )
 
-    try:
-        with ThreadPoolExecutor(options.parallel) as pool:
-            for done in [pool.submit(one, case) for case in cases]:
-                done.result()
-    except Interrupted as interrupted:
-        print(f"{interrupted}; runs that ended are kept in {options.out}")
-        return 128 + interrupted.signal_number
+    with ThreadPoolExecutor(options.parallel) as pool:
+        for done in [pool.submit(one, case) for case in cases]:
+            done.result()
     if results:
         report(results, options)
     return 1 if failed else 0
@@ -275,12 +252,8 @@ def report(results: Sequence[Result], options: argparse.Namespace) -> None:
     text = table(results)
     (options.out / "table.md").write_text(text, encoding="utf-8")
     print(f"\n{text}")
-    try:
-        plot(results, options.out / "staleness.svg")
-        if options.docs:
-            plot(results, REPO / IMAGE)
-    except ImportError:
-        print("no plot: pip install 'atroposlib[bench]' for matplotlib, and run this again")
+    paths = [options.out / "staleness.svg", *([REPO / IMAGE] if options.docs else [])]
+    plot(paths, lambda axes: draw(results, axes), 3, width=12)
 
 
 def parse_args() -> argparse.Namespace:
@@ -288,10 +261,6 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-
-    def numbers(text: str) -> list[int]:
-        return [int(number) for number in text.split(",")]
-
     add("--out", type=Path, default=Path("runs/staleness"), help="runs, table and plot")
     add("--staleness", type=numbers, default=[0, 1, 2, 4, 8], help="0,1,2,4,8")
     add("--losses", type=lambda text: text.split(","), default=list(LOSSES), help="names")
@@ -311,4 +280,4 @@ def parse_args() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(study(main))

@@ -1,4 +1,4 @@
-"""One whole run, driven by code: API, inference server, environment and trainer as processes.
+"""Whole runs, driven by code: API, inference server, environment and trainer as processes.
 
 The quickstart's plan and command lines, with some flags changed; what it made is read back
 from the files that the processes themselves write.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,15 @@ from typing import Any
 from atroposlib.live.heldout import Check, Heldout
 from atroposlib.processes import (
     Children,
+    Interrupted,
     ProcessSpec,
+    RunFailed,
+    StopOnExit,
     StopRequest,
     Supervisor,
     free_port,
 )
+from atroposlib.processes.supervisor import RestartRule
 from atroposlib.quickstart import models
 from atroposlib.quickstart.commands import processes, thread_env
 from atroposlib.quickstart.recipes import Options, QuickstartPlan, Recipe, ServingEngine
@@ -59,8 +63,13 @@ class Outcome:
     seconds: float  # from the first process to the end of the trainer
 
 
-def run(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcome:
-    """Run it to its end and end every process.
+def run(
+    setup: Setup,
+    stop: StopRequest,
+    bound_s: float = 3600.0,
+    rule: RestartRule | None = None,
+) -> Outcome:
+    """Run it to its end and end every process; by default the end of one ends the run.
 
     Raises:
         RunFailed: a process died or ``bound_s`` passed; the message names the log.
@@ -70,7 +79,14 @@ def run(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcome:
         plan = plan_of(setup, children)
         specs = [changed(spec, setup) for spec in processes(plan)]
         ends = {"trainer", "environment"}
-        parts = Supervisor(specs, children, stop, may_end=lambda: ends, print_line=_silent)
+        parts = Supervisor(
+            specs,
+            children,
+            stop,
+            rule or StopOnExit(),
+            may_end=lambda: ends,
+            print_line=lambda line: None,  # the caller prints the outcome
+        )
         started = time.monotonic()
         parts.start_servers()
         parts.start_workers()
@@ -138,5 +154,44 @@ def with_flags(argv: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _silent(_line: str) -> None:
-    """Print nothing: the caller prints the outcome."""
+# --- studies of several runs ---------------------------------------------------------------
+
+
+def study(runs: Callable[[StopRequest], int]) -> int:
+    """Return the status of ``runs``, which does them; a signal ends them and every process."""
+    stop = StopRequest()
+    stop.listen()
+    try:
+        return runs(stop)
+    except RunFailed as failure:
+        print(f"{failure.tail}\n{failure.line}", file=sys.stderr)
+        return 1
+    except Interrupted as interrupted:
+        print(f"{interrupted}; runs that ended are kept")
+        return 128 + interrupted.signal_number
+
+
+def numbers(text: str) -> list[int]:
+    """``0,1,4`` of a command line."""
+    return [int(number) for number in text.split(",")]
+
+
+def plot(
+    paths: Sequence[Path], draw: Callable[[Any], None], columns: int, width: float
+) -> None:
+    """Write the axes that ``draw`` fills as SVG to each path; a hint without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no plot: pip install 'atroposlib[bench]' for matplotlib, and run this again")
+        return
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "atropos"  # the same results: the same file
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, columns, figsize=(width, 3.6), layout="constrained")
+    draw(axes)
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)

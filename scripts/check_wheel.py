@@ -135,15 +135,7 @@ def check(python: str, folder: Path, max_mb: int) -> None:
 
 def require_extra(command: Path, words: str, extra: str, folder: Path) -> None:
     """Require that a command without its extra fails with a last line that names it."""
-    line = [str(command), *words.split()]
-    done = subprocess.run(
-        line,
-        cwd=folder,
-        text=True,
-        timeout=WAIT_S,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    done = execute([str(command), *words.split()], folder)
     last = done.stdout.strip().splitlines()[-1:]
     fine = done.returncode in (1, 2) and f"pip install 'atroposlib[{extra}]'" in "".join(last)
     if not fine or "Traceback" in done.stdout:
@@ -172,9 +164,23 @@ def run(
     Raises:
         Failed: its exit status is not 0.
     """
-    env = {key: value for key, value in (env or os.environ).items() if key != "PYTHONPATH"}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(
+    done = execute(command, folder, env)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if done.returncode != 0:
+        raise Failed(f"{title}: exit status {done.returncode}\n{done.stdout[-3000:]}")
+    elapsed_s = time.monotonic() - started
+    print(f"check_wheel: {title}: {elapsed_s:.1f} s, {cpu_s:.2f} s of CPU", flush=True)
+    return cpu_s
+
+
+def execute(
+    command: Sequence[str], folder: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in ``folder`` without PYTHONPATH; its errors are part of its output."""
+    env = {key: value for key, value in (env or os.environ).items() if key != "PYTHONPATH"}
+    return subprocess.run(
         command,
         cwd=folder,
         env=env,
@@ -183,13 +189,6 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if done.returncode != 0:
-        raise Failed(f"{title}: exit status {done.returncode}\n{done.stdout[-3000:]}")
-    elapsed_s = time.monotonic() - started
-    print(f"check_wheel: {title}: {elapsed_s:.1f} s, {cpu_s:.2f} s of CPU", flush=True)
-    return cpu_s
 
 
 if __name__ == "__main__":

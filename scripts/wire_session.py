@@ -159,14 +159,13 @@ def pretty(value: Any, indent: int = 0, width: int = 92) -> str:
         return flat
     pad = " " * (indent + 2)
     if isinstance(value, dict):
-        inner = [
-            (
-                f"{pad}{json.dumps(k)}: {pretty(v, indent + len(k) + 6, width)}"
-                if len(json.dumps(v)) + indent + len(k) + 6 <= width
-                else f"{pad}{json.dumps(k)}: {pretty(v, indent + 2, width)}"
+        inner = []
+        for k, v in value.items():
+            at = indent + len(k) + 6
+            fits = len(json.dumps(v)) + at <= width
+            inner.append(
+                f"{pad}{json.dumps(k)}: {pretty(v, at if fits else indent + 2, width)}"
             )
-            for k, v in value.items()
-        ]
         return "{\n" + ",\n".join(inner) + "\n" + " " * indent + "}"
     inner = [pad + pretty(one, indent + 2, width) for one in value]
     return "[\n" + ",\n".join(inner) + "\n" + " " * indent + "]"

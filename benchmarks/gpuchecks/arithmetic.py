@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import torch
-from gpuchecks.figures import Figure, Place, below, holds, weights
+from gpuchecks.figures import Figure, Place, below, holds, workload
 from torch import Tensor
 from trainerbench.contestants import Ours
 from trainerbench.workload import Workload, rows_of
@@ -20,6 +22,11 @@ EXACT = {"logprob, largest": 3e-4, "gradient": 2e-3}
 ROUNDED = {"logprob, mean": 0.02, "logprob, largest": 0.2, "gradient": 0.1}
 # A packed pass in bfloat16 against a padded one in bfloat16: not more rounding than that.
 MORE_THAN_PADDED = 1.5
+HEAD_DIM = 64
+
+
+def no_kernel(*_: Any) -> None:
+    """Stand for attention.varlen_kernel where none may be used."""
 
 
 @dataclass
@@ -31,59 +38,38 @@ class Found:
 
 
 def arithmetic(place: Place) -> list[Figure]:
-    load = rows_to_compare(place)
+    rows = {"groups": 4, "group_size": 8, "prompt": 128, "median": 200, "shortest": 16}
+    load = workload(place, **rows, longest=800, rows_per_pass=8, checkpointing=False)
     reference = computed(load, "padded", False, "float32")
-    figures = compared(
-        "packed, float32", computed(load, "packed", False, "float32"), reference, EXACT
-    )
-    shared = computed(load, "packed", True, "float32")
-    figures += compared("shared prefixes, float32", shared, reference, EXACT)
-    padded = computed(load, "padded", False, "bfloat16")
-    figures += compared("padded, bfloat16", padded, reference, ROUNDED)
-    variants = {
-        "packed by spans, bfloat16": lambda: without_kernel(load, False),
-        "shared prefixes by masks, bfloat16": lambda: without_kernel(load, True),
-    }
+    figures, of_padded = [], 0.0
+    for name, packing, share, dtype, kernel in ways(place):
+        with nullcontext() if kernel else patch.object(attention, "varlen_kernel", no_kernel):
+            apart = distance(computed(load, packing, share, dtype), reference)
+        limits = EXACT if dtype == "float32" else ROUNDED
+        figures += [below(f"{name}: {what}", apart[what], limits[what]) for what in limits]
+        if packing == "padded":
+            of_padded = apart["gradient"]
+        elif dtype == "bfloat16":
+            what = f"{name}: gradient error over that of padded"
+            figures.append(below(what, apart["gradient"] / of_padded, MORE_THAN_PADDED))
     if place.on_cuda:
-        head_dim = 64
-        kernel = attention.varlen_kernel(torch.device("cuda"), torch.bfloat16, head_dim)
-        name = "none" if kernel is None else kernel.__qualname__.split(".")[0]
-        figures.append(holds("variable-length kernel", name, "one works", kernel is not None))
-        both: dict[str, Callable[[], Found]] = {
-            "packed, varlen, bfloat16": lambda: computed(load, "packed", False, "bfloat16"),
-            "shared prefixes, varlen and masks, bfloat16": lambda: computed(
-                load, "packed", True, "bfloat16"
-            ),
-        }
-        variants |= both
-    worst = distance(padded, reference)["gradient"]
-    for name, compute in variants.items():
-        found = compute()
-        figures += compared(name, found, reference, ROUNDED)
-        more = distance(found, reference)["gradient"] / worst
-        figures.append(
-            below(f"{name}: gradient error over that of padded", more, MORE_THAN_PADDED)
-        )
+        found = attention.varlen_kernel(torch.device("cuda"), torch.bfloat16, HEAD_DIM)
+        name = "none" if found is None else found.__qualname__.split(".")[0]
+        figures.append(holds("variable-length kernel", name, "one works", found is not None))
     return figures
 
 
-def rows_to_compare(place: Place) -> Workload:
-    size = place.size("135m")
-    wide = place.on_cuda
-    return Workload(
-        size=size,
-        groups=4,
-        group_size=8 if wide else 4,
-        prompt=128 if wide else 16,
-        median=200 if wide else 20,
-        shortest=16 if wide else 4,
-        longest=800 if wide else 60,
-        rows_per_pass=8,
-        device=place.device,
-        threads=torch.get_num_threads(),
-        checkpointing=False,
-        model=str(weights(place, size)),
-    )
+def ways(place: Place) -> Iterator[tuple[str, str, bool, str, bool]]:
+    """Name, packing, shared prefixes, dtype, and whether a kernel may be used; padded first."""
+    yield "packed, float32", "packed", False, "float32", True
+    yield "shared prefixes, float32", "packed", True, "float32", True
+    yield "padded, bfloat16", "padded", False, "bfloat16", True
+    yield "packed by spans, bfloat16", "packed", False, "bfloat16", False
+    yield "shared prefixes by masks, bfloat16", "packed", True, "bfloat16", False
+    if place.on_cuda:
+        yield "packed, varlen, bfloat16", "packed", False, "bfloat16", True
+        name = "shared prefixes, varlen and masks, bfloat16"
+        yield name, "packed", True, "bfloat16", True
 
 
 def computed(load: Workload, packing: str, share: bool, dtype: str) -> Found:
@@ -94,11 +80,6 @@ def computed(load: Workload, packing: str, share: bool, dtype: str) -> Found:
     contestant.backward(rows)
     gradient = {n: p.grad.cpu() for n, p in contestant.model.named_parameters()}
     return Found(torch.tensor([p for row in logprobs_R_T for p in row]), gradient)
-
-
-def without_kernel(load: Workload, share: bool) -> Found:
-    with patch.object(attention, "varlen_kernel", lambda *_: None):
-        return computed(load, "packed", share, "bfloat16")
 
 
 def distance(found: Found, reference: Found) -> dict[str, float]:
@@ -113,10 +94,3 @@ def distance(found: Found, reference: Found) -> dict[str, float]:
         "logprob, largest": float(apart.max()),
         "gradient": (square / whole) ** 0.5,
     }
-
-
-def compared(
-    name: str, found: Found, reference: Found, limits: dict[str, float]
-) -> list[Figure]:
-    apart = distance(found, reference)
-    return [below(f"{name}: {what}", apart[what], limit) for what, limit in limits.items()]

@@ -37,10 +37,11 @@ def ratio(what: str, ours: float, theirs: float, unit: str, reference: str) -> F
 
 @dataclass(frozen=True)
 class Place:
-    """Where checks run: device, folder for models and runs, and whether sizes are real."""
+    """Where a check runs: device, folder for models and runs, and shape of the model."""
 
     device: str  # cuda or cpu
     scratch: Path
+    wanted: str = "135m"
 
     @property
     def on_cuda(self) -> bool:
@@ -51,12 +52,29 @@ class Place:
         """Factor of bounds: a dry run shares its cores with others."""
         return 1.0 if self.on_cuda else 4.0
 
-    def size(self, name: str) -> str:
-        """The shape of this name on a GPU, the tiny one in a dry run."""
-        return name if self.on_cuda else "tiny"
+    @property
+    def size(self) -> str:
+        """The shape that is wanted on a GPU, the tiny one in a dry run."""
+        return self.wanted if self.on_cuda else "tiny"
 
 
-def weights(place: Place, size: str) -> Path:
+def workload(place: Place, **real: Any) -> Any:
+    """The ``Workload`` of these rows on a GPU, of few and short ones in a dry run."""
+    import torch
+    from trainerbench.workload import Workload
+
+    dry = {"groups": 2, "group_size": 4, "prompt": 16, "median": 20, "shortest": 4}
+    dry |= {"longest": 60, "rows_per_pass": 4, "checkpointing": False}
+    return Workload(
+        size=place.size,
+        device=place.device,
+        threads=torch.get_num_threads(),
+        model=str(weights(place)),
+        **(real if place.on_cuda else dry),
+    )
+
+
+def weights(place: Place) -> Path:
     """A directory with random bfloat16 weights of a shape, and a tokenizer of all its ids.
 
     The first ids are characters; the rest are words that no text contains.
@@ -67,10 +85,10 @@ def weights(place: Place, size: str) -> Path:
 
     from atroposlib.testing.tiny import ALPHABET, ROLE_TOKENS, char_tokenizer
 
-    directory = place.scratch / f"model-{size}"
+    directory = place.scratch / f"model-{place.size}"
     if (directory / "model.safetensors").exists():
         return directory
-    shape = llama_shape(size)
+    shape = llama_shape(place.size)
     words = [f"<{i}>" for i in range(shape["vocab_size"] - len(ALPHABET) - len(ROLE_TOKENS))]
     alphabet: Any = [*ALPHABET, *words]
     tokenizer = char_tokenizer(alphabet)

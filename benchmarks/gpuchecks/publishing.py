@@ -39,7 +39,7 @@ TIMEOUT_S = 30.0
 
 def publish(place: Place) -> list[Figure]:
     """Publish changed weights twice each way; a server's logprobs follow the trainer's."""
-    model = weights(place, place.size("135m"))
+    model = weights(place)
     figures = []
     with served(model, place.device) as url:
         for seed, name in enumerate(PUBLISHERS):
@@ -68,7 +68,7 @@ def publish(place: Place) -> list[Figure]:
 
 def cuda_ipc(place: Place) -> list[Figure]:
     """Another process opens the trainer's GPU memory, as a vLLM worker does, in each version."""
-    model = weights(place, "135m")
+    model = weights(place)
     policy = loading.load(settings(place, model))
     specs = layout(policy, untie_head=True)
     path = place.scratch / "bridge.json"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import wholerun
 from gpuchecks.figures import Figure, Place, above, below, holds, weights
-from wholerun import Setup, changed, plan_of
+from wholerun import Setup
 
-from atroposlib.processes import Children, StopRequest, Supervisor
+from atroposlib.processes import StopRequest, Supervisor
 from atroposlib.processes.children import Child, Exit
-from atroposlib.quickstart.commands import processes
-from atroposlib.quickstart.recipes import COPY, QuickstartPlan
+from atroposlib.quickstart.recipes import COPY
 from atroposlib.trackers.jsonl import RESUMED, read_steps
 
 LEARNED = 0.5  # mean reward of the last steps; a random model starts near 0.02
@@ -48,32 +47,18 @@ def killed(place: Place) -> list[Figure]:
     trainer: dict[str, object] = {"--weight-publisher": "distributed"}
     trainer |= {"--device": place.device, "--recover-mode": "auto"}
     trainer |= {"--recover-every-steps": 1}
-    model = str(weights(place, place.size("135m")))
+    model = str(weights(place))
     setup = Setup(place.scratch / "killed", recipe, model, seed=0, trainer=trainer, **cores())
-    with Children(setup.out / "logs", StopRequest()) as children:
-        plan = plan_of(setup, children)
-        rule = KillOnce(plan)
-        parts = Supervisor(
-            [changed(spec, setup) for spec in processes(plan)],
-            children,
-            StopRequest(),
-            rule,
-            may_end=lambda: {"trainer", "environment"},
-            print_line=print,
-        )
-        began, bound_s = time.monotonic(), BOUND_S * place.patience
-        parts.start_servers()
-        parts.start_workers()
-        parts.watch(lambda: parts.completed("trainer"), what="trainer", within_s=bound_s)
-        seconds = time.monotonic() - began
-    resumed = plan.metrics_path.read_text(encoding="utf-8").count(f'"{RESUMED}"')
-    final = list((plan.checkpoints / "final_model").glob("*.safetensors"))
+    rule = KillOnce(setup.out)
+    outcome = wholerun.run(setup, StopRequest(), BOUND_S * place.patience, rule)
+    resumed = rule.metrics.read_text(encoding="utf-8").count(f'"{RESUMED}"')
+    final = list((rule.checkpoints / "final_model").glob("*.safetensors"))
     return [
         holds("killed after step", rule.killed_at, ">= 1", bool(rule.killed_at)),
         holds("resumed from a checkpoint", f"{resumed} times", ">= 1", bool(resumed)),
-        *whole(read_steps(plan.metrics_path), steps),
+        *whole(outcome.steps, steps),
         holds("files of the final model", len(final), ">= 1", bool(final)),
-        Figure("seconds, both lives of the trainer", f"{seconds:.1f}"),
+        Figure("seconds, both lives of the trainer", f"{outcome.seconds:.1f}"),
     ]
 
 
@@ -81,8 +66,16 @@ def killed(place: Place) -> list[Figure]:
 class KillOnce:
     """Kill the trainer with SIGKILL after a checkpoint, start it again once."""
 
-    plan: QuickstartPlan
+    out: Path
     killed_at: int = 0  # last step of its first life
+
+    @property
+    def metrics(self) -> Path:
+        return self.out / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / "checkpoints"
 
     def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
         if child.spec.name == "trainer" and ended == Exit(-signal.SIGKILL):
@@ -90,8 +83,8 @@ class KillOnce:
         elif ended is not None:
             raise child.failure(f"{child.spec.name} ended ({ended})")
         elif child.spec.name == "trainer" and not self.killed_at:
-            saved = (self.plan.checkpoints / "recover" / "LATEST").exists()
-            steps = read_steps(self.plan.metrics_path) if saved else []
+            saved = (self.checkpoints / "recover" / "LATEST").exists()
+            steps = read_steps(self.metrics) if saved else []
             if len(steps) >= 2:
                 self.killed_at = int(steps[-1]["step"])
                 os.killpg(child.popen.pid, signal.SIGKILL)

@@ -8,8 +8,8 @@ from typing import Any
 import bench_inference
 import bench_trainer
 import torch
-from gpuchecks.figures import Figure, Place, below, holds, ratio, weights
-from trainerbench.workload import Workload, rows_of
+from gpuchecks.figures import Figure, Place, below, holds, ratio, weights, workload
+from trainerbench.workload import rows_of
 
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
@@ -20,17 +20,10 @@ SAME_NORM = 0.03  # relative, of the gradient; bfloat16 products in another orde
 SAME_LOSS = 1e-3
 
 
-def step_small(place: Place) -> list[Figure]:
-    return step(place, "0.5b")
-
-
-def step_large(place: Place) -> list[Figure]:
-    return step(place, "1.5b")
-
-
-def step(place: Place, name: str) -> list[Figure]:
+def step(place: Place) -> list[Figure]:
     """One optimizer step of every contestant of bench_trainer.py, on the same rows."""
-    load = workload(place, name)
+    rows = {"groups": 8, "group_size": 8, "prompt": 256, "median": 400, "shortest": 32}
+    load = workload(place, **rows, longest=1792, rows_per_pass=8, checkpointing=True)
     tokens = sum(len(row.tokens) for row in rows_of(load))
     found: dict[str, dict[str, Any]] = {}
     figures = [Figure("rows", f"{load.groups * load.group_size}, {tokens:,} tokens")]
@@ -69,36 +62,9 @@ def step(place: Place, name: str) -> list[Figure]:
     return figures
 
 
-def workload(place: Place, name: str) -> Workload:
-    size, wide = place.size(name), place.on_cuda
-    return Workload(
-        size=size,
-        groups=8 if wide else 2,
-        group_size=8 if wide else 4,
-        prompt=256 if wide else 8,
-        median=400 if wide else 12,
-        shortest=32 if wide else 4,
-        longest=1792 if wide else 40,
-        rows_per_pass=8 if wide else 4,
-        device=place.device,
-        threads=torch.get_num_threads(),
-        checkpointing=wide,
-        model=str(weights(place, size)),
-    )
-
-
-def generate_small(place: Place) -> list[Figure]:
-    return generate(place, "135m")
-
-
-def generate_large(place: Place) -> list[Figure]:
-    return generate(place, "0.5b")
-
-
-def generate(place: Place, name: str) -> list[Figure]:
+def generate(place: Place) -> list[Figure]:
     """The local engine against plain ``generate``; its logprobs against its own scores."""
-    size = place.size(name)
-    served = load_model(str(weights(place, size)), device=place.device)
+    served = load_model(str(weights(place)), device=place.device)
     count, n, length, new = (16, 16, 64, 128) if place.on_cuda else (2, 4, 8, 8)
     engine = Engine(
         served, EngineLimits(max_batch=512), seed=0, num_threads=torch.get_num_threads()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,6 @@ class Workload:
     checkpointing: bool
     seed: int = 0
     model: str = ""  # a directory with weights; without one they are made anew
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def seq_len(self) -> int:
