@@ -46,7 +46,7 @@ from example_trainer.advantage.rewards import (
     shape_rewards,
     to_list,
 )
-from example_trainer.settings.advantage import AdvantageSettings
+from example_trainer.settings.loss import AdvantageSettings
 
 # Below this rewards are equal but for rounding; dividing by less would blow rounding
 # errors up to advantages.

@@ -22,7 +22,7 @@ from example_trainer.data.rows import Row, at_trained, without_stale_tokens
 from example_trainer.losses import kl
 from example_trainer.model.critic import ValueModel
 from example_trainer.model.policy import Policy
-from example_trainer.settings.advantage import ObjectiveSettings
+from example_trainer.settings.loss import ObjectiveSettings
 
 
 @dataclass

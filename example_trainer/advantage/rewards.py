@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from atroposlib.errors import ConfigError, InvalidGroup
-from example_trainer.settings.advantage import AdvantageSettings
+from example_trainer.settings.loss import AdvantageSettings
 
 TRUNCATED = "length"  # finish reason of a row that was cut off
 # Squares of larger numbers overflow; a reward of this size is a mistake of units anyway.

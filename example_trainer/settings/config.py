@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ConfigDict
 
 from atroposlib.errors import ConfigError
-from example_trainer.settings.advantage import ObjectiveSettings
 from example_trainer.settings.batch import LoadSettings
+from example_trainer.settings.loss import ObjectiveSettings
 from example_trainer.settings.model import parse_layers
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.run import RunSettings, WatchSettings

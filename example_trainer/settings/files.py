@@ -20,7 +20,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from atroposlib.errors import ConfigError
-from example_trainer.settings.advantage import AdvantageSettings
 from example_trainer.settings.areal import names as areal_names
 from example_trainer.settings.areal import values as groups
 from example_trainer.settings.areal.names import (
@@ -32,7 +31,7 @@ from example_trainer.settings.areal.names import (
 )
 from example_trainer.settings.batch import BatchSettings
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.loss import AdvantageSettings, LossSettings
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.run import OriginalSettings, RunSettings, WatchSettings

@@ -22,6 +22,7 @@ from example_trainer.weights.engines import InferenceServer, ServerGone
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Failure = tuple[str, object]  # URL of a server, and what it raised or did wrong
+Action = Callable[[InferenceServer], object]
 MAX_PARALLEL_SERVERS = 64
 # Added to the two waits in which a server may be paused and unchanged: until the
 # slowest server has finished its requests, and until the timeout is lifted.
@@ -30,8 +31,6 @@ AFTERWARDS = (
     "Mend or remove the server, then start the trainer again; POST /resume lets a server"
     " generate with what it holds."
 )
-
-
 POLL_S = 2.0  # between two looks at the servers
 
 
@@ -127,8 +126,7 @@ class Fleet:
         """
         self.gather()
         for bound in ((self._watchdog_s,), ()):
-            failed = failures(self.present, lambda engine: engine.pause(*bound))
-            if failed := self.leave_out(failed):
+            if failed := self._failures(lambda engine: engine.pause(*bound)):
                 call_all(self.present, lambda engine: engine.resume())
                 raise PublishFailed(
                     f"could not pause {len(failed)} of {len(self.engines)} servers:"
@@ -136,7 +134,7 @@ class Fleet:
                     f" what they hold. {AFTERWARDS}"
                 )
 
-    def load(self, action: Callable[[InferenceServer], None], retries: int = 0) -> None:
+    def load(self, action: Action, retries: int = 0) -> None:
         """Change the weights of every server.
 
         Args:
@@ -145,25 +143,20 @@ class Fleet:
         Raises:
             PublishFailed: one refused; all that answer stay paused.
         """
-        failed = self.leave_out(failures(self.present, action))
+        failed = self._failures(action)
         for _ in range(retries):
-            urls = [url for url, _ in failed]
-            failed = failures([e for e in self.present if e.url in urls], action)
-            failed = self.leave_out(failed)
+            failed = self._failures(action, among=failed)
         if failed:
             raise self.half_updated("load", failed)
 
-    def verify(
-        self, version: int, again: Callable[[InferenceServer], None] | None = None
-    ) -> None:
+    def verify(self, version: int, again: Action | None = None) -> None:
         """Raise PublishFailed unless every server reports this version.
 
         A server that restarted after its load is given the weights ``again``, once.
         """
         wrong = self._wrong(version)
         if wrong and again is not None:
-            urls = [url for url, _ in wrong]
-            self.leave_out(failures([e for e in self.present if e.url in urls], again))
+            self._failures(again, among=wrong)
             wrong = self._wrong(version)
         if wrong:
             raise self.half_updated(f"verify version {version} on", wrong)
@@ -182,8 +175,7 @@ class Fleet:
         Raises:
             PublishFailed: one refuses; the others hold the same version and go on.
         """
-        failed = failures(self.present, lambda engine: engine.resume())
-        if failed := self.leave_out(failed):
+        if failed := self._failures(lambda engine: engine.resume()):
             raise PublishFailed(
                 f"could not resume {len(failed)} of {len(self.engines)} servers:"
                 f" {_lines(failed)}. All hold the new version and the others generate."
@@ -192,8 +184,15 @@ class Fleet:
 
     def pause_all(self) -> list[str]:
         """Pause every server that still answers; returns the URLs of those that do not."""
-        silent = failures(self.present, lambda engine: engine.pause())
-        return [*self.absent, *(url for url, _ in silent)]
+        paused = call_all(self.present, lambda engine: engine.pause())
+        silent = [e.url for e, answer in zip(self.present, paused) if _is_error(answer)]
+        return [*self.absent, *silent]
+
+    def _failures(self, action: Action, among: list[Failure] | None = None) -> list[Failure]:
+        """Call every server, or those of ``among``; return those that answer with an error."""
+        called = [e for e in self.present if among is None or e.url in dict(among)]
+        answers = call_all(called, action)
+        return self.leave_out((e.url, a) for e, a in zip(called, answers) if _is_error(a))
 
     def half_updated(self, stage: str, failed: Sequence[Failure]) -> PublishFailed:
         """Pause a fleet that may hold several versions and return the error to raise."""
@@ -230,14 +229,6 @@ def call_all(
 
 def _is_error(answer: object) -> bool:
     return isinstance(answer, InferenceError)
-
-
-def failures(
-    engines: Sequence[InferenceServer], action: Callable[[InferenceServer], object]
-) -> list[Failure]:
-    """Call every engine concurrently; return the URL and the error of those that failed."""
-    answers = call_all(engines, action)
-    return [(e.url, answer) for e, answer in zip(engines, answers) if _is_error(answer)]
 
 
 def _lines(failed: Sequence[Failure]) -> str:

@@ -20,6 +20,7 @@ from example_trainer.weights.fleet import POLL_S, Fleet, call_all
 
 logger = logging.getLogger(__name__)
 Announce = Callable[[int], None]  # sends a version to the rollout API
+SILENT = "GET /health has no answer"
 
 
 class Publisher:
@@ -88,10 +89,7 @@ class Publisher:
         """Whether servers are gone or restarted; if all are, wait for one. Rank 0 only."""
         fleet, before = self.fleet, len(self.fleet.absent)
         for engine in fleet.present:
-            if not engine.http.is_ready():
-                fleet.leave_out([(engine.url, ServerGone("GET /health has no answer"))])
-            elif self._held and engine.version() != str(self._held[0]):
-                fleet.leave_out([(engine.url, ServerGone("restarted with other weights"))])
+            self._lost(engine)
         if len(fleet.absent) == before:
             return False
         if self._held is None:
@@ -117,23 +115,29 @@ class Publisher:
         finally:
             self.fleet.lock.release()
 
+    def _lost(self, engine: InferenceServer) -> str | None:
+        """Leave out a server that is gone or restarted; return why."""
+        why = None
+        if not engine.http.is_ready():
+            why = SILENT
+        elif self._held and engine.version() != str(self._held[0]):
+            why = "restarted with other weights"
+        if why is not None:
+            self.fleet.leave_out([(engine.url, ServerGone(why))])
+        return why
+
     def _look_at(self, engine: InferenceServer) -> None:
         assert self._held is not None
         version, staged = self._held
-        if not engine.http.is_ready():
-            self.fleet.leave_out([(engine.url, ServerGone("GET /health has no answer"))])
-            return
-        restarted = engine.version() != str(version)
-        if restarted:
-            self.fleet.leave_out([(engine.url, ServerGone("restarted with other weights"))])
-        elif engine.url not in self.fleet.absent:
+        lost = self._lost(engine)
+        if lost == SILENT or lost is None and engine.url not in self.fleet.absent:
             return
         engine.pause()
-        if restarted and not self.renews and staged is not None:
-            return  # it stays paused until the next publish
-        if restarted and staged is None:
+        if lost and staged is None:
             engine.label(version)
-        elif restarted:
+        elif lost and not self.renews:
+            return  # it stays paused until the next publish
+        elif lost:
             self.load(engine, str(staged), version)
         if engine.version() == str(version):
             engine.resume()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from example_trainer.advantage.estimators import ESTIMATORS
 from example_trainer.losses import LOSSES
-from example_trainer.settings.advantage import AdvantageSettings
-from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.loss import AdvantageSettings, LossSettings
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
 

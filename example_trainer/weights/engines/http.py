@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -145,14 +145,14 @@ class InferenceServer(ABC):
 
     name: str
     _info_route = "/server_info"
-    # What the server can do with running requests at a pause, by its own words; the first
-    # is the default. Tokens after the pause are computed from the new weights alone.
-    pause_modes: Mapping[str, str]
+    # What the server can do with running requests at a pause; the first is the default.
+    # Tokens after the pause are computed from the new weights alone.
+    pause_modes: Sequence[str]
     _adapter: str | None = None  # model name of requests; set by the first load
 
     def __init__(self, http: Http, pause_mode: str | None = None) -> None:
         self.http, self.url = http, http.url
-        self.pause_mode = pause_mode or next(iter(self.pause_modes))
+        self.pause_mode = pause_mode or self.pause_modes[0]
         if self.pause_mode not in self.pause_modes:
             raise ConfigError(
                 f"the {self.name} server at {self.url} has no pause that is {pause_mode!r};"

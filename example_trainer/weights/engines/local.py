@@ -17,7 +17,7 @@ class LocalEngine(InferenceServer):
     """
 
     name = "local"
-    pause_modes = {"wait": "wait", "abort": "abort", "keep": "keep"}
+    pause_modes = ("wait", "abort", "keep")
 
     def require(self, publisher: str, adapter_name: str | None) -> None:
         if publisher == "lora" and adapter_name is not None:
@@ -36,7 +36,7 @@ class LocalEngine(InferenceServer):
     def pause(self, resume_after_s: float | None = None) -> None:
         # The server's default timeout is a minute; this is the user's setting.
         params: dict[str, Any] = {
-            "mode": self.pause_modes[self.pause_mode],
+            "mode": self.pause_mode,
             "timeout_s": min(self.http.timeout_s, LONGEST_PAUSE_S),
         }
         if resume_after_s is not None:

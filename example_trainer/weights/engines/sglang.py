@@ -14,8 +14,7 @@ class SglangEngine(InferenceServer):
     """
 
     name = "sglang"
-    # A retracted request is computed again from its tokens; "in_place" would keep old KV.
-    pause_modes = {"abort": "abort", "keep": "retract"}
+    pause_modes = ("abort", "keep")
 
     def require(self, publisher: str, adapter_name: str | None) -> None:
         if publisher == "shared_memory":
@@ -34,7 +33,9 @@ class SglangEngine(InferenceServer):
             self._needs("/load_lora_adapter", "start SGLang with --enable-lora")
 
     def pause(self, resume_after_s: float | None = None) -> None:
-        self.http.post("/pause_generation", {"mode": self.pause_modes[self.pause_mode]})
+        # A retracted request is computed again from its tokens; "in_place" would keep old KV.
+        mode = "retract" if self.pause_mode == "keep" else self.pause_mode
+        self.http.post("/pause_generation", {"mode": mode})
 
     def resume(self) -> None:
         self.http.post("/continue_generation", {})

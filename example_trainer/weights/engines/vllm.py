@@ -27,7 +27,7 @@ class VllmEngine(InferenceServer):
     """
 
     name = "vllm"
-    pause_modes = {"abort": "abort", "wait": "wait", "keep": "keep"}
+    pause_modes = ("abort", "wait", "keep")
     _info_route = "/weight_info"
 
     @cached_property
@@ -79,7 +79,7 @@ class VllmEngine(InferenceServer):
             )
 
     def pause(self, resume_after_s: float | None = None) -> None:
-        self.http.post("/pause", params={"mode": self.pause_modes[self.pause_mode]})
+        self.http.post("/pause", params={"mode": self.pause_mode})
 
     def resume(self) -> None:
         self.http.post("/resume")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from atroposlib.errors import ConfigError, InvalidGroup
 from example_trainer.advantage import estimators
 from example_trainer.advantage.estimators import ESTIMATORS
-from example_trainer.settings.advantage import AdvantageSettings
+from example_trainer.settings.loss import AdvantageSettings
 
 EVERY = sorted(ESTIMATORS)
 

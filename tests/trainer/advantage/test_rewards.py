@@ -6,7 +6,7 @@ import pytest
 
 from atroposlib.errors import ConfigError, InvalidGroup
 from example_trainer.advantage import estimators
-from example_trainer.settings.advantage import AdvantageSettings
+from example_trainer.settings.loss import AdvantageSettings
 
 
 def shape_rewards(rewards, lengths=None, reasons=None, **fields):
