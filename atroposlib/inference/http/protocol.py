@@ -15,6 +15,7 @@ from atroposlib.errors import InferenceRefused
 from atroposlib.inference.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 
 MAX_N = 4096
+WEIGHTS_GROUP = "weight_update_group"  # default name, as SGLang's
 
 
 class SamplingFields(BaseModel):
@@ -152,42 +153,6 @@ class GenerateRequest(PromptFields):
     prompt_logprobs: int | None = Field(None, ge=0)
 
 
-class UpdateWeights(BaseModel):
-    """POST /update_weights_from_disk (SGLang's name)."""
-
-    model_path: str
-    weight_version: int | None = None
-
-
-class CollectiveRpc(BaseModel):
-    """POST /collective_rpc (vLLM's name); only reload_weights is served."""
-
-    method: Literal["reload_weights"]
-    kwargs: dict[str, Any] = {}
-
-
-class SharedWeights(BaseModel):
-    """POST /update_weights_from_shared_memory."""
-
-    path: str
-    weight_version: int
-
-
-class LoadAdapter(BaseModel):
-    """POST /v1/load_lora_adapter (vLLM's name). Requests keep the name of the served model."""
-
-    lora_name: str
-    lora_path: str
-    weight_version: int | None = None
-
-
-class UnloadAdapter(BaseModel):
-    """POST /v1/unload_lora_adapter."""
-
-    lora_name: str
-    weight_version: int | None = None
-
-
 class InitWeightsGroup(BaseModel):
     """POST /init_weights_update_group (SGLang's name); this server is rank ``rank_offset``."""
 
@@ -195,7 +160,7 @@ class InitWeightsGroup(BaseModel):
     master_port: int = Field(gt=0, le=65535)
     rank_offset: int = Field(ge=1)
     world_size: int = Field(ge=2)
-    group_name: str = "weight_update_group"
+    group_name: str = WEIGHTS_GROUP
     backend: Literal["nccl", "gloo"] = "nccl"
     timeout_s: float = Field(300.0, gt=0, le=3600)
 
@@ -209,7 +174,7 @@ class UpdateFromGroup(BaseModel):
     names: list[str]
     dtypes: list[Literal["float32", "bfloat16", "float16"]]
     shapes: list[list[int]]
-    group_name: str = "weight_update_group"
+    group_name: str = WEIGHTS_GROUP
     weight_version: int | None = None
     final: bool = True
 
@@ -218,15 +183,3 @@ class UpdateFromGroup(BaseModel):
         if not len(self.names) == len(self.dtypes) == len(self.shapes):
             raise ValueError("names, dtypes and shapes must have one entry per tensor")
         return self
-
-
-class LeaveWeightsGroup(BaseModel):
-    """POST /destroy_weights_update_group (SGLang's name)."""
-
-    group_name: str = "weight_update_group"
-
-
-class WeightVersion(BaseModel):
-    """POST /update_weight_version."""
-
-    weight_version: int

@@ -13,27 +13,23 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Body, Query
 
 from atroposlib.errors import InferenceRefused, WeightsError
 from atroposlib.inference.engine.engine import PauseMode
 from atroposlib.inference.engine.weights import copy_tensors, load_shared, verify_shapes
-from atroposlib.inference.http.protocol import (
-    CollectiveRpc,
-    InitWeightsGroup,
-    LeaveWeightsGroup,
-    LoadAdapter,
-    SharedWeights,
-    UnloadAdapter,
-    UpdateFromGroup,
-    UpdateWeights,
-    WeightVersion,
-)
+from atroposlib.inference.http.protocol import WEIGHTS_GROUP, InitWeightsGroup, UpdateFromGroup
 from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
 from atroposlib.utils.process_group import gpu_uuid
+
+# Fields of a JSON object.
+Text = Annotated[str, Body(embed=True)]
+Number = Annotated[int, Body(embed=True)]
+NumberOrNone = Annotated[int | None, Body()]
 
 
 def control_router(service: InferenceService) -> APIRouter:
@@ -99,13 +95,15 @@ def weights_router(service: InferenceService, group: WeightGroup) -> APIRouter:
         return JsonResponse({"success": True, "message": message, "weight_version": version})
 
     @routes.post("/update_weights_from_disk")
-    def update_weights_from_disk(body: UpdateWeights) -> JsonResponse:
-        return changed(lambda: engine.update_weights(body.model_path, body.weight_version))
+    def update_weights_from_disk(
+        model_path: Text, weight_version: NumberOrNone = None
+    ) -> JsonResponse:
+        return changed(lambda: engine.update_weights(model_path, weight_version))
 
     @routes.post("/update_weights_from_shared_memory")
-    def update_weights_from_shared_memory(body: SharedWeights) -> JsonResponse:
-        load = partial(load_shared, path=body.path, version=body.weight_version)
-        return changed(lambda: engine.replace_weights(load, body.weight_version))
+    def update_weights_from_shared_memory(path: Text, weight_version: Number) -> JsonResponse:
+        load = partial(load_shared, path=path, version=weight_version)
+        return changed(lambda: engine.replace_weights(load, weight_version))
 
     @routes.post("/init_weights_update_group")
     def init_weights_update_group(body: InitWeightsGroup) -> JsonResponse:
@@ -131,31 +129,37 @@ def weights_router(service: InferenceService, group: WeightGroup) -> APIRouter:
         return changed(receive)
 
     @routes.post("/destroy_weights_update_group")
-    def destroy_weights_update_group(body: LeaveWeightsGroup) -> Json:
-        group.leave(body.group_name)
-        return {"success": True, "message": f"not in group {body.group_name}"}
+    def destroy_weights_update_group(group_name: Text = WEIGHTS_GROUP) -> Json:
+        group.leave(group_name)
+        return {"success": True, "message": f"not in group {group_name}"}
 
     @routes.post("/v1/load_lora_adapter")
-    def load_lora_adapter(body: LoadAdapter) -> JsonResponse:
-        where, name = body.lora_path, body.lora_name
-        return changed(lambda: engine.load_adapter(where, name, body.weight_version))
+    def load_lora_adapter(
+        lora_name: Text, lora_path: Text, weight_version: NumberOrNone = None
+    ) -> JsonResponse:
+        return changed(lambda: engine.load_adapter(lora_path, lora_name, weight_version))
 
     @routes.post("/v1/unload_lora_adapter")
-    def unload_lora_adapter(body: UnloadAdapter) -> JsonResponse:
-        return changed(lambda: engine.unload_adapter(body.lora_name, body.weight_version))
+    def unload_lora_adapter(
+        lora_name: Text, weight_version: NumberOrNone = None
+    ) -> JsonResponse:
+        return changed(lambda: engine.unload_adapter(lora_name, weight_version))
 
     @routes.post("/collective_rpc")
-    def collective_rpc(body: CollectiveRpc) -> Json:
-        directory = body.kwargs.get("weights_path", service.served.path)
+    def collective_rpc(
+        method: Annotated[Literal["reload_weights"], Body()],
+        kwargs: Annotated[dict[str, Any], Body()] = {},
+    ) -> Json:
+        directory = kwargs.get("weights_path", service.served.path)
         if not isinstance(directory, str) or not Path(directory).is_dir():
             raise InferenceRefused(400, f"weights_path {directory!r} is not a directory")
         engine.update_weights(directory)
         return {"results": [None]}
 
     @routes.post("/update_weight_version")
-    def update_weight_version(body: WeightVersion) -> Json:
-        engine.set_weight_version(body.weight_version)
-        return {"success": True, "weight_version": body.weight_version}
+    def update_weight_version(weight_version: Number) -> Json:
+        engine.set_weight_version(weight_version)
+        return {"success": True, "weight_version": weight_version}
 
     @routes.get("/weight_info")
     async def weight_info() -> Json:

@@ -22,6 +22,9 @@ def same(value: Any) -> Any:
     return value
 
 
+Group = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Renamed:
     """A setting of this trainer; ``convert`` takes AReaL's value and may raise ConfigError."""
@@ -37,7 +40,7 @@ class Combined:
     The member "" is the whole group set to null.
     """
 
-    group: Callable[[Mapping[str, Any]], dict[str, Any]]
+    group: Group
     name: str
 
 
@@ -52,6 +55,7 @@ class Unsupported:
 
 
 Meaning = Renamed | Combined | Ignored | Unsupported
+Meanings = dict[str, Meaning]
 
 SERVER = Ignored("options of the inference server, for atropos-launch or its own command")
 ENVIRONMENTS = Ignored(
@@ -78,29 +82,32 @@ MEASURED = Ignored("seconds_* and memory of each step are always in the metrics"
 SUPERVISED = Ignored("the model of SFT or a reward model: atropos-sft and atropos-rm train it")
 GROUP_SIZE = Ignored("groups carry their own ids; group_size is the environments' business")
 
-_ACTOR: dict[str, Meaning] = {
-    "experiment_name": Combined(groups.run_name, "experiment_name"),
-    "trial_name": Combined(groups.run_name, "trial_name"),
+
+def members(group: Group, names: str) -> Meanings:
+    return {name: Combined(group, name) for name in names.split()}
+
+
+def whole_group(key: str, group: Group, names: str) -> Meanings:
+    below = {f"{key}.{name}": meaning for name, meaning in members(group, names).items()}
+    return {key: Combined(group, ""), **below}
+
+
+def same_named(names: str) -> Meanings:
+    return {name: Renamed(name) for name in names.split()}
+
+
+_ACTOR: Meanings = {
+    **members(groups.run_name, "experiment_name trial_name"),
     "path": Renamed("model_name"),
-    "init_from_scratch": Renamed("init_from_scratch"),
-    "dtype": Renamed("dtype"),
-    "gradient_checkpointing": Renamed("gradient_checkpointing"),
-    "attn_impl": ENGINE,
-    "pad_to_maximum": ENGINE,
+    **same_named("init_from_scratch dtype gradient_checkpointing"),
+    **dict.fromkeys(("attn_impl", "pad_to_maximum", "use_kernels"), ENGINE),
     "grad_reduce_dtype": Ignored("gradients are always summed in float32"),
-    "disable_dropout": Combined(groups.dropout, "disable_dropout"),
+    **members(groups.dropout, "disable_dropout"),
     "is_critic": Ignored("critic.path trains a value model with the policy"),
-    "backend": LAUNCHER,
+    **dict.fromkeys(("backend", "_version", "admin_api_key"), LAUNCHER),
     "ds_auto_tp": SHARDING,
-    "enable_tree_training": PREFIXES_ONCE,
-    "tree_training_mode": PREFIXES_ONCE,
-    "packing_algorithm": MICRO_BATCHES,
-    "use_kernels": ENGINE,
-    "offload": OFFLOAD,
-    "colocated": OFFLOAD,
-    "colocated_weight_path": OFFLOAD,
-    "_version": LAUNCHER,
-    "admin_api_key": LAUNCHER,
+    **dict.fromkeys(("enable_tree_training", "tree_training_mode"), PREFIXES_ONCE),
+    **dict.fromkeys(("offload", "colocated", "colocated_weight_path"), OFFLOAD),
     "fsdp.offload_params": Renamed("cpu_offload"),
     "use_lora": Renamed("lora"),
     "lora_rank": Renamed("lora_r"),
@@ -114,77 +121,59 @@ _ACTOR: dict[str, Meaning] = {
     "optimizer.type": Renamed("optimizer", groups.optimizer),
     "optimizer.lr": Renamed("lr"),
     "optimizer.weight_decay": Renamed("weight_decay"),
-    "optimizer.beta1": Renamed("adam_beta1"),
-    "optimizer.beta2": Renamed("adam_beta2"),
-    "optimizer.eps": Renamed("adam_eps"),
+    **{f"optimizer.{name}": Renamed(f"adam_{name}") for name in ("beta1", "beta2", "eps")},
     "optimizer.min_lr_ratio": Renamed("min_lr_ratio"),
     "optimizer.lr_scheduler_type": Renamed("lr_schedule"),
     "optimizer.warmup_steps_proportion": Renamed("warmup_ratio"),
     "optimizer.gradient_clipping": Renamed("max_grad_norm"),
     "optimizer.offload": Unsupported("unused with FSDP in AReaL; fsdp.offload_params does it"),
-    "optimizer.initial_loss_scale": LOSS_SCALE,
-    "optimizer.min_loss_scale": LOSS_SCALE,
-    "optimizer.loss_scale_window": LOSS_SCALE,
-    "optimizer.hysteresis": LOSS_SCALE,
+    **{
+        f"optimizer.{name}": LOSS_SCALE
+        for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+    },
     # micro-batches
     "mb_spec.max_tokens_per_mb": Renamed("max_tokens_per_microbatch"),
-    "mb_spec.n_mbs": MICRO_BATCHES,
-    "mb_spec.granularity": MICRO_BATCHES,
-    "mb_spec.n_mbs_divisor": MICRO_BATCHES,
-    "mb_spec.packing_algorithm": MICRO_BATCHES,
+    **{
+        f"mb_spec.{name}": MICRO_BATCHES
+        for name in ("n_mbs", "granularity", "n_mbs_divisor", "packing_algorithm")
+    },
+    "packing_algorithm": MICRO_BATCHES,
     # the loss
     "eps_clip": Renamed("clip_eps"),
     "eps_clip_higher": Renamed("clip_eps_high"),
     "c_clip": Renamed("dual_clip"),
-    "recompute_logprob": Combined(groups.loss, "recompute_logprob"),
-    "use_decoupled_loss": Combined(groups.loss, "use_decoupled_loss"),
-    "importance_sampling_level": Combined(groups.loss, "importance_sampling_level"),
-    "use_sapo_loss": Combined(groups.loss, "use_sapo_loss"),
-    "m2_threshold": Combined(groups.loss, "m2_threshold"),
+    **members(
+        groups.loss,
+        "recompute_logprob use_decoupled_loss importance_sampling_level use_sapo_loss m2_threshold",
+    ),
     "sapo_tau_pos": Renamed("sapo_tau_positive"),
     "sapo_tau_neg": Renamed("sapo_tau_negative"),
-    "behav_imp_weight_cap": Combined(groups.importance, "behav_imp_weight_cap"),
+    **members(groups.importance, "behav_imp_weight_cap behave_imp_weight_mode"),
     "behave_imp_weight_cap": Combined(groups.importance, "behav_imp_weight_cap"),
-    "behave_imp_weight_mode": Combined(groups.importance, "behave_imp_weight_mode"),
-    "rejection_sampling": Combined(groups.importance, ""),
-    **{
-        f"rejection_sampling.{name}": Combined(groups.importance, name)
-        for name in ("level", "action", "metric", "agg", "upper", "lower")
-    },
-    "kl_ctl": Combined(groups.kl, "kl_ctl"),
-    "kl_estimator": Combined(groups.kl, "kl_estimator"),
+    **whole_group(
+        "rejection_sampling", groups.importance, "level action metric agg upper lower"
+    ),
+    **members(groups.kl, "kl_ctl kl_estimator"),
     "ppo_n_minibatches": Renamed("minibatches"),
     "temperature": OWN_TEMPERATURE,
     "prox_logp_method": Ignored("proximal logprobs are exact, and free with one minibatch"),
     "mask_no_eos_with_zero": Renamed("mask_truncated"),
     # rewards and advantages
-    "reward_bias": Renamed("reward_bias"),
+    **same_named("reward_bias reward_clip max_new_tokens gae_lambda"),
     "reward_scaling": Renamed("reward_scale"),
-    "reward_clip": Renamed("reward_clip"),
-    "overlong_reward_penalty": Combined(groups.overlong, "overlong_reward_penalty"),
-    "overlong_tokens": Combined(groups.overlong, "overlong_tokens"),
-    "overlong_penalty_factor": Combined(groups.overlong, "overlong_penalty_factor"),
-    "max_new_tokens": Renamed("max_new_tokens"),
+    **members(
+        groups.overlong, "overlong_reward_penalty overlong_tokens overlong_penalty_factor"
+    ),
     "discount": Renamed("gamma"),
-    "gae_lambda": Renamed("gae_lambda"),
     "dynamic_sampling": Renamed("dynamic_filter"),
     "group_size": GROUP_SIZE,
-    "reward_norm": Combined(groups.reward_norm, ""),
-    "adv_norm": Combined(groups.advantage_norm, ""),
-    **{
-        f"{norm}.{name}": Combined(function, name)
-        for norm, function in (
-            ("reward_norm", groups.reward_norm),
-            ("adv_norm", groups.advantage_norm),
-        )
-        for name in groups.NORM_OPTIONS
-    },
-    "log_agent_stats": AGENT_STATS,
-    "log_agent_stats_keys": AGENT_STATS,
+    **whole_group("reward_norm", groups.reward_norm, groups.NORM_OPTIONS),
+    **whole_group("adv_norm", groups.advantage_norm, groups.NORM_OPTIONS),
+    **dict.fromkeys(("log_agent_stats", "log_agent_stats_keys"), AGENT_STATS),
 }
 _FREQUENCY = {"freq_epochs": "epochs", "freq_steps": "steps", "freq_secs": "s"}
 
-NAMES: dict[str, Meaning] = {
+NAMES: Meanings = {
     **{f"actor.{name}": meaning for name, meaning in _ACTOR.items()},
     "ref.path": Renamed("reference_model"),
     "critic.path": Combined(groups.reward_norm, "critic.path"),
@@ -192,8 +181,7 @@ NAMES: dict[str, Meaning] = {
     "critic.value_eps_clip": Renamed("critic_clip_eps"),
     "critic.eps_clip": Renamed("critic_clip_eps"),
     # the run
-    "experiment_name": Combined(groups.run_name, "experiment_name"),
-    "trial_name": Combined(groups.run_name, "trial_name"),
+    **members(groups.run_name, "experiment_name trial_name"),
     "cluster.fileroot": Renamed("save_path"),
     "total_train_steps": Renamed("training_steps"),
     "total_train_epochs": Ignored(
@@ -202,8 +190,7 @@ NAMES: dict[str, Meaning] = {
     "total_train_n_seqs": Unsupported("nothing reads it in AReaL; leave it out"),
     "enable_offload": OFFLOAD,
     "dynamic_bs": Ignored("batches are always full: environments replace dropped groups"),
-    "workflow": WORKFLOW,
-    "eval_workflow": WORKFLOW,
+    **dict.fromkeys(("workflow", "eval_workflow"), WORKFLOW),
     "tokenizer_path": Ignored("the trainer takes the tokenizer of the model's directory"),
     "allocation_mode": LAUNCHER,
     "async_training": Combined(groups.staleness, "async_training"),
@@ -234,20 +221,20 @@ NAMES: dict[str, Meaning] = {
         for name, unit in _FREQUENCY.items()
     },
     "stats_logger.fileroot": Renamed("log_dir"),
-    "stats_logger.wandb.project": Renamed("wandb_project"),
     "stats_logger.wandb.group": Renamed("wandb_group"),
-    "stats_logger.wandb.name": Renamed("run_name"),
-    "stats_logger.wandb.mode": Combined(groups.trackers, "wandb"),
-    "stats_logger.swanlab.mode": Combined(groups.trackers, "swanlab"),
-    "stats_logger.swanlab.project": Renamed("wandb_project"),
-    "stats_logger.swanlab.name": Renamed("run_name"),
-    "stats_logger.trackio.mode": Combined(groups.trackers, "trackio"),
-    "stats_logger.trackio.project": Renamed("wandb_project"),
-    "stats_logger.trackio.name": Renamed("run_name"),
+    **{
+        f"stats_logger.{tracker}.{name}": meaning
+        for tracker in ("wandb", "swanlab", "trackio")
+        for name, meaning in (
+            ("mode", Combined(groups.trackers, tracker)),
+            ("project", Renamed("wandb_project")),
+            ("name", Renamed("run_name")),
+        )
+    },
     "stats_logger.tensorboard.path": Combined(groups.trackers, "tensorboard"),
 }
 # Where nothing above names an option; the longest beginning counts.
-PREFIXES: dict[str, Meaning] = {
+PREFIXES: Meanings = {
     "sglang.": SERVER,
     "vllm.": SERVER,
     "gconfig.": ENVIRONMENTS,

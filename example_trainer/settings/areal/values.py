@@ -12,14 +12,7 @@ from typing import Any
 from atroposlib.errors import ConfigError
 
 Given = Mapping[str, Any]
-NORM_OPTIONS = (
-    "mean_level",
-    "std_level",
-    "group_size",
-    "mean_leave1out",
-    "std_unbiased",
-    "eps",
-)
+NORM_OPTIONS = "mean_level std_level group_size mean_leave1out std_unbiased eps"
 # reward_norm (mean, std, leave one out) -> estimator; the recipes AReaL ships.
 ESTIMATORS = {
     ("group", "group", False): "grpo",
@@ -41,7 +34,7 @@ def reward_norm(given: Given) -> dict[str, Any]:
     """The estimator whose baseline and scale this norm is; with a critic it is gae."""
     critic = given.get("critic.path")
     if critic is not None:
-        if given.keys() & set(NORM_OPTIONS):
+        if given.keys() & set(NORM_OPTIONS.split()):
             raise ConfigError("a critic serves advantage gae, which takes no reward_norm")
         return {"critic": True, "critic_model": critic, "advantage": "gae"}
     if not given.keys() - {"critic.path"}:
