@@ -122,9 +122,7 @@ class FakeInference:
     async def _health(self, request: Request) -> Response:
         self.health_checks += 1
         healthy = self.health_next.popleft() if self.health_next else self.healthy
-        return PlainTextResponse(
-            "ok" if healthy else "down", status_code=200 if healthy else 503
-        )
+        return PlainTextResponse(*(("ok", 200) if healthy else ("down", 503)))
 
     async def _models(self, request: Request) -> Response:
         return self._json({"object": "list", "data": self.cards})
@@ -157,19 +155,18 @@ class FakeInference:
             self.running_now -= 1
 
     def _answers(self) -> Mapping[str, Callable[[Json], Any]]:
-        answers: dict[str, Callable[[Json], Any]] = {
+        by_shape: dict[str, tuple[str, Callable[[Json], Any]]] = {
+            "generate": ("/generate", self._demo_generate),
+            "sglang": ("/generate", self._sglang_generate),
+            "scale_out": ("/inference/v1/generate", self._scale_out_generate),
+            "trl": ("/generate/", self._trl_generate),
+            "trl_text": ("/generate/", self._trl_generate),
+        }
+        return {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._completions,
+            **dict(route for shape, route in by_shape.items() if shape in self.shapes),
         }
-        if "generate" in self.shapes:
-            answers["/generate"] = self._demo_generate
-        if "sglang" in self.shapes:
-            answers["/generate"] = self._sglang_generate
-        if "scale_out" in self.shapes:
-            answers["/inference/v1/generate"] = self._scale_out_generate
-        if self.shapes & {"trl", "trl_text"}:
-            answers["/generate/"] = self._trl_generate
-        return answers
 
     def _json(self, payload: Any, status: int = 200) -> Response:
         headers = {}
@@ -192,14 +189,8 @@ class FakeInference:
         return FakeResponse(
             prompt=ids,
             choices=[
-                _sampled(
-                    [*encode(self.reply(decode(ids), i)), END],
-                    limit,
-                    stops,
-                    abort_at,
-                    self.weight_version,
-                )
-                for i in range(n)
+                _sampled(whole, limit, stops, abort_at, self.weight_version)
+                for whole in ([*encode(self.reply(decode(ids), i)), END] for i in range(n))
             ],
             has_logprobs=self.returns_logprobs,
             has_spans=self.reports_spans,

@@ -40,9 +40,9 @@ from atroposlib.generation.sessions.sequences import (
     SequenceNode,
     SequenceSample,
     SequenceTree,
+    extended_by_text,
+    extended_by_tokens,
     record,
-    text_extension,
-    token_extension,
 )
 
 if TYPE_CHECKING:
@@ -265,16 +265,13 @@ class ManagedServer:
         """
         known = self._sequences.candidates()
         if encode is not None:
-            found = text_extension(
-                known,
-                prompt_text,
-                lambda node, text: encode_after(self.tokenizer, node.tokens, text),
-            )
-            if found is not None:
-                return found
+            node = extended_by_text(known, prompt_text)
+            if node is not None:
+                rest = prompt_text[len(node.full_text) :]
+                return node, node.tokens + encode_after(self.tokenizer, node.tokens, rest)
             ids = encode()
         ids = without_doubled_bos(list(ids), self._bos())
-        return token_extension(known, ids) or (None, ids)
+        return extended_by_tokens(known, ids), ids
 
     async def _sample(
         self,

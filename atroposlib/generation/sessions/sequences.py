@@ -5,7 +5,7 @@ Pure: no server and no tokenizer, only ids, texts and an encoding function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -58,46 +58,31 @@ class SequenceNode(BaseModel):
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
-# A node, and the prompt to send (P,), of which its tokens are a prefix.
-Extension = tuple[SequenceNode, list[int]]
 
-
-def text_extension(
-    nodes: Iterable[SequenceNode],
-    prompt_text: str,
-    encode_after: Callable[[SequenceNode, str], list[int]],
-) -> Extension | None:
+def extended_by_text(nodes: Iterable[SequenceNode], prompt_text: str) -> SequenceNode | None:
     """The longest earlier sequence whose text is a prefix of the prompt, or None.
 
     A tokenizer may encode the same text as other tokens than were sampled, so the sampled ones
-    are kept and ``encode_after(node, text)`` encodes the rest. A prompt with a changed earlier
-    turn (edited, or without its thinking) extends no sequence.
+    are kept and the caller encodes the rest. A prompt with a changed earlier turn (edited, or
+    without its thinking) extends no sequence.
     """
-    for node in _longest_first(nodes):
-        if prompt_text.startswith(node.full_text):
-            suffix = prompt_text[len(node.full_text) :]
-            return node, node.tokens + encode_after(node, suffix)
-    return None
+    return _longest(node for node in nodes if prompt_text.startswith(node.full_text))
 
 
-def token_extension(
+def extended_by_tokens(
     nodes: Iterable[SequenceNode], prompt_ids: Sequence[int]
-) -> Extension | None:
+) -> SequenceNode | None:
     """The longest earlier sequence whose tokens are a prefix of the prompt, or None."""
-    for node in _longest_first(nodes):
-        if is_prefix(node, prompt_ids):
-            return node, list(prompt_ids)
-    return None
+    return _longest(node for node in nodes if is_prefix(node, prompt_ids))
 
 
-def _longest_first(nodes: Iterable[SequenceNode]) -> list[SequenceNode]:
-    """Sequences that can be extended, longest first; equal lengths keep their order.
+def _longest(nodes: Iterable[SequenceNode]) -> SequenceNode | None:
+    """The longest, of equal lengths the first, that ends with a sample.
 
-    A node without a sample at its end is never extended: it equals the prompt that all its
-    siblings continue.
+    Without a sample it equals the prompt that all its siblings continue.
     """
     extendable = [node for node in nodes if node.ends_sampled]
-    return sorted(extendable, key=lambda node: -len(node.tokens))
+    return max(extendable, key=lambda node: len(node.tokens), default=None)
 
 
 def is_prefix(parent: SequenceNode | None, prompt_ids: Sequence[int]) -> bool:

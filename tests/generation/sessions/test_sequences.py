@@ -5,14 +5,13 @@ from hypothesis import strategies as st
 
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.sequences import (
-    Extension,
     SequenceList,
     SequenceNode,
     SequenceSample,
     SequenceTree,
     extend_node,
-    text_extension,
-    token_extension,
+    extended_by_text,
+    extended_by_tokens,
 )
 from atroposlib.wire import MASKED
 
@@ -25,10 +24,6 @@ def as_text(tokens: list[int]) -> str:
 
 def as_ids(text: str) -> list[int]:
     return [ord(char) - 96 for char in text]
-
-
-def by_text(nodes: list[SequenceNode], text: str) -> Extension | None:
-    return text_extension(nodes, text, lambda node, rest: as_ids(rest))
 
 
 def sampled(prompt: list[int], tokens: list[int], version: int = 0) -> Generation:
@@ -79,35 +74,41 @@ def test_a_parent_that_is_no_prefix_of_the_prompt_adds_no_trained_tokens() -> No
 def test_the_longest_of_several_prefixes_is_extended() -> None:
     short, long = node_of([1], [2]), node_of([1, 2, 3], [1])
     for nodes in ([short, long], [long, short]):
-        for found in (by_text(nodes, "abcab"), token_extension(nodes, as_ids("abcab"))):
-            assert found is not None and found[0] is long
+        assert extended_by_text(nodes, "abcab") is long
+        assert extended_by_tokens(nodes, as_ids("abcab")) is long
 
 
 def test_a_sequence_without_a_sample_at_its_end_is_not_extended() -> None:
     empty = node_of([1], [])
-    assert by_text([empty], "abc") is None
-    assert token_extension([empty], [1, 2, 3]) is None
+    assert extended_by_text([empty], "abc") is None
+    assert extended_by_tokens([empty], [1, 2, 3]) is None
 
 
 def test_sampled_tokens_are_kept_where_the_tokenizer_would_choose_others() -> None:
     """Token 9 stands for "bb", which the tokenizer itself would write as two tokens."""
     node = extend_node(None, sampled([1], [9]), "abb")
-    found = by_text([node], "abbc")
-    assert found is not None and found[1] == [1, 9, 3]
+    assert extended_by_text([node], "abbc") is node and node.tokens == [1, 9]
+    assert extended_by_tokens([node], as_ids("abbc")) is None
 
 
 def test_a_prompt_that_rewrites_an_earlier_turn_starts_anew() -> None:
-    assert by_text([node_of([1], [2])], "acb") is None
-    assert token_extension([node_of([1], [2])], [1, 3, 2]) is None
+    assert extended_by_text([node_of([1], [2])], "acb") is None
+    assert extended_by_tokens([node_of([1], [2])], [1, 3, 2]) is None
+
+
+def continue_ab(sequences: SequenceList, token: int) -> None:
+    """Add a sample of ``token`` after the prompt "abc", which extends a sequence "ab"."""
+    node = extended_by_text(sequences.candidates(), "abc")
+    assert node is not None
+    generation = sampled(node.tokens + as_ids("c"), [token])
+    add(sequences, node, generation, "abc" + as_text([token]))
 
 
 def test_identical_siblings_are_each_continued_once() -> None:
     sequences = SequenceList()
     twins = [add(sequences, None, sampled([1], [2]), "ab") for _ in range(2)]
     for _ in twins:
-        found = by_text(sequences.candidates(), "abc")
-        assert found is not None
-        add(sequences, found[0], sampled(found[1], [1]), "abca")
+        continue_ab(sequences, token=1)
     assert [node.tokens for node in sequences.leaves] == [[1, 2, 3, 1]] * 2
     assert all(node.masked_tokens == [-100, 2, -100, 1] for node in sequences.leaves)
 
@@ -116,14 +117,7 @@ def test_a_second_branch_of_a_turn_carries_that_turn_too() -> None:
     sequences = SequenceList()
     add(sequences, None, sampled([1], [2]), "ab")
     for token in (1, 2):
-        found = by_text(sequences.candidates(), "abc")
-        assert found is not None
-        add(
-            sequences,
-            found[0],
-            sampled(found[1], [token]),
-            "abc" + as_text([token]),
-        )
+        continue_ab(sequences, token)
     assert [node.masked_tokens for node in sequences.leaves] == [
         [-100, 2, -100, 1],
         [-100, 2, -100, 2],
@@ -151,8 +145,7 @@ def test_a_conversation_is_one_row_whose_trained_tokens_are_those_sampled(
     for given_ids, tokens in turns:
         history, labels = history + given_ids, labels + [MASKED] * len(given_ids)
         text = as_text(history)
-        found = token_extension(sequences.candidates(), history)
-        parent = None if found is None else found[0]
+        parent = extended_by_tokens(sequences.candidates(), history)
         add(sequences, parent, sampled(history, tokens), text + as_text(tokens))
         history, labels = history + tokens, labels + tokens
     if turns:
