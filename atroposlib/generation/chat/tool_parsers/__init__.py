@@ -1,8 +1,8 @@
-"""Formats of tool calls: one file and one line of TOOL_PARSERS per format.
+"""Formats of tool calls: one class and one line of TOOL_PARSERS per format.
 
     raw text  --parse-->  text before the calls, [FoundCall]  --write-->  raw text
 
-A new format needs a file with a class of the protocol :class:`ToolParser`.
+A new format needs a class of the protocol :class:`ToolParser`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.generation.chat.tool_parsers.hermes import HermesParser
-from atroposlib.generation.chat.tool_parsers.llama3_json import Llama3JsonParser
-from atroposlib.generation.chat.tool_parsers.mistral import MistralParser
+from atroposlib.generation.chat.tool_parsers.json_formats import (
+    HermesParser,
+    Llama3JsonParser,
+    MistralParser,
+)
 from atroposlib.generation.chat.tool_parsers.parsing import ToolParser
 from atroposlib.generation.chat.tool_parsers.qwen3_coder import Qwen3CoderParser
 from atroposlib.generation.chat.tool_parsers.vllm_parsers import VLLM_AVAILABLE, VllmParser

@@ -1,4 +1,4 @@
-"""Adapter of vLLM's tool-call parsers, for formats without a file here."""
+"""Adapter of vLLM's tool-call parsers, for formats without a class here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from atroposlib.errors import ConfigError
-from atroposlib.generation.chat.tool_parsers.hermes import HermesParser
+from atroposlib.generation.chat.tool_parsers.json_formats import HermesParser
 from atroposlib.generation.chat.tool_parsers.parsing import FoundCall, Parsed, Tools
 
 #: Whether vLLM can be imported; the check does not import it.

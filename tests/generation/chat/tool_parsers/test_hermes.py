@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atroposlib.generation.chat.tool_parsers.hermes import HermesParser
+from atroposlib.generation.chat.tool_parsers.json_formats import HermesParser
 from atroposlib.generation.chat.tool_parsers.parsing import FoundCall
 
 ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'

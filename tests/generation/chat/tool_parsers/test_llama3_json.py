@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atroposlib.generation.chat.tool_parsers.llama3_json import Llama3JsonParser
+from atroposlib.generation.chat.tool_parsers.json_formats import Llama3JsonParser
 from atroposlib.generation.chat.tool_parsers.parsing import FoundCall
 
 

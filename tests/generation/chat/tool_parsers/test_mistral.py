@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.generation.chat.tool_parsers.mistral import MistralParser
+from atroposlib.generation.chat.tool_parsers.json_formats import MistralParser
 from atroposlib.generation.chat.tool_parsers.parsing import FoundCall
 
 CALLS = [FoundCall("f", '{"a": 1}'), FoundCall("g", "{}")]
