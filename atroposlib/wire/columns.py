@@ -45,6 +45,7 @@ REST = (  # non-numeric fields; advantages only if they do not fit the tokens
     "advantages",
 )
 MAX_ROWS = 4096
+MAX_TOKENS = 2**23  # of a group
 INT32 = np.iinfo(np.int32)
 _DECODERS = {
     one.name: msgspec.json.Decoder(one.type) for one in msgspec.structs.fields(ScoredData)
@@ -87,8 +88,9 @@ class Columns:
         """Oldest policy version of the sampled tokens; None without versions."""
         if self.versions is None:
             return None
-        known = self.versions[self.versions != MASKED_VERSION]
-        return int(known.min()) if len(known) else None
+        known = self.versions != MASKED_VERSION
+        oldest = int(np.min(self.versions, where=known, initial=INT32.max))
+        return oldest if oldest < INT32.max or known.any() else None
 
     @property
     def declared_size(self) -> int | None:
@@ -167,7 +169,7 @@ def check(columns: Columns) -> None:
     Raises:
         InvalidGroup: names the field and the index, never the value.
     """
-    _check_lengths(columns.seq_lens)
+    check_lengths(columns.seq_lens)
     rows, total = len(columns.seq_lens), len(columns.tokens)
     place = _Place(columns.seq_lens)
     if int(columns.seq_lens.sum(dtype=np.int64)) != total:
@@ -184,15 +186,19 @@ def check(columns: Columns) -> None:
         problem = "versions lie in 0 .. 2^31 - 1, or are -1"
         _in_range("versions", versions, MASKED_VERSION, place, problem)
     _check_distilled(columns.distilled, total, place)
-    _check_rest(columns, rows)
+    check_rest(columns)
 
 
-def _check_lengths(seq_lens: Array) -> None:
+def check_lengths(seq_lens: Array) -> None:
+    """Reject a group with too many or empty rows, or with too many tokens."""
     if not 1 <= len(seq_lens) <= MAX_ROWS:
         problem = f"a group has 1 to {MAX_ROWS} rows, not {len(seq_lens)}"
         raise InvalidGroup("tokens", "", problem)
     for g in np.flatnonzero(seq_lens < 1):
         raise InvalidGroup("tokens", f"[{g}]", "an empty sequence cannot be trained on")
+    if (total := int(seq_lens.sum(dtype=np.int64))) > MAX_TOKENS:
+        problem = f"a group has at most {MAX_TOKENS} tokens, not {total}"
+        raise InvalidGroup("tokens", "", problem)
 
 
 class _Place:
@@ -248,7 +254,9 @@ def _check_distilled(distilled: Distilled | None, total: int, place: _Place) -> 
             raise InvalidGroup("distill_logprobs", place_of(bad), "not a finite number")
 
 
-def _check_rest(columns: Columns, rows: int) -> None:
+def check_rest(columns: Columns) -> None:
+    """Reject non-numeric fields of another type or length than those of the record."""
+    rows = len(columns.seq_lens)
     for name in columns.rest:
         value = columns.rest_value(name)
         if name in PER_SEQUENCE and value is not None:
@@ -278,7 +286,7 @@ def from_group(group: ScoredData) -> Columns:
         InvalidGroup: names the field and the index, never the value.
     """
     seq_lens = np.array([len(row) for row in group.tokens], np.int64)
-    _check_lengths(seq_lens)
+    check_lengths(seq_lens)
     tokens = _flat("tokens", group.tokens, seq_lens, np.int64)
     masks = _flat("masks", group.masks, seq_lens, np.int64)
     floats = {}
@@ -311,8 +319,8 @@ def to_group(columns: Columns) -> ScoredData:
     """The record of checked columns."""
     distilled = columns.distilled or Distilled(np.empty(0))
     group = ScoredData(
-        tokens=_rows(columns.tokens.tolist(), columns.seq_lens),
-        masks=_rows(columns.masks.tolist(), columns.seq_lens),
+        tokens=split_rows(columns.tokens.tolist(), columns.seq_lens),
+        masks=split_rows(columns.masks.tolist(), columns.seq_lens),
         scores=columns.scores.tolist(),
         env_id=columns.env_id,
         group_id=columns.group_id,
@@ -322,9 +330,9 @@ def to_group(columns: Columns) -> ScoredData:
         distill_logprobs=_choices(distilled.logprobs, distilled.counts, columns.seq_lens),
     )
     for name, values in columns.floats.items():
-        setattr(group, name, _rows(values.tolist(), columns.seq_lens))
+        setattr(group, name, split_rows(values.tolist(), columns.seq_lens))
     if columns.versions is not None:
-        group.versions = _rows(columns.versions.tolist(), columns.seq_lens)
+        group.versions = split_rows(columns.versions.tolist(), columns.seq_lens)
     for name in columns.rest:
         setattr(group, name, columns.rest_value(name))
     return group
@@ -384,13 +392,16 @@ def _distilled(group: ScoredData, seq_lens: Array) -> Distilled | None:
     return joined_choices(ids, logprobs)
 
 
-def _rows(flat: list[Any], lengths: Array) -> list[Any]:
+def split_rows(flat: list[Any], lengths: Array) -> list[Any]:
+    """Slices of these lengths, in order."""
     ends = np.cumsum(lengths).tolist()
     return [flat[end - length : end] for end, length in zip(ends, lengths.tolist())]
 
 
 def _choices(values: Array | None, counts: Array, seq_lens: Array) -> list[Any] | None:
-    return None if values is None else _rows(_rows(values.tolist(), counts), seq_lens)
+    return (
+        None if values is None else split_rows(split_rows(values.tolist(), counts), seq_lens)
+    )
 
 
 def _encoded(name: str, value: Any) -> bytes:

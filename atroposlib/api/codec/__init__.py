@@ -10,7 +10,9 @@ from atroposlib.api.codec import formats
 from atroposlib.api.codec.json import read_json_group, read_json_groups
 
 
-def read_group(body: bytes, content_type: str, key: str | None = None) -> formats.ParsedGroup:
+def read_group(
+    body: formats.Body, content_type: str, key: str | None = None
+) -> formats.ParsedGroup:
     """Parse the body of one group; ``key`` is the Idempotency-Key header, if any.
 
     Any content type except the binary ones is read as JSON: old clients send many types.
@@ -21,10 +23,10 @@ def read_group(body: bytes, content_type: str, key: str | None = None) -> format
     """
     if formats.media_type(content_type) == formats.GROUP_MEDIA:
         return formats.read_binary_group(body, key)
-    return read_json_group(body, key)
+    return read_json_group(formats.whole(body), key)
 
 
-def read_groups(body: bytes, content_type: str) -> list[formats.ParsedGroup]:
+def read_groups(body: formats.Body, content_type: str) -> list[formats.ParsedGroup]:
     """Parse the groups of a JSON list, or of frames.
 
     Raises:

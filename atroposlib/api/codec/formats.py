@@ -7,14 +7,15 @@ the errors of :func:`atroposlib.api.codec.read_group`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
-from atroposlib.api.codec.json_columns import parse_columns
+from atroposlib.api.codec.json_columns import KEYS, parse_columns
+from atroposlib.api.codec.json_pieces import LargeGroup
 from atroposlib.api.common.records import BatchMember, Media, NewGroup, Payload
 from atroposlib.errors import CorruptPayload, InvalidGroup
 from atroposlib.wire import ScoredData
@@ -25,15 +26,20 @@ from atroposlib.wire.binary import (
     split_frames,
     unpack_columns,
 )
-from atroposlib.wire.columns import Columns, from_group, stale_masked, to_group
-from atroposlib.wire.safetensors import MalformedBody
+from atroposlib.wire.columns import Columns, from_group, split_rows, stale_masked, to_group
+from atroposlib.wire.safetensors import Array, MalformedBody
 
 T = TypeVar("T")
+# What a post carries, inflated: a large one in pieces, each of which is freed once it is read.
+Body = bytes | Iterator[bytes]
 
 GROUP_MEDIA = "application/x-safetensors"  # one group, as safetensors or a zstd frame of it
 GROUPS_MEDIA = "application/x-atropos-groups"  # frames of them
 # A mark that the API writes into an accepted group whose ``advantages`` do not fit its tokens.
 ADVANTAGES_LENGTH = "advantages_length"
+# A smaller JSON body is parsed whole, by the full decoder if need be, for at most 30 times its
+# size in memory; a larger one in pieces.
+WHOLE_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +48,21 @@ class ParsedGroup(NewGroup):
 
     declared_size: int | None = None  # group_overrides["group_size"], if it is an int
     incarnation: int | None = None  # of ``version``
+    length: int = 0  # tokens of all rows, trained or not
     marks: tuple[str, ...] = ()
 
 
 def parsed_group(
-    columns: Columns, payload: bytes, media: Media, key: str | None, marks: tuple[str, ...]
+    columns: Columns,
+    payload: bytes | bytearray | memoryview,
+    media: Media,
+    key: str | None,
+    marks: tuple[str, ...],
 ) -> ParsedGroup:
     """A checked group; ``key`` applies if the group has no key."""
     own = columns.idempotency_key
     return ParsedGroup(
-        payload=payload,
+        payload=cast(bytes, payload),  # the stores take any of these types
         media=media,
         n_seq=len(columns.seq_lens),
         n_tokens=columns.n_tokens,
@@ -60,6 +71,7 @@ def parsed_group(
         version=columns.version,
         declared_size=columns.declared_size,
         incarnation=columns.incarnation,
+        length=int(columns.seq_lens.sum()),
         marks=marks,
     )
 
@@ -89,6 +101,16 @@ def media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
+def whole(body: Body) -> bytes | bytearray:
+    """The body in one piece."""
+    if isinstance(body, bytes):
+        return body
+    joined = bytearray()
+    for piece in body:
+        joined += piece
+    return joined
+
+
 def is_binary(content_type: str) -> bool:
     return media_type(content_type) in (GROUP_MEDIA, GROUPS_MEDIA)
 
@@ -96,27 +118,31 @@ def is_binary(content_type: str) -> bool:
 # --- binary groups --------------------------------------------------------------------
 
 # A few kilobytes can inflate to a valid group of 128 MB, so large ones go one at a time.
-_LARGE_BYTES = 16 * 2**20
-_ONE_LARGE = threading.Lock()
+LARGE_BYTES = 16 * 2**20
+ONE_LARGE = threading.Lock()
 
 
-def read_binary_group(body: bytes, key: str | None = None) -> ParsedGroup:
+def read_binary_group(body: Body | memoryview, key: str | None = None) -> ParsedGroup:
     """Parse a safetensors file, or a zstd frame of one.
 
     ``key`` applies if the group has no key; it is not written into the bytes.
     """
-    if is_zstd(body) and inflated_size(body) > _LARGE_BYTES:
-        with _ONE_LARGE:
+    if not isinstance(body, (bytes, memoryview)):
+        body = memoryview(whole(body))
+    if is_zstd(body) and inflated_size(body) > LARGE_BYTES:
+        with ONE_LARGE:
             return _read(body, key)
     return _read(body, key)
 
 
-def read_frames(body: bytes) -> list[ParsedGroup]:
-    """Parse the groups in frames."""
-    return parse_each(lambda file: read_binary_group(bytes(file)), split_frames(body))
+def read_frames(body: Body) -> list[ParsedGroup]:
+    """Parse the groups in frames; those of a large body stay views of it."""
+    if isinstance(body, bytes):
+        return parse_each(lambda file: read_binary_group(bytes(file)), split_frames(body))
+    return parse_each(read_binary_group, split_frames(memoryview(whole(body))))
 
 
-def _read(body: bytes, key: str | None) -> ParsedGroup:
+def _read(body: bytes | memoryview, key: str | None) -> ParsedGroup:
     columns = unpack_columns(body)
     marks = find_marks(columns)
     zstd = is_zstd(body)
@@ -160,22 +186,22 @@ def is_stored_as(media: Media, form: Encoding) -> bool:
 
 def encode_group(
     payload: Payload, member: BatchMember, form: Encoding, min_version: int | None
-) -> bytes:
-    """The group in ``form``, with tokens older than ``min_version`` masked.
+) -> Iterator[bytes]:
+    """The group in ``form`` in pieces, with tokens older than ``min_version`` masked.
 
     Raises:
         CorruptPayload: the payload is no group, although its digest matches.
     """
     stale = member.is_older_than(min_version)
     if is_stored_as(payload.media, form) and not stale:
-        return payload.data
+        return iter([payload.data])
     try:
         columns = read_columns(payload)
     except (InvalidGroup, MalformedBody, msgspec.DecodeError) as error:
         raise CorruptPayload([member.gid]) from error
     if stale and min_version is not None:
         columns = stale_masked(columns, min_version)
-    return to_json(columns) if form is Encoding.JSON else pack_columns(columns)
+    return to_json(columns) if form is Encoding.JSON else iter([pack_columns(columns)])
 
 
 def read_columns(payload: Payload) -> Columns:
@@ -186,12 +212,62 @@ def read_columns(payload: Payload) -> Columns:
     """
     if payload.media is not Media.JSON:
         return unpack_columns(payload.data)
+    if len(payload.data) > WHOLE_BYTES:
+        with ONE_LARGE:
+            return LargeGroup(payload.data, keep=True).columns
     proven = parse_columns(payload.data)
     if proven is not None:
         return proven[0]
     return from_group(msgspec.json.decode(payload.data, type=ScoredData))
 
 
-def to_json(columns: Columns) -> bytes:
-    """Canonical JSON: every key of the record, in its order."""
-    return msgspec.json.encode(to_group(columns))
+def to_json(columns: Columns) -> Iterator[bytes]:
+    """Canonical JSON in pieces: every key of the record, in its order."""
+    if len(columns.tokens) <= _NUMBERS and columns.distilled is None:
+        yield msgspec.json.encode(to_group(columns))
+        return
+    numbers = columns.floats | {"tokens": columns.tokens, "masks": columns.masks}
+    if columns.versions is not None:
+        numbers["versions"] = columns.versions
+    before = b"{"
+    for name in KEYS:
+        yield b'%s"%s":' % (before, name.encode())
+        before = b","
+        if name in numbers or name.startswith("distill_"):
+            yield from _json_rows(columns, name, numbers.get(name))
+        elif name == "scores":
+            yield msgspec.json.encode(columns.scores.tolist())
+        else:
+            named = getattr(columns, name, None)
+            yield columns.rest.get(name) or msgspec.json.encode(named)
+    yield b"}"
+
+
+_NUMBERS = 2**16  # that are Python objects at the same time
+
+
+def _json_rows(columns: Columns, name: str, values: Array | None) -> Iterator[bytes]:
+    """A member with an entry per token: of ``values``, or a list of the teacher's choices."""
+    counts: Array | None = None
+    step, taken, start = _NUMBERS, 0, 0
+    if values is None and columns.distilled is not None:
+        counts = columns.distilled.counts
+        values = getattr(columns.distilled, name.removeprefix("distill_"))
+        step = max(1, _NUMBERS // max(1, int(counts.max())))
+    if values is None:
+        yield b"null"
+        return
+    for g, length in enumerate(columns.seq_lens.tolist()):
+        for at in range(start, start + length, step):
+            end = min(at + step, start + length)
+            if counts is None:
+                some = values[at:end].tolist()
+            else:
+                size = int(counts[at:end].sum())
+                some = split_rows(values[taken : taken + size].tolist(), counts[at:end])
+                taken += size
+            opening = b"," if at > start else b",[" if g else b"[["
+            yield opening + msgspec.json.encode(some)[1:-1]
+        yield b"]"
+        start += length
+    yield b"]"

@@ -10,31 +10,49 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from atroposlib.api.codec.formats import ParsedGroup, find_marks, parse_each, parsed_group
+from atroposlib.api.codec.formats import (
+    ONE_LARGE,
+    WHOLE_BYTES,
+    Body,
+    ParsedGroup,
+    find_marks,
+    parse_each,
+    parsed_group,
+)
 from atroposlib.api.codec.json_columns import KEYS, count_byte, parse_columns
+from atroposlib.api.codec.json_pieces import OPTIONAL_LISTS, LargeGroup, split_list
 from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire import PER_SEQUENCE, PER_TOKEN, ScoredData
+from atroposlib.wire import ScoredData
 from atroposlib.wire.columns import from_group, without_values
 from atroposlib.wire.safetensors import MalformedBody
 
 _ONE = msgspec.json.Decoder(ScoredData)
 _MANY = msgspec.json.Decoder(list[ScoredData])
-_OPTIONAL_LISTS = (*PER_SEQUENCE[1:], *PER_TOKEN)  # scores are never optional
-_BLANKS = b" \t\r\n"
+QUICK_BYTES = 256 * 2**10  # a larger body is parsed alone
 # An object may be two bytes long and costs a hundred bytes or more to decode.
 MAX_OBJECTS = 2**17
 MAX_LISTS = 2**18  # of a body for the full decoder
 
 
-def read_json_group(body: bytes, key: str | None = None) -> ParsedGroup:
+def read_json_group(body: bytes | bytearray, key: str | None = None) -> ParsedGroup:
     """Parse the group of a JSON object; ``key`` applies if the group has no key."""
+    if len(body) > WHOLE_BYTES:
+        with ONE_LARGE:
+            return _large_group(bytearray(body) if isinstance(body, bytes) else body, key)
+    if len(body) > QUICK_BYTES:
+        with ONE_LARGE:
+            return _small_group(bytes(body), key)
+    return _small_group(bytes(body), key)
+
+
+def _small_group(body: bytes, key: str | None) -> ParsedGroup:
     _require_few_objects(body)
     return _proven_group(body, key) or _decoded_group(body, key)
 
@@ -44,13 +62,16 @@ def _require_few_objects(body: bytes) -> None:
         raise MalformedBody(f"more than {MAX_OBJECTS} JSON objects: send fewer at a time")
 
 
-def read_json_groups(body: bytes) -> list[ParsedGroup]:
-    """Parse the groups of a JSON list."""
+def read_json_groups(body: Body) -> list[ParsedGroup]:
+    """Parse the groups of a JSON list, each as soon as it is complete."""
+    if not isinstance(body, bytes):
+        return parse_each(read_json_group, split_list(body))
     _require_few_objects(body)
-    places = split_list(body)
-    if places is None:
+    try:
+        parts = list(split_list([body]))
+    except MalformedBody:
         return parse_each(_checked, _decode(body, _MANY))
-    return parse_each(lambda place: read_json_group(body[place]), places)
+    return parse_each(read_json_group, parts)
 
 
 # --- fast path: no Python object per number --------------------------------------------------
@@ -73,14 +94,34 @@ def _proven_group(body: bytes, key: str | None) -> ParsedGroup | None:
     return parsed_group(columns, _completed(body, keys, added), Media.JSON, key, marks)
 
 
-def _completed(body: bytes, keys: frozenset[str], added: dict[str, bytes]) -> bytes:
+def _completed(
+    body: bytes | bytearray, keys: Collection[str], added: dict[str, bytes]
+) -> bytes | bytearray:
     """The received bytes with the missing keys inserted before the last brace."""
     missing = [name for name in KEYS if name not in keys]
     if not missing:
         return body
     end = body.rindex(b"}")
     members = (b',"%s":%s' % (name.encode(), added.get(name, b"null")) for name in missing)
+    if isinstance(body, bytearray):  # in place: a large one is not copied
+        body[end:] = b"".join([*members, b"}"])
+        return body
     return b"".join([memoryview(body)[:end], *members, b"}"])
+
+
+def _large_group(body: bytearray, key: str | None) -> ParsedGroup:
+    """Parse a group in pieces; what the full decoder would replace is replaced in ``body``."""
+    group = LargeGroup(body, keep=False)
+    columns, places = group.columns, group.places
+    marks = find_marks(columns)
+    added = {"marks": msgspec.json.encode(marks or None)}
+    if key is not None and columns.idempotency_key is None:
+        added["idempotency_key"] = msgspec.json.encode(key)
+    mended = group.mended | {name: one for name, one in added.items() if name in places}
+    for name in sorted(mended, key=lambda name: places[name].start, reverse=True):
+        body[places[name]] = mended[name]
+    parsed = parsed_group(columns, _completed(body, places, added), Media.JSON, key, marks)
+    return replace(parsed, n_tokens=group.n_tokens, version=group.version)
 
 
 # --- full decoder ----------------------------------------------------------------------------
@@ -94,7 +135,7 @@ def _decoded_group(body: bytes, key: str | None) -> ParsedGroup:
 
 
 def _checked(group: ScoredData) -> ParsedGroup:
-    for name in _OPTIONAL_LISTS:  # the original's collectors write [] for a missing list
+    for name in OPTIONAL_LISTS:  # the original's collectors write [] for a missing list
         if getattr(group, name) == []:
             setattr(group, name, None)
     columns = from_group(group)
@@ -179,51 +220,3 @@ def _whole(value: Any) -> Any:
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return int(value)
     return value
-
-
-# --- elements of a list -------------------------------------------------------------------
-
-
-def split_list(body: bytes) -> list[slice] | None:
-    """Places of the elements of a JSON list of objects; None if the body is no such list.
-
-    It reads quotes, backslashes and braces only, vectorised over all bytes. The elements are
-    valid JSON only if each of them is parsed without error.
-    """
-    text = np.frombuffer(body, np.uint8)
-    quotes = np.flatnonzero(text == ord('"'))
-    if b"\\" in body:
-        quotes = np.setdiff1d(quotes, _escaped(text), assume_unique=True)
-    opening = _outside(np.flatnonzero(text == ord("{")), quotes)
-    closing = _outside(np.flatnonzero(text == ord("}")), quotes)
-    if not len(opening) or len(opening) != len(closing):
-        return None
-    places = np.concatenate([opening, closing])
-    steps = np.concatenate([np.ones_like(opening), -np.ones_like(closing)])
-    order = np.argsort(places)
-    places, steps = places[order], steps[order]
-    depth = np.cumsum(steps)
-    starts = places[(depth == 1) & (steps == 1)].tolist()
-    ends = (places[depth == 0] + 1).tolist()
-    if len(starts) != len(ends) or int(depth.min()) < 0:
-        return None
-    glue = [body[end:start] for end, start in zip([0, *ends], [*starts, len(body)])]
-    if [one.strip(_BLANKS) for one in glue] != [b"[", *[b","] * (len(starts) - 1), b"]"]:
-        return None
-    return [slice(start, end) for start, end in zip(starts, ends)]
-
-
-def _escaped(text: NDArray[np.uint8]) -> NDArray[Any]:
-    """Positions after an odd number of backslashes."""
-    slashes = np.flatnonzero(text == ord("\\"))
-    first = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)  # of each run
-    lengths = np.diff(first, append=len(slashes))
-    odd = lengths % 2 == 1
-    escaped: NDArray[Any] = slashes[first[odd]] + lengths[odd]
-    return escaped
-
-
-def _outside(places: NDArray[Any], quotes: NDArray[Any]) -> NDArray[Any]:
-    """The places outside of strings."""
-    outside: NDArray[Any] = places[np.searchsorted(quotes, places) % 2 == 0]
-    return outside

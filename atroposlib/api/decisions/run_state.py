@@ -34,6 +34,7 @@ from atroposlib.wire.lineage import MAX_LIVES
 TRAINER_SILENT_S = 6.0  # a trainer without a heartbeat for so long (three) counts as dead
 ENV_TIMEOUT_S = 300.0  # an env without a request for so long has no share
 MAX_KEY_CHARACTERS = 256
+ANY_TOKENS = 2**16  # a group with fewer tokens is accepted at any registered length
 MAX_ENVS = 10_000  # of one run, disconnected ones included: ids are never reused
 
 
@@ -220,6 +221,20 @@ def expected_size(
         return None
     expected = find_env(run, env_id).group_size
     return expected if rows < expected and declared != rows else None
+
+
+def require_length(run: RunRecord, rows: int, tokens: int) -> None:
+    """Reject a group with more tokens than rows of the registered length have.
+
+    Raises:
+        InvalidGroup: names the limit.
+    """
+    longest = run.trainer.max_token_len if run.trainer else 0
+    if 0 < longest and tokens > max(ANY_TOKENS, limit := rows * longest):
+        problem = (
+            f"{tokens} tokens, more than the {limit} of {rows} rows of max_token_len {longest}"
+        )
+        raise InvalidGroup("tokens", "", f"{problem}, which the trainer registered")
 
 
 def require_key(key: str | None) -> None:

@@ -1,7 +1,7 @@
 """Bounds on request bodies: size, time, compression, and the memory of all together.
 
-One ASGI middleware that passes bodies on whole and inflated. Without it a gzip bomb of 200 kB
-takes 200 MB, a truncated one ends in a 500, and ten thousand environments may post at once.
+One ASGI middleware that passes bodies on inflated. Without it a gzip bomb of 200 kB takes
+200 MB, a truncated one ends in a 500, and ten thousand environments may post at once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Iterator
+from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,16 +18,15 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atroposlib.api.codec.formats import GROUP_MEDIA, media_type
+from atroposlib.api.codec.formats import GROUP_MEDIA, WHOLE_BYTES, Body, media_type
 from atroposlib.api.common.threads import Pool
 from atroposlib.api.guards.auth import RETRY_AFTER_S
 from atroposlib.api.guards.inflate import (
+    PIECE_BYTES,
     BodyTooLarge,
     DamagedBody,
-    gunzip,
-    gzip_size,
-    unzstd,
-    zstd_size,
+    inflate,
+    inflated_size,
 )
 
 
@@ -100,7 +101,9 @@ class Reservation:
         self.held = 0
 
 
-DEFAULT_MAX_BODY_BYTES = 128 * 2**20  # a list of 64 groups of 16 x 4096 tokens as JSON
+DEFAULT_MAX_BODY_BYTES = 128 * 2**20  # a list of 48 groups of 16 x 4096 tokens as JSON
+MAX_CONTROL_BYTES = 256 * 2**10  # of all other messages, which are parsed on the event loop
+POSTS = frozenset({"/scored_data", "/scored_data_list", "/groups"})  # they carry groups
 IN_FLIGHT_BYTES = 256 * 2**20  # of all bodies that are being read, parsed or stored
 SMALL_BYTES = 64 * 2**10  # control messages never queue behind groups
 BUDGET_TIMEOUT_S = 30.0
@@ -113,8 +116,50 @@ class TooSlow(ValueError):
     """The body did not arrive in time."""
 
 
+class ReceivedBody:
+    """The received bytes: a large body in pages that return to the system as they are read.
+
+    Freed pieces of it on the heap would stay with the process until all are freed.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._pieces: list[bytes] = []
+        self._pages: mmap | None = None
+        self.size = 0
+
+    def add(self, piece: bytes) -> None:
+        self.size += len(piece)
+        if self.size > self._max_bytes:
+            raise BodyTooLarge(f"a body has at most {self._max_bytes} bytes")
+        self._pieces.append(piece)
+        if self.size > WHOLE_BYTES and self._pages is None:
+            self._pages = mmap(-1, self._max_bytes, MAP_PRIVATE | MAP_ANONYMOUS)
+        if self._pages is not None:
+            self._pages.write(b"".join(self._pieces))
+            self._pieces.clear()
+
+    def whole(self) -> bytes:
+        """All of a small body, or of a compressed one."""
+        if self._pages is not None:
+            return self._pages[: self.size]
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+    def pieces(self) -> Iterator[bytes]:
+        """All of a large body, once."""
+        assert self._pages is not None
+        for start in range(0, self.size, PIECE_BYTES):
+            yield self._pages[start : min(start + PIECE_BYTES, self.size)]
+            self._pages.madvise(
+                MADV_DONTNEED, start, min(PIECE_BYTES, len(self._pages) - start)
+            )
+
+
 class RequestBody:
-    """ASGI middleware that reads, bounds and inflates the body before the app runs."""
+    """ASGI middleware that reads and bounds the body before the app runs.
+
+    The app gets an inflated body: whole, or a large one by the key ``pieces`` of its message.
+    """
 
     def __init__(
         self,
@@ -136,46 +181,50 @@ class RequestBody:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        max_bytes = self.max_bytes
+        if scope["path"] not in POSTS:
+            max_bytes = min(max_bytes, MAX_CONTROL_BYTES)
         with Reservation(self._budget) as reservation:
             try:
-                body = await self._read(headers, receive, reservation)
-            except DamagedBody as error:
+                body, size = await self._read(headers, receive, reservation, max_bytes)
+                plain = _plain(scope, size, kept=_stored_compressed(headers))
+                await self.app(plain, _replay(body, receive), send)
+            except DamagedBody as error:  # of a large one, in the app
                 await PlainTextResponse(str(error), 400)(scope, receive, send)
             except (TooSlow, BodyTooLarge, BudgetExceeded) as error:
                 await _refusal(error)(scope, receive, send)
             except ClientDisconnect:
                 return
-            else:
-                plain = _plain(scope, len(body), kept=_stored_compressed(headers))
-                await self.app(plain, _replay(body, receive), send)
 
     async def _read(
-        self, headers: Headers, receive: Receive, reservation: Reservation
-    ) -> bytes:
+        self, headers: Headers, receive: Receive, reservation: Reservation, max_bytes: int
+    ) -> tuple[Body, int]:
+        """The body, and its size."""
         declared = _declared(headers)
-        if declared > self.max_bytes:
-            raise BodyTooLarge(f"a body has at most {self.max_bytes} bytes")
+        if declared > max_bytes:
+            raise BodyTooLarge(f"a body has at most {max_bytes} bytes")
         if declared > SMALL_BYTES:  # all of it, so that a begun body can be finished
             await reservation.grow_to(declared)
-        pieces = await self._pieces(receive, reservation)
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        if not body or _stored_compressed(headers):
-            return body
+        received = await self._receive(receive, reservation, max_bytes)
         encoding = headers.get("content-encoding", "").lower()
-        if "gzip" in encoding:
-            inflate, size = gunzip, gzip_size(body)
-        elif "zstd" in encoding:
-            inflate, size = unzstd, zstd_size(body)
-        else:
-            return body
+        encoding = next((one for one in ("gzip", "zstd") if one in encoding), "")
+        if not encoding or not received.size or _stored_compressed(headers):
+            if received.size <= WHOLE_BYTES:
+                return received.whole(), received.size
+            return received.pieces(), received.size
+        packed = received.whole()
+        size = await self._inflating.run(inflated_size, encoding, packed, max_bytes)
         if size > SMALL_BYTES:  # before it is inflated, not after
-            await reservation.grow_to(min(size, self.max_bytes))
-        return await self._inflating.run(inflate, body, self.max_bytes)
+            await reservation.grow_to(size)
+        inflated = inflate(encoding, packed, size)
+        if size > WHOLE_BYTES:
+            return inflated, size
+        return await self._inflating.run(b"".join, inflated), size
 
-    async def _pieces(self, receive: Receive, reservation: Reservation) -> list[bytes]:
-        pieces: list[bytes] = []
-        size = 0
+    async def _receive(
+        self, receive: Receive, reservation: Reservation, max_bytes: int
+    ) -> ReceivedBody:
+        received = ReceivedBody(max_bytes)
         now = asyncio.get_running_loop().time
         begun = now()
         # One timer for the whole body: arming one costs as much as receiving a piece.
@@ -184,17 +233,15 @@ class RequestBody:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
-                pieces.append(message.get("body", b""))
-                size += len(pieces[-1])
-                if size > self.max_bytes:
-                    raise BodyTooLarge(f"a body has at most {self.max_bytes} bytes")
+                received.add(message.get("body", b""))
+                size = received.size
                 if size > max(SMALL_BYTES, reservation.held):
                     scope.deadline = math.inf  # the server waits here, not the client
                     waiting_since = now()
                     await reservation.grow_to(size)
                     begun += now() - waiting_since
                 if not message.get("more_body", False):
-                    return pieces
+                    return received
                 if scope.deadline - now() < self._grace_s / 2 or scope.deadline == math.inf:
                     scope.deadline = begun + self._grace_s + size / SLOWEST_BYTES_PER_S
         raise TooSlow("the body arrived too slowly")
@@ -223,8 +270,10 @@ def _plain(scope: Scope, length: int, *, kept: bool) -> Scope:
     return scope
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+def _replay(body: Body, receive: Receive) -> Receive:
+    message: Message = {"type": "http.request", "body": b"", "more_body": False}
+    message["body" if isinstance(body, bytes) else "pieces"] = body
+    pending = [message]
 
     async def replayed() -> Message:
         return pending.pop() if pending else await receive()

@@ -29,6 +29,7 @@ from atroposlib.api.decisions.run_state import (
     expected_size,
     find_env,
     require_key,
+    require_length,
     require_run,
 )
 from atroposlib.api.guards.auth import require_env
@@ -187,7 +188,7 @@ class Posts:
             context.metrics.marked.labels(mark).inc()
         last, answer = fresh[-1]
         small = len(last.payload) <= LATEST_BYTES
-        self._latest = answer.gid, Payload(last.payload, last.media) if small else None
+        self._latest = answer.gid, Payload(bytes(last.payload), last.media) if small else None
         context.queue_stats.added(sum(len(group.payload) for group, _ in fresh))
         context.on_groups_added()
         context.events.publish("groups", groups=len(fresh), gid=answer.gid)
@@ -221,6 +222,7 @@ def _checked(
     """The group for the store, checked against ``run``."""
     require_env(caller, None if group.env is None else find_env(run, group.env).desired_name)
     require_key(group.key)
+    require_length(run, group.n_seq, group.length)
     return replace(
         group,
         version=_on_lineage(group, run),

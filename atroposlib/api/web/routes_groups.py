@@ -8,11 +8,11 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from atroposlib.api.codec import formats, read_group, read_groups
 from atroposlib.api.codec.formats import ParsedGroup
-from atroposlib.api.common.records import Accepted, Media, Payload
+from atroposlib.api.common.records import Accepted, Media
 from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
 from atroposlib.api.run.posts import Post
 from atroposlib.api.run.service import RolloutService
@@ -25,7 +25,7 @@ from atroposlib.api.web.routing import (
     of_bytes,
     of_json,
 )
-from atroposlib.api.web.streaming import DeliveryReply
+from atroposlib.api.web.streaming import DeliveryReply, in_windows
 from atroposlib.errors import NotRegistered, StoreFull
 from atroposlib.wire import AdmissionRelease, AdmissionReply, AdmissionRequest, GroupsReceived
 
@@ -59,7 +59,7 @@ def data_routes(service: RolloutService, hold_s: float) -> APIRouter:
 async def accept_posted(
     service: RolloutService,
     request: Request,
-    read: Callable[[bytes, str], list[ParsedGroup]],
+    read: Callable[[formats.Body, str], list[ParsedGroup]],
     hold_s: float,
 ) -> list[Accepted]:
     """Parse the body by ``read`` and accept its groups.
@@ -68,7 +68,7 @@ async def accept_posted(
     size, so it always gets a thread.
     """
     body, kind = await body_of(request), request.headers.get("content-type", "")
-    if len(body) > QUICK_BYTES or formats.is_binary(kind):
+    if not isinstance(body, bytes) or len(body) > QUICK_BYTES or formats.is_binary(kind):
         groups = await service.context.threads.parsing.run(read, body, kind)
     else:
         groups = read(body, kind)
@@ -86,7 +86,7 @@ async def accept_posted(
 def _routes_in(router: APIRouter, service: RolloutService, hold_s: float) -> None:
     @router.post("/scored_data", openapi_extra=ONE_GROUP, responses=refusals(404, 409))
     async def scored_data(request: Request) -> Response:
-        def read_one(body: bytes, kind: str) -> list[ParsedGroup]:
+        def read_one(body: formats.Body, kind: str) -> list[ParsedGroup]:
             return [read_group(body, kind, request.headers.get(KEY_HEADER))]
 
         [accepted] = await accept_posted(service, request, read_one, hold_s)
@@ -109,23 +109,18 @@ def _routes_in(router: APIRouter, service: RolloutService, hold_s: float) -> Non
         return of_json(reply)
 
 
-def _as_json(group: Payload) -> bytes:
-    return (
-        group.data
-        if group.media is Media.JSON
-        else formats.to_json(formats.read_columns(group))
-    )
-
-
 def _routes_out(router: APIRouter, service: RolloutService) -> None:
     @router.get("/latest_example", responses=refusals())
     async def latest_example(request: Request) -> Response:
         latest = await service.posts.latest()
         if latest is None:
             return of_json(NO_EXAMPLE)
-        return await service.context.threads.parsing.run(
-            lambda: of_bytes(_as_json(latest), request)
-        )
+        run = service.context.threads.parsing.run
+        if latest.media is Media.JSON:
+            return await run(of_bytes, latest.data, request)
+        windows = in_windows(formats.to_json(await run(formats.read_columns, latest)))
+        joined = (b"".join(pieces) async for pieces in windows)
+        return StreamingResponse(joined, media_type="application/json")
 
     @router.get("/batch", responses=refusals(409) | delivered())
     async def batch(request: Request) -> Response:

@@ -14,7 +14,7 @@ from atroposlib import wire
 from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
-from atroposlib.api.web.routing import BytesRoute, JsonRoute, of_json, require_small
+from atroposlib.api.web.routing import BytesRoute, JsonRoute, of_json
 from atroposlib.errors import ConfigError, UnknownEnv
 
 
@@ -126,7 +126,6 @@ def poll_routes(service: RolloutService) -> APIRouter:
 
 async def _who(request: Request) -> wire.EnvIdentifier:
     body = await request.body()
-    require_small(body)
     try:
         if body:
             return wire.EnvIdentifier.model_validate_json(body)

@@ -26,6 +26,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atroposlib import errors
+from atroposlib.api.codec.formats import Body
 from atroposlib.api.common.threads import IsDisconnected
 from atroposlib.api.guards.auth import RETRY_AFTER_S, route_of
 from atroposlib.api.run.metrics import Metrics
@@ -57,7 +58,6 @@ _MAX_DETAIL_BYTES = 900  # an error response stays below 1 kB
 # Below, it costs more than it saves; above, it takes too long.
 _GZIP_SIZES = range(1000, 2**20)
 GONE_EXTENSION = "atropos.gone"  # set by SlowClientProtocol
-MAX_CONTROL_BYTES = 256 * 1024  # control messages are parsed on the event loop
 
 ErrorHandler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 _REFUSED = tuple(STATUS_OF)
@@ -92,10 +92,8 @@ class JsonRoute(APIRoute):
 
 class _StrictRequest(Request):
     async def json(self) -> Any:
-        body = await self.body()
-        require_small(body)
         try:
-            return msgspec.json.decode(body)
+            return msgspec.json.decode(await self.body())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HTTPException(422, "the body is not valid JSON") from error
 
@@ -205,19 +203,13 @@ def _level(status: int) -> int:
 # --- requests -------------------------------------------------------------------------
 
 
-async def body_of(request: Request) -> bytes:
-    """The body, which RequestBody passes on in one piece. ``Request.body`` would copy it."""
+async def body_of(request: Request) -> Body:
+    """The body, as RequestBody passes it on. ``Request.body`` would copy it."""
     message = await request.receive()
     if message["type"] != "http.request":
         raise ClientDisconnect
-    body: bytes = message.get("body", b"")
+    body: Body = message.get("pieces", message.get("body", b""))
     return body
-
-
-def require_small(body: bytes) -> None:
-    """Reject a control message that is too large, with 413."""
-    if len(body) > MAX_CONTROL_BYTES:
-        raise HTTPException(413, f"this body has at most {MAX_CONTROL_BYTES} bytes")
 
 
 def client_gone(request: Request) -> IsDisconnected:

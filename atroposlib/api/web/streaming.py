@@ -1,6 +1,6 @@
 """Streamed batches: groups go from the store to the socket in small windows.
 
-While one window of groups is sent the next is read in a thread, so two are in memory. A batch
+While one window of the body is sent the next is read in a thread, so two are in memory. A batch
 of 130 MB does not block the event loop: chunks are small, and other tasks run after each.
 """
 
@@ -117,7 +117,7 @@ class DeliveryReply(Response):
         """
         started = False
         try:
-            async with aclosing(self._windows()) as windows:
+            async with aclosing(in_windows(self._pieces())) as windows:
                 async for pieces in windows:
                     if not started:
                         await self._out(send, self._start())
@@ -158,40 +158,51 @@ class DeliveryReply(Response):
         with anyio.fail_after(self._send_timeout_s):
             await send(message)
 
-    async def _windows(self) -> AsyncGenerator[list[bytes], None]:
-        """The body, as lists of pieces; the next list is read while one is used."""
-        windows = list(_windows_of(self._delivery.members))
-        ahead: asyncio.Task[list[bytes]] | None = None
-        try:
-            for i in range(len(windows)):
-                pieces = await (ahead or self._read_ahead(windows, i))
-                ahead = self._read_ahead(windows, i + 1) if i + 1 < len(windows) else None
-                yield pieces
-        finally:
-            if ahead is not None:
-                ahead.cancel()
-                await asyncio.wait([ahead])
+    def _pieces(self) -> Iterator[bytes]:
+        """The body. Blocking: reads the store, a window of groups at a time."""
+        yield self._head
+        first = True
+        for window in _windows_of(self._delivery.members):
+            payloads = self._store.read([one.gid for one in window]) if window else []
+            for member, payload in zip(window, payloads):
+                data = encode_group(payload, member, self._form, self._min_version)
+                if self._form is Encoding.FRAMES:
+                    [file] = data
+                    yield frame_head(len(file))
+                    yield file
+                else:
+                    yield b"" if first else b","
+                    yield from data
+                first = False
+        yield self._tail
 
-    def _read_ahead(
-        self, windows: Sequence[Sequence[BatchMember]], i: int
-    ) -> asyncio.Task[list[bytes]]:
-        task = asyncio.create_task(
-            run_sync(self._read, windows[i], i == 0, i + 1 == len(windows))
-        )
-        task.add_done_callback(_looked_at)
-        return task
 
-    def _read(self, window: Sequence[BatchMember], first: bool, last: bool) -> list[bytes]:
-        pieces = [self._head] if first else []
-        payloads = self._store.read([one.gid for one in window]) if window else []
-        for i, (member, payload) in enumerate(zip(window, payloads)):
-            data = encode_group(payload, member, self._form, self._min_version)
-            if self._form is Encoding.FRAMES:
-                pieces.append(frame_head(len(data)))
-            elif i or not first:
-                pieces.append(b",")
-            pieces.append(data)
-        return [*pieces, self._tail] if last else pieces
+async def in_windows(source: Iterator[bytes]) -> AsyncGenerator[list[bytes], None]:
+    """Lists of pieces of a blocking source, about a window each; one is read ahead."""
+    ahead = _read_ahead(source)
+    try:
+        while pieces := await ahead:
+            ahead = _read_ahead(source)
+            yield pieces
+    finally:
+        ahead.cancel()
+        await asyncio.wait([ahead])
+
+
+def _read_ahead(source: Iterator[bytes]) -> asyncio.Task[list[bytes]]:
+    task = asyncio.create_task(run_sync(_window, source))
+    task.add_done_callback(_looked_at)
+    return task
+
+
+def _window(source: Iterator[bytes]) -> list[bytes]:
+    pieces, size = [], 0
+    for piece in source:
+        pieces.append(piece)
+        size += len(piece)
+        if size >= WINDOW_BYTES:
+            break
+    return pieces
 
 
 def _windows_of(members: Sequence[BatchMember]) -> Iterator[Sequence[BatchMember]]:

@@ -10,8 +10,8 @@ import pytest
 from atroposlib.api.codec import json as intake_json
 from atroposlib.api.codec import read_group, read_groups
 from atroposlib.api.codec.formats import ParsedGroup
-from atroposlib.api.codec.json import split_list
 from atroposlib.api.codec.json_columns import KEYS, parse_columns
+from atroposlib.api.codec.json_pieces import split_list
 from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import ScoredData
@@ -150,8 +150,8 @@ def test_brackets_and_quotes_inside_strings_are_ignored():
     group = GROUP | {"group_id": text, "metadata": {text: [text, [[]]]}, "images": text}
     assert parse_columns(json.dumps(group).encode()) is not None
     body = json.dumps([group, GROUP, group]).encode()
-    assert [json.loads(body[one]) for one in split_list(body)] == [group, GROUP, group]
-    assert split_list(b'[{"a":"\\"{"},{}]') == [slice(1, 12), slice(13, 15)]
+    assert [json.loads(one) for one in split_list([body])] == [group, GROUP, group]
+    assert list(split_list([b'[{"a":"\\"{"},{}]'])) == [b'{"a":"\\"{"}', b"{}"]
     listed = read_groups(body, "")
     assert [json.loads(one.payload)["group_id"] for one in listed] == [text, None, text]
 

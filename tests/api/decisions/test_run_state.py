@@ -17,6 +17,7 @@ from atroposlib.api.decisions.run_state import (
     register,
     require_free,
     require_key,
+    require_length,
     require_polled,
     require_rewindable,
     start,
@@ -115,6 +116,15 @@ def test_a_run_whose_trainer_commits_or_claims_refuses_get_batch():
     for run, generation in ((claimed, 2), (committing, 1)):
         with pytest.raises(StaleGeneration, match="until that registers"):
             require_polled(run, generation)
+
+
+def test_a_group_has_no_more_tokens_than_rows_of_the_registered_length():
+    run = register(RunRecord(), Registration(**TRAINER | {"max_token_len": 50_000}), "id", 0)
+    require_length(run, 2, 100_000)
+    with pytest.raises(InvalidGroup, match="100000 of 2 rows of max_token_len 50000"):
+        require_length(run, 2, 100_001)
+    require_length(STARTED, 2, 65_536)  # a small group is accepted at any length
+    require_length(RunRecord(), 1, 2**22)
 
 
 def test_the_document_of_a_run_round_trips():

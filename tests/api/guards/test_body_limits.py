@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 
 import pytest
 import zstandard
 from starlette.responses import PlainTextResponse
 
 from atroposlib.api.guards.body_limits import (
+    MAX_CONTROL_BYTES,
     SMALL_BYTES,
     BodyMemoryBudget,
     BudgetExceeded,
@@ -26,9 +28,9 @@ BIG = SMALL_BYTES + 1
 class Exchange:
     """One request through the middleware, fed piece by piece."""
 
-    def __init__(self, middleware, pieces=(b"",), method="POST", **headers):
+    def __init__(self, middleware, pieces=(b"",), method="POST", path="/groups", **headers):
         named = [(k.replace("_", "-").encode(), str(v).encode()) for k, v in headers.items()]
-        self.scope = {"type": "http", "method": method, "path": "/", "headers": named}
+        self.scope = {"type": "http", "method": method, "path": path, "headers": named}
         self.middleware, self.replies = middleware, []
         self.incoming = asyncio.Queue()
         for i, piece in enumerate(pieces):
@@ -68,7 +70,7 @@ class App:
     async def __call__(self, scope, receive, send):
         message = await receive()
         assert message["more_body"] is False
-        self.bodies.append(message["body"])
+        self.bodies.append(b"".join(message.get("pieces", [message["body"]])))
         self.headers.append(dict(scope["headers"]))
         await self.may_end.wait()
 
@@ -122,6 +124,40 @@ async def test_a_body_whose_declared_sent_or_inflated_size_exceeds_the_limit_is_
     dense = Exchange(limited, [gzip.compress(b"x" * 101)], content_encoding="gzip")
     assert (await dense.run()).status == 413
     assert dense.headers[b"connection"] == b"close" and app.bodies == []
+
+
+async def test_a_control_message_is_bounded_by_its_own_limit(app):
+    limited = RequestBody(app)
+    large = Exchange(limited, path="/register", content_length=MAX_CONTROL_BYTES + 1)
+    assert (await large.run()).status == 413 and app.bodies == []
+    await Exchange(limited, [b"x"], path="/register", content_length=MAX_CONTROL_BYTES).run()
+    assert app.bodies == [b"x"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", None])
+async def test_a_large_body_arrives_in_pieces_whole(app, encoding):
+    body = random.Random(1).randbytes(3 * 2**20) + bytes(2**20)
+    packed = PACKERS[encoding](body)
+    named = {"content_encoding": encoding} if encoding else {}
+    half = len(packed) // 2
+    await Exchange(RequestBody(app), [packed[:half], packed[half:]], **named).run()
+    assert app.bodies == [body]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_damage_in_a_large_body_is_a_400(app, encoding):
+    packed = PACKERS[encoding](bytes(5 * 2**20))[:-1]
+    if encoding == "gzip":  # whose last four bytes declare the size
+        packed = packed[:-7] + (5 * 2**20).to_bytes(4, "little")
+    got = await Exchange(RequestBody(app), [packed], content_encoding=encoding).run()
+    assert (got.status, app.bodies) == (400, [])
+
+
+PACKERS = {
+    "gzip": gzip.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+    None: bytes,
+}
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from atroposlib.api.web.routing import (
-    MAX_CONTROL_BYTES,
     BytesRoute,
     FastPath,
     JsonRoute,
@@ -79,11 +78,3 @@ async def test_the_fast_path_changes_no_response(method, path, code):
 @pytest.mark.parametrize("body", [b'{"value": NaN}', b'{"value": Infinity}', b"{", b"\xff"])
 async def test_a_control_message_is_strict_json(body):
     assert (await call(app_of(False), "POST", "/number", body)).status_code == 422
-
-
-async def test_the_size_of_a_control_message_is_bounded():
-    body = b'{"value": 1' + b" " * MAX_CONTROL_BYTES + b"}"
-    assert (await call(app_of(False), "POST", "/number", body)).status_code == 413
-    assert (await call(app_of(False), "POST", "/number", b'{"value": 1}')).json() == {
-        "value": 1
-    }

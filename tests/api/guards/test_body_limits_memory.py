@@ -1,0 +1,94 @@
+"""Memory of a real process under large requests: 64 MB beside their own bytes, at most."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import httpx
+import pytest
+
+from atroposlib.wire.binary import pack_group
+from tests.api.harness import TRAINER
+from tests.api.processes import serving
+from tests.torture.web.bombs import forget_peak, peak_rss
+
+pytestmark = pytest.mark.slow
+
+MB = 2**20
+GZIP = {"content-encoding": "gzip", "content-type": "application/json"}
+BINARY = {"content-type": "application/x-safetensors"}
+
+
+@pytest.fixture
+def api(tmp_path):
+    """URL and process id of an API with a trainer."""
+    with serving(tmp_path) as (process, url):
+        long = TRAINER | {"batch_size": 16, "max_token_len": 2**21}
+        httpx.post(url + "/register", json=long).raise_for_status()
+        yield url, process.pid
+
+
+def taken(pid, calls, call):
+    """Megabytes that so many equal calls at once take, and their status codes."""
+    call()  # warm: modules and threads
+    forget_peak(pid)
+    before = peak_rss(pid)
+    with ThreadPoolExecutor(calls) as threads:
+        codes = {
+            one.result().status_code for one in [threads.submit(call) for _ in range(calls)]
+        }
+    return (peak_rss(pid) - before) / MB, codes
+
+
+def rows(numbers, count):
+    row = b"[" + b",".join([b"7"] * numbers) + b"]"
+    return b"[" + b",".join([row] * count) + b"]"
+
+
+def dense(numbers):
+    """A valid group whose JSON has two bytes per number."""
+    tokens = rows(numbers, 4)
+    return b'{"tokens":%b,"masks":%b,"scores":[1,2,3,4]}' % (tokens, tokens)
+
+
+@pytest.mark.parametrize(("numbers", "code"), [(1_500_000, 200), (7_750_000, 422)])
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_dense_group_takes_little_beside_its_inflated_bytes(api, numbers, code, calls):
+    url, pid = api
+    body = dense(numbers)
+    packed = gzip.compress(body, 1)
+    post = partial(httpx.post, url + "/scored_data", content=packed, headers=GZIP, timeout=300)
+    megabytes, codes = taken(pid, calls, post)
+    assert codes == {code}
+    assert megabytes - calls * len(body) / MB < 64
+
+
+def test_a_long_list_takes_little_beside_its_bytes(api):
+    url, pid = api
+    logprobs = [[-0.123456789] * 4096] * 16
+    tokens = [[123_456] * 4096] * 16
+    one = {"tokens": tokens, "masks": tokens, "scores": [0] * 16}
+    one["inference_logprobs"] = logprobs
+    body = b"[" + b",".join([json.dumps(one).encode()] * 40) + b"]"
+    megabytes, codes = taken(
+        pid, 1, partial(httpx.post, url + "/scored_data_list", content=body, timeout=300)
+    )
+    assert codes == {200}
+    assert megabytes - len(body) / MB < 64
+
+
+def test_json_of_binary_groups_takes_little_beside_their_inflated_bytes(api):
+    url, pid = api
+    row = [7] * 300_000
+    group = {"tokens": [row] * 4, "masks": [row] * 4, "scores": [0.0] * 4}
+    packed = pack_group(group | {"inference_logprobs": [[-0.5] * len(row)] * 4})
+    posted = httpx.post(url + "/scored_data", content=packed, headers=BINARY)
+    assert (posted.status_code, len(packed) < 10_000) == (200, True)
+    latest = partial(httpx.get, url + "/latest_example", timeout=300)
+    megabytes, codes = taken(pid, 6, latest)
+    assert codes == {200}
+    inflated = 4 * len(row) * 13 / MB  # tokens, mask, labels as read, logprobs
+    assert megabytes - 6 * inflated < 64
