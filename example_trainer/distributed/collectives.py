@@ -80,14 +80,16 @@ def local_shard(tensor: Tensor) -> Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def set_full_tensor(target: Tensor, value: Tensor) -> None:
-    """Copy this rank's part of the whole ``value`` into ``target``."""
-    if isinstance(target, DTensor):
-        (placement,) = target.placements
-        if isinstance(placement, Shard):
-            mesh = target.device_mesh
-            chunks = value.chunk(mesh.size(), placement.dim)
-            rank = mesh.get_local_rank()
-            # Fewer rows than ranks: the last ranks hold none.
-            value = chunks[rank] if rank < len(chunks) else value.narrow(placement.dim, 0, 0)
-    local_shard(target).copy_(value)
+def set_full_tensor(target: Tensor, value: Any) -> None:
+    """Copy this rank's part of the whole ``value``, a tensor or a slice of a file, into ``target``."""
+    local_shard(target).copy_(value[_local_rows(target)] if target.ndim else value)
+
+
+def _local_rows(tensor: Tensor) -> slice:
+    """Rows that this rank holds; none on the last ranks where there are fewer than ranks."""
+    if not isinstance(tensor, DTensor) or tensor.placements != (Shard(0),):
+        return slice(None)
+    mesh, rows = tensor.device_mesh, tensor.shape[0]
+    chunk = -(-rows // mesh.size())
+    start = min(mesh.get_local_rank() * chunk, rows)
+    return slice(start, min(start + chunk, rows))

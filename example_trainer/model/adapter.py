@@ -62,12 +62,23 @@ def wrap(model: Model, settings: ModelSettings) -> Model:
         task_type="CAUSAL_LM",
     )
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(settings.seed)
-            inject_adapter_in_model(lora_config, plain, ADAPTER)
+        inject_adapter_in_model(lora_config, plain, ADAPTER)
     except ValueError as error:  # no module of such a name
         raise ConfigError(f"lora_target_modules: {error}") from error
+    start(model, settings.seed)
     return model
+
+
+@torch.no_grad()
+def start(model: nn.Module, seed: int) -> None:
+    """Untrained values, of the same draws for any number of ranks; none on the meta device."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in adapted_layers(model).values():
+        a = layer.lora_A[ADAPTER].weight  # (r, in)
+        if not a.is_meta:
+            drawn = torch.empty(a.shape).uniform_(-1, 1, generator=generator)
+            collectives.set_full_tensor(a, drawn / a.shape[1] ** 0.5)
+            layer.lora_B[ADAPTER].weight.zero_()
 
 
 def _refuse_modules(model: Any, targets: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.losses.tokens import TokenMask
-from example_trainer.model import fsdp, loading
+from example_trainer.model import loading
 from example_trainer.model.policy import PackedModel
 from example_trainer.model.scoring import (
     VALUE_HEADS,
@@ -77,17 +78,19 @@ def load_value_model(
     from transformers import AutoModelForTokenClassification
 
     name = name or settings.model_name
-    model, unsaved = loading.initial_model(
-        AutoModelForTokenClassification, settings, name, num_labels=1
+
+    def prepare(model: Any) -> None:
+        loading.checkpoint_activations(model, settings)
+
+    kind, options = AutoModelForTokenClassification, {"num_labels": 1}
+    values, unsaved = loading.packed_model(
+        loading.Blueprint(ValueModel, ValueModule, kind, settings, name, options),
+        world,
+        prepare,
     )
     if unsaved & set(VALUE_HEADS):
-        for parameter in value_head(model).parameters():
+        for parameter in value_head(values.model).parameters():
             torch.nn.init.zeros_(parameter)
-    loading.checkpoint_activations(model, settings)
-    module = ValueModule(model, getattr(torch, settings.compute_dtype))
-    values = loading.packed_model(ValueModel, module, settings, name)
-    if world is not None:
-        fsdp.shard(values, settings, world)
     return values
 
 

@@ -10,24 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.model.policy import PackedModel
-from example_trainer.model.scoring import decoder_layers
+from example_trainer.model.scoring import Backbone, decoder_layers
 from example_trainer.settings.model import ModelSettings
 
 
-def shard(model: PackedModel, settings: ModelSettings, world: Ranks) -> None:
+def shard(module: Backbone, settings: ModelSettings, world: Ranks) -> None:
     """Split weights, gradients and optimizer state over the ranks (FSDP2), in place.
 
     Call it before :func:`example_trainer.update.optimizer.build_optimizer`. Afterwards every
-    forward pass must go through ``model.module``, on all ranks equally often, and after the
-    backward pass a gradient is the sum over the ranks. Every rank starts from the weights of rank 0.
+    forward pass must go through ``module``, on all ranks equally often, and after the
+    backward pass a gradient is the sum over the ranks. Weights on the meta device stay there.
     """
-    model.world = world
-    if not dist.is_initialized():
-        return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
@@ -36,22 +31,23 @@ def shard(model: PackedModel, settings: ModelSettings, world: Ranks) -> None:
         fully_shard,
     )
 
-    with torch.no_grad():
-        for tensor in (*model.module.parameters(), *model.module.buffers()):
-            world.broadcast_(tensor)
-    low = None if model.compute_dtype is torch.float32 else model.compute_dtype
+    low = None if module.compute_dtype is torch.float32 else module.compute_dtype
     options: Mapping[str, Any] = {
         "mesh": init_device_mesh(world.device.type, (world.size,)),
         # Inputs keep their precision: a temperature of 0.7 is not a bfloat16.
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False
         ),
-        "offload_policy": CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy(),
+        "offload_policy": (
+            CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
+            if settings.cpu_offload
+            else OffloadPolicy()
+        ),
         # The root as well, so that between micro-batches parameters() are always the shards.
         "reshard_after_forward": True,
     }
-    for module in (*decoder_layers(model.model), model.module):
-        _sum_gradients(fully_shard(module, **options))
+    for part in (*decoder_layers(module.model), module):
+        _sum_gradients(fully_shard(part, **options))
 
 
 def _sum_gradients(module: Any) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from atroposlib.errors import ConfigError
+from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.model import adapter, fsdp, probing
+from example_trainer.model import adapter, fsdp, probing, sharded
+from example_trainer.model.miniature import UNFIT, miniature
 from example_trainer.model.policy import PackedModel, Policy
 from example_trainer.model.scoring import (
     Backbone,
@@ -36,14 +41,14 @@ def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
         ConfigError: the model cannot be loaded, lacks layers or modules of the settings, or
             changes its logits after its output head.
     """
-    policy = _policy(settings, settings.model_name)
-    freeze_other_layers(policy.model, settings.train_layer_indices)
-    checkpoint_activations(policy.model, settings)
-    if world is not None:
-        if settings.trains_adapter:
-            adapter.wrap(policy.model, settings)
-        fsdp.shard(policy, settings, world)
-    return policy
+
+    def prepare(model: Any) -> None:
+        freeze_other_layers(model, settings.train_layer_indices)
+        checkpoint_activations(model, settings)
+        if world is not None and settings.trains_adapter:
+            adapter.wrap(model, settings)
+
+    return _policy(settings, settings.model_name, world, prepare)
 
 
 def load_reference(
@@ -55,71 +60,119 @@ def load_reference(
         name: of the model; None: ``model_name``, as it is before training.
         world: as for :func:`load`.
     """
-    policy = _policy(settings, name or settings.model_name)
-    policy.model.requires_grad_(False)
-    if world is not None:
-        fsdp.shard(policy, settings, world)
-    return policy
+    name = name or settings.model_name
+    return _policy(settings, name, world, lambda model: model.requires_grad_(False))
 
 
-def _policy(settings: LoadSettings, name: str) -> Policy:
-    from transformers import AutoModelForCausalLM
+def _policy(
+    settings: LoadSettings, name: str, world: Ranks | None, prepare: Callable[[Any], object]
+) -> Policy:
+    from transformers import AutoModelForCausalLM as Auto
 
-    model, _ = initial_model(AutoModelForCausalLM, settings, name)
-    module = TokenModule(model, getattr(torch, settings.compute_dtype))
-    policy = packed_model(Policy, module, settings, name)
-    probing.check_head(policy)
-    return policy
+    blueprint = Blueprint(Policy, TokenModule, Auto, settings, name)
+    return packed_model(blueprint, world, prepare)[0]
 
 
-def packed_model(kind: type[P], module: Backbone, settings: LoadSettings, name: str) -> P:
-    """The model with its tokenizer and the packing that it allows."""
-    model = kind(
-        module,
-        tokenizer(name),
-        torch.device(settings.device),
-        settings.microbatch_tokens,
-        max_tokens_per_row=min(settings.seq_len, probing.model_positions(module.model)),
-        attention_crossover=attention_crossover(module.model),
+@dataclass(frozen=True)
+class Blueprint(Generic[P]):
+    """What a model is made from."""
+
+    kind: type[P]
+    module: type[Backbone]
+    auto: Any  # class of transformers
+    settings: LoadSettings
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)  # of the configuration
+
+    def config(self) -> Any:
+        from transformers import AutoConfig
+
+        load = AutoConfig.from_pretrained
+        return loaded(self.name, lambda: load(self.name, **self.options))
+
+    def drawn(self, config: Any) -> Any:
+        """A model of this shape with random weights."""
+        return without_dropout(self.auto.from_config(config, dtype=torch.float32))
+
+    def whole(self, device: str) -> tuple[Any, set[str]]:
+        """The model in float32, and which of its direct modules lack a saved weight.
+
+        Random weights are the same for the same seed: a reference starts where the policy does.
+        """
+        if self.settings.init_from_scratch:
+            config = self.config()
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(self.settings.seed)
+                model = self.drawn(config)
+            return model.to(torch.device(device)), {name for name, _ in model.named_children()}
+        # float32 parameters for any compute dtype: an update of 1e-6 of a bfloat16 weight
+        # rounds to nothing.
+        options = self.options | {"dtype": torch.float32, "output_loading_info": True}
+        load = self.auto.from_pretrained
+        model, report = loaded(self.name, lambda: load(self.name, **options))
+        unsaved = {key.split(".")[0] for key in report["missing_keys"]}
+        return without_dropout(model.to(torch.device(device))), unsaved
+
+    def assembled(self, model: Any, device: str, world: Ranks | None = None) -> P:
+        settings = self.settings
+        return self.kind(
+            self.module(model, getattr(torch, settings.compute_dtype)),
+            tokenizer(self.name),
+            torch.device(device),
+            settings.microbatch_tokens,
+            max_tokens_per_row=min(settings.seq_len, probing.model_positions(model)),
+            attention_crossover=attention_crossover(model),
+            world=world or Ranks.single(device),
+        )
+
+
+def packed_model(
+    blueprint: Blueprint[P], world: Ranks | None, prepare: Callable[[Any], object]
+) -> tuple[P, set[str]]:
+    """A model with its tokenizer and the packing that it allows, sharded over ``world``.
+
+    Args:
+        prepare: called with the model before it is sharded.
+
+    Returns:
+        The model, and which of its direct modules lack a saved weight.
+    """
+    settings = blueprint.settings
+    if world is None or not dist.is_initialized():
+        whole, unsaved = blueprint.whole(settings.device)
+        model = blueprint.assembled(whole, settings.device)
+        probing.probe(model, settings)
+        prepare(whole)
+        return model, unsaved
+    config = blueprint.config()
+    bare = sharded.without_weights(lambda: blueprint.drawn(config))
+    found = run_on_rank0(world, lambda: _measured(blueprint, config, bare))
+    with torch.device("meta"):  # of the adapter
+        prepare(bare)
+    model = blueprint.assembled(bare, settings.device, world)
+    fsdp.shard(model.module, settings, world)
+    place = torch.device("cpu") if settings.cpu_offload else world.device
+    saved_as = None if settings.init_from_scratch else blueprint.name
+    unsaved = sharded.fill(bare, world, place, saved_as, lambda: blueprint.whole("cpu"))
+    adapter.start(bare, world.share(settings.seed))
+    probing.apply(model, **found)
+    return model, unsaved
+
+
+def _measured(blueprint: Blueprint[P], config: Any, bare: Any) -> dict[str, Any]:
+    """How to set up a model that no rank has whole; without a small copy by the whole on the CPU."""
+    small = miniature(blueprint.drawn, config, bare)
+    with contextlib.suppress(*UNFIT):
+        return probing.probe(blueprint.assembled(small, "cpu"), blueprint.settings)
+    return probing.probe(
+        blueprint.assembled(blueprint.whole("cpu")[0], "cpu"), blueprint.settings
     )
-    probing.choose_packing(model, settings)
-    return model
 
 
 def tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     return loaded(name, lambda: AutoTokenizer.from_pretrained(name))
-
-
-def initial_model(
-    kind: Any, settings: ModelSettings, name: str, **options: Any
-) -> tuple[Any, set[str]]:
-    """A model on the device, without dropout, with float32 parameters.
-
-    Random weights are the same for the same seed: a reference starts where the policy does.
-
-    Args:
-        kind: auto class of transformers; ``options`` go into the config.
-
-    Returns:
-        The model, and which of its direct modules lack a saved weight.
-    """
-    from transformers import AutoConfig
-
-    if settings.init_from_scratch:
-        config = loaded(name, lambda: AutoConfig.from_pretrained(name, **options))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(settings.seed)
-            model = kind.from_config(config, dtype=torch.float32)
-        unsaved = {module for module, _ in model.named_children()}
-    else:
-        # float32 parameters for any compute dtype: an update of 1e-6 of a bfloat16 weight
-        # rounds to nothing.
-        options |= {"dtype": torch.float32, "output_loading_info": True}
-        model, report = loaded(name, lambda: kind.from_pretrained(name, **options))
-        unsaved = {key.split(".")[0] for key in report["missing_keys"]}
-    return without_dropout(model.to(torch.device(settings.device))), unsaved
 
 
 def without_dropout(model: Any) -> Any:

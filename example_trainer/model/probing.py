@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.models.causal_lm import LARGE, measured_transform
+from atroposlib.utils.models.causal_lm import LARGE, LogitTransform, measured_transform
 from example_trainer.data.rows import unsampled_row
 from example_trainer.model import attention
 from example_trainer.model.policy import PackedModel, Policy
@@ -45,6 +46,32 @@ def attention_window(model: Any) -> float:
     if settings.get("use_sliding_window", True):
         windows.append(settings.get("sliding_window"))
     return min((w for w in windows if w), default=float("inf"))
+
+
+def probe(model: PackedModel, settings: LoadSettings) -> dict[str, Any]:
+    """Measure a whole model and set it up; the arguments with which :func:`apply` does so."""
+    choose_packing(model, settings)
+    found = {n: getattr(model, n) for n in ("padded", "share_prefixes", "rope_switch")}
+    if isinstance(model, Policy):
+        check_head(model)
+        found["transform"] = astuple(model.module.transform)
+    return found
+
+
+def apply(
+    model: PackedModel,
+    padded: bool,
+    share_prefixes: bool,
+    rope_switch: float,
+    transform: Sequence[Any] = (),
+) -> None:
+    """Set a model up as another of its architecture was measured to need it."""
+    model.padded, model.share_prefixes, model.rope_switch = padded, share_prefixes, rope_switch
+    if not padded:
+        attention.register()
+        inner_model(model.model).set_attn_implementation(attention.NAME)
+    if isinstance(model, Policy):
+        model.module.transform = LogitTransform(*transform)
 
 
 def choose_packing(model: PackedModel, settings: LoadSettings) -> None:

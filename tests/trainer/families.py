@@ -367,3 +367,8 @@ FAMILIES = [
     Family("bamba", "Bamba", PADDED, {**MAMBA2, "attn_layer_indices": [1]}),
     Family("nemotron-h", "NemotronH", PADDED, {}),
 ]
+
+
+def family_of(name: str) -> Family:
+    """The family of this name."""
+    return next(family for family in FAMILIES if family.name == name)

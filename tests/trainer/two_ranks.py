@@ -19,7 +19,8 @@ from torch import Tensor
 from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives, ranks
 from example_trainer.distributed.ranks import RankLost, Ranks
-from example_trainer.model import adapter, fsdp, loading, state_dict
+from example_trainer.model import adapter, loading, state_dict
+from example_trainer.model.critic import load_value_model
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.update.optimizer import (
@@ -28,12 +29,16 @@ from example_trainer.update.optimizer import (
     load_optimizer_state,
     optimizer_state,
 )
+from tests.trainer.architectures import write
+from tests.trainer.families import family_of
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], list(range(8, 9 + n)), group=f"{n // 4}") for n in (1, 3, 5, 8, 9)]
 OPTIMIZERS = ("adamw", "adafactor", "sgd")
 ONE_MICROBATCH = {"max_tokens_per_microbatch": 1000}
 LONE = Ranks.single()
+# Of bamba there is no small copy.
+LOADED_FAMILIES = ("mixtral", "gpt2", "phi 3, longrope", "gemma 2", "bamba")
 
 
 def main(rank: int, directory: Path) -> None:
@@ -70,6 +75,57 @@ def values(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     return {"shared": shared, "sum": total.tolist()}
 
 
+def loaded(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
+    """Models of which no rank ever had the whole: differences from the whole ones.
+
+    And the share of the weights that this rank holds, 1 being all of them.
+    """
+    directory = Path(cfg.model_name).parent
+    if world.is_rank0:
+        for name in LOADED_FAMILIES:
+            write(family_of(name), directory / name)
+        whole = loading.load(cfg)
+        whole.model.save_pretrained(directory / "in parts", max_shard_size="300KB")
+        whole.tokenizer.save_pretrained(directory / "in parts")
+    world.sum_(torch.ones(1))  # written
+    cases: dict[str, dict[str, Any]] = {
+        "one file": {},
+        "low precision": {"dtype": "bfloat16"},
+        "from scratch": {"init_from_scratch": True, "seed": 3},
+        "lora": {"lora": True, "seed": 3},
+        "in main memory": {"cpu_offload": True},
+    }
+    for name in ("in parts", *LOADED_FAMILIES):
+        cases[name] = {"model_name": str(directory / name), "seq_len": 200}
+    found = {}
+    for name, more in cases.items():
+        own = cfg.model_copy(update=more)
+        alone = _adapted(own, LONE) if own.lora else loading.load(own)
+        for kind in ("policy", "critic"):
+            if kind == "policy":
+                policy: Any = loading.load(own, world)
+            elif name not in ("one file", "in parts"):
+                continue
+            else:
+                policy, alone = (load_value_model(own, world=w) for w in (world, None))
+            ours, theirs = state_dict.full_weights(policy), state_dict.full_weights(alone)
+            held = sum(p.to_local().numel() for p in policy.module.parameters())
+            everything = sum(p.numel() for p in alone.module.parameters())
+            found[f"{name}, {kind}"] = {
+                "same": not world.is_rank0
+                or ours.keys() == theirs.keys()
+                and all(torch.equal(ours[key], theirs[key]) for key in theirs),
+                "measured alike": _measured(policy) == _measured(alone),
+                "held": held / everything,
+            }
+    return found
+
+
+def _measured(model: Any) -> tuple[Any, ...]:
+    transform = getattr(model.module, "transform", None)
+    return model.padded, model.share_prefixes, model.rope_switch, transform
+
+
 def gradients(cfg: TrainingConfig, world: Ranks) -> dict[str, float]:
     """Largest distance between gradients of two ranks and of one, by setting."""
     found = {}
@@ -78,6 +134,7 @@ def gradients(cfg: TrainingConfig, world: Ranks) -> dict[str, float]:
         ("one pass for two ranks", ONE_MICROBATCH),
         ("recomputed", {"gradient_checkpointing": True}),
         ("some layers", {"train_layer_indices": [1]}),
+        ("in main memory", {"cpu_offload": True}),
     ):
         own = cfg.model_copy(update=more)
         # One rank, one pass: another order of every sum.
@@ -263,11 +320,10 @@ def adapter_run(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
 
 
 def _adapted(cfg: TrainingConfig, world: Ranks) -> Policy:
-    policy = loading.load(cfg)
-    if not adapter.adapted_layers(policy.model):
-        adapter.wrap(policy.model, cfg)
     if world is not LONE:
-        fsdp.shard(policy, cfg, world)
+        return loading.load(cfg, world)
+    policy = loading.load(cfg)
+    adapter.wrap(policy.model, cfg)
     return policy
 
 
@@ -280,9 +336,7 @@ def _descend(policy: Policy, cfg: TrainingConfig, world: Ranks) -> None:
 
 
 def _sharded(cfg: TrainingConfig, world: Ranks) -> Policy:
-    policy = loading.load(cfg)
-    fsdp.shard(policy, cfg, world)
-    return policy
+    return loading.load(cfg, world)
 
 
 def _distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
@@ -298,7 +352,16 @@ def _refused(action: Callable[[], None]) -> str:
     return ""
 
 
-PARTS = (values, gradients, low_precision, weights, optimizers, not_finite, adapter_run)
+PARTS = (
+    values,
+    loaded,
+    gradients,
+    low_precision,
+    weights,
+    optimizers,
+    not_finite,
+    adapter_run,
+)
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -23,7 +23,7 @@ from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.distributed import ranks
 from example_trainer.distributed.collectives import gather_objects, run_on_rank0
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.model import fsdp, loading
+from example_trainer.model import loading
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.run.evaluator import Evaluator
@@ -96,8 +96,7 @@ def lives(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> di
 
 
 def begun(cfg: TrainingConfig, world: Ranks) -> tuple[Policy, torch.optim.Optimizer]:
-    policy = loading.load(cfg)
-    fsdp.shard(policy, cfg, world)
+    policy = loading.load(cfg, world)
     return policy, build_optimizer(policy, cfg)
 
 

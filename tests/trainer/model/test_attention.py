@@ -7,7 +7,7 @@ import torch
 
 from example_trainer.model import attention, loading
 from example_trainer.model.scoring import decoder_layers
-from tests.trainer.model.layouts import TOLERANCE, assert_equal, our_step, reference_step
+from tests.trainer.layouts import TOLERANCE, assert_equal, our_step, reference_step
 from tests.trainer.rows import BRANCHING, MULTI_TURN, masked_row
 
 

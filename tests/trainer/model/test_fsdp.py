@@ -8,7 +8,7 @@ import pytest
 @pytest.mark.alone
 def test_two_ranks_have_the_gradient_of_one(ranks):
     assert ranks[0]["gradients"] == ranks[1]["gradients"]
-    assert len(ranks[0]["gradients"]) == 4
+    assert len(ranks[0]["gradients"]) == 5
     assert all(distance < 1e-5 for distance in ranks[0]["gradients"].values())
 
 

@@ -11,7 +11,7 @@ from atroposlib.errors import ConfigError
 from example_trainer.model import loading
 from example_trainer.model.scoring import decoder_layers
 from tests.trainer.architectures import plain_logprobs, write
-from tests.trainer.families import FAMILIES
+from tests.trainer.families import family_of
 from tests.trainer.rows import flat, row
 
 ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
@@ -32,7 +32,7 @@ def test_recomputing_activations_changes_no_gradient(config, policy):
 
 
 def test_recomputing_activations_adds_no_noise_of_dropout_or_routers(config, tmp_path):
-    family = next(one for one in FAMILIES if one.name == "phi-moe")
+    family = family_of("phi-moe")
     noise = {"input_jitter_noise": 0.3, "hidden_dropout": 0.3, "attention_dropout": 0.3}
     noisy = replace(family, settings=family.settings | noise)
     path = str(write(noisy, tmp_path / "noisy"))

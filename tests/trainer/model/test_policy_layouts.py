@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from example_trainer.data.packing import padding_share
 from example_trainer.model import loading
-from tests.trainer.model.layouts import assert_equal, our_step, reference_step
+from tests.trainer.layouts import assert_equal, our_step, reference_step
 from tests.trainer.rows import BRANCHING, MULTI_TURN, masked_row
 
 

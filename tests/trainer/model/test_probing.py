@@ -8,7 +8,7 @@ import torch
 from atroposlib.errors import ConfigError
 from example_trainer.model import attention, loading, probing
 from tests.trainer.architectures import write
-from tests.trainer.families import FAMILIES
+from tests.trainer.families import family_of
 from tests.trainer.rows import MULTI_TURN
 
 
@@ -83,8 +83,7 @@ def test_a_recurrent_model_is_padded_and_still_exact(config, tmp_path, gqa_dir):
 @pytest.fixture
 def load_family(config, tmp_path):
     def load(name, std=0.2, **settings):
-        (family,) = (one for one in FAMILIES if one.name == name)
-        path = write(family, tmp_path / "family", std)
+        path = write(family_of(name), tmp_path / "family", std)
         return loading.load(config(model_name=str(path), seq_len=256, **settings))
 
     return load
