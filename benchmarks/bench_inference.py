@@ -42,28 +42,21 @@ def main() -> None:
             "engine": lambda: run_engine(engine, prompts, options.n, options.max_tokens),
             "generate": lambda: run_generate(served, prompts, options.n, options.max_tokens),
         }
-        rates = {name: measure(run, 1) for name, run in contestants.items()}  # warm up
-        rates = {name: [] for name in contestants}
+        for run in contestants.values():
+            run()  # warm up
+        rates: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
         for _ in range(options.repeats):
             for name, run in contestants.items():
-                rates[name] += measure(run, 1)
+                rates[name].append(measure(run))
         engine.close()
     report(options, rates)
 
 
-def measure(run: Callable[[], int], repeats: int) -> list[tuple[float, float]]:
-    """(tokens per second, tokens per CPU second) of each repeat."""
-    found = []
-    for _ in range(repeats):
-        wall, cpu = time.perf_counter(), time.process_time()
-        tokens = run()
-        found.append(
-            (
-                tokens / (time.perf_counter() - wall),
-                tokens / (time.process_time() - cpu),
-            )
-        )
-    return found
+def measure(run: Callable[[], int]) -> tuple[float, float]:
+    """(tokens per second, tokens per CPU second)."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    tokens = run()
+    return tokens / (time.perf_counter() - wall), tokens / (time.process_time() - cpu)
 
 
 def run_engine(engine: Engine, prompts: list[list[int]], n: int, max_tokens: int) -> int:

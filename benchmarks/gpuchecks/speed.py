@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import bench_inference
@@ -71,14 +72,14 @@ def generate(place: Place) -> list[Figure]:
     )
     engine.start()
     prompts = bench_inference.random_prompts(served, count, length)
+    contestants: dict[str, Callable[[], int]] = {
+        "engine": lambda: bench_inference.run_engine(engine, prompts, n, new),
+        "generate": lambda: bench_inference.run_generate(served, prompts, n, new),
+    }
     rates = {}
-    for name in ("engine", "generate"):
-        run = getattr(bench_inference, f"run_{name}")
-        who = engine if name == "engine" else served
-        pairs = [
-            bench_inference.measure(lambda: run(who, prompts, n, new), 1) for _ in range(3)
-        ]
-        rates[name] = max(wall for ((wall, _),) in pairs[1:])  # the first warms up
+    for name, run in contestants.items():
+        run()  # warm up
+        rates[name] = max(bench_inference.measure(run)[0] for _ in range(2))
     params = SamplingParams(max_tokens=new, ignore_eos=True)
     request = GenerationRequest(prompt_ids=prompts[0], n=1, params=params)
     engine.submit(request)

@@ -16,7 +16,7 @@ figure without a gradient.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,6 @@ from example_trainer.data.rows import Row
 from example_trainer.model import loading
 from example_trainer.model.scoring import pad_to_tensor
 from example_trainer.settings.config import TrainingConfig
-
-Step = Callable[[list[Row]], float]
 
 
 class Contestant:
@@ -96,32 +94,44 @@ class Ours(Contestant):
         return total / tokens
 
 
-class FullLogits(Contestant):
+class Padded(Contestant):
+    """Takes rows in their order, as TRL does, each pass padded to its longest row."""
+
+    def backward(self, rows: list[Row]) -> float:
+        tokens, loss, computed = sum(len(row.trained) for row in rows), 0.0, 0
+        for start in range(0, len(rows), self.load.rows_per_pass):
+            some = rows[start : start + self.load.rows_per_pass]
+            part, positions = self.backward_pass(some, tokens)
+            loss, computed = loss + part, computed + positions
+        self.padding = 1 - sum(len(row.tokens) for row in rows) / computed
+        return loss
+
+    def backward_pass(self, rows: list[Row], tokens: int) -> tuple[float, int]:
+        """The part of some rows in a mean loss over ``tokens``, and the computed positions."""
+        raise NotImplementedError
+
+
+class FullLogits(Padded):
     def __init__(self, load: Workload) -> None:
         super().__init__(load)
         self.model = plain_model(load)
 
-    def backward(self, rows: list[Row]) -> float:
-        tokens, total, computed = sum(len(row.trained) for row in rows), 0.0, 0
-        for some in in_passes(rows, self.load):
-            ids, real = right_padded([row.tokens for row in some], self.device)
-            mask, _ = right_padded([_trained_flags(row) for row in some], self.device)
-            computed += ids.numel()
-            with autocast(self.device):
-                logits = self.model(ids, attention_mask=real).logits
-            logprobs = torch.log_softmax(logits[:, :-1].float(), -1)
-            chosen = logprobs.gather(-1, ids[:, 1:, None])[..., 0]
-            with torch.no_grad():
-                -(logprobs.exp() * logprobs).sum(-1)  # the entropy, as everyone logs it
-            advantages = torch.tensor([row.reward for row in some], device=self.device)
-            loss_sum = (clipped(chosen, advantages[:, None]) * mask[:, 1:]).sum()
-            torch.autograd.backward(loss_sum / tokens)
-            total += float(loss_sum.detach())
-        self.padding = 1 - sum(len(row.tokens) for row in rows) / computed
-        return total / tokens
+    def backward_pass(self, rows: list[Row], tokens: int) -> tuple[float, int]:
+        ids, real = right_padded([row.tokens for row in rows], self.device)
+        mask, _ = right_padded([_trained_flags(row) for row in rows], self.device)
+        with autocast(self.device):
+            logits = self.model(ids, attention_mask=real).logits
+        logprobs = torch.log_softmax(logits[:, :-1].float(), -1)
+        chosen = logprobs.gather(-1, ids[:, 1:, None])[..., 0]
+        with torch.no_grad():
+            -(logprobs.exp() * logprobs).sum(-1)  # the entropy, as everyone logs it
+        advantages = torch.tensor([row.reward for row in rows], device=self.device)
+        loss = (clipped(chosen, advantages[:, None]) * mask[:, 1:]).sum() / tokens
+        torch.autograd.backward(loss)
+        return float(loss.detach()), ids.numel()
 
 
-class Trl(Contestant):
+class Trl(Padded):
     def __init__(self, load: Workload) -> None:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
@@ -153,29 +163,23 @@ class Trl(Contestant):
         self.model = self.trainer.model
         self.model.train()
 
-    def backward(self, rows: list[Row]) -> float:
-        tokens = sum(len(row.trained) for row in rows)
-        trainer, total, computed = self.trainer, 0.0, 0
-        trainer.current_gradient_accumulation_steps = 1
-        for some in in_passes(rows, self.load):
-            prompts = [row.tokens[: row.trained[0] + 1] for row in some]
-            prompt_ids, prompt_mask = right_padded(prompts, self.device)  # of one length
-            completions = [row.tokens[row.trained[0] + 1 :] for row in some]
-            ids, mask = right_padded(completions, self.device)
-            computed += prompt_ids.numel() + ids.numel()
-            inputs = {
-                "prompt_ids": prompt_ids,
-                "prompt_mask": prompt_mask,
-                "completion_ids": ids,
-                "completion_mask": mask,
-                "advantages": torch.tensor([row.reward for row in some], device=self.device),
-                "num_items_in_batch": torch.tensor(tokens, device=self.device),
-            }
-            loss = trainer.compute_loss(self.model, inputs)
-            trainer.accelerator.backward(loss)
-            total += float(loss.detach())
-        self.padding = 1 - sum(len(row.tokens) for row in rows) / computed
-        return total
+    def backward_pass(self, rows: list[Row], tokens: int) -> tuple[float, int]:
+        self.trainer.current_gradient_accumulation_steps = 1
+        prompts = [row.tokens[: row.trained[0] + 1] for row in rows]
+        prompt_ids, prompt_mask = right_padded(prompts, self.device)  # of one length
+        completions = [row.tokens[row.trained[0] + 1 :] for row in rows]
+        ids, mask = right_padded(completions, self.device)
+        inputs = {
+            "prompt_ids": prompt_ids,
+            "prompt_mask": prompt_mask,
+            "completion_ids": ids,
+            "completion_mask": mask,
+            "advantages": torch.tensor([row.reward for row in rows], device=self.device),
+            "num_items_in_batch": torch.tensor(tokens, device=self.device),
+        }
+        loss = self.trainer.compute_loss(self.model, inputs)
+        self.trainer.accelerator.backward(loss)
+        return float(loss.detach()), prompt_ids.numel() + ids.numel()
 
 
 CONTESTANTS: dict[str, Callable[[Workload], Contestant]] = {
@@ -192,17 +196,12 @@ def plain_model(load: Workload) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if load.model:
-        return on_device(
-            AutoModelForCausalLM.from_pretrained(load.model, dtype=torch.float32), load
-        )
-    with tempfile.TemporaryDirectory() as scratch, torch.random.fork_rng():
-        config = AutoConfig.from_pretrained(write_model(Path(scratch), load))
-        torch.manual_seed(0)
-        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return on_device(made, load)
-
-
-def on_device(made: Any, load: Workload) -> Any:
+        made = AutoModelForCausalLM.from_pretrained(load.model, dtype=torch.float32)
+    else:
+        with tempfile.TemporaryDirectory() as scratch, torch.random.fork_rng():
+            config = AutoConfig.from_pretrained(write_model(Path(scratch), load))
+            torch.manual_seed(0)
+            made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     made.to(load.device)
     if load.checkpointing:
         made.gradient_checkpointing_enable({"use_reentrant": False})
@@ -217,12 +216,6 @@ def autocast(device: torch.device) -> torch.autocast:
 def clipped(logprobs: Tensor, advantages: Tensor) -> Tensor:
     ratio = (logprobs - logprobs.detach()).exp()
     return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-
-
-def in_passes(rows: list[Row], load: Workload) -> Iterator[list[Row]]:
-    """In the order in which rows came, as TRL takes them; padded to the longest of each."""
-    for start in range(0, len(rows), load.rows_per_pass):
-        yield rows[start : start + load.rows_per_pass]
 
 
 def right_padded(lists: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
