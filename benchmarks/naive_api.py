@@ -18,7 +18,7 @@ from fastapi.encoders import jsonable_encoder
 from fastapi.middleware.gzip import GZipMiddleware
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MIN_ENV_WEIGHT = 0.01
@@ -242,9 +242,3 @@ async def status_env(request: Request) -> Response:
             "env_weight": max(MIN_ENV_WEIGHT, weight),
         }
     )
-
-
-@app.get("/reset_data")
-async def reset_data() -> Response:
-    state.__init__()  # type: ignore[misc]
-    return PlainTextResponse("Reset successful")

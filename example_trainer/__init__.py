@@ -6,7 +6,7 @@
     state/       stop signal, schedules
     data/        scored groups -> rows -> packs -> micro-batches
     advantage/   rewards -> advantages per trained token; reference and proximal logprobs
-    losses/      one file per loss
+    losses/      one function per loss
     distributed/ ranks, collectives, sharded tensors
     model/       policy and value model: loading, attention, logprobs, adapter, FSDP2
     update/      micro-batches -> loss sums -> one divisor -> clipped step

@@ -17,6 +17,7 @@ from apibench.payloads import FRAMES_TYPE, Body
 TIMEOUT_S = 300.0
 _READ = 1 << 20
 _PROBE_S = 60.0  # a call takes so long at most, even on the naive server
+_PAUSE_S = 0.002
 
 
 class Refused(RuntimeError):
@@ -139,10 +140,8 @@ class AsyncClient:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def call(
-        self, method: str, path: str, data: bytes = b"", content_type: str = "application/json"
-    ) -> Reply:
-        """Connects when needed; a broken connection is not used again.
+    async def call(self, method: str, path: str, data: bytes = b"") -> Reply:
+        """Send JSON; connects when needed, and a broken connection is not used again.
 
         Raises:
             OSError, asyncio.IncompleteReadError: the connection broke.
@@ -150,7 +149,7 @@ class AsyncClient:
         began = time.perf_counter()
         head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{self._port}\r\n"
         if data:
-            head += f"content-type: {content_type}\r\ncontent-length: {len(data)}\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n"
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
         reader, writer = self._streams
@@ -192,12 +191,10 @@ class Prober:
     """A process that asks GET /status all the time, so that a busy client here is not
     mistaken for a blocked server."""
 
-    def __init__(self, port: int, pause_s: float = 0.002) -> None:
+    def __init__(self, port: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_probe, args=(port, pause_s, theirs), daemon=True
-        )
+        self._process = context.Process(target=_probe, args=(port, theirs), daemon=True)
         self.samples: list[tuple[float, float]] = []  # (begin, seconds)
 
     def __enter__(self) -> Prober:
@@ -226,7 +223,7 @@ class Prober:
         return [s for at, s in self.samples if at + s >= begin and at <= end]
 
 
-def _probe(port: int, pause_s: float, pipe: Any) -> None:
+def _probe(port: int, pipe: Any) -> None:
     client = Client(port)
     client.call("GET", "/status").ok()
     pipe.send("ready")
@@ -234,6 +231,6 @@ def _probe(port: int, pause_s: float, pipe: Any) -> None:
     while not pipe.poll():
         began = time.perf_counter()
         samples.append((began, client.call("GET", "/status").ok().seconds))
-        time.sleep(pause_s)
+        time.sleep(_PAUSE_S)
     client.close()
     pipe.send(samples)

@@ -97,13 +97,13 @@ def body(made: dict[str, Any] | list[dict[str, Any]], encoding: Encoding) -> Bod
     return Body(text, {"content-type": JSON_TYPE})
 
 
-def packed(made: dict[str, Any], compress: bool = True) -> bytes:
-    """One group as a safetensors file, in a zstd frame unless ``compress`` is false."""
+def packed(made: dict[str, Any]) -> bytes:
+    """One group as a safetensors file in a zstd frame."""
     from atroposlib.wire.binary import pack_group
 
-    return pack_group(ScoredData(**made), compress=compress)
+    return pack_group(ScoredData(**made), compress=True)
 
 
-def pool(count: int, shape: Shape, encoding: Encoding, env_id: int | None = 0) -> list[Body]:
+def pool(count: int, shape: Shape, encoding: Encoding) -> list[Body]:
     """Different bodies, to be sent in turn: equal ones would share caches and digests."""
-    return [body(group(shape, env_id, 1000 + i), encoding) for i in range(count)]
+    return [body(group(shape, 0, 1000 + i), encoding) for i in range(count)]

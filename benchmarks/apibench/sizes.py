@@ -21,7 +21,6 @@ class Plan:
     post_tokens: int = 2_000_000  # per measurement
     batch_groups: int = 16  # groups of the batch that GET /batch is timed with
     naive_batch_repeats: int = 1
-    naive_gzip_repeats: int = 1
     blocking_groups: int = 64  # groups of the batch during which /status is asked
     naive_blocking: bool = False
     sustained_batches: int = 4

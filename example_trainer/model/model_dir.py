@@ -116,10 +116,10 @@ def write_model(
 
     Args:
         model: gives shapes, names and config; its own weights are not written.
-        weights: under the names of ``model``, whole.
+        weights: under the names of ``model``, whole, in ``dtype``.
     """
     with whole_directory(directory, durable=durable) as draft:
-        as_written = _as_written(model, weights, dtype, untie_head)
+        as_written = _as_written(model, weights, untie_head)
         model.save_pretrained(draft, state_dict=as_written)
         tokenizer.save_pretrained(draft)
         _patch_config(draft / "config.json", dtype, untie_head)
@@ -164,12 +164,9 @@ def is_tied(policy: PackedModel) -> bool:
 
 
 def _as_written(
-    model: Any, weights: Mapping[str, Tensor], dtype: torch.dtype, untie_head: bool
+    model: Any, weights: Mapping[str, Tensor], untie_head: bool
 ) -> dict[str, Tensor]:
-    written = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in weights.items()
-    }
+    written = dict(weights)
     embedding, heads = state_dict.tied_heads(model)
     for head in heads:  # safetensors would write the alias as a second tensor
         written.pop(head, None)

@@ -89,18 +89,24 @@ class Fleet:
         Raises:
             PublishFailed: none answered for ``absent_s``.
         """
-        while self.absent:
+
+        def take_back_ready() -> None:
             for engine in self.engines:
                 if engine.url in self.absent and engine.http.is_ready():
                     self.take_back(engine)
-            if self.present:
-                return
-            self.check()
-            self.on_wait(self.absence())
-            time.sleep(POLL_S)
 
-    def absence(self) -> str:
-        """One line about a fleet without a server."""
+        take_back_ready()
+        self.wait(take_back_ready)
+
+    def wait(self, look: Callable[[], None]) -> None:
+        """Call ``look`` until a server takes part; raises as :meth:`check`."""
+        while self.engines and not self.present:
+            self.check()
+            self.on_wait(self._absence())
+            time.sleep(POLL_S)
+            look()
+
+    def _absence(self) -> str:
         waited_s = time.monotonic() - max(self.absent.values())
         return (
             f"an inference server: none of {', '.join(self.absent)} answers;"
@@ -112,7 +118,7 @@ class Fleet:
         absent = list(self.absent.values())
         if absent and len(absent) == len(self.engines):
             if time.monotonic() - max(absent) > self._absent_s:
-                raise PublishFailed(f"gave up waiting for {self.absence()}. {AFTERWARDS}")
+                raise PublishFailed(f"gave up waiting for {self._absence()}. {AFTERWARDS}")
 
     def pause(self) -> None:
         """Pause all servers, and only then lift the timeout after which they resume.

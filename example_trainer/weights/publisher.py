@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -94,11 +93,7 @@ class Publisher:
             return False
         if self._held is None:
             fleet.gather()
-        while not fleet.present:
-            fleet.check()
-            fleet.on_wait(fleet.absence())
-            time.sleep(POLL_S)
-            self.look()
+        fleet.wait(self.look)
         return True
 
     def look(self) -> None:

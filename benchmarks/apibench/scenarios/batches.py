@@ -65,10 +65,7 @@ def run(plan: Plan) -> Section:
             way.ours.append(reply.seconds)
             way.size = len(reply.body)
             way.limit.append(_limit(plan, way.size, room))
-        for gzip, repeats in (
-            (False, plan.naive_batch_repeats),
-            (True, plan.naive_gzip_repeats),
-        ):
+        for gzip, repeats in ((False, plan.naive_batch_repeats), (True, 1)):
             if repeat < repeats:
                 naive[gzip].append(_naive(plan, gzip, room))
     for way in ways:
