@@ -121,11 +121,14 @@ def make_venv(venv: Path) -> None:
 
 def same_python(venv: Path) -> bool:
     """Whether the environment there was made by this minor version of Python."""
-    code = "import sys; print(*sys.version_info[:2])"
-    done = subprocess.run(
-        [str(venv_python(venv)), "-c", code], capture_output=True, text=True, check=False
-    )
-    return done.stdout.split() == [str(part) for part in sys.version_info[:2]]
+    printed = output(venv_python(venv), "-c", "import sys; print(*sys.version_info[:2])")
+    return printed.split() == [str(part) for part in sys.version_info[:2]]
+
+
+def output(python: Path, *words: str) -> str:
+    """What a call of this Python prints; empty if it fails at once."""
+    command = [str(python), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def install(python: Path, extras: str, log: Path) -> None:
@@ -146,14 +149,8 @@ def require_index(python: Path) -> None:
 
     With a proxy or a folder of wheels in its settings, pip may need no index: it goes on.
     """
-    done = subprocess.run(
-        [str(python), "-m", "pip", "config", "list"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     settings = {}  # the last one counts: environment variables come first in the list
-    for line in reversed(done.stdout.splitlines()):
+    for line in reversed(output(python, "-m", "pip", "config", "list").splitlines()):
         key, _, value = line.partition("=")
         settings[key.rsplit(".", 1)[-1]] = value.strip("'\"")
     url = settings.get("index-url", PYPI)
@@ -198,10 +195,7 @@ def unreachable(url: str) -> "str | None":
 
 def require_pip(python: Path, log: Path) -> None:
     """Early Python 3.10 ships a pip without --report and with a slow resolver."""
-    done = subprocess.run(
-        [str(python), "-m", "pip", "--version"], capture_output=True, text=True, check=False
-    )
-    words = done.stdout.split()
+    words = output(python, "-m", "pip", "--version").split()
     major = int(words[1].split(".")[0]) if len(words) > 1 else 0
     if major < 23:
         run_logged([str(python), "-m", "pip", "install", "--upgrade", "pip>=23"], log)
