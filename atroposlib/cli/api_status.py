@@ -49,6 +49,7 @@ def page(url: str, status: RunStatus) -> str:
     ]
     if status.blocked_reason:
         lines.append(f"waits: {status.blocked_reason}")
+    lines += [f"stalled: {line}" for line in status.stalled]
     for one in status.participants:
         waiting = f", waits for {one.waiting_on}" if one.waiting_on else ""
         lines.append(f"{one.role:<9} {one.name}: {one.phase}{waiting} ({one.age_s:.0f} s ago)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,19 +10,39 @@ Role = Literal["trainer", "env", "inference", "tool"]
 MOSTLY_DROPPED = "rollout, most groups dropped"  # a phase that views show as a warning
 
 
-class Heartbeat(BaseModel):
-    """POST /heartbeat: phase of a process and, if it waits, the reason."""
+Count = Annotated[int, Field(ge=0)]
+
+
+class ServerState(BaseModel):
+    """An inference server as seen by one process that calls it."""
+
+    model_config = ConfigDict(extra="forbid")
+    url: str = Field(max_length=200)
+    silent_s: float | None = None  # without an answer; None: it answers
+    running: Count = 0  # requests of this process
+    waiting: Count = 0  # requests of this process without a slot
+    version: int | None = None  # newest policy version of its tokens
+
+
+class Process(BaseModel):
+    """Phase of a process and, if it waits, the reason."""
 
     model_config = ConfigDict(extra="forbid")
     role: Role
     name: str = Field(max_length=200)
     phase: str = Field(max_length=200)  # such as "training", "rollout", "publishing weights"
     waiting_on: str | None = Field(None, max_length=400)
-    details: dict[str, float | int | str] = {}
+    details: dict[str, float | int | str] = {}  # "ended" in the last one of a process
 
 
-class Participant(Heartbeat):
-    """The last heartbeat of a process, with its age."""
+class Heartbeat(Process):
+    """POST /heartbeat: a process, and the inference servers that it calls."""
+
+    servers: Annotated[list[ServerState], Field(max_length=64)] = []
+
+
+class Participant(Process):
+    """The last heartbeat of a process, or the reports about an inference server."""
 
     age_s: float
 
@@ -75,6 +95,7 @@ class RunStatus(BaseModel):
     batches_acked: int
     blocked_reason: str | None
     participants: list[Participant]
+    stalled: list[str] = []  # processes without a sign of life, the longest silence first
     batches_open: int = 0  # delivered and not acked
     batches_dead: int = 0  # delivered too often; their groups are kept for inspection
     dropped_groups: int = 0  # too stale to train on

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 
 from atroposlib.wire import Heartbeat
+from atroposlib.wire.status import ServerState
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import StopSignal
 from example_trainer.weights.engines import InferenceServer, connect
@@ -35,6 +36,7 @@ class HeartbeatThread:
         self._beat = Heartbeat(
             role="trainer", name=self._name, phase="starting", waiting_on=None, details=details
         )
+        self.servers: Callable[[], list[ServerState]] = list  # called for each beat
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -72,7 +74,7 @@ class HeartbeatThread:
         while not stopped:
             self._wake.clear()
             stopped = self._stop.is_set()  # before the beat: the last phase is sent
-            self._send(self._beat)
+            self._send(self._beat.model_copy(update={"servers": self.servers()}))
             if not stopped:
                 self._wake.wait(INTERVAL_S)
 
@@ -86,7 +88,7 @@ class WaitReporter:
     def __init__(self, stop: StopSignal, pulse: HeartbeatThread) -> None:
         self.stop = stop
         self.phase, self.life = pulse.phase, pulse.life
-        self._pulse = pulse
+        self.pulse = pulse
         self._printed_at = float("-inf")
         self.checks: list[Callable[[], None]] = []  # each raises what must end a wait
 
@@ -98,7 +100,7 @@ class WaitReporter:
 
     def note(self, what: str) -> None:
         """Report a wait in which a stop is not safe."""
-        self._pulse.waiting_on(what)
+        self.pulse.waiting_on(what)
         if time.monotonic() - self._printed_at > WAIT_LOG_INTERVAL_S:
             self._printed_at = time.monotonic()
             logger.info(what)

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from atroposlib.errors import InferenceError, PublishFailed
+from atroposlib.wire.status import ServerState
 from example_trainer.weights.engines import InferenceServer, ServerGone
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,14 @@ class Fleet:
     def counts(self) -> dict[str, int]:
         """Metrics of a step."""
         return {"servers_absent": len(self.absent), "servers_rejoined": self.rejoined}
+
+    def states(self) -> list[ServerState]:
+        """The servers, with the time since one that is left out gave no answer."""
+        now, absent = time.monotonic(), dict(self.absent)
+        return [
+            ServerState(url=e.url, silent_s=now - absent[e.url] if e.url in absent else None)
+            for e in self.engines
+        ]
 
     def leave_out(self, failed: Iterable[Failure]) -> list[Failure]:
         """Leave out the servers that gave no answer; return the other failures."""

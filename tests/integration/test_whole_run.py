@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
+import httpx
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
@@ -63,6 +64,9 @@ class Quickstart:
 
     def kill(self, name: str) -> None:
         """kill -9, as the kernel does when memory runs out."""
+        self.signal(name, signal.SIGKILL)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
         arguments = self.command_of(name).split(" -m ")[-1].split(".py ")[-1]
         found = subprocess.run(
             ["pgrep", "-f", "--", re.escape(arguments)], capture_output=True, text=True
@@ -70,7 +74,14 @@ class Quickstart:
         pids = [int(pid) for pid in found.stdout.split()]
         assert pids, f"no process runs {arguments}"
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
+
+    def stalled(self) -> list[str]:
+        """The processes that GET /status names."""
+        found = re.search(r"--env.rollout_server_url (\S+)", self.command_of("environment"))
+        assert found
+        status: dict = httpx.get(f"{found[1]}/status", timeout=30).json()
+        return status["stalled"]
 
     def restart_by_hand(self, name: str) -> None:
         self.restarted.append(
@@ -162,6 +173,26 @@ def test_a_run_survives_kill_9_without_lost_or_repeated_groups(start, victim: st
     done = {key for key, state in acknowledged.items() if state in ("acked", "committed")}
     assert set(trained) == done
     assert gaps(set(acknowledged)) == []
+
+
+def test_status_names_the_frozen_process_of_a_run_and_no_other(start) -> None:
+    run = start("--steps", "1000")
+    until("the second step", lambda: len(run.rows()) >= 2)
+    for name, said in (
+        ("inference", "inference server http://"),
+        ("environment", "environment "),
+        ("trainer", "trainer "),
+    ):
+        run.signal(name, signal.SIGSTOP)
+        until(f"the word that {name} is frozen", run.stalled)
+        [line] = run.stalled()
+        assert line.startswith(said)
+        run.signal(name, signal.SIGCONT)
+        until("all processes to go on", lambda: not run.stalled())
+    steps = len(run.rows())
+    until("steps after the last stop", lambda: len(run.rows()) > steps + 1)
+    os.kill(run.process.pid, signal.SIGINT)
+    run.finish()
 
 
 def test_ctrl_c_ends_every_started_process_and_reports_it_in_one_line(start) -> None:

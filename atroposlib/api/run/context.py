@@ -23,16 +23,20 @@ from atroposlib.api.decisions.allocation import Supply, supply_of
 from atroposlib.api.decisions.batching import blocked_reason
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, find_env
+from atroposlib.api.decisions.stalled import inference_server
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S, RunCache, RunView
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, UnknownEnv
 from atroposlib.wire import Heartbeat, Participant
+from atroposlib.wire.status import ServerState
 
 FORGET_AFTER_S = 3600.0
 # The oldest are dropped first; names come from callers and cost memory.
 MAX_PARTICIPANTS = 1024
+MAX_SERVERS = 1024
+REPORT_S = 60.0  # after which a report about a server no longer counts
 MAX_DETAILS = 64
 MAX_DETAIL_CHARACTERS = 200
 _NOBODY: Mapping[int, float] = {}
@@ -151,6 +155,8 @@ class Liveness:
         self._silent_after_s = silent_after_s
         self._since = clock()
         self._beats: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
+        # By URL and by the role and name of the caller, with the time of its report.
+        self._servers: dict[str, dict[tuple[str, str], tuple[ServerState, float]]] = {}
         self._calls: dict[int, float] = {}
         self._lives: dict[str, float] = {}  # of trainers -> last heartbeat; inf: ended
         self._live: _Live | None = None
@@ -174,6 +180,7 @@ class Liveness:
         who = (heartbeat.role, heartbeat.name)
         self._beats.pop(who, None)  # re-inserted at the end, so the first is the oldest
         self._beats[who] = (heartbeat, now)
+        self._record_servers(who, heartbeat.servers, now)
         if heartbeat.role == "trainer" and (life := str(heartbeat.details.get("life", ""))):
             self._lives.pop(life, None)
             self._lives[life] = inf if "ended" in heartbeat.details else now
@@ -183,6 +190,18 @@ class Liveness:
             if now - seen <= FORGET_AFTER_S and len(self._beats) <= MAX_PARTICIPANTS:
                 break
             del self._beats[name]
+
+    def _record_servers(
+        self, who: tuple[str, str], states: Sequence[ServerState], now: float
+    ) -> None:
+        for state in states:
+            if state.url in self._servers or len(self._servers) < MAX_SERVERS:
+                self._servers.setdefault(state.url, {})[who] = (state, now)
+        for url, reports in list(self._servers.items()):
+            fresh = {who: one for who, one in reports.items() if now - one[1] <= REPORT_S}
+            self._servers[url] = fresh
+            if not fresh:
+                del self._servers[url]
 
     def record_request(self, env_id: int | None) -> None:
         if env_id is not None:
@@ -238,11 +257,18 @@ class Liveness:
 
     def participants(self) -> list[Participant]:
         now = self._clock()
-        return [
-            Participant(**heartbeat.model_dump(), age_s=max(0.0, now - seen))
+        processes = [
+            Participant(
+                **heartbeat.model_dump(exclude={"servers"}), age_s=max(0.0, now - seen)
+            )
             for heartbeat, seen in self._beats.values()
             if now - seen <= FORGET_AFTER_S
         ]
+        servers = [
+            inference_server(url, [(state, now - at) for state, at in reports.values()])
+            for url, reports in self._servers.items()
+        ]
+        return processes + servers
 
 
 def _require_short(details: Mapping[str, float | int | str]) -> None:

@@ -22,6 +22,7 @@ from atroposlib.api.common.records import (
 )
 from atroposlib.api.decisions import fair_share, run_state
 from atroposlib.api.decisions.allocation import env_status
+from atroposlib.api.decisions.stalled import stalled
 from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.admission import AdmissionControl
@@ -214,6 +215,7 @@ class RolloutService:
         stats = await self.context.queue_stats.read()
         run = self.run
         sequences = stats.sequences_held
+        participants = self.context.liveness.participants()
         return wire.RunStatus(
             current_step=await self.current_step(),
             queue_size=stats.groups_held,
@@ -225,7 +227,8 @@ class RolloutService:
             buffered_sequences=sequences[GroupState.BUFFERED],
             batches_acked=stats.batches_acked,
             blocked_reason=await self._blocked_reason(),
-            participants=self.context.liveness.participants(),
+            participants=participants,
+            stalled=stalled(participants),
             batches_open=stats.batches_open,
             batches_dead=stats.batches_dead,
             dropped_groups=stats.ended(GroupState.DROPPED).groups,

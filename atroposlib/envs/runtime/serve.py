@@ -42,7 +42,7 @@ from atroposlib.wire import MOSTLY_DROPPED, EnvIdentifier, EnvStatus, Heartbeat
 
 logger = logging.getLogger(__name__)
 DISCONNECT_TIMEOUT_S = 5.0  # of the calls that only tidy up
-MAX_WAIT_CHARS = 400  # of a heartbeat's waiting_on
+MAX_WAIT_CHARS, MAX_SERVERS = 400, 64  # bounds of wire.Heartbeat
 
 
 class EnvPhase(str, Enum):
@@ -339,22 +339,28 @@ class Serve:
 
     # --- heartbeat, leaving -------------------------------------------------------------
 
-    async def beat(self) -> None:
+    async def beat(self, **last: int) -> None:
         """Report the current activity to the API; an absent API is not waited for."""
         env = self.env
+        servers = await env.server.states()
+        silent = next((one for one in servers if one.silent_s is not None), None)
         details: dict[str, Any] = {
             **env.group_stats.totals(),
             "rollouts_running": len(env.pool.running),
             "rollouts_failed": env.pool.counts["failed"] + env.pool.counts["timed_out"],
+            **last,
         }
-        reason = self.waiting_on[:MAX_WAIT_CHARS] if self.waiting_on else None
+        reason = self.waiting_on
+        if reason is None and silent is not None:
+            reason = f"inference server {silent.url}: no answer for {silent.silent_s:.0f} s"
         await self.client.heartbeat(
             Heartbeat(
                 role="env",
                 name=self.name,
                 phase=self.phase.value,
-                waiting_on=reason,
+                waiting_on=reason[:MAX_WAIT_CHARS] if reason else None,
                 details=details,
+                servers=servers[:MAX_SERVERS],
             )
         )
 
@@ -390,6 +396,6 @@ class Serve:
 
     async def _disconnect(self) -> None:
         who = self._run.identity
-        await self.beat()
+        await self.beat(ended=1)
         await self.admission.settle((), who, self.env.config.group_size)
         await self.client.disconnect_env(who)

@@ -47,6 +47,7 @@ from atroposlib.generation.sampling.reasoning import (
     is_official_openai,
 )
 from atroposlib.generation.sampling.resume import Decode, generate_with_resume
+from atroposlib.wire.status import ServerState
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -193,6 +194,19 @@ class APIServer(LegacyHealth, ABC):
         metrics.update(self.train_stats.metrics(f"{prefix}_"))
         metrics.update(self.eval_stats.metrics(f"{prefix}_eval_"))
         return metrics
+
+    async def state(self) -> ServerState:
+        """Requests of this process, and whether the server answers them."""
+        slots = self.train_stats.slots, self.eval_stats.slots
+        running = sum(one.in_use for one in slots)
+        known = self._newest_version != UNKNOWN_VERSION
+        return ServerState(
+            url=self.root_url,
+            silent_s=await self.health.silence_s() if running else None,
+            running=running,
+            waiting=sum(one.waiting for one in slots),
+            version=self._newest_version if known else None,
+        )
 
     def headroom(self, split: str) -> int:
         """Slots minus calls that run or wait: negative if calls wait."""

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
 PROBE_INTERVAL_S = 1.0
 LOG_INTERVAL_S = 10.0
+ANSWERED_S = 5.0  # after an answer, in which no probe is needed
+SILENCE_PROBE_S = 2.0  # timeout of a probe while requests run
 
 
 class FailoverRequired(InferenceUnavailable):
@@ -51,6 +53,8 @@ class HealthMonitor:
     state: HealthState = HealthState.UNKNOWN
     waiting_on: str | None = None  # for status displays; None without waiting callers
     _probed_at: float = float("-inf")
+    _answered_at: float = float("-inf")
+    _silent_since: float | None = None  # the first probe without an answer
     _logged_at: float = float("-inf")
     _probe_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _recheck: asyncio.Task[bool] | None = None
@@ -100,6 +104,28 @@ class HealthMonitor:
         if self.state is HealthState.DOWN and idle and due:
             self._recheck = asyncio.get_running_loop().create_task(self._probe_once())
 
+    def answered(self) -> None:
+        """Record an answer to any call."""
+        self._answered_at, self._silent_since = time.monotonic(), None
+
+    async def silence_s(self) -> float | None:
+        """Seconds without an answer, of a server with running requests; None: it answers.
+
+        A generation may take minutes, so a server that has not answered lately is probed.
+        """
+        began = time.monotonic()
+        if not self.enabled or began - self._answered_at < ANSWERED_S:
+            return None
+        try:
+            healthy = await asyncio.wait_for(self.probe(), SILENCE_PROBE_S)
+        except asyncio.TimeoutError:
+            healthy = False
+        if healthy:
+            self.answered()
+            return None
+        self._silent_since = began if self._silent_since is None else self._silent_since
+        return time.monotonic() - self._silent_since
+
     async def close(self) -> None:
         """Cancel a background probe."""
         if self._recheck is not None:
@@ -112,6 +138,7 @@ class HealthMonitor:
         self.state = HealthState.HEALTHY if healthy else HealthState.DOWN
         if healthy:
             self.waiting_on = None
+            self.answered()
 
     async def _probe_once(self) -> bool:
         """Probe, unless the last probe is under a second old: 500 waiters send one."""
@@ -219,7 +246,9 @@ async def with_retries(
     failed = 0
     while True:
         try:
-            return await attempt(), failed + 1
+            result = await attempt()
+            health.answered()
+            return result, failed + 1
         except RETRYABLE_ERRORS as cause:
             failed += 1
             health.mark_suspect()

@@ -36,6 +36,7 @@ from atroposlib.generation.routing.failover import (
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.generation.sessions.dummy import DummyManagedServer, require_dummy_allowed
 from atroposlib.generation.sessions.managed import ManagedServer, managed_over
+from atroposlib.wire.status import ServerState
 
 if TYPE_CHECKING:
     from atroposlib.generation.sessions.remote import ProxyManagedServer
@@ -186,6 +187,11 @@ class ServerManager(RoutedCalls):
         """Reason why callers wait, apart from slots, for status displays; None if none."""
         waits = [server.health.waiting_on for server in self.servers]
         return next((wait for wait in waits if wait is not None), None)
+
+    async def states(self) -> list[ServerState]:
+        """Requests and silence of every server, for heartbeats."""
+        own = [one for one in self.servers if isinstance(one, APIServer)]
+        return list(await asyncio.gather(*(server.state() for server in own)))
 
     async def close(self) -> None:
         """Close every connection; call once, at the end."""

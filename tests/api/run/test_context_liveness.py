@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.api.common.records import EnvEntry
-from atroposlib.api.run.context import FORGET_AFTER_S, MAX_PARTICIPANTS, Liveness
+from atroposlib.api.run.context import FORGET_AFTER_S, MAX_PARTICIPANTS, REPORT_S, Liveness
 from atroposlib.errors import ConfigError
 from atroposlib.wire import Heartbeat, RegisterEnv
+from atroposlib.wire.status import ServerState
 
 ENV = RegisterEnv(max_token_length=64, desired_name="env", weight=1.0, group_size=4)
 
@@ -44,6 +45,21 @@ def test_heartbeats_are_evicted_by_age_and_by_count():
         liveness.record_heartbeat(Heartbeat(role="env", name=str(no), phase="rollout"))
     names = [one.name for one in liveness.participants()]
     assert (len(names), names[0]) == (MAX_PARTICIPANTS, "1")
+
+
+def test_reports_about_inference_servers_are_summed_until_they_are_old():
+    now = [0.0]
+    liveness = Liveness(lambda: now[0], 300.0)
+    for name in ("a", "b"):
+        server = ServerState(url="http://gpu1:9001", running=3)
+        liveness.record_heartbeat(
+            Heartbeat(role="env", name=name, phase="rollout", servers=[server])
+        )
+    [server] = [one for one in liveness.participants() if one.role == "inference"]
+    assert (server.name, server.details["running"]) == ("http://gpu1:9001", 6)
+    now[0] = REPORT_S + 1
+    liveness.record_heartbeat(Heartbeat(role="env", name="a", phase="rollout"))
+    assert {one.role for one in liveness.participants()} == {"env"}
 
 
 def test_a_heartbeat_with_too_many_details_is_refused():

@@ -82,3 +82,24 @@ def test_setting_the_health_attribute_sets_the_state_of_the_monitor() -> None:
     assert server.health.state is HealthState.DOWN and server.initialized
     server.server_healthy = True
     assert server.health.state is HealthState.HEALTHY
+
+
+async def test_a_server_that_stops_answering_is_reported_while_requests_run(
+    connect, fake, monkeypatch
+) -> None:
+    server = connect()
+    await server.chat_completion(messages=HELLO)
+    assert (await server.state()).silent_s is None
+    monkeypatch.setattr(health, "ANSWERED_S", 0.0)
+    fake.health_next.extend([False, False])
+    async with server.sem:
+        first, second = (await server.state()).silent_s, (await server.state()).silent_s
+        assert first is not None and second is not None and second > first
+        assert (await server.state()).silent_s is None
+    assert fake.health_checks == 4
+
+
+async def test_an_idle_server_is_not_probed_for_its_state(connect, fake, monkeypatch) -> None:
+    monkeypatch.setattr(health, "ANSWERED_S", 0.0)
+    state = await connect().state()
+    assert (state.running, state.silent_s, fake.health_checks) == (0, None, 0)

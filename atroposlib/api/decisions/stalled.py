@@ -1,0 +1,64 @@
+"""Which process of a run does not go on, from heartbeats: not the ones that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from atroposlib.wire.status import Participant, ServerState
+
+STALLED_AFTER_S = 10.0  # without a heartbeat, or without an answer; beats come every 2 s
+NAMED_FOR_S = 600.0  # then a process that was killed and not replaced is history
+
+
+def inference_server(url: str, reports: Sequence[tuple[ServerState, float]]) -> Participant:
+    """One server out of the reports of its callers, each with its age (s).
+
+    It counts as silent if no caller with running requests gets an answer; ``silent_s`` is
+    then the shortest silence. Requests are summed.
+    """
+    busy = [one for one, _ in reports if one.running or one.silent_s is not None]
+    silences = [one.silent_s for one in busy if one.silent_s is not None]
+    versions = [one.version for one, _ in reports if one.version is not None]
+    details: dict[str, float | int | str] = {
+        "running": sum(one.running for one, _ in reports),
+        "waiting": sum(one.waiting for one, _ in reports),
+        "callers": len(reports),
+    }
+    if versions:
+        details["version"] = max(versions)
+    silent = bool(silences) and len(silences) == len(busy)
+    if silent:
+        details["silent_s"] = min(silences)
+    return Participant(
+        role="inference",
+        name=url,
+        phase="no answer" if silent else "serving",
+        waiting_on=None,
+        details=details,
+        age_s=min(age for _, age in reports),
+    )
+
+
+def stalled(participants: Iterable[Participant]) -> list[str]:
+    """One line per process that gives no sign of life, the longest silence first.
+
+    A process that waits still sends heartbeats, so it is not listed.
+    """
+    silences = []
+    for one in participants:
+        if "ended" in one.details:
+            continue
+        silent_s = one.age_s
+        if one.role == "inference":
+            silent_s = float(one.details.get("silent_s", 0.0))
+        if STALLED_AFTER_S < silent_s < NAMED_FOR_S:
+            silences.append((silent_s, one))
+    silences.sort(key=lambda found: -found[0])
+    return [_line(silent_s, one) for silent_s, one in silences]
+
+
+def _line(silent_s: float, one: Participant) -> str:
+    if one.role == "inference":
+        return f"inference server {one.name} has answered nothing for {silent_s:.0f} s"
+    role = {"env": "environment"}.get(one.role, one.role)
+    return f"{role} {one.name} has sent no heartbeat for {silent_s:.0f} s"
