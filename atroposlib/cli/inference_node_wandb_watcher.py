@@ -17,7 +17,8 @@ import httpx
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
-from atroposlib.trackers import Run, Tracker, open_tracker
+from atroposlib.trackers import open_tracker
+from atroposlib.trackers.services import Run, Tracker
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, TRACKERS, CommandParser, whole
 

@@ -2,87 +2,35 @@
 
     trainer, environment --metrics--> Guarded --> wandb | tensorboard | swanlab | trackio
 
-The x axis is the trainer's step. A tracker is one module here, one line of ``TRACKERS`` and one
-name of ``TrackerName``. A failing tracker does not end a run: its errors are counted, the first
-is printed, and after GIVE_UP_AFTER failures in a row it is no longer called.
+The x axis is the trainer's step. A tracker is one function of :mod:`.services`, one line of
+``TRACKERS`` and one name of ``TrackerName``. A failing tracker does not end a run: its errors
+are counted, the first is printed, and after GIVE_UP_AFTER failures in a row it is no longer
+called.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from atroposlib.errors import ConfigError, RolloutError, boundary
+from atroposlib.trackers import services
+from atroposlib.trackers.services import Run, Tracker
 
 TrackerName = Literal["wandb", "tensorboard", "swanlab", "trackio"]
-# Name (of the tracker, and of the module in this folder that has
-# ``open_tracker(run) -> Tracker``) -> its packages, and the extras that install them.
+# Name -> its packages, the extras that install them, and what starts it.
 TRACKERS = {
-    "wandb": (["wandb"], "wandb"),
-    "tensorboard": (["tensorboard", "torch"], "trackers,train"),
-    "swanlab": (["swanlab"], "trackers"),
-    "trackio": (["trackio"], "trackers"),
+    "wandb": (["wandb"], "wandb", services.open_wandb),
+    "tensorboard": (["tensorboard", "torch"], "trackers,train", services.open_tensorboard),
+    "swanlab": (["swanlab"], "trackers", services.open_swanlab),
+    "trackio": (["trackio"], "trackers", services.open_trackio),
 }
-DEFAULT_PROJECT = "atropos"
 logger = logging.getLogger(__name__)
 GIVE_UP_AFTER = 10
-
-
-@dataclass(frozen=True)
-class Run:
-    """The run that a tracker records."""
-
-    name: str | None = None
-    project: str | None = None  # None: wandb's own default, ``atropos`` in the others
-    group: str | None = None
-    run_id: str | None = None  # a run of the same id is resumed; None: always a new run
-    step: int = 0  # steps that are done; more than 0 after a restart
-    directory: Path = Path("logs")  # of trackers that write files
-    settings: Mapping[str, Any] = field(default_factory=dict)  # JSON, without secrets
-
-    @property
-    def shown_name(self) -> str | None:
-        """The name, else the first 8 characters of the id."""
-        return self.name or (self.run_id[:8] if self.run_id else None)
-
-    @property
-    def key(self) -> str | None:
-        """The id in a form that every tracker accepts: [A-Za-z0-9_-], <= 64 characters."""
-        return re.sub(r"[^A-Za-z0-9_-]", "-", self.run_id)[:64] if self.run_id else None
-
-
-class Tracker(Protocol):
-    """A service that records metrics. Both methods may raise any exception."""
-
-    def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record the metrics of one step. A step that is trained again is recorded again.
-
-        Metrics are finite numbers; wandb takes tables, images and text as well.
-        """
-
-    def close(self) -> None:
-        """Send pending metrics and end the tracker's run."""
-
-
-class OwnSteps:
-    """A tracker whose package accepts an explicit step, repeated ones included."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 def tracker_names(chosen: Iterable[str], use_wandb: bool) -> list[str]:
@@ -105,7 +53,7 @@ def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def installed(name: str) -> bool:
     """Whether the packages of a tracker are there; they are not imported."""
-    packages, _ = TRACKERS[name]
+    packages, _, _ = TRACKERS[name]
     return all(importlib.util.find_spec(package) is not None for package in packages)
 
 
@@ -118,7 +66,7 @@ def require(name: str) -> None:
         known = ", ".join(sorted(TRACKERS))
         raise ConfigError(f"tracker {name!r} is unknown; there are: {known}")
     if not installed(name):
-        _, extras = TRACKERS[name]
+        _, extras, _ = TRACKERS[name]
         raise ConfigError(f"tracker {name} needs: pip install 'atroposlib[{extras}]'")
 
 
@@ -130,9 +78,8 @@ def open_tracker(name: str, run: Run) -> Tracker:
         Exception: any other error of its package.
     """
     require(name)
-    module = importlib.import_module(f"atroposlib.trackers.{name}")
-    tracker: Tracker = module.open_tracker(run)
-    return tracker
+    _, _, start = TRACKERS[name]
+    return start(run)
 
 
 class Guarded:

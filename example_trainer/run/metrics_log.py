@@ -36,6 +36,7 @@ from typing import Any
 from atroposlib import trackers
 from atroposlib.errors import ConfigError
 from atroposlib.trackers.jsonl import RESUMED, Jsonl
+from atroposlib.trackers.services import DEFAULT_PROJECT, Run
 from atroposlib.utils.metrics import percentile
 from atroposlib.wire import ClaimedBatch
 from example_trainer.advantage.prepare import Prepared
@@ -137,9 +138,9 @@ class MetricsLog:
         self._file.close()
 
     def _start_trackers(self, step: int) -> None:
-        run = trackers.Run(
+        run = Run(
             name=self._cfg.run_name,
-            project=self._cfg.wandb_project or trackers.DEFAULT_PROJECT,
+            project=self._cfg.wandb_project or DEFAULT_PROJECT,
             group=self._cfg.wandb_group,
             run_id=self._run_id,
             step=step,

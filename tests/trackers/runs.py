@@ -6,7 +6,7 @@ import json
 import sys
 from types import ModuleType, SimpleNamespace
 
-from atroposlib.trackers import Run
+from atroposlib.trackers.services import Run
 
 
 def run_of(**changes) -> Run:

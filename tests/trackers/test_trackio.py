@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.trackers.trackio import open_tracker
+from atroposlib.trackers.services import open_trackio
 from tests.trackers.runs import recorded_package, run_of
 
 
@@ -19,7 +19,7 @@ def test_the_name_holds_the_id_by_which_a_run_is_resumed(
     monkeypatch, given_name, run_id, name, resume
 ):
     calls = recorded_package(monkeypatch, "trackio")
-    tracker = open_tracker(run_of(name=given_name, run_id=run_id))
+    tracker = open_trackio(run_of(name=given_name, run_id=run_id))
     tracker.log({"train/loss": 0.5}, 5)
     tracker.close()
     (_, given), logged, ended = calls

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.trackers.wandb import Wandb, open_tracker
+from atroposlib.trackers.services import Wandb, open_wandb
 from tests.trackers.runs import run_of
 
 
@@ -45,4 +45,4 @@ def test_a_missing_account_is_a_setting_that_is_named(monkeypatch):
 
     monkeypatch.setattr(wandb, "init", refuse)
     with pytest.raises(ConfigError, match="No API key configured; run `wandb login`"):
-        open_tracker(run_of())
+        open_wandb(run_of())

@@ -20,8 +20,9 @@ from typing import Any
 from atroposlib.envs.rollout.groups import plain
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.sender import GroupStats
-from atroposlib.trackers import Guarded, Run, finite_numbers, installed, open_tracker
+from atroposlib.trackers import Guarded, finite_numbers, installed, open_tracker
 from atroposlib.trackers.jsonl import Jsonl, json_number
+from atroposlib.trackers.services import Run
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
 
 # Prefixes of metrics that go to the sinks only.

@@ -121,7 +121,7 @@ async def test_a_chosen_tracker_records_the_run_of_an_environment(
 def refused_in_one_line(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main(ToyEnv, ["process", "--env.trackers", json.dumps([name])])
-    _, extras = TRACKERS[name]
+    _, extras, _ = TRACKERS[name]
     expected = f"error: tracker {name} needs: pip install 'atroposlib[{extras}]'\n"
     assert (ended.value.code, capsys.readouterr().err) == (2, expected)
 
