@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.run.events import frames
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
@@ -75,10 +76,12 @@ def group(mark: int, **more: Any) -> dict[str, Any]:
 class Session:
     """Client that records each exchange under a name."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, max_deliveries: int = MAX_DELIVERIES, **options: Any) -> None:
         self.exchanges: dict[str, Exchange] = {}
         store = open_store("memory", **options)
-        self.app = create_app(store, clock=lambda: 1_700_000_000.0)
+        self.app = create_app(
+            store, clock=lambda: 1_700_000_000.0, max_deliveries=max_deliveries
+        )
         transport = httpx.ASGITransport(self.app)
         self._http = httpx.AsyncClient(transport=transport, base_url="http://api")
         self.run_id = ""
@@ -189,8 +192,7 @@ async def record() -> dict[str, Exchange]:
     for step in steps:
         await step(session)
     await session.close()
-    full = await _full_queue()
-    return {**session.exchanges, **full}
+    return {**session.exchanges, **await _full_queue(), **await _dead_batch()}
 
 
 async def _begin(s: Session) -> None:
@@ -285,6 +287,21 @@ async def _end(s: Session) -> None:
     s.exchanges["events"] = Exchange(
         "GET /events\nlast-event-id: 18f3c2-0", f"200\n\n{await s.events()}"
     )
+
+
+async def _dead_batch() -> dict[str, Exchange]:
+    s = Session(max_deliveries=1)
+    await s.say(None, "POST", "/register", TRAINER)
+    await s.say(None, "POST", "/groups", [group(mark) for mark in (7, 9, 11, 13)])
+    await s.say(None, "POST", "/batches/claim", {"generation": 1})
+    await s.say(None, "POST", "/batches/1/ack", {"generation": 1, "epoch": 1})
+    for _ in range(3):
+        await s.say(None, "POST", "/batches/claim", {"generation": 1, "claim_id": "a"})
+    await s.say("dead", "GET", "/batches/dead")
+    await s.say("revive", "POST", "/batches/2/revive")
+    await s.say("drop", "POST", "/batches/2/drop")
+    await s.close()
+    return s.exchanges
 
 
 async def _full_queue() -> dict[str, Exchange]:

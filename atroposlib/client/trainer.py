@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -276,6 +276,18 @@ class RolloutClient:
         self._claim_id = None
         request = wire.CheckpointRequest(generation=self.generation)
         return self._send(post(f"/batches/{batch_no}/rewind", request, model(wire.Rewound)))
+
+    def dead_batches(self) -> list[dict[str, int]]:
+        """``no``, ``groups``, ``sequences``, ``n_bytes`` of batches that were set aside; ``no``
+        0 stands for all damaged groups."""
+        found: list[dict[str, int]]
+        found = self._send(ApiCall("GET", "/batches/dead", mapping))["batches"]
+        return found
+
+    def settle_dead(self, batch_no: int, verb: Literal["revive", "drop"]) -> bool:
+        """Deliver a dead batch again, or free it. False if there is none of this number."""
+        path = f"/batches/{batch_no}/{verb}"
+        return bool(self._send(post(path, None, mapping))["found"])
 
     # --- status ---------------------------------------------------------------------
 

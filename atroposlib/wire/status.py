@@ -98,9 +98,10 @@ class RunStatus(BaseModel):
     stalled: list[str] = []  # processes without a sign of life, the longest silence first
     batches_open: int = 0  # delivered and not acked
     batches_dead: int = 0  # delivered too often; their groups are kept for inspection
-    dropped_groups: int = 0  # too stale to train on
+    dropped_groups: int = 0  # too stale, never completed, or dropped by hand
     dead_groups: int = 0
     retained_bytes: int = 0  # of stored payloads, until they are committed
     max_bytes: int = 0  # bound on retained_bytes
     staleness: StalenessReport | None = None
     shares: list[EnvShare] = []
+    warnings: list[str] = []  # groups that no batch can hold

@@ -60,3 +60,12 @@ def test_the_address_comes_from_the_environment_where_no_flag_names_it(monkeypat
     assert "127.0.0.1:2" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         api_status.main(["--nonsense"])
+
+
+def test_dead_batches_are_listed_revived_and_dropped(capsys):
+    with served(create_app()) as url:
+        api = ["--api-url", url]
+        assert api_status.dead(api) == 0 and api_status.dead(["revive", "3", *api]) == 0
+        assert capsys.readouterr().out == "no batch is dead\nbatch 3: not dead\n"
+        with pytest.raises(SystemExit):
+            api_status.dead(["drop", *api])

@@ -213,6 +213,16 @@ class GroupCount:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadBatch:
+    """A batch that was set aside; ``no`` 0 stands for all damaged groups."""
+
+    no: int
+    groups: int
+    sequences: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateTotals:
     """Groups and sequences of this run that reached one final state."""
 
@@ -233,6 +243,8 @@ class StoreStats:
     retained_bytes: int = 0  # payloads kept: held, acked but not committed, or dead
     totals: Mapping[GroupState, StateTotals] = field(default_factory=dict)  # ACKED .. DEAD
     fair_share: bytes | None = None
+    batches_uncommitted: int = 0  # acked, and not committed
+    dead_bytes: int = 0  # of retained_bytes
 
     @property
     def groups_held(self) -> int:
@@ -271,7 +283,7 @@ class RunDocument:
 
 
 class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment of this run. Its id is its index in the list of the run."""
+    """An environment of this run; the run lists them by ascending id."""
 
     env_id: int
     desired_name: str

@@ -15,11 +15,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from atroposlib.api.common.records import GroupCount, GroupState, GroupSummary, Selection
+from atroposlib.api.common.records import GroupState, GroupSummary, Selection, StoreStats
 from atroposlib.api.decisions import fair_share
-from atroposlib.api.decisions.exact_fill import Key, first_exact, is_feasible, min_sum
+from atroposlib.api.decisions.exact_fill import (
+    Key,
+    first_exact,
+    is_feasible,
+    min_sum,
+    sizes_in_batches,
+)
+from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
 from atroposlib.wire import StalenessPolicy
 
 
@@ -113,23 +120,100 @@ Counts = Mapping[Key, int]  # groups queued, by (env, n_seq)
 MAX_LISTED = 8  # parts of one list in a message
 
 
-def blocked_reason(
-    group_counts: Iterable[GroupCount],
-    batch_size: int,
-    needs: Mapping[int, int],
-    names: Mapping[int, str],
-) -> str | None:
-    """The reason why the queued groups hold no batch; None if they hold one.
+FULL = 0.95  # of the bound on bytes: the next group may be refused
 
-    A claim may still fail because too many of them are stale.
-    """
-    counts: Counter[Key] = Counter()
-    for group_count in group_counts:
-        if group_count.state is GroupState.PENDING:
-            counts[group_count.env, group_count.n_seq] += group_count.groups
-    if is_feasible(counts, batch_size, needs):
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a reason can name, besides the numbers of the store."""
+
+    batch_size: int
+    needs: Mapping[int, int]
+    names: Mapping[int, str]
+    max_bytes: int = 2**63
+    rule: StalenessRule = StalenessRule()
+    stale: Mapping[Key, int] = field(default_factory=dict)  # queued; the next claim drops them
+    admitted: Mapping[int | None, int] = field(default_factory=dict)  # sequences, by env
+
+
+def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
+    """The reason why the next claim gets no new batch; None if it gets one. The one text of
+    /status and of the claim."""
+    counts = Counter(queued_counts(stats))
+    counts.subtract(now.stale)
+    counts = +counts
+    if is_feasible(counts, now.batch_size, now.needs):
         return None
-    return no_batch(counts, batch_size, needs, names)
+    parts = [
+        _full(stats, now),
+        no_batch(counts, now.batch_size, now.needs, now.names),
+        _stale(stats, now),
+        _admitted(now),
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def queued_counts(stats: StoreStats) -> Counts:
+    """Queued groups by (env, n_seq)."""
+    counts: Counter[Key] = Counter()
+    for one in stats.group_counts:
+        if one.state is GroupState.PENDING:
+            counts[one.env, one.n_seq] += one.groups
+    return counts
+
+
+def _full(stats: StoreStats, now: Situation) -> str | None:
+    if stats.retained_bytes < FULL * now.max_bytes:
+        return None
+    held: Counter[GroupState] = Counter()
+    for one in stats.group_counts:
+        held[one.state] += one.n_bytes
+    acked = stats.retained_bytes - held.total() - stats.dead_bytes
+    holders = {
+        f"{stats.batches_uncommitted} acked batches until POST /batches/N/commit": acked,
+        "queued groups": held[GroupState.PENDING] + held[GroupState.LEASED],
+        "groups in buffers until they are whole or their environment leaves": held[
+            GroupState.BUFFERED
+        ],
+        "dead batches until atropos api dead revives or drops them": stats.dead_bytes,
+    }
+    ranked = sorted(holders.items(), key=lambda item: -item[1])
+    parts = _listed(f"{n_bytes} by {who}" for who, n_bytes in ranked if n_bytes)
+    return f"the store is full, {stats.retained_bytes} of {now.max_bytes} bytes ({parts})"
+
+
+def _stale(stats: StoreStats, now: Situation) -> str | None:
+    stale, dropped = sum(now.stale.values()), stats.ended(GroupState.DROPPED).groups
+    rule = now.rule
+    if rule.oldest_version is None or not stale + dropped or rule.policy != "drop":
+        return None
+    return (
+        f"{stale} queued groups are too stale and {dropped} were dropped: older than version "
+        f"{rule.oldest_version} at policy version {rule.policy_version}. Do the servers "
+        "sample with it? Only a registration of the trainer lowers it"
+    )
+
+
+def _admitted(now: Situation) -> str | None:
+    if not any(now.admitted.values()):
+        return None
+    parts = _listed(
+        f"{n_seq} of {_call(env, now.names)}" + " which left" * (env not in now.names)
+        for env, n_seq in now.admitted.items()
+    )
+    return f"admitted and not posted: {parts}"
+
+
+def starved(stats: StoreStats, batch_size: int, names: Mapping[int, str]) -> list[str]:
+    """Kinds of queued groups that no batch can hold, whatever else is posted of these sizes."""
+    counts = queued_counts(stats)
+    fitting = sizes_in_batches({size for _, size in counts}, batch_size)
+    return [
+        f"groups of {size} of {_call(env, names)} fit no batch of {batch_size} together with "
+        f"the other sizes ({_sizes(sorted(fitting))}): {count} wait"
+        for (env, size), count in sorted(counts.items(), key=str)
+        if size not in fitting
+    ][:MAX_LISTED]
 
 
 def no_batch(
@@ -183,7 +267,8 @@ def _unmet_minimum(
         if held[env] < need:
             return (
                 f"each batch holds at least {need} sequences of {_call(env, names)}, "
-                f"but {held[env]} are queued: waiting for it"
+                f"but {held[env]} are queued: waiting for it (POST /disconnect-env of env "
+                f"{env}, or {ENV_TIMEOUT_S:.0f} s of silence, ends its minimum)"
             )
     return None
 

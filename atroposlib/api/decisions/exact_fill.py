@@ -76,6 +76,15 @@ def min_sum(sizes: Iterable[int], need: int, limit: int) -> int | None:
     return (sums & -sums).bit_length() - 1 if sums else None
 
 
+def sizes_in_batches(sizes: Iterable[int], target: int) -> set[int]:
+    """Those of the sizes that some batch holds, made of any number of groups of all of them."""
+    unit = gcd(target, *sizes)
+    sums = _subset_sums(
+        {size // unit: target // size for size in sizes if 0 < size <= target}, target // unit
+    )
+    return {size for size in sizes if size <= target and sums >> (target - size) // unit & 1}
+
+
 def _positive(needs: Mapping[int, int] | None) -> dict[int, int]:
     return {env: need for env, need in (needs or {}).items() if need > 0}
 

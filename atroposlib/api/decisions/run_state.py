@@ -12,6 +12,9 @@ not part of it: the store counts them (``RunDocument``).
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Collection
+
 import msgspec
 
 from atroposlib.api.common.records import (
@@ -35,7 +38,8 @@ TRAINER_SILENT_S = 6.0  # a trainer without a heartbeat for so long (three) coun
 ENV_TIMEOUT_S = 300.0  # an env without a request for so long has no share
 MAX_KEY_CHARACTERS = 256
 ANY_TOKENS = 2**16  # a group with fewer tokens is accepted at any registered length
-MAX_ENVS = 10_000  # of one run, disconnected ones included: ids are never reused
+MAX_ENVS = 10_000  # connected at once
+KEPT_ENVS = 256  # beyond, those that left or are silent are forgotten
 
 
 # --- events -------------------------------------------------------------------------
@@ -149,18 +153,36 @@ def require_polled(run: RunRecord, generation: int) -> None:
         )
 
 
-def join(run: RunRecord, body: RegisterEnv) -> tuple[RunRecord, EnvEntry]:
-    """Add an environment to a started run, which has at most ``MAX_ENVS``; its id is the
-    next index."""
-    if len(run.envs) >= MAX_ENVS:
-        raise ConfigError(f"this run has had {MAX_ENVS} environments: reset it to begin anew")
-    namesakes = sum(env.desired_name == body.desired_name for env in run.envs)
+def join(
+    run: RunRecord, body: RegisterEnv, live: Collection[int] | None = None
+) -> tuple[RunRecord, EnvEntry]:
+    """Add an environment to a started run. Ids are never reused.
+
+    Args:
+        live: environments to keep where others are forgotten, the oldest first; None: all.
+
+    Raises:
+        ConfigError: ``MAX_ENVS`` of them are live.
+    """
+    namesakes = [
+        int(env.wandb_name.rpartition("_")[2])
+        for env in run.envs
+        if env.desired_name == body.desired_name
+    ]
     entry = EnvEntry(
-        env_id=len(run.envs),
-        wandb_name=f"{body.desired_name}_{namesakes}",
+        env_id=run.envs[-1].env_id + 1 if run.envs else 0,
+        wandb_name=f"{body.desired_name}_{max(namesakes, default=-1) + 1}",
         **body.model_dump(),
     )
-    return msgspec.structs.replace(run, envs=(*run.envs, entry)), entry
+    kept = run.envs
+    if len(kept) >= KEPT_ENVS and live is not None:
+        recent = kept[-KEPT_ENVS // 2].env_id
+        kept = tuple(env for env in kept if env.env_id in live or env.env_id >= recent)
+    if len(kept) >= MAX_ENVS:
+        raise ConfigError(f"{MAX_ENVS} environments are connected: disconnect some")
+    known = {env.env_id for env in kept}
+    seen = {env: at for env, at in run.seen.items() if env in known}
+    return msgspec.structs.replace(run, envs=(*kept, entry), seen=seen), entry
 
 
 def leave(run: RunRecord, env_id: int) -> RunRecord:
@@ -193,9 +215,10 @@ def require_run(run: RunRecord, run_id: str | None) -> None:
 def find_env(run: RunRecord, env_id: int, run_id: str | None = None) -> EnvEntry:
     """The environment of a request; UnknownEnv if this run has none, or is another one."""
     require_run(run, run_id)
-    if not 0 <= env_id < len(run.envs):
+    place = bisect_left(run.envs, env_id, key=lambda env: env.env_id)
+    if place == len(run.envs) or run.envs[place].env_id != env_id:
         raise UnknownEnv(f"this run has no env {env_id}: POST /register-env again")
-    return run.envs[env_id]
+    return run.envs[place]
 
 
 # --- where a group goes -------------------------------------------------------------

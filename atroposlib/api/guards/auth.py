@@ -70,6 +70,10 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("POST", "/policy_version"): TRAINER,
     # Trainer and environments.
     ("POST", "/heartbeat"): PARTICIPANT,
+    # Operators.
+    ("GET", "/batches/dead"): READ,
+    ("POST", "/batches/{no}/revive"): ADMIN,
+    ("POST", "/batches/{no}/drop"): ADMIN,
     # Destructive.
     ("GET", "/reset_data"): ADMIN,
     ("POST", "/reset_data"): ADMIN,

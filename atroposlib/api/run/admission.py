@@ -34,6 +34,8 @@ class AdmissionControl:
         granted = await self._admit(wanted, allowed, now)
         if not granted and (relief := await self._relief()) is not None:
             granted = await self._admit(wanted, relief, now)
+        if not granted and await context.free_absent():
+            granted = await self._admit(wanted, allowed, now)
         reason = None
         if granted:
             context.events.publish("admission", env=entry.env_id, sequences=granted)
@@ -62,10 +64,7 @@ class AdmissionControl:
         context = self._context
         size = context.run.registration.batch_size
         stats = await context.queue_stats.read()
-        if (
-            stats.batches_open
-            or await context.queue_stats.blocked_reason(size, context.live()) is None
-        ):
+        if stats.batches_open or await context.blocked_reason() is None:
             return None
         if await context.threads.reads.run(context.store.admitted, context.clock()):
             return None

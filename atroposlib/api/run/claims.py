@@ -111,9 +111,10 @@ class Claims:
     async def _claim_once(self, asked: ClaimRequest, in_turn: bool) -> LeasedBatch | str:
         context = self._context
         run, size = context.run, context.run.registration.batch_size
-        revision = context.view.revision
-        if not (await context.queue_stats.read()).batches_open:
-            reason = await context.queue_stats.blocked_reason(size, context.live())
+        revision, stats = context.view.revision, await context.queue_stats.read()
+        drops = run.registration.staleness_policy == "drop" and stats.groups_held
+        if not stats.batches_open and not drops:
+            reason = await context.blocked_reason()
             if reason is not None:
                 return reason  # the usual reply to a poll, without a call of the store
         claim = Claim(
@@ -141,7 +142,8 @@ class Claims:
             if got.dropped:
                 context.events.publish("dropped", groups=got.dropped)
                 context.space_freed.notify()
-        return got
+            return got
+        return await context.blocked_reason() or got
 
     def _chooser(self, run: RunRecord) -> Chooser:
         """The batching function, bound to the current run."""
@@ -213,6 +215,14 @@ class Claims:
         await context.run_cache.update(lambda run: rebase(run, trained))
         context.events.publish("rewound", no=no, replayed=rewound.replayed, gone=rewound.gone)
         return rewound
+
+    async def settle_dead(self, no: int, revive: bool) -> bool:
+        """Deliver a dead batch again, or free it; False if ``no`` is none."""
+        store = self._context.store
+        found = await self._blocking(store.revive if revive else store.drop_dead, no)
+        self._context.on_groups_removed()
+        self._context.events.publish("revived" if revive else "dead_dropped", no=no)
+        return found
 
     async def discard(self, batch: LeasedBatch, error: CorruptPayload) -> None:
         """Dissolve a batch with damaged groups; the others are delivered in a later batch."""

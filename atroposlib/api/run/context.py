@@ -10,8 +10,9 @@ replicas serve one run, each writes the requests that it received into the run d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 
@@ -20,7 +21,12 @@ import msgspec
 from atroposlib.api.common.records import EnvEntry, RunRecord, StoreStats
 from atroposlib.api.common.threads import BroadcastEvent, Pool, Threads
 from atroposlib.api.decisions.allocation import Supply, supply_of
-from atroposlib.api.decisions.batching import blocked_reason
+from atroposlib.api.decisions.batching import (
+    Situation,
+    StalenessRule,
+    blocked_reason,
+    starved,
+)
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, find_env
 from atroposlib.api.decisions.stalled import inference_server
@@ -59,7 +65,7 @@ class QueueStats:
         self._stats: StoreStats | None = None
         self._read_at = 0.0
         self._bytes_since = 0
-        self._reason: tuple[StoreStats, object, str | None] | None = None
+        self._reason: tuple[StoreStats, object, str | None, list[str]] | None = None
         self._supply: tuple[StoreStats, Sequence[EnvEntry], int, Supply] | None = None
 
     def invalidate(self) -> None:
@@ -116,20 +122,36 @@ class QueueStats:
         self._supply = (stats, live, batch_size, supply)
         return supply
 
-    async def blocked_reason(self, batch_size: int, live: Sequence[EnvEntry]) -> str | None:
-        """Why the queued groups form no batch; None if they may."""
-        stats = await self.read()
-        about = (batch_size, tuple(env.env_id for env in live))
+    async def blocked_reason(
+        self, run: RunRecord, live: Sequence[EnvEntry], now: float
+    ) -> tuple[str | None, list[str]]:
+        """Why the next claim gets no new batch, or None; and warnings of what starves."""
+        stats, trainer = await self.read(), run.registration
+        admitted: Mapping[int | None, int] = {}
+        if trainer.max_staleness is not None:
+            admitted = await self._pool.run(self._store.admissions, now)
+        about = (trainer, run.policy_version, tuple(env.env_id for env in live), admitted)
         known = self._reason
         if known is not None and known[0] is stats and known[1] == about:
-            return known[2]
-        needs = minimum_sequences(minima_of(live), batch_size)
-        names = {env.env_id: env.wandb_name for env in live}
-        reason = await self._pool.run(
-            blocked_reason, stats.group_counts, batch_size, needs, names
+            return known[2], known[3]
+        rule = StalenessRule(
+            trainer.staleness_policy, trainer.max_staleness, run.policy_version
         )
-        self._reason = (stats, about, reason)
-        return reason
+        situation = Situation(
+            batch_size=trainer.batch_size,
+            needs=minimum_sequences(minima_of(live), trainer.batch_size),
+            names={env.env_id: env.wandb_name for env in live},
+            max_bytes=self._store.max_bytes,
+            rule=rule,
+            admitted=admitted,
+        )
+        if rule.policy == "drop" and (oldest := rule.oldest_version) is not None:
+            stale = await self._pool.run(self._store.older_than, oldest)
+            situation = replace(situation, stale=stale)
+        reason = await self._pool.run(blocked_reason, stats, situation)
+        warnings = starved(stats, situation.batch_size, situation.names)
+        self._reason = (stats, about, reason, warnings)
+        return reason, warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +236,10 @@ class Liveness:
         self._calls.clear()
         self._live = None
         self._since = self._clock()
+
+    def keep(self, env_ids: Iterable[int]) -> None:
+        """Forget the requests of all other environments."""
+        self._calls = {env: self._calls[env] for env in env_ids if env in self._calls}
 
     def live(
         self, envs: Sequence[EnvEntry], seen: Mapping[int, float] = _NOBODY
@@ -313,6 +339,21 @@ class ServiceContext:
         """Environments that hold a share of the batches now."""
         return self.liveness.live(self.run.envs, self.run.seen)
 
+    async def blocked_reason(self) -> str | None:
+        """Why the next claim gets no new batch; None if it gets one."""
+        live, now = self.live(), self.clock()
+        return (await self.queue_stats.blocked_reason(self.run, live, now))[0]
+
+    async def free_absent(self) -> bool:
+        """Free the buffers and admissions of environments that left or are silent; True if
+        there were any."""
+        live = [env.env_id for env in self.live()]
+        groups, admissions = await self.threads.puts.run(self.store.free_absent, live)
+        if groups or admissions:
+            self.events.publish("freed", groups=groups, admissions=admissions)
+            self.on_groups_removed()
+        return bool(groups or admissions)
+
     def stop_waiting(self) -> None:
         """Let all waiting calls return, and end the streams of events."""
         self.stopping = True
@@ -353,8 +394,11 @@ class ServiceContext:
     def _on_run_change(self, old: RunView, new: RunView) -> None:
         if old.run.run_id and old.run.run_id != new.run.run_id:
             self.liveness.forget_envs()
+        elif len(new.run.envs) < len(old.run.envs) + 1:
+            self.liveness.keep(env.env_id for env in new.run.envs)
         self.on_groups_removed()
 
     def _name_of(self, env_id: int) -> str | None:
-        envs = self.run.envs
-        return envs[env_id].wandb_name if 0 <= env_id < len(envs) else None
+        with suppress(UnknownEnv):
+            return find_env(self.run, env_id).wandb_name
+        return None

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from atroposlib.api.codec.formats import ParsedGroup
@@ -52,7 +52,6 @@ SPACE_RECHECK_S = 1.0
 DOUBT_S = 1.0  # longer than a replica takes to record that a reply was sent
 DOUBT_RECHECK_S = 0.02
 HEARD_FLUSH_S = 0.1  # a kill so soon after a reply leaves its groups in doubt
-_ORPHAN_TIMEOUT_S = 60.0  # longer than any put takes
 LATEST_BYTES = 256 * 1024  # larger examples are read from the store, until they are freed
 
 
@@ -88,13 +87,9 @@ class Posts:
         """
         context = self._context
         await context.run_cache.refresh_if_old()
-        keyless = [(g.env, g.digest) for g in post.groups if g.key is None]
-        await self._keyless.wait_for_orphans(keyless)
-        with self._keyless.in_flight(keyless, post.is_disconnected):
-            stored = await self._keep(post)
-            if keyless:
-                gids = [one.gid for group, one in stored if group.key is None]
-                await self._keyless.answered(gids, await post.is_disconnected())
+        stored = await self._keep(post)
+        if keyless := [one.gid for group, one in stored if group.key is None]:
+            await self._keyless.answered(keyless, await post.is_disconnected())
         await context.touch(*{group.env for group in post.groups})
         return [_accepted(group, one) for group, one in stored]
 
@@ -111,6 +106,8 @@ class Posts:
                 await asyncio.sleep(DOUBT_RECHECK_S)
                 continue
             except StoreFull:
+                if await self._context.free_absent():
+                    continue
                 # Nothing is stored yet, so a post whose client is gone may end.
                 if now() >= end or self._context.stopping or await post.is_disconnected():
                     raise
@@ -249,17 +246,8 @@ def _accepted(group: NewGroup, stored: Stored) -> Accepted:
     )
 
 
-Fingerprint = tuple[int | None, bytes]  # env and digest of the payload
-
-
-@dataclass(eq=False)
-class _Post:
-    is_disconnected: IsDisconnected
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class KeylessPosts:
-    """Replies to groups without an idempotency key, and posts of them in flight.
+    """Replies to groups without an idempotency key.
 
     Environments of the original send no key and repeat a post whose reply they did not get.
     Two equal groups are no proof of that: a deterministic environment sends equal groups on
@@ -272,7 +260,6 @@ class KeylessPosts:
         self._context = context
         self.heard: set[int] = set()  # marks that a later transaction of the store deletes
         self._flush: asyncio.Task[None] | None = None
-        self._in_flight: dict[Fingerprint, list[_Post]] = {}
 
     async def answered(self, gids: Sequence[int], gone: bool) -> None:
         """Note that these groups were stored, before the reply; ``gone``: nobody waits for it."""
@@ -290,31 +277,3 @@ class KeylessPosts:
             with suppress(StoreError):  # a later put deletes them
                 await self._context.threads.puts.run(self._context.store.mark, heard)
                 self.heard.difference_update(heard)
-
-    @contextmanager
-    def in_flight(
-        self, fingerprints: Sequence[Fingerprint], is_disconnected: IsDisconnected
-    ) -> Iterator[None]:
-        """Register a post with these groups while the block runs."""
-        post = _Post(is_disconnected)
-        distinct = set(fingerprints)
-        for fingerprint in distinct:
-            self._in_flight.setdefault(fingerprint, []).append(post)
-        try:
-            yield
-        finally:
-            post.done.set()
-            for fingerprint in distinct:
-                self._in_flight[fingerprint].remove(post)
-                if not self._in_flight[fingerprint]:
-                    del self._in_flight[fingerprint]
-
-    async def wait_for_orphans(self, fingerprints: Sequence[Fingerprint]) -> None:
-        """Wait for earlier posts of these groups whose clients have hung up.
-
-        Only then is it known whether this post repeats groups that were stored.
-        """
-        for fingerprint in set(fingerprints):
-            for post in list(self._in_flight.get(fingerprint, ())):
-                if await post.is_disconnected():
-                    await wait_at_most(post.done, _ORPHAN_TIMEOUT_S)

@@ -141,7 +141,8 @@ class RolloutService:
             joined.clear()
             if run.state is not RunState.STARTED:  # reset meanwhile
                 return run
-            run, entry = run_state.join(run, body)
+            live = {env.env_id for env in context.liveness.live(run.envs, run.seen)}
+            run, entry = run_state.join(run, body, live)
             joined.append(entry)
             return run
 
@@ -165,6 +166,7 @@ class RolloutService:
 
         await self.context.run_cache.update(leave)
         self.events.publish("env_left", env=who.env_id)
+        await self.context.free_absent()
 
     async def env_status(
         self, who: wire.EnvIdentifier, caller: Caller | None = None
@@ -216,6 +218,7 @@ class RolloutService:
         run = self.run
         sequences = stats.sequences_held
         participants = self.context.liveness.participants()
+        reason, warnings = await self._blocked_reason()
         return wire.RunStatus(
             current_step=await self.current_step(),
             queue_size=stats.groups_held,
@@ -226,7 +229,8 @@ class RolloutService:
             leased_sequences=sequences[GroupState.LEASED],
             buffered_sequences=sequences[GroupState.BUFFERED],
             batches_acked=stats.batches_acked,
-            blocked_reason=await self._blocked_reason(),
+            blocked_reason=reason,
+            warnings=warnings,
             participants=participants,
             stalled=stalled(participants),
             batches_open=stats.batches_open,
@@ -239,20 +243,20 @@ class RolloutService:
             shares=self._shares(stats),
         )
 
-    async def _blocked_reason(self) -> str | None:
-        """Why the next claim would get no batch; None if it would get one."""
+    async def _blocked_reason(self) -> tuple[str | None, list[str]]:
+        """Why the next claim would get no batch, or None; and what starves."""
         run = self.run
         if run.trainer is None:
-            return "no trainer has registered: waiting for POST /register"
+            return "no trainer has registered: waiting for POST /register", []
         if run.state is not RunState.STARTED:
-            return "waiting for the trainer to ask for its first batch"
-        return await self.context.queue_stats.blocked_reason(
-            run.trainer.batch_size, self.context.live()
-        )
+            return "waiting for the trainer to ask for its first batch", []
+        live, now = self.context.live(), self.context.clock()
+        return await self.context.queue_stats.blocked_reason(run, live, now)
 
     def _shares(self, stats: StoreStats) -> list[wire.EnvShare]:
         """Requested and realised shares of the trained tokens, by environment."""
         run, live = self.run, self.context.live()
+        known = {env.env_id: env for env in run.envs}
         weights: dict[int | None, float] = {env.env_id: env.weight for env in live}
         realised = fair_share.realised_shares(fair_share.decode(stats.fair_share))
         if None in realised or any(
@@ -266,12 +270,12 @@ class RolloutService:
         return [
             wire.EnvShare(
                 env_id=env,
-                name="" if env is None else run.envs[env].wandb_name,
-                weight=fair_share.DEFAULT_WEIGHT if env is None else run.envs[env].weight,
+                name="" if env is None else known[env].wandb_name,
+                weight=fair_share.DEFAULT_WEIGHT if env is None else known[env].weight,
                 asked=asked.get(env, 0.0),
                 realised=realised.get(env, 0.0),
                 connected=env in asked,
             )
             for env in shown[:MAX_SHARES]
-            if env is None or env < len(run.envs)
+            if env is None or env in known
         ]

@@ -55,6 +55,19 @@ def batch_routes(service: RolloutService) -> APIRouter:
         rewound = await service.claims.rewind(no, body.generation)
         return of_json(wire.Rewound(replayed=rewound.replayed, gone=rewound.gone))
 
+    @router.get("/dead", responses=refusals())
+    async def dead() -> Response:
+        found = await service.context.threads.reads.run(service.store.dead)
+        return of_json({"batches": found})
+
+    @router.post("/{no}/revive", responses=refusals())
+    async def revive(no: int) -> Response:
+        return of_json({"found": await service.claims.settle_dead(no, revive=True)})
+
+    @router.post("/{no}/drop", responses=refusals())
+    async def drop(no: int) -> Response:
+        return of_json({"found": await service.claims.settle_dead(no, revive=False)})
+
     return router
 
 

@@ -8,21 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.api.common.records import GroupCount, GroupState
-from atroposlib.api.decisions.batching import blocked_reason
+from atroposlib.api.common.records import GroupCount, GroupState, StoreStats
+from atroposlib.api.decisions.batching import Situation, blocked_reason, starved
 from tests.api.decisions.summaries import SOME, groups, needs, pick, queue_of
 
 
 def tallies_of(queue):
     counts = Counter((group.env, group.n_seq) for group in queue)
-    return [GroupCount(GroupState.PENDING, *kind, groups) for kind, groups in counts.items()]
+    return tuple(
+        GroupCount(GroupState.PENDING, *kind, groups) for kind, groups in counts.items()
+    )
+
+
+def _stats(queue, **more):
+    return StoreStats(tallies_of(queue), batches_acked=0, delivered=0, **more)
 
 
 @given(queue=groups, target=st.integers(1, 24), needs=needs)
 @SOME
 def test_the_reason_computed_from_tallies_equals_that_of_a_claim(queue, target, needs):
     selection = pick(queue, target, needs)
-    assert blocked_reason(tallies_of(queue), target, needs, {}) == selection.blocked_reason
+    assert blocked_reason(_stats(queue), Situation(target, needs, {})) == (
+        selection.blocked_reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,7 +43,8 @@ def test_the_reason_computed_from_tallies_equals_that_of_a_claim(queue, target, 
             8,
             {0: 2},
             "each batch holds at least 2 sequences of gsm8k_0 (env 0), but 0 are queued: "
-            "waiting for it",
+            "waiting for it (POST /disconnect-env of env 0, or 300 s of silence, ends its "
+            "minimum)",
         ),
         (
             [(0, 3), (0, 3), (0, 3)],
@@ -97,3 +106,31 @@ def test_a_blocked_reason_names_minima_that_the_queued_groups_cannot_meet():
         "1 in groups of 4, env 1 at least 1 in groups of 8, env 2 at least 8 in groups of "
         "4): lower them, or choose group sizes that fit"
     )
+
+
+def test_a_full_store_names_its_holders_the_largest_first():
+    held = GroupCount(GroupState.BUFFERED, 0, 3, groups=2, n_bytes=30)
+    stats = StoreStats(
+        (held,),
+        batches_acked=9,
+        delivered=9,
+        retained_bytes=96,
+        batches_uncommitted=4,
+        dead_bytes=16,
+    )
+    reason = blocked_reason(stats, Situation(8, {}, {}, max_bytes=100))
+    assert reason == (
+        "the store is full, 96 of 100 bytes (50 by 4 acked batches until POST "
+        "/batches/N/commit, 30 by groups in buffers until they are whole or their "
+        "environment leaves, 16 by dead batches until atropos api dead revives or drops "
+        "them); the queue is empty: waiting for scored groups"
+    )
+
+
+def test_sizes_that_no_batch_holds_starve():
+    queue = queue_of((0, 8), (1, 6), (1, 6), (2, 40))
+    assert [text[:16] for text in starved(_stats(queue), 16, {})] == [
+        "groups of 6 of e",
+        "groups of 40 of ",
+    ]
+    assert starved(_stats(queue_of((0, 8), (1, 6), (1, 2))), 16, {}) == []

@@ -7,10 +7,12 @@ import pytest
 
 from atroposlib.api.common.records import RunRecord, RunState
 from atroposlib.api.decisions.run_state import (
+    KEPT_ENVS,
     MAX_ENVS,
     TRAINER_SILENT_S,
     announce,
     expected_size,
+    find_env,
     join,
     leave,
     rebase,
@@ -73,8 +75,19 @@ def test_env_ids_are_list_positions_and_are_never_reused():
 def test_a_run_has_a_bounded_number_of_environments():
     _, entry = join(STARTED, RegisterEnv(**ENV))
     full = msgspec.structs.replace(STARTED, envs=(entry,) * MAX_ENVS)
-    with pytest.raises(ConfigError, match="reset"):
+    with pytest.raises(ConfigError, match="disconnect some"):
         join(full, RegisterEnv(**ENV))
+
+
+def test_environments_that_are_gone_are_forgotten_and_their_ids_never_used_again():
+    run = STARTED
+    for _ in range(3 * KEPT_ENVS):
+        run, entry = join(run, RegisterEnv(**ENV), live={0, 7})
+    assert entry.env_id == 3 * KEPT_ENVS - 1 and len(run.envs) <= KEPT_ENVS
+    assert [find_env(run, env).env_id for env in (0, 7)] == [0, 7]
+    assert entry.wandb_name == f"e_{entry.env_id}"
+    with pytest.raises(UnknownEnv):
+        find_env(run, 8)
 
 
 @pytest.mark.parametrize(

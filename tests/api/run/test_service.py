@@ -11,6 +11,11 @@ import pytest
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
 from tests.api.harness import ENV, TRAINER, Api, group, marks
 
+WAITING = (
+    "each batch holds at least 2 sequences of e_0 (env 0), but 0 are queued: waiting for it "
+    "(POST /disconnect-env of env 0, or 300 s of silence, ends its minimum)"
+)
+
 
 @pytest.fixture
 async def replicas(postgres, tmp_path):
@@ -132,8 +137,7 @@ async def test_an_environment_that_calls_the_other_replica_counts_as_live(replic
         await other.http.post("/status-env", json={"env_id": talker})
     for _ in range(2):
         await one.post("/scored_data", group(env_id=1))
-    waiting = "each batch holds at least 2 sequences of e_0 (env 0), but 0 are queued: waiting for it"
-    await becomes(one, "/status", blocked_reason=waiting)
+    await becomes(one, "/status", blocked_reason=WAITING)
 
 
 async def test_the_policy_version_rises_at_both_replicas(replicas):

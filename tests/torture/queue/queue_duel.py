@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from atroposlib.api.common.records import (
     AdmissionGrant,
+    BatchMember,
     Claim,
     GroupState,
     GroupSummary,
@@ -23,7 +24,7 @@ from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.batching import StalenessRule, choose, complete_buffer
 from atroposlib.api.store import Store
 from atroposlib.errors import AtroposError, CorruptPayload, StoreError
-from tests.torture.queue.queue_model import KEEPS_PAYLOAD, Model, as_batch
+from tests.torture.queue.queue_model import KEEPS_PAYLOAD, Model, ModelBatch
 
 T = TypeVar("T")
 MOST_TO_SEARCH = 12  # groups up to which the choice is compared with all there are
@@ -293,3 +294,21 @@ def first_choice(
             best = places if best is None else min(best, places)
             break  # combinations come in order: the first of its length is the best of it
     return tuple(ordered[i].gid for i in best or ())
+
+
+def as_batch(model: Model, batch: ModelBatch | str) -> LeasedBatch | str:
+    """The batch as a store hands it over."""
+    if isinstance(batch, str):
+        return batch
+    held = [(gid, model.groups[gid].new) for gid in batch.gids]
+    members = tuple(
+        BatchMember(
+            *(gid, new.env, new.n_seq, new.n_tokens, new.version, new.arrived_version),
+            *(len(new.payload), new.media),
+        )
+        for gid, new in held
+    )
+    return LeasedBatch(
+        *(batch.no, batch.epoch, batch.generation, members),
+        *(batch.world_size, batch.min_version, batch.dropped),
+    )

@@ -12,6 +12,7 @@ from atroposlib.api.common.records import (
     BatchTurn,
     Chooser,
     Claim,
+    DeadBatch,
     GroupState,
     LeasedBatch,
     ReplyState,
@@ -23,6 +24,7 @@ from atroposlib.api.store.sql.claim import (
     batches,
     claim,
     dissolve,
+    drop,
     end_open,
     members_of,
     prune,
@@ -145,6 +147,36 @@ def _count_as_acked(counters: QueueCounters, no: int, generation: int) -> None:
         )
     for row in batches(counters.connection, "state = 'open' AND no <= ?", no):
         end_open(counters, row, BatchState.ACKED)
+
+
+def dead(connection: Connection) -> list[DeadBatch]:
+    rows = connection.execute(
+        "SELECT COALESCE(batch_no, 0), COUNT(*), SUM(n_seq), SUM(n_bytes) FROM groups "
+        "WHERE state = 'dead' GROUP BY batch_no ORDER BY batch_no"
+    )
+    return [DeadBatch(*map(int, row)) for row in rows]
+
+
+def revive(connection: Connection, no: int) -> bool:
+    rows = batches(connection, "no = ? AND state = 'dead'", no) if 0 < no <= MAX_INT64 else []
+    with counting(connection) as counters:
+        for row in rows:
+            transfer_batch(counters, row, GroupState.DEAD, GroupState.LEASED)
+            _let_go(counters, row)
+        counters.add(batches_open=len(rows), batches_dead=-len(rows))
+    return bool(rows)
+
+
+def drop_dead(connection: Connection, no: int) -> bool:
+    sql = "SELECT gid FROM groups WHERE state = 'dead' AND COALESCE(batch_no, 0) = ?"
+    gids = [gid for (gid,) in connection.execute(sql, (min(max(no, 0), MAX_INT64),))]
+    with counting(connection) as counters:
+        drop(counters, gids, GroupState.DEAD)
+        if gids and no:
+            connection.execute("UPDATE groups SET batch_no = NULL WHERE batch_no = ?", (no,))
+            connection.execute("DELETE FROM batch WHERE no = ?", (no,))
+            counters.add(batches_dead=-1)
+    return bool(gids)
 
 
 def discard(connection: Connection, no: int, gids: Sequence[int]) -> None:

@@ -141,14 +141,31 @@ def claim(connection: Connection, claim: Claim, choose: Chooser) -> LeasedBatch 
     """See :meth:`atroposlib.api.store.sql.sql_store.Store.claim`."""
     with counting(connection) as counters:
         counters.meta.require_generation(claim.generation)
+        suspects: list[BatchRow] = []
         for row in _due(batches(connection, "state = 'open'"), claim):
             if row.n_seq != claim.size:
                 dissolve(counters, row)
-            elif row.tries >= claim.max_deliveries:
+            elif row.tries > claim.max_deliveries:
                 end_open(counters, row, BatchState.DEAD)
+            elif row.tries == claim.max_deliveries and not _is_proven(connection, claim):
+                row = replace(row, tries=row.tries - 1)
+                if _repeats(row, claim):
+                    return _deliver_again(counters, row, claim)
+                suspects.append(row)
             else:
                 return _deliver_again(counters, row, claim)
-        return _form(counters, claim, choose)
+        formed = _form(counters, claim, choose)
+        if suspects and isinstance(formed, str):
+            return _deliver_again(counters, suspects[0], claim)
+        return formed
+
+
+def _is_proven(connection: Connection, claim: Claim) -> bool:
+    """Whether the trainer has acked a batch since it registered. One that crashes with any
+    batch must not set them aside one by one."""
+    done = "generation = ? AND state IN ('acked', 'committed') ORDER BY no DESC LIMIT 1"
+    sql = f"SELECT no FROM batch WHERE {done}"
+    return bool(connection.execute(sql, (claim.generation,)))
 
 
 def _due(opened: Sequence[BatchRow], claim: Claim) -> list[BatchRow]:
@@ -162,11 +179,15 @@ def _due(opened: Sequence[BatchRow], claim: Claim) -> list[BatchRow]:
     return same + [row for row in free if row not in same]
 
 
+def _repeats(row: BatchRow, claim: Claim) -> bool:
+    same = (row.generation, row.claim_id) == (claim.generation, claim.claim_id)
+    return same and claim.claim_id is not None
+
+
 def _deliver_again(counters: QueueCounters, row: BatchRow, claim: Claim) -> LeasedBatch:
     if row.generation != claim.generation:
         counters.add(delivered=1)
-    repeated = (row.generation, row.claim_id) == (claim.generation, claim.claim_id)
-    repeated = repeated and claim.claim_id is not None
+    repeated = _repeats(row, claim)
     held = replace(
         row,
         first_epoch=row.first_epoch if repeated else row.epoch + 1,
@@ -190,7 +211,7 @@ def _form(counters: QueueCounters, claim: Claim, choose: Chooser) -> LeasedBatch
         queue = {group.gid: group for group in _queue(connection, claim.size)}
         selection = choose(list(queue.values()), document(connection, FAIR_SHARE))
         stale = [gid for gid in selection.dropped if gid in queue]
-        _drop(counters, stale)
+        drop(counters, stale, GroupState.PENDING)
         dropped += len(stale)
         if selection.gids:
             return _form_of(counters, claim, selection, dropped)
@@ -261,9 +282,19 @@ def _queue(connection: Connection, size: int) -> list[GroupSummary]:
     return sorted(queue, key=lambda group: group.gid)
 
 
-def _drop(counters: QueueCounters, gids: Sequence[int]) -> None:
+def older_than(connection: Connection, version: int) -> dict[tuple[int | None, int], int]:
+    rows = connection.execute(
+        "SELECT env, n_seq, COUNT(*) FROM groups WHERE state = 'pending' "
+        "AND COALESCE(version, arrived_version) < ? GROUP BY env, n_seq",
+        (version,),
+    )
+    return {(env_of(env), n_seq): count for env, n_seq, count in rows}
+
+
+def drop(counters: QueueCounters, gids: Sequence[int], before: GroupState) -> None:
+    """Free groups in the state ``before``; they count as dropped."""
     if not gids:
         return
-    counters.move(gids, GroupState.PENDING, GroupState.DROPPED)
+    counters.move(gids, before, GroupState.DROPPED)
     for_all(counters.connection, "DELETE FROM payload WHERE gid IN {}", gids)
     prune(counters)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from atroposlib.api.common.records import AdmissionGrant, RunDocument
+from collections.abc import Collection
+
+from atroposlib.api.common.records import AdmissionGrant, GroupState, RunDocument
 from atroposlib.api.store.sql import schema
+from atroposlib.api.store.sql.claim import drop
 
 _EMPTIED = (
     "payload",
@@ -98,5 +101,23 @@ def release(connection: schema.Connection, admission_id: str) -> bool:
 
 
 def admitted(connection: schema.Connection, now: float) -> int:
-    rows = connection.execute("SELECT n_seq FROM admission WHERE until > ?", (now,))
-    return sum(n_seq for (n_seq,) in rows)
+    return sum(admissions(connection, now).values())
+
+
+def admissions(connection: schema.Connection, now: float) -> dict[int | None, int]:
+    sql = "SELECT env, SUM(n_seq) FROM admission WHERE until > ? GROUP BY env"
+    return {env: int(n_seq) for env, n_seq in connection.execute(sql, (now,))}
+
+
+def free_absent(connection: schema.Connection, live: Collection[int]) -> tuple[int, int]:
+    kept = {*live, schema.NO_ENV, None}
+    ended = 0
+    for (env,) in connection.execute("SELECT DISTINCT env FROM admission"):
+        if env not in kept:
+            sql = "DELETE FROM admission WHERE env = ? RETURNING env"
+            ended += len(connection.execute(sql, (env,)))
+    rows = connection.execute("SELECT gid, env FROM groups WHERE state = 'buffered'")
+    gids = [gid for gid, env in rows if env not in kept]
+    with schema.counting(connection) as counters:
+        drop(counters, gids, GroupState.BUFFERED)
+    return len(gids), ended

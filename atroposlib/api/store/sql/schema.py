@@ -336,4 +336,10 @@ def stats(connection: Connection) -> StoreStats:
         retained_bytes=meta.retained_bytes,
         totals={GroupState(state): StateTotals(*counts) for state, *counts in ended},
         fair_share=document(connection, FAIR_SHARE),
+        batches_uncommitted=connection.execute(_UNCOMMITTED)[0][0],
+        dead_bytes=int(connection.execute(_DEAD_BYTES)[0][0]),
     )
+
+
+_UNCOMMITTED = "SELECT COUNT(*) FROM batch WHERE state = 'acked'"
+_DEAD_BYTES = "SELECT COALESCE(SUM(n_bytes), 0) FROM groups WHERE state = 'dead'"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from atroposlib.api.common.records import (
@@ -23,6 +23,7 @@ from atroposlib.api.common.records import (
     BufferPolicy,
     Chooser,
     Claim,
+    DeadBatch,
     LeasedBatch,
     Media,
     NewGroup,
@@ -164,8 +165,9 @@ class Store(ABC):
         a new one. A repeated batch is identical, with ``epoch`` one higher. Deliveries to
         repeats of one ``claim_id`` do not fence each other: a late response to the first
         must not fence the trainer that uses the second. An open batch without ``size``
-        sequences is dissolved (its groups return to their place in the queue), and one
-        delivered ``max_deliveries`` times is dead, with its groups.
+        sequences is dissolved (its groups return to their place in the queue). One delivered
+        ``max_deliveries`` times comes after all others, until the trainer has acked another
+        one since it registered; if that does not ack it either, it is dead, with its groups.
 
         For a new batch ``choose`` gets, oldest first, the oldest ``size // n_seq`` groups
         of each kind (env, n_seq); more cannot be part of one batch. Groups that it drops
@@ -173,6 +175,10 @@ class Store(ABC):
         called again.
         """
         return self._write(lambda c: claim_queries.claim(c, claim, choose))
+
+    def older_than(self, version: int) -> Mapping[tuple[int | None, int], int]:
+        """Number of queued groups with tokens of older policy versions, by (env, n_seq)."""
+        return self._read(lambda c: claim_queries.older_than(c, version))
 
     def claim_in_turn(
         self, claim: Claim, choose: Chooser, revision: int
@@ -218,6 +224,18 @@ class Store(ABC):
         """Mark damaged groups of open batch ``no`` DEAD and dissolve the batch, so that its
         other groups are delivered in a new one. A batch that is not open is unchanged."""
         self._write(lambda c: ack_queries.discard(c, no, gids))
+
+    def dead(self) -> list[DeadBatch]:
+        """Batches that were set aside, and 0 for damaged groups of no batch."""
+        return self._read(ack_queries.dead)
+
+    def revive(self, no: int) -> bool:
+        """Deliver a dead batch again, in its turn. False if ``no`` is none."""
+        return self._write(lambda c: ack_queries.revive(c, no))
+
+    def drop_dead(self, no: int) -> bool:
+        """Free a dead batch; its groups count as dropped. False if ``no`` is none."""
+        return self._write(lambda c: ack_queries.drop_dead(c, no))
 
     def extend(self, no: int, generation: int, epoch: int, lease_until: float) -> None:
         """Move the end of a lease."""
@@ -273,6 +291,15 @@ class Store(ABC):
     def admitted(self, now: float) -> int:
         """Sequences of admissions that have not ended."""
         return self._read(lambda c: run_queries.admitted(c, now))
+
+    def admissions(self, now: float) -> Mapping[int | None, int]:
+        """Sequences of admissions that have not ended, by env."""
+        return self._read(lambda c: run_queries.admissions(c, now))
+
+    def free_absent(self, live: Collection[int]) -> tuple[int, int]:
+        """Free buffered groups and admissions of environments not in ``live``; returns the
+        number of groups, which count as dropped, and of admissions."""
+        return self._write(lambda c: run_queries.free_absent(c, live))
 
     # --- the run ------------------------------------------------------------------
 

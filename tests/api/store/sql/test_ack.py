@@ -190,12 +190,14 @@ def test_a_rewind_counts_open_batches_up_to_the_checkpoint_as_acked(store):
 
 
 def test_dead_batches_are_neither_committed_nor_replayed(store):
-    generation = filled(store, 1)
-    claim(store, generation, claim_id="x", max_deliveries=1)
+    generation = filled(store, 2)
+    ack(store, claim(store, generation), commit=True)
+    for _ in range(2):
+        claim(store, generation, claim_id="x", max_deliveries=1)
     assert claim(store, generation, claim_id="x", max_deliveries=1) == "0 of 8"
-    assert store.commit(1, generation) == 0
-    assert store.rewind(0, generation).replayed == 0
-    assert ended(store) == {"dead": (1, 8)}
+    assert store.commit(2, generation) == 0
+    assert store.rewind(1, generation).replayed == 0
+    assert ended(store) == {"committed": (1, 8), "dead": (1, 8)}
 
 
 # --- damage -------------------------------------------------------------------------

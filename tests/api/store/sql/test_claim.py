@@ -125,19 +125,42 @@ def test_a_batch_of_another_size_is_returned_to_the_queue(store):
 
 
 def test_a_batch_beyond_the_delivery_limit_is_dead_with_its_groups(store):
-    generation = filled(store)
-    for epoch in (1, 2, 3):
+    generation = filled(store, 3)
+    ack(store, claim(store, generation))  # this trainer works
+    for epoch in (1, 2, 3, 4):
         batch = claim(store, generation, claim_id="x", max_deliveries=3)
-        assert (batch.no, batch.epoch) == (1, epoch)
+        assert (batch.no, batch.epoch) == (2, epoch)
     last = batch
-    assert claim(store, generation, claim_id="x", max_deliveries=3).no == 2
+    assert claim(store, generation, claim_id="x", max_deliveries=3).no == 3
     stats = store.stats()
-    assert (stats.batches_dead, stats.batches_open) == (1, 1)
-    assert ended(store) == {"dead": (1, 8)}
-    assert stats.retained_bytes == 2
-    assert store.read([1])[0].data == b"0"
+    assert (stats.batches_dead, stats.batches_open, stats.dead_bytes) == (1, 1, 1)
+    assert ended(store)["dead"] == (1, 8)
+    assert stats.retained_bytes == 3
+    assert store.read([2])[0].data == b"1"
     with pytest.raises(StaleGeneration):
         ack(store, last)
+
+
+def test_a_batch_beyond_the_limit_comes_last_while_no_other_was_acked(store):
+    filled(store, 2)
+    numbers = [claim(store, register(store), max_deliveries=2).no for _ in range(7)]
+    assert numbers == [1, 1, 2, 2, 1, 1, 1] and store.stats().batches_dead == 0
+
+
+def test_a_dead_batch_is_revived_in_its_turn_or_freed(store):
+    generation = filled(store, 4)
+    ack(store, claim(store, generation))
+    for claim_id in "ab":
+        for _ in range(3):
+            claim(store, generation, claim_id=claim_id, max_deliveries=1)
+    assert [(one.no, one.n_bytes) for one in store.dead()] == [(2, 1), (4, 1)]
+    assert store.revive(2) and store.drop_dead(4)
+    assert not store.revive(4) and not store.drop_dead(2) and store.dead() == []
+    assert claim(store, generation).no == 2
+    assert ended(store) == {"acked": (1, 8), "dropped": (1, 8)}
+    store.discard(2, [2])
+    assert [one.no for one in store.dead()] == [0] and store.drop_dead(0)
+    assert (store.stats().dead_bytes, store.stats().batches_dead) == (0, 0)
 
 
 def test_deliveries_before_an_ack_do_not_count_against_a_replay(store):
