@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import shutil
 import statistics
@@ -23,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wholerun import REPO, Setup, numbers, plot, run, study
+from wholerun import REPO, Setup, numbers, plot, run_once, study
 
 from atroposlib.processes import StopRequest
 from atroposlib.quickstart.recipes import SUMS, Recipe
@@ -67,28 +66,21 @@ def recipe(options: argparse.Namespace) -> Recipe:
 def learn(ranks: int, options: argparse.Namespace, stop: StopRequest) -> Learned:
     """The run in ``out``, or one that is made now."""
     out = options.out / f"ranks-{ranks}-seed-{options.seed}"
-    path = out / "result.json"
-    if not path.is_file():
-        shutil.rmtree(out, ignore_errors=True)  # of a run that was cut off
-        setup = Setup(
-            out=out,
-            recipe=recipe(options),
-            model=options.model,
-            seed=options.seed,
-            ranks=ranks,
-            cores=len(os.sched_getaffinity(0)),
-            # 1.6 GB of optimizer state per step would be most of a step.
-            trainer={"--recover-mode": "disabled"},
-            environment={"--env.dataset_name": options.dataset, "--env.eval_items": 32},
-        )
-        outcome = run(setup, stop)
-        shutil.rmtree(out / "checkpoints", ignore_errors=True)
-        checks = [(check.step, check.exact) for check in outcome.checks]
-        found = {"steps": outcome.steps, "heldout": checks, "seconds": outcome.seconds}
-        path.write_text(json.dumps(found), encoding="utf-8")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    heldout = [(int(step), float(exact)) for step, exact in found["heldout"]]
-    return Learned(ranks, options.seed, found["steps"], heldout, found["seconds"])
+    setup = Setup(
+        out=out,
+        recipe=recipe(options),
+        model=options.model,
+        seed=options.seed,
+        ranks=ranks,
+        cores=len(os.sched_getaffinity(0)),
+        # 1.6 GB of optimizer state per step would be most of a step.
+        trainer={"--recover-mode": "disabled"},
+        environment={"--env.dataset_name": options.dataset, "--env.eval_items": 32},
+    )
+    outcome = run_once(setup, stop)
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    heldout = [(check.step, check.exact) for check in outcome.checks]
+    return Learned(ranks, options.seed, outcome.steps, heldout, outcome.seconds)
 
 
 def figures(runs: Sequence[Learned]) -> str:

@@ -21,20 +21,18 @@ All runs do the same number of steps. A run that is in --out already is not repe
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
 import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from wholerun import REPO, Setup, numbers, plot, run, study
+from wholerun import REPO, Setup, numbers, plot, run_once, study
 
 from atroposlib.processes import RunFailed, StopRequest
 from atroposlib.quickstart.recipes import COPY, Recipe
@@ -73,7 +71,6 @@ class Result:
     reward_last: float  # mean of the last steps, sampled by the versions measured above
     heldout: float  # greedy, by the final weights
     seconds: float  # whole run
-    rewards: tuple[float, ...]  # of every step
 
 
 def recipe(options: argparse.Namespace) -> Recipe:
@@ -118,16 +115,8 @@ def setup_of(case: Case, options: argparse.Namespace) -> Setup:
 
 def result_of(case: Case, options: argparse.Namespace, stop: StopRequest) -> Result:
     """The result in ``out``, or the one of a run that is made now."""
-    path = options.out / case.name / "result.json"
-    if not path.is_file():
-        shutil.rmtree(path.parent, ignore_errors=True)  # of a run that was cut off
-        outcome = run(setup_of(case, options), stop, bound_s=options.bound)
-        made = measured(case, outcome.steps, outcome.checks[-1].reward or 0.0, outcome.seconds)
-        path.write_text(json.dumps(asdict(made)), encoding="utf-8")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return Result(
-        **{**found, "case": Case(**found["case"]), "rewards": tuple(found["rewards"])}
-    )
+    outcome = run_once(setup_of(case, options), stop, bound_s=options.bound)
+    return measured(case, outcome.steps, outcome.checks[-1].reward or 0.0, outcome.seconds)
 
 
 def measured(
@@ -152,7 +141,6 @@ def measured(
         reward_last=statistics.fmean(step["reward_mean"] for step in steps[-LAST_STEPS:]),
         heldout=heldout,
         seconds=seconds,
-        rewards=tuple(step["reward_mean"] for step in steps),
     )
 
 

@@ -6,10 +6,12 @@ from the files that the processes themselves write.
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,18 @@ def with_flags(argv: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
         else:
             words += [flag] if value is None else [flag, str(value)]
     return tuple(words)
+
+
+def run_once(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcome:
+    """The outcome that is kept in ``setup.out``, or that of :func:`run`, kept there."""
+    path = setup.out / "result.json"
+    if not path.is_file():
+        shutil.rmtree(setup.out, ignore_errors=True)  # of a run that was cut off
+        made = asdict(run(setup, stop, bound_s))
+        path.write_text(json.dumps(made, default=str), encoding="utf-8")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    checks = [Check(**{**one, "directory": Path(one["directory"])}) for one in found["checks"]]
+    return Outcome(found["steps"], checks, found["seconds"])
 
 
 # --- studies of several runs ---------------------------------------------------------------
