@@ -63,6 +63,11 @@ from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.publisher import Keeper, Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
+UNROUTED = (
+    "router_replay: rows without routed_experts are routed by the trainer itself. Set sampling of the"
+    " environment's server to {'return_routed_experts': true}, and start vLLM or SGLang with"
+    " --enable-return-routed-experts"
+)
 logger = logging.getLogger(__name__)
 
 
@@ -231,6 +236,9 @@ def _rows(
         incarnation=state.incarnation,
         starts=state.starts,
     )
+    replays = policy.module.replay is not None
+    if replays and not all(row.routed_experts for row in batch.rows if row.trained):
+        batch.notes.add(UNROUTED)
     for note in sorted(batch.notes) if world.is_rank0 else ():
         warn_once(note)
     return batch

@@ -26,6 +26,7 @@ OF_THE_WHOLE_HISTORY = (
     "ref_logprobs",
     "distill_token_ids",
     "distill_logprobs",
+    "routed_experts",
 )
 
 

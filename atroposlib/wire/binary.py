@@ -10,6 +10,7 @@
     inference_logprobs, ref_logprobs, advantages   F32 [T]   optional (read: any float type)
     distill_token_ids   I32 [T,K] optional; if positions have unequal numbers of choices,
     distill_logprobs    F32 [T,K]   both are [N] and distill_counts I32 [T] is present
+    routed_experts      U8 or U16 [T,L,K] optional, see :mod:`~atroposlib.wire.routing`
     rest                U8  [n]   UTF-8 JSON object of all non-numeric fields, and
                                   of advantages whose rows do not fit the tokens
 
@@ -64,10 +65,12 @@ _ALLOWED = {
     "distill_counts": ("I32",),
     "distill_token_ids": ("I32",),
     "distill_logprobs": _ANY_FLOAT,
+    "routed_experts": ("U8", "U16"),
     "rest": ("U8",),
 }
 _REQUIRED = ("tokens", "seq_lens", "mask", "scores")
 _CHOICES = ("distill_token_ids", "distill_logprobs")
+_NOT_FLAT = (*_CHOICES, "routed_experts")
 _NAMED = ("env_id", "group_id", "idempotency_key", "incarnation")  # in the metadata
 _REST = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -143,6 +146,8 @@ def _tensors(columns: Columns) -> dict[str, Array]:
         tensors[name] = _narrow(values)
     if columns.distilled is not None:
         tensors |= _distilled_tensors(columns.distilled)
+    if columns.routed_experts is not None:
+        tensors["routed_experts"] = columns.routed_experts
     if columns.rest:
         members = (b'"%s":%s' % (name.encode(), one) for name, one in columns.rest.items())
         tensors["rest"] = np.frombuffer(b"{" + b",".join(members) + b"}", "|u1")
@@ -179,7 +184,7 @@ def _columns(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
         if name not in tensors:
             raise InvalidGroup(name, "", "missing")
     for name, values in tensors.items():
-        if values.ndim != 1 and name not in _CHOICES:
+        if values.ndim != 1 and name not in _NOT_FLAT:
             raise InvalidGroup(name, "", "its shape does not fit")
     tokens = tensors["tokens"]
     return Columns(
@@ -190,6 +195,7 @@ def _columns(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
         floats={name: tensors[name] for name in FLOATS if name in tensors},
         versions=tensors.get("versions"),
         distilled=_distilled(tensors),
+        routed_experts=tensors.get("routed_experts"),
         env_id=_number("env_id", metadata.get("env_id")),
         group_id=metadata.get("group_id"),
         idempotency_key=metadata.get("idempotency_key"),

@@ -24,10 +24,11 @@ from atroposlib.wire.messages import (
     MASKED_LOGPROB,
     MASKED_VERSION,
     PER_SEQUENCE,
-    SampledSpan,
     ScoredData,
     validate_messages,
+    validate_sampling,
 )
+from atroposlib.wire.routing import checked, stacked, unstacked
 from atroposlib.wire.safetensors import Array
 
 FLOATS = ("inference_logprobs", "ref_logprobs", "advantages")  # one per token
@@ -72,6 +73,7 @@ class Columns:
     floats: dict[str, Array] = field(default_factory=dict)  # of FLOATS, each (T,)
     versions: Array | None = None  # (T,)
     distilled: Distilled | None = None
+    routed_experts: Array | None = None  # (T, L, K), see wire.routing
     env_id: int | None = None
     group_id: str | None = None
     idempotency_key: str | None = None
@@ -186,6 +188,8 @@ def check(columns: Columns) -> None:
         problem = "versions lie in 0 .. 2^31 - 1, or are -1"
         _in_range("versions", versions, MASKED_VERSION, place, problem)
     _check_distilled(columns.distilled, total, place)
+    if columns.routed_experts is not None:
+        _require_length("routed_experts", checked(columns.routed_experts), total)
     check_rest(columns)
 
 
@@ -264,16 +268,7 @@ def check_rest(columns: Columns) -> None:
         if name == "messages":
             validate_messages(value)
         if name == "sampling":
-            _check_sampling(value or [], columns.seq_lens.tolist())
-
-
-def _check_sampling(sampling: list[list[SampledSpan]], seq_lens: list[int]) -> None:
-    for g, (spans, length) in enumerate(zip(sampling, seq_lens)):
-        lasts = [0, *(span["end"] for span in spans)]
-        for i, (last, span) in enumerate(zip(lasts, spans)):
-            if not last <= span["start"] <= span["end"] <= length or span["temperature"] < 0:
-                problem = "spans ascend within the tokens, at temperatures from 0 on"
-                raise InvalidGroup("sampling", f"[{g}][{i}]", problem)
+            validate_sampling(value or [], columns.seq_lens.tolist())
 
 
 # --- conversion of records ------------------------------------------------------------
@@ -305,6 +300,9 @@ def from_group(group: ScoredData) -> Columns:
         floats=floats,
         versions=None if versions is None else _flat("versions", versions, seq_lens, np.int64),
         distilled=_distilled(group, seq_lens),
+        routed_experts=(
+            None if (one := group.routed_experts) is None else stacked(one, seq_lens)
+        ),
         env_id=group.env_id,
         group_id=group.group_id,
         idempotency_key=group.idempotency_key,
@@ -329,6 +327,8 @@ def to_group(columns: Columns) -> ScoredData:
         distill_token_ids=_choices(distilled.token_ids, distilled.counts, columns.seq_lens),
         distill_logprobs=_choices(distilled.logprobs, distilled.counts, columns.seq_lens),
     )
+    if columns.routed_experts is not None:
+        group.routed_experts = unstacked(columns.routed_experts, columns.seq_lens)
     for name, values in columns.floats.items():
         setattr(group, name, split_rows(values.tolist(), columns.seq_lens))
     if columns.versions is not None:

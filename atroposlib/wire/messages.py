@@ -24,6 +24,7 @@ from pydantic import AliasChoices, BaseModel, Field
 from typing_extensions import TypedDict  # pydantic refuses that of Python below 3.12
 
 from atroposlib.errors import InvalidGroup
+from atroposlib.wire.routing import RoutedExperts
 
 MASKED = -100  # label of a position that is not trained
 MASKED_LOGPROB = 1.0  # above 0, so it cannot be a logprob
@@ -196,6 +197,7 @@ class ScoredData(msgspec.Struct, kw_only=True):
     distill_logprobs: list[list[list[float]]] | None = None  # (G, T_g, K)
     versions: list[list[int]] | None = None  # (G, T_g)
     sampling: list[list[SampledSpan]] | None = None  # (G, calls), ascending
+    routed_experts: list[RoutedExperts | None] | None = None  # (G,) of a mixture of experts
     finish_reasons: list[str | None] | None = None  # (G,)
     outcomes: list[Outcome] | None = None  # (G,)
     group_id: str | None = None  # prompt identity; normalisation never uses row order
@@ -223,6 +225,16 @@ def validate_messages(messages: list[list[dict[str, Any]]] | None) -> None:
                 raise InvalidGroup(
                     "messages", f"[{g}][{i}]", "a message has the keys role and content"
                 )
+
+
+def validate_sampling(sampling: list[list[SampledSpan]], seq_lens: list[int]) -> None:
+    """Reject spans that overlap or lie outside of their row."""
+    for g, (spans, length) in enumerate(zip(sampling, seq_lens)):
+        lasts = [0, *(span["end"] for span in spans)]
+        for i, (last, span) in enumerate(zip(lasts, spans)):
+            if not last <= span["start"] <= span["end"] <= length or span["temperature"] < 0:
+                problem = "spans ascend within the tokens, at temperatures from 0 on"
+                raise InvalidGroup("sampling", f"[{g}][{i}]", problem)
 
 
 # --- 4. the trainer takes a batch ---------------------------------------------------

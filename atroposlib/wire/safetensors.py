@@ -22,7 +22,7 @@ from atroposlib.errors import InvalidGroup
 Array = NDArray[Any]
 
 MAX_HEADER_BYTES = 64 * 2**10
-DTYPES = {"I32": "<i4", "U8": "|u1", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+DTYPES = {"I32": "<i4", "U8": "|u1", "U16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
 _NAME_OF = {np.dtype(code): name for name, code in DTYPES.items()}
 
 

@@ -27,6 +27,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class Pack:
     positions: list[int] = field(default_factory=list)  # (L,)
     rows: list[int] = field(default_factory=list)
     paths: list[list[int]] = field(default_factory=list)
+    experts: list[bytes] = field(default_factory=list)  # (L,), see pack_rows; else empty
     # (parent, token) -> node
     children: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -88,6 +90,7 @@ def pack_rows(
     crossover: float,
     share: bool = True,
     switch: float = float("inf"),
+    experts_R: Sequence[Sequence[bytes]] | None = None,
 ) -> list[Pack]:
     """Pack rows of the same group together where that is cheaper.
 
@@ -99,11 +102,14 @@ def pack_rows(
             causal attention skips half of it, L + L^2 / (2 crossover).
         share: False packs every row alone.
         switch: rows of so many tokens and shorter ones are not packed together.
+        experts_R: of each token, in a router replay; nodes are shared where these are equal.
     """
     packs: list[Pack] = []
     open_pack: Pack | None = None
     # The last token predicts nothing that is trained.
-    tokens_R = [row.tokens[: row.trained[-1] + 1] for row in rows]
+    tokens_R: list[Any] = [row.tokens[: row.trained[-1] + 1] for row in rows]
+    if experts_R is not None:
+        tokens_R = [list(zip(*row)) for row in zip(tokens_R, experts_R)]
     keys = [(r.group, len(t) >= switch) for r, t in zip(rows, tokens_R)]
     open_key = None
     # Sorted, rows that share much are neighbours, so one open pack is enough.
@@ -119,6 +125,8 @@ def pack_rows(
             open_pack, open_key = Pack(), key
             packs.append(open_pack)
         open_pack.add(i, tokens)
+    for pack in packs if experts_R is not None else ():
+        pack.tokens, pack.experts = map(list, zip(*pack.tokens))
     return packs
 
 

@@ -26,6 +26,7 @@ from atroposlib.wire import (
     ScoredData,
 )
 from atroposlib.wire.lineage import on_lineage
+from atroposlib.wire.routing import RoutedExperts
 from example_trainer.data import sampling
 
 V = TypeVar("V")
@@ -59,6 +60,9 @@ class Row:
     ref_logprobs: list[float] | None = None  # (T - 1,) of a reference, by the environment
     teacher_ids: list[list[int]] | None = None  # (T - 1, K) candidates for the label
     teacher_logprobs: list[list[float]] | None = None  # (T - 1, K)
+    routed_experts: RoutedExperts | None = (
+        None  # of the first tokens; position j reads token j
+    )
 
     @cached_property
     def trained(self) -> list[int]:
@@ -191,6 +195,7 @@ def _row(
         ref_logprobs=_shifted_row(group.ref_logprobs, g),
         teacher_ids=_shifted_row(group.distill_token_ids, g),
         teacher_logprobs=_shifted_row(group.distill_logprobs, g),
+        routed_experts=group.routed_experts[g] if group.routed_experts else None,
     )
 
 

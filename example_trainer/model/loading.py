@@ -39,7 +39,7 @@ def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
 
     Raises:
         ConfigError: the model cannot be loaded, lacks layers or modules of the settings, or
-            changes its logits after its output head.
+            changes its logits after its output head, or its routers cannot be replayed.
     """
 
     def prepare(model: Any) -> None:
@@ -61,6 +61,7 @@ def load_reference(
         world: as for :func:`load`.
     """
     name = name or settings.model_name
+    settings = settings.model_copy(update={"router_replay": False})
     return _policy(settings, name, world, lambda model: model.requires_grad_(False))
 
 

@@ -71,12 +71,17 @@ class PackedModel:
         """
         trained = {i: row for i, row in enumerate(rows) if row.trained}
         ids = list(trained)
+        experts_R = None
+        if (replay := self.module.replay) is not None:
+            values = trained.values()
+            experts_R = [replay.read(row.routed_experts, len(row.tokens)) for row in values]
         packs = pack_rows(
             list(trained.values()),
             max_tokens=self.max_tokens_per_microbatch,
             crossover=self.attention_crossover,
             share=self.share_prefixes and not self.padded,
             switch=self.rope_switch,
+            experts_R=experts_R,
         )
         for pack in packs:
             pack.rows = [ids[i] for i in pack.rows]

@@ -7,7 +7,7 @@ alone. Recurrent models, and those with their own attention, train on padded row
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.models.causal_lm import LARGE, LogitTransform, measured_transform
+from atroposlib.utils.models.routers import RouterReplay, fitted_routers
 from example_trainer.data.rows import unsampled_row
 from example_trainer.model import attention
 from example_trainer.model.policy import PackedModel, Policy
@@ -55,6 +56,12 @@ def probe(model: PackedModel, settings: LoadSettings) -> dict[str, Any]:
     if isinstance(model, Policy):
         check_head(model)
         found["transform"] = astuple(model.module.transform)
+        if settings.router_replay:
+            transformer = inner_model(model.model)
+            found["routers"] = fitted_routers(
+                transformer, ids([PROBES[1].tokens], model.device)
+            )
+            model.module.replay = RouterReplay(transformer, found["routers"])
     return found
 
 
@@ -64,6 +71,7 @@ def apply(
     share_prefixes: bool,
     rope_switch: float,
     transform: Sequence[Any] = (),
+    routers: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
     """Set a model up as another of its architecture was measured to need it."""
     model.padded, model.share_prefixes, model.rope_switch = padded, share_prefixes, rope_switch
@@ -72,6 +80,8 @@ def apply(
         inner_model(model.model).set_attn_implementation(attention.NAME)
     if isinstance(model, Policy):
         model.module.transform = LogitTransform(*transform)
+    if routers is not None:
+        model.module.replay = RouterReplay(inner_model(model.model), routers)
 
 
 def choose_packing(model: PackedModel, settings: LoadSettings) -> None:

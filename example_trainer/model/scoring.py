@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.models.causal_lm import LogitTransform, decoder
+from atroposlib.utils.models.routers import RouterReplay
 from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row, at_trained
 from example_trainer.model.attention import Layout, layout_of
@@ -38,6 +40,7 @@ class Inputs:
     nodes: Tensor  # (H,) into lines * width
     wanted: Wanted
     entropy_grad: bool = False
+    experts: Tensor | None = None  # (lines * width, L * K) of a router replay
 
 
 def inputs_of(
@@ -72,7 +75,19 @@ def inputs_of(
         ids(microbatch.nodes, device),
         wanted,
         entropy_grad,
+        _experts(microbatch, device),
     )
+
+
+def _experts(microbatch: MicroBatch, device: torch.device) -> Tensor | None:
+    if not any(pack.experts for pack in microbatch.packs):
+        return None
+    width = len(microbatch.packs[0].experts[0]) // 2
+    table = torch.full((microbatch.computed, width), -1)
+    for pack, start in zip(microbatch.packs, microbatch.starts):
+        found = np.frombuffer(b"".join(pack.experts), np.int16).reshape(-1, width)
+        table[start : start + len(found)] = torch.from_numpy(found.astype(np.int64))
+    return table.to(device)
 
 
 def _rectangle(microbatch: MicroBatch, device: torch.device) -> Tensor:
@@ -91,6 +106,8 @@ def ids(values: Any, device: torch.device) -> Tensor:
 class Backbone(nn.Module):
     """The decoder of a transformers model, run on micro-batches."""
 
+    replay: RouterReplay | None = None
+
     def __init__(self, model: nn.Module, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.model = model
@@ -106,6 +123,8 @@ class Backbone(nn.Module):
             extras = {"packed": inputs.layout, "attention_mask": unread}
         if inputs.positions is not None:
             extras["position_ids"] = inputs.positions
+        if self.replay is not None:
+            self.replay.experts = inputs.experts
         with self._autocast(inputs.tokens.device):
             output = decoder(inner_model(self.model))(
                 input_ids=inputs.tokens, use_cache=False, **extras

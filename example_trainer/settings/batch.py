@@ -63,6 +63,11 @@ class BatchSettings(StepSettings):
     prefetch: bool = Field(
         True, description="fetch the next batch while the step runs; false: one at a time"
     )
+    router_replay: bool = Field(
+        False,
+        description="the experts of a mixture of experts are those that sampled the tokens,"
+        " where rows have routed_experts",
+    )
 
 
 class LoadSettings(BatchSettings, ModelSettings):

@@ -17,6 +17,8 @@ from atroposlib.inference.engine.request import GenerationRequest, TokenEvent
 from atroposlib.inference.engine.served_model import ServedModel, load_model
 from atroposlib.testing.tiny import write_tiny_model
 from tests.inference.helpers import WAIT_S
+from tests.trainer.architectures import write
+from tests.trainer.families import FAMILIES
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,6 +37,12 @@ def other_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (family,) = (one for one in FAMILIES if one.name == "mixtral")
+    return write(family, tmp_path_factory.mktemp("weights") / "experts")
+
+
+@pytest.fixture(scope="session")
 def reference(model_dir: Path) -> ServedModel:
     """The first weights, never touched by an engine."""
     return load_model(str(model_dir))
@@ -50,8 +58,8 @@ def make_engine(model_dir: Path) -> Iterator[Callable[..., Engine]]:
     """Engines of their own: a test may reload weights or pause."""
     started: list[Engine] = []
 
-    def make(**limits: int) -> Engine:
-        served = load_model(str(model_dir), name="tiny")
+    def make(directory: Path = model_dir, **limits: int) -> Engine:
+        served = load_model(str(directory), name="tiny")
         engine = Engine(served, EngineLimits(**limits), seed=0, num_threads=1)
         engine.start()
         started.append(engine)

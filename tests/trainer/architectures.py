@@ -40,21 +40,25 @@ TOLERANCE = 1e-4  # nats, of float32
 
 
 def write(family: Family, directory: Path, std: float = 0.2) -> Path:
+    """Save the model of :func:`model_of` with a tokenizer."""
+    model_of(family, std).save_pretrained(directory)
+    char_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def model_of(family: Family, std: float = 0.2) -> Any:
     """A model with weights so wide that attention is far from uniform."""
     import transformers
 
-    tokenizer = char_tokenizer()
     sizes = {**({} if family.bare else TINY), **family.settings}
-    ends = {"eos_token_id": 3, "bos_token_id": None, "vocab_size": len(tokenizer)}
+    ends = {"eos_token_id": 3, "bos_token_id": None, "vocab_size": len(char_tokenizer())}
     config = getattr(transformers, f"{family.config}Config")(**{**ends, **sizes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=std)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
+    return model
 
 
 def rows() -> list[Any]:

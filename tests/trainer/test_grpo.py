@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ from example_trainer import grpo
 from example_trainer.model import loading
 from example_trainer.model.model_dir import read_state, save_model
 from example_trainer.state import Stopped, StopSignal
+from tests.trainer.architectures import write
 from tests.trainer.environment import running_environment
+from tests.trainer.forced_experts import family
 
 
 @dataclass
@@ -165,3 +169,54 @@ def test_a_signal_stops_the_wait_for_a_batch(run, settings):
     stop.request(15)
     thread.join(60)
     assert done.is_set()
+
+
+LETTERS = """
+from atroposlib.envs import environment
+
+TASKS = [{"id": str(i), "text": text} for i, text in enumerate(["ab", "cde", "fgh", "ij"])]
+
+
+@environment(TASKS, group_size=4, max_tokens=8, eval_items=0)
+async def letters(task, model):
+    return sum(ord(one) for one in await model.chat(task["text"])) % 7
+
+
+letters.cli()
+"""
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_is_trained_with_the_experts_that_sampled(
+    serve, config, tmp_path
+) -> None:
+    """Local server in bfloat16, function environment as a process, API, trainer in float32."""
+    model = write(family("mixtral"), tmp_path / "model")
+    served = load_model(str(model), dtype="bf16")
+    engine = Engine(served, EngineLimits(), seed=0, num_threads=1)
+    engine.start()
+    api, server = serve(api_app()), serve(inference_app(engine))
+    (tmp_path / "letters.py").write_text(LETTERS)
+    words = ["serve", "--env.rollout_server_url", api, "--env.data_path_to_save_groups"]
+    words += [str(tmp_path / "groups.jsonl"), "--openai.base_url", f"{server}/v1"]
+    words += ["--openai.model_name", str(model), "--env.tokenizer_name", str(model)]
+    words += ["--openai.server_type", "vllm", "--env.use_wandb", "false"]
+    words += ["--openai.sampling", '{"return_routed_experts": true}']
+    environment = subprocess.Popen([sys.executable, str(tmp_path / "letters.py"), *words])
+    try:
+        cfg = config(
+            model_name=str(model), atropos_url=api, inference_urls=[f"{server}/v1"],
+            training_steps=2, seq_len=128, lr=1e-4, router_replay=True,
+            max_logprob_mismatch=2.0, weight_publisher="shared_memory",
+        )  # fmt: skip
+        grpo.train(cfg)
+    finally:
+        environment.terminate()
+        environment.wait(60)
+        engine.close()
+    lines = read_metrics(cfg)
+    assert [line["step"] for line in lines] == [1, 2] and lines[0]["completion_tokens"] > 0
+    sent = [json.loads(line) for line in (tmp_path / "groups.jsonl").read_text().splitlines()]
+    for group in sent:
+        for tokens, routed in zip(group["tokens"], group["routed_experts"]):
+            assert routed["shape"] == [len(tokens) - 1, 2, 2]

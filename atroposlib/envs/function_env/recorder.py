@@ -132,6 +132,7 @@ def _untrained(row: ScoredDataItem) -> ScoredDataItem:
             "inference_logprobs": [MASKED_LOGPROB] * length,
             "versions": None if row.get("versions") is None else [MASKED_VERSION] * length,
             "sampling": None,
+            "routed_experts": None,
             "overrides": {"set_advantage_to_zero": True},
         },
     )

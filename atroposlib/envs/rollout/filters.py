@@ -18,6 +18,7 @@ from atroposlib.envs.rollout.groups import WIRE_FIELDS, ScoredDataGroup, expecte
 from atroposlib.errors import InvalidGroup
 from atroposlib.generation.sessions.sequences import Node
 from atroposlib.wire import MASKED, MASKED_VERSION, ScoredData
+from atroposlib.wire.routing import joined
 
 if TYPE_CHECKING:
     from atroposlib.wire.columns import Columns
@@ -199,7 +200,7 @@ def _found_in(nodes: Sequence[Node], group: Mapping[str, Any]) -> dict[str, Any]
     """Fields that the group lacks; none if no row is of these nodes."""
     tokens_G, masks_G = plain(group["tokens"]), plain(group["masks"])
     logprobs_G = plain(group.get("inference_logprobs")) or [None] * len(tokens_G)
-    sampling, versions, endings = [], [], []
+    sampling, versions, endings, routed = [], [], [], []
     for tokens, masks, logprobs in zip(tokens_G, masks_G, logprobs_G):
         found = _spans(tokens, masks, logprobs, nodes)
         of_row = [MASKED_VERSION] * len(tokens)
@@ -209,11 +210,14 @@ def _found_in(nodes: Sequence[Node], group: Mapping[str, Any]) -> dict[str, Any]
         whole = found and found[-1][0]["end"] == len(tokens)
         sampling.append([span for span, _ in found])
         versions.append(of_row)
+        last = [joined((0, node.routed_experts), end=at["end"]) for at, node in found[-1:]]
+        routed += last or [None]
         endings.append(found[-1][0].get("finish_reason") if whole else None)
     if not any(sampling):
         return {}
     known = any(version >= 0 for row in versions for version in row)
     more = {"finish_reasons": endings, **({"versions": versions} if known else {})}
+    more |= {"routed_experts": routed} if any(routed) else {}
     return {"sampling": sampling, **{k: v for k, v in more.items() if group.get(k) is None}}
 
 

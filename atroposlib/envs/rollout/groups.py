@@ -19,6 +19,7 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.generation.sessions.dummy import dummy_allowed
 from atroposlib.generation.sessions.sequences import Node
 from atroposlib.wire import ScoredData
+from atroposlib.wire.routing import RoutedExperts
 
 
 class _SequenceFields(TypedDict):
@@ -38,6 +39,7 @@ class ScoredDataItem(_SequenceFields, total=False):
     inference_logprobs: list[float] | None
     versions: list[int] | None
     sampling: list[dict[str, Any]] | None  # (calls,) each as ``wire.SampledSpan``
+    routed_experts: RoutedExperts | None
     messages: list[dict[str, Any]] | None
     finish_reasons: str | None
     generation_params: dict[str, Any] | None
@@ -67,6 +69,7 @@ class ScoredDataGroup(_GroupFields, total=False):
     inference_logprobs: list[list[float]] | None
     versions: list[list[int]] | None
     sampling: list[list[dict[str, Any]]] | None
+    routed_experts: list[RoutedExperts | None] | None
     messages: list[list[dict[str, Any]]] | None
     finish_reasons: list[str | None] | None
     outcomes: list[str] | None
@@ -94,6 +97,7 @@ ALL_OR_NONE = (
 )  # optional fields that either all rows have or none: they are aligned by row
 PER_ROW = (
     *("tokens", "masks", "scores", "sampling", "finish_reasons", "outcomes", "overrides"),
+    "routed_experts",
     *ALL_OR_NONE,
 )
 
@@ -132,6 +136,8 @@ def from_nodes(
         group["versions"] = [list(node.versions) for node in nodes]
     if any(sampling := [_spans(node) for node in nodes]):
         group["sampling"] = sampling
+    if any(routed := [getattr(node, "routed_experts", None) for node in nodes]):
+        group["routed_experts"] = routed
     return group
 
 
@@ -165,6 +171,8 @@ def from_node(
         item["versions"] = list(node.versions)
     if spans := _spans(node):
         item["sampling"] = spans
+    if routed := getattr(node, "routed_experts", None):
+        item["routed_experts"] = routed
     return item
 
 
@@ -207,8 +215,9 @@ def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
     for name in ALL_OR_NONE:
         if (values := _all_or_none(name, rows)) is not None:
             group[name] = values
-    if any(row.get("finish_reasons") for row in rows):
-        group["finish_reasons"] = [row.get("finish_reasons") for row in rows]
+    for name in ("finish_reasons", "routed_experts"):
+        if any(row.get(name) for row in rows):
+            group[name] = [row.get(name) for row in rows]
     if any(row.get("sampling") for row in rows):
         group["sampling"] = [row.get("sampling") or [] for row in rows]
     group_overrides: dict[str, Any] = {}

@@ -20,6 +20,7 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     token_versions,
 )
+from atroposlib.wire.routing import reported
 
 GENERATE_PATH = "/generate"
 SGLANG_NAMES = {
@@ -27,6 +28,9 @@ SGLANG_NAMES = {
     "min_tokens": "min_new_tokens",
     "seed": "sampling_seed",
 }
+
+
+NOT_SAMPLING = ("return_routed_experts",)
 
 
 class SGLangServer(TokenServer):
@@ -53,9 +57,12 @@ class SGLangServer(TokenServer):
 
 
 def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
+    beside = {name: params[name] for name in NOT_SAMPLING if name in params}
+    sampling = {k: v for k, v in params.items() if k not in beside}
     return {
+        **beside,
         "input_ids": ids,
-        "sampling_params": {SGLANG_NAMES.get(k, k): v for k, v in params.items()},
+        "sampling_params": {SGLANG_NAMES.get(k, k): v for k, v in sampling.items()},
         "return_logprob": True,
         "return_text_in_logprobs": False,
     }
@@ -77,6 +84,7 @@ def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
         if meta.get("completion_tokens") != 0:
             triples = require(triples, "output_token_logprobs", GENERATE_PATH)
         tokens = [int(token) for _, token, *_ in triples or []]
+        routed = meta.get("routed_experts")
         generations.append(
             Generation(
                 prompt_ids=ids,
@@ -86,6 +94,7 @@ def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
                     len(tokens), meta.get("weight_versions"), meta.get("weight_version")
                 ),
                 finish_reason=finish_reason_text(meta.get("finish_reason")),
+                routed_experts=routed and reported(routed, len(ids) + len(tokens)),
             )
         )
     return generations

@@ -33,6 +33,7 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     token_versions,
 )
+from atroposlib.wire.routing import reported
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,8 @@ class DemoRoute(TokenRoute):
         token_rows = payload.get("token_ids") or [None] * len(rows)
         reasons = payload.get("finish_reasons") or [None] * len(rows)
         spans = payload.get("weight_versions") or [None] * len(rows)
-        if not len(rows) == len(token_rows) == len(reasons) == len(spans):
+        routed = payload.get("routed_experts") or [None] * len(rows)
+        if not len(rows) == len(token_rows) == len(reasons) == len(spans) == len(routed):
             raise TokensMissing(f"{self.path}: lists of different lengths in the response")
         generations = []
         for i, row in enumerate(rows):
@@ -172,6 +174,7 @@ class DemoRoute(TokenRoute):
                     versions=token_versions(len(tokens), spans[i], label),
                     finish_reason=finish_reason_text(reasons[i]),
                     logprob_kind=payload.get("logprob_kind"),
+                    routed_experts=routed[i] and reported(routed[i], len(ids) + len(tokens)),
                 )
             )
         return generations
@@ -195,6 +198,7 @@ class ChoicesRoute(TokenRoute):
         if values is None and not tokens:
             values = []
         spans = choice.get("weight_versions") or payload.get("weight_versions")
+        routed = choice.get("routed_experts")
         return Generation(
             prompt_ids=list(choice.get("prompt_token_ids") or ids),
             tokens=tokens,
@@ -204,6 +208,7 @@ class ChoicesRoute(TokenRoute):
             ],
             versions=token_versions(len(tokens), spans, label),
             finish_reason=finish_reason_text(choice.get("finish_reason")),
+            routed_experts=routed and reported(routed, len(ids) + len(tokens)),
         )
 
 

@@ -20,6 +20,7 @@ import msgspec
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.sequences import sampled_span
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
+from atroposlib.wire.routing import RoutedExperts, joined
 
 _ID_BYTES = 4
 
@@ -49,6 +50,7 @@ class SessionRow(msgspec.Struct, kw_only=True):
     logprobs: list[float]  # (T,) 1.0 where not trained here
     versions: list[int]  # (T,) -1 where not trained here, or unknown
     spans: list[dict[str, Any]]  # of the turns trained here, each as ``wire.SampledSpan``
+    routed_experts: RoutedExperts | None = None  # of the first tokens
     reward: float | None  # None: no reward was posted, which differs from 0
     turns: list[Turn]
     metadata: dict[str, str]  # {"finish_reason": "stop"}
@@ -73,6 +75,7 @@ class _Sample:
     logprobs: array[float]  # (sampled,)
     versions: array[int]  # (sampled,)
     span: list[dict[str, Any]]  # one, or none if its sampling is unknown
+    routed: tuple[int, RoutedExperts | None]  # from the parent's last token on, and its place
     finish_reason: str
 
     @property
@@ -97,6 +100,8 @@ class SampleTree:
         whole = array("i", [*output.prompt_ids, *output.tokens]).tobytes()
         parent, at = self._deepest(whole[: len(output.prompt_ids) * _ID_BYTES])
         index = len(self._samples)
+        # The parent's last token was sampled and not read: its experts are known here only.
+        known = max(0, at // _ID_BYTES - 1)
         self._samples.append(
             _Sample(
                 completion_id=completion_id,
@@ -107,6 +112,7 @@ class SampleTree:
                 logprobs=array("d", output.logprobs),
                 versions=array("q", output.versions),
                 span=sampled_span(output),
+                routed=(known, joined((0, output.routed_experts), start=known)),
                 finish_reason=output.finish_reason,
             )
         )
@@ -187,6 +193,7 @@ class SampleTree:
             logprobs=logprobs,
             versions=versions,
             spans=[span for i, one in zip(path, samples) if i in fresh for span in one.span],
+            routed_experts=joined(*(sample.routed for sample in samples)),
             reward=returns[0],
             turns=[
                 Turn(

@@ -11,6 +11,7 @@ from atroposlib.errors import ConfigError, TokensMissing
 
 if TYPE_CHECKING:
     from atroposlib.wire import LogprobKind
+    from atroposlib.wire.routing import RoutedExperts
 
 # The server reported no version of the token. The wire uses the same number at masked
 # positions, so the versions of a row with it on a trained token are not sent.
@@ -39,6 +40,7 @@ class Generation:
     finish_reason: str  # stop, length, abort
     logprob_kind: LogprobKind | None = None  # None: the server does not report it
     sampling: Mapping[str, float] | None = None  # see ``span_sampling``; None: unknown
+    routed_experts: RoutedExperts | None = None  # of the first of these P + T tokens
 
     def __post_init__(self) -> None:
         counts = (len(self.tokens), len(self.logprobs), len(self.versions))

@@ -18,6 +18,7 @@ from typing import Any
 from atroposlib.errors import InferenceUnavailable, TokensMissing
 from atroposlib.generation.sampling.generation import Generation, derived_seed, stop_strings
 from atroposlib.utils.gathering import gather_or_cancel
+from atroposlib.wire.routing import joined
 
 INITIAL_PAUSE_S = 0.1
 MAX_PAUSE_S = 5.0
@@ -112,6 +113,7 @@ def join_segments(output: Generation, more: Generation) -> Generation:
         tokens=output.tokens + more.tokens,
         logprobs=output.logprobs + more.logprobs,
         versions=output.versions + more.versions,
+        routed_experts=joined((0, output.routed_experts), (0, more.routed_experts)),
         finish_reason=more.finish_reason,
     )
 
@@ -138,6 +140,7 @@ def cut_at_spanning_stop(
         tokens=output.tokens[:count],
         logprobs=output.logprobs[:count],
         versions=output.versions[:count],
+        routed_experts=joined((0, output.routed_experts), end=len(output.prompt_ids) + count),
         finish_reason="stop",
     )
 

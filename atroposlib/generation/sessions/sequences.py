@@ -21,6 +21,7 @@ from atroposlib.generation.sampling.generation import (
     from_four_tuple,
 )
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
+from atroposlib.wire.routing import RoutedExperts, joined
 
 
 class Node(Protocol):
@@ -31,6 +32,7 @@ class Node(Protocol):
     logprobs: list[float]
     versions: list[int]
     spans: list[dict[str, Any]]
+    routed_experts: RoutedExperts | None
     metadata: Any
 
 
@@ -48,6 +50,9 @@ class SequenceNode(BaseModel):
     versions: list[int] = Field(default_factory=list)  # (T,) -1 where not trained or unknown
     # (calls,) each as ``wire.SampledSpan``, ascending; calls of unknown sampling are left out
     spans: list[dict[str, Any]] = Field(default_factory=list)
+    routed_experts: RoutedExperts | None = (
+        None  # of the first tokens, where a server reports it
+    )
     metadata: dict[str, Any] = Field(default_factory=dict)  # {"finish_reason": "stop"}
 
     @property
@@ -99,9 +104,12 @@ def extend_node(
     """
     prompt = generation.prompt_ids
     masked, logprobs, versions, spans = [], [], [], []
+    routed = generation.routed_experts
     if parent is not None and is_prefix(parent, prompt):
         masked, logprobs = list(parent.masked_tokens), list(parent.logprobs)
         versions, spans = list(parent.versions), list(parent.spans)
+        if parent.routed_experts is not None:
+            routed = joined((0, parent.routed_experts), (0, routed))
     between = len(prompt) - len(masked)  # tokens of the new turn, which were not sampled
     return SequenceNode(
         full_text=full_text,
@@ -110,6 +118,7 @@ def extend_node(
         logprobs=logprobs + [MASKED_LOGPROB] * between + generation.logprobs,
         versions=versions + [MASKED_VERSION] * between + generation.versions,
         spans=spans + sampled_span(generation),
+        routed_experts=routed,
         metadata={"finish_reason": generation.finish_reason},
     )
 
@@ -139,6 +148,7 @@ def sampled_part(node: Node, start: int) -> Generation:
         finish_reason=str((node.metadata or {}).get("finish_reason") or "stop"),
         logprob_kind=span.get("logprobs"),
         sampling={k: span[k] for k in SAMPLING if k in span} or None,
+        routed_experts=node.routed_experts,
     )
 
 

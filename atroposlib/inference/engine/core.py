@@ -10,10 +10,12 @@ memory is free. The engine thread owns one core; tests may call it directly.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +38,7 @@ from atroposlib.inference.engine.sampling import (
     uniform,
 )
 from atroposlib.inference.engine.served_model import ServedModel
+from atroposlib.utils.models.routers import chosen_experts, outputs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,9 @@ class EngineCore:
             ids, lengths = self.served.padded([prompts[i] for i in group])
             self.batch.tokens[rows, : ids.shape[1]] = ids[source]
             targets = torch.arange(rows.start, rows.stop, device=self.served.device)
-            logits = self.served.prefill(ids, lengths, self._cache, targets, source)
+            with self._recorded(sequences) as routed:
+                logits = self.served.prefill(ids, lengths, self._cache, targets, source)
+            _keep_experts(sequences, source.tolist(), routed, len(ids))
             self.counters.prefilled_tokens += sum(len(prompts[i]) for i in group)
             self.counters.prompt_tokens += sum(s.prompt_len for s in sequences)
             self._sample(rows, logits[source])
@@ -174,9 +179,16 @@ class EngineCore:
         rows = slice(0, len(batch))
         positions = batch.column("length", rows) - 1
         last = batch.tokens[torch.arange(len(batch), device=self.served.device), positions]
-        logits = self.served.decode(last, positions, self._cache, batch.widest())
+        with self._recorded(batch.sequences) as routed:
+            logits = self.served.decode(last, positions, self._cache, batch.widest())
+        _keep_experts(batch.sequences, range(len(batch)), routed, len(batch))
         self.counters.decode_steps += 1
         self._sample(rows, logits)
+
+    def _recorded(self, sequences: list[SequenceState]) -> AbstractContextManager[list[Any]]:
+        """Outputs of the routers in a pass; none unless one of its requests asks for experts."""
+        asked = any(s.request.params.routed_experts for s in sequences)
+        return outputs_of([one.module for one in self.served.routers] if asked else [])
 
     def _sample(self, rows: slice, logits: Tensor) -> None:
         """One more token for these rows; those that end leave the batch."""
@@ -251,6 +263,7 @@ class EngineCore:
                 finish_reason=reasons[rows[i]],
                 versions=sequence.version_spans(lengths[i] - sequence.prompt_len),
                 top=sequence.top,
+                experts=np.concatenate(sequence.experts) if sequence.experts else None,
                 stop_text=(
                     sequence.text.text if sequence.text and sequence.text_stopped else None
                 ),
@@ -320,3 +333,14 @@ class EngineCore:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.served.device)
+
+
+def _keep_experts(
+    sequences: list[SequenceState], places: Sequence[int], routed: list[Any], lines: int
+) -> None:
+    """Keep the experts of a pass of ``lines`` lines; sequence i was line ``places[i]`` of it."""
+    chosen = chosen_experts(routed, lines) if routed else None
+    for sequence, line in zip(sequences, places):
+        if chosen is not None and sequence.request.params.routed_experts:
+            count = 1 if sequence.experts else sequence.prompt_len
+            sequence.experts.append(chosen[line, :count].copy())

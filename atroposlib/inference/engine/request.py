@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from atroposlib.wire.safetensors import Array
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # an unfinished multi-byte character decodes to it
 MAX_TOP_LOGPROBS = 20  # as the OpenAI API; every row of a batch pays for the widest
 
@@ -37,6 +39,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     top_logprobs: int = 0
+    routed_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Output:
     versions: list[VersionSpan]
     top: list[dict[int, float]]  # per token, empty unless top_logprobs was asked
     stop_text: str | None = None  # text before the stop string, if one ended it
+    experts: Array | None = None  # (prompt and output tokens but the last, L, K), if asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ class SequenceState:
     version_starts: list[tuple[int, int]] = field(default_factory=list)  # (version, start)
     top: list[dict[int, float]] = field(default_factory=list)
     text: TextStream | None = None  # set when streamed or when there are stop strings
+    experts: list[Array] = field(default_factory=list)  # of each pass, (its tokens, L, K)
 
     @property
     def is_watched(self) -> bool:

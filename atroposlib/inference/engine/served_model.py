@@ -18,6 +18,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.inference.engine.kv_cache import DecodeWrite, PrefillWrite, SlotCache
 from atroposlib.inference.engine.sampling import scale
 from atroposlib.utils.models.causal_lm import LogitTransform, decoder, measured_transform
+from atroposlib.utils.models.routers import Router, routers_of
 
 WIDTH_STEP = 16  # decode views grow in steps, which keeps the mask aligned for kernels
 SCORE_CHUNK_LOGITS = 1 << 25  # logits held at once while scoring: 128 MiB in fp32
@@ -38,6 +39,7 @@ class ServedModel:
     device: torch.device
     dtype: torch.dtype
     transform: LogitTransform  # of the output head's products to logits
+    routers: tuple[Router, ...] = ()  # of a mixture of experts
 
     @property
     def vocab_size(self) -> int:
@@ -193,6 +195,7 @@ def load_model(
         device=where,
         dtype=precision,
         transform=_transform(model, where),
+        routers=tuple(routers_of(model, torch.arange(1, 7, device=where)[None])),
     )
 
 

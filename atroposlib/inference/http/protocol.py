@@ -38,6 +38,7 @@ class SamplingFields(BaseModel):
     model: str | None = None
     stream: bool = False
     return_token_ids: bool = False
+    return_routed_experts: bool = False  # of a mixture of experts
 
     # known but not supported: only the neutral value passes
     presence_penalty: float | None = None
@@ -94,6 +95,7 @@ class SamplingFields(BaseModel):
             stop_token_ids=frozenset([*stop_ids, *(self.stop_token_ids or ())]),
             ignore_eos=self.ignore_eos,
             top_logprobs=top,
+            routed_experts=self.return_routed_experts,
         )
 
 

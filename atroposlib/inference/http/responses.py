@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
+from base64 import b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import accumulate
 from typing import Any
 
 import msgspec
+import numpy as np
 from starlette.responses import Response, StreamingResponse
 
 from atroposlib.errors import AtroposError
@@ -215,11 +218,21 @@ class OpenAIReply:
 
 
 def _ending(output: Output) -> Json:
+    experts = routed_experts(output)
     return {
         "logprobs": None,
         "finish_reason": output.finish_reason.value,
         "weight_versions": output.versions,
+        **({"routed_experts": experts} if experts else {}),
     }
+
+
+def routed_experts(output: Output) -> str | None:
+    """As vLLM: base64 of a .npy file, (tokens of prompt and output but the last, L, K)."""
+    if output.experts is None:
+        return None
+    np.save(file := BytesIO(), output.experts)
+    return b64encode(file.getvalue()).decode("ascii")
 
 
 def _event(body: Json) -> bytes:

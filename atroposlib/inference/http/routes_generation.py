@@ -21,6 +21,7 @@ from atroposlib.inference.http.responses import (
     JsonResponse,
     OpenAIReply,
     generate_logprobs,
+    routed_experts,
 )
 from atroposlib.inference.http.service import InferenceService
 
@@ -105,6 +106,8 @@ def generate_router(service: InferenceService) -> APIRouter:
             "token_ids": [output.tokens for output in outputs],
             "weight_versions": [output.versions for output in outputs],
         }
+        if body.return_routed_experts:
+            reply["routed_experts"] = list(map(routed_experts, outputs))
         if body.logprobs is not None:
             reply["logprob_kind"] = "scaled"  # see engine/sampling.py
             reply["logprobs"] = [generate_logprobs(o, body.logprobs) for o in outputs]

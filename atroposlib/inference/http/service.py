@@ -77,6 +77,9 @@ class InferenceService:
                 404, f"model {fields.model!r} is not served here; {self.served.name!r} is"
             )
         params = fields.sampling_params(context_left)
+        if params.routed_experts and not self.served.routers:
+            problem = "has no layers of experts whose choice this server can report"
+            raise InferenceRefused(400, f"return_routed_experts: {self.served.name} {problem}")
         if not params.max_tokens and prompt_logprobs is None:
             raise InferenceRefused(400, "max_tokens 0 needs prompt_logprobs")
         return GenerationRequest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,11 +12,15 @@ from atroposlib.envs.rollout.filters import (
     filter_group,
     with_sampled,
 )
+from atroposlib.envs.rollout.groups import collate, from_node, from_nodes
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.sequences import extend_node
+from atroposlib.wire.routing import encoded
 
 
-def sampled(prompt, tokens, temperature=0.7, *, parent=None, version=3, reason="stop"):
+def sampled(
+    prompt, tokens, temperature=0.7, *, parent=None, version=3, reason="stop", experts=None
+):
     generation = Generation(
         prompt_ids=prompt,
         tokens=tokens,
@@ -24,6 +29,7 @@ def sampled(prompt, tokens, temperature=0.7, *, parent=None, version=3, reason="
         finish_reason=reason,
         logprob_kind="scaled",
         sampling={"temperature": temperature},
+        routed_experts=experts,
     )
     return extend_node(parent, generation, "")
 
@@ -141,3 +147,21 @@ def test_a_conversation_of_any_turns_is_labelled_token_by_token(prompt, turns):
         found[one["start"] : one["end"]] = [one["temperature"]] * (one["end"] - one["start"])
     assert found == expected[: len(found)]
     assert [t < 0 for t in found] == [label == -100 for label in node.masked_tokens]
+
+
+def test_copied_rows_get_the_experts_of_their_nodes_up_to_their_cut():
+    def routed(*experts):
+        return encoded(np.array(experts).reshape(-1, 1, 1))
+
+    node = sampled([1, 2], [5, 6], experts=routed(3, 1, 2))
+    cut = copied(node)
+    for name in ("tokens", "masks", "inference_logprobs"):
+        cut[name] = [cut[name][0][:3]]
+    assert with_sampled(copied(node), [node])["routed_experts"] == [routed(3, 1, 2)]
+    assert with_sampled(cut, [node])["routed_experts"] == [routed(3, 1, 2)]
+    cut["tokens"], cut["masks"], cut["inference_logprobs"] = [[9]], [[9]], [[-1.0]]
+    assert "routed_experts" not in with_sampled(cut, [node])
+    assert from_nodes([node], [1.0])["routed_experts"] == [routed(3, 1, 2)]
+    silent = sampled([1, 2], [5, 6])
+    rows = [from_node(node, 1.0), from_node(silent, 0.0)]
+    assert collate(rows)["routed_experts"] == [routed(3, 1, 2), None]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
+import numpy as np
 import pytest
 
 from atroposlib.errors import TokensMissing
@@ -11,6 +14,7 @@ from atroposlib.generation.engines.sglang import (
     read_generations,
     read_prompt_logprobs,
 )
+from atroposlib.wire.routing import encoded
 
 
 def test_parameters_are_renamed_for_sglang() -> None:
@@ -55,3 +59,17 @@ def test_prompt_logprobs_start_with_the_token_itself() -> None:
     assert [list(row.values()) for row in rows] == [[], [-0.5, -0.1]]
     with pytest.raises(TokensMissing, match="tokens other than"):
         read_prompt_logprobs({"meta_info": meta}, [1, 3])
+
+
+def test_routed_experts_are_asked_beside_the_sampling_parameters_and_read_flat() -> None:
+    body = generate_body([1, 2], {"max_tokens": 5, "return_routed_experts": True})
+    assert body["return_routed_experts"] is True
+    assert body["sampling_params"] == {"max_new_tokens": 5}
+    meta = {
+        "output_token_logprobs": [[-0.5, 7, None]],
+        "routed_experts": b64encode(np.arange(8, dtype=np.int32).tobytes()).decode(),
+    }
+    (output,) = read_generations({"meta_info": meta}, [1, 2])
+    assert output.routed_experts == encoded(np.arange(8).reshape(2, 1, 4))
+    with pytest.raises(TokensMissing, match="routed_experts"):
+        read_generations({"meta_info": meta}, [1, 2, 3])

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
+from io import BytesIO
 
+import numpy as np
 import pytest
 
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
 from atroposlib.generation.engines.openai import prompt_logprobs
-from atroposlib.generation.engines.vllm import VLLMServer, topk_rows
+from atroposlib.generation.engines.vllm import (
+    CompletionsRoute,
+    VLLMServer,
+    topk_rows,
+)
 from atroposlib.testing.fake_shapes import END, encode, fake_logprob
+from atroposlib.wire.routing import encoded
 
 ROUTES = {
     "generate": "/generate",
@@ -132,3 +140,15 @@ async def test_a_server_whose_version_never_changes_is_used(connect, fake) -> No
     for announced in (0, 31):
         server.announced_version = announced
         assert await server.generate(PROMPT)
+
+
+async def test_routed_experts_of_a_choice_are_those_of_prompt_and_output() -> None:
+    experts = np.arange(12).reshape(3, 2, 2)
+    np.save(file := BytesIO(), experts)
+    choice = {
+        "token_ids": [7, 8],
+        "logprobs": {"token_logprobs": [-0.5, -1.0]},
+        "routed_experts": b64encode(file.getvalue()).decode(),
+    }
+    (output,) = CompletionsRoute().read_generations({"choices": [choice]}, [1, 2], None)
+    assert output.routed_experts == encoded(experts)

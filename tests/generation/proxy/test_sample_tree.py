@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.generation.proxy.sample_tree import Rewards, SampleTree, discounted_returns
 from atroposlib.generation.sampling.generation import Generation
+from atroposlib.wire.routing import RoutedExperts, encoded
 
 
 def sample(prompt: list[int], tokens: list[int], version: int = 0) -> Generation:
@@ -125,3 +128,17 @@ def test_every_sampled_token_is_trained_exactly_once_with_its_logprob_and_versio
                 trained.append((row.versions[at], at, token))
         assert row.tokens in wholes
     assert sorted(trained) == sorted(sampled)
+
+
+def test_a_row_has_the_experts_that_each_sample_was_first_to_report():
+    def routed(*experts: int) -> RoutedExperts:
+        return encoded(np.array(experts).reshape(-1, 1, 1))
+
+    samples = samples_of(
+        replace(sample([1, 2], [3]), routed_experts=routed(5, 6)),
+        replace(sample([1, 2, 3, 4], [7]), routed_experts=routed(9, 9, 8, 4)),
+        sample([1, 2, 3, 6], [7]),
+    )
+    first, second = samples.rows()
+    assert first.routed_experts == routed(5, 6, 8, 4)
+    assert second.routed_experts == routed(5, 6)

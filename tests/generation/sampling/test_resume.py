@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,10 +13,13 @@ from atroposlib.errors import InferenceUnavailable, TokensMissing
 from atroposlib.generation.sampling import resume
 from atroposlib.generation.sampling.generation import Generation, derived_seed, stop_strings
 from atroposlib.generation.sampling.resume import (
+    cut_at_spanning_stop,
     generate_with_resume,
+    join_segments,
     resumed_params,
     spanning_stop_end,
 )
+from atroposlib.wire.routing import RoutedExperts, encoded
 
 PROMPT = [90, 91]
 EOS = 0
@@ -168,3 +173,25 @@ def test_only_stop_strings_that_cross_the_segment_boundary_are_matched(
     text: str, boundary: int, stops: list[str], end: int | None
 ) -> None:
     assert spanning_stop_end(text, boundary, stops) == end
+
+
+def test_experts_of_an_aborted_segment_stay_and_are_cut_with_the_tokens() -> None:
+    def routed(*experts: int) -> RoutedExperts:
+        return encoded(np.array(experts).reshape(-1, 1, 1))
+
+    first = Generation(
+        prompt_ids=[1],
+        tokens=[2],
+        logprobs=[-1.0],
+        versions=[0],
+        finish_reason="abort",
+        routed_experts=routed(5),
+    )
+    more = replace(
+        first, prompt_ids=[1, 2], tokens=[97, 98, 99], logprobs=[-1.0] * 3, versions=[0] * 3,
+        routed_experts=routed(9, 6, 7, 8),
+    )  # fmt: skip
+    whole = join_segments(first, more)
+    assert whole.routed_experts == routed(5, 6, 7, 8)
+    cut = cut_at_spanning_stop(whole, 2, {"stop": "ab"}, decode)
+    assert (len(cut.tokens), cut.routed_experts) == (3, routed(5, 6, 7, 8))

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +15,10 @@ from atroposlib.generation.sessions.sequences import (
     extend_node,
     extended_by_text,
     extended_by_tokens,
+    sampled_part,
 )
 from atroposlib.wire import MASKED
+from atroposlib.wire.routing import RoutedExperts, encoded
 
 ids = st.lists(st.integers(1, 3), max_size=4)
 
@@ -179,3 +184,18 @@ def test_the_first_choice_replaces_its_parent_and_the_others_branch_off() -> Non
         id(node) for node in (nodes[0], last, nodes[1], nodes[2])
     ]
     assert all(node.masked_tokens[:3] == [-100, 2, -100] for node in nodes)
+
+
+def routed(*experts: int) -> RoutedExperts:
+    """One layer, one expert for each of the first tokens."""
+    return encoded(np.array(experts).reshape(-1, 1, 1))
+
+
+def test_experts_that_were_recorded_stay_when_a_later_turn_reports_others() -> None:
+    first = replace(sampled([1], [2]), routed_experts=routed(7))
+    second = replace(sampled([1, 2, 3], [1]), routed_experts=routed(0, 5, 6))
+    node = extend_node(extend_node(None, first, "ab"), second, "abca")
+    assert node.routed_experts == routed(7, 5, 6)
+    silent = extend_node(node, sampled([1, 2, 3, 1], [2]), "abcab")
+    assert silent.routed_experts == routed(7, 5, 6)
+    assert sampled_part(node, 3).routed_experts == node.routed_experts

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from atroposlib.inference.engine.engine import PauseMode
+from atroposlib.inference.engine.served_model import load_model
+from atroposlib.utils.models.routers import chosen_experts, outputs_of
 from tests.inference.helpers import generate, request, worst_difference
 
 EXACT = 1e-4  # nats, fp32
@@ -115,3 +118,30 @@ def test_scored_prompts_equal_a_fresh_forward(engine, reference):
             assert set(entry) == {actual, *best}
             for token, logprob in entry.items():
                 assert logprob == pytest.approx(float(fresh[position - 1, token]), abs=EXACT)
+
+
+def test_recorded_experts_are_those_of_a_fresh_forward_of_the_whole_sequence(
+    make_engine, moe_dir
+):
+    reference = load_model(str(moe_dir))
+    # Rows move and are reused, prompts are shared, and every second request asks.
+    requests = [
+        request(ids, n=1 + i % 3, max_tokens=1 + 4 * (i % 3), routed_experts=i % 2 == 0)
+        for i, ids in enumerate(prompts(8))
+    ]
+    engine = make_engine(moe_dir, max_batch=5)
+    for one, result in zip(requests, generate(engine, *requests)):
+        for output in result.outputs:
+            if not one.params.routed_experts:
+                assert output.experts is None
+                continue
+            ids = torch.tensor([one.prompt_ids + output.tokens[:-1]])
+            modules = [router.module for router in reference.routers]
+            with torch.inference_mode(), outputs_of(modules) as routed:
+                reference.model(ids, use_cache=False)
+            (expected,) = chosen_experts(routed, 1)
+            assert sorted_experts(output.experts) == sorted_experts(expected)
+
+
+def sorted_experts(experts):
+    return np.sort(experts, -1).tolist()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 
+import httpx
 import pytest
 
+from atroposlib.generation.engines.vllm import CompletionsRoute, DemoRoute
+from atroposlib.inference.http.app import create_app
+from atroposlib.wire.routing import reported
 from tests.inference.helpers import fresh_logprobs, ok
 
 CHAT = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5, "seed": 1}
@@ -96,3 +100,36 @@ async def test_the_openai_package_is_a_client(http):
     assert completion.choices[0].finish_reason in ("length", "stop")
     with pytest.raises(openai.BadRequestError, match="no space"):
         await client.completions.create(model="tiny", prompt="a" * 300)
+
+
+async def test_every_route_returns_the_experts_of_prompt_and_output_where_asked(
+    make_engine, moe_dir
+):
+    transport = httpx.ASGITransport(app=create_app(make_engine(moe_dir)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
+        asked = {"max_tokens": 3, "seed": 1, "ignore_eos": True, "return_routed_experts": True}
+        tokens = {"prompt_token_ids": [5, 6, 7]}
+        body = await ok(http, "/generate", prompt=tokens, logprobs=0, n=2, **asked)
+        outputs = DemoRoute().read_generations(body, [5, 6, 7], None)
+        assert [o.routed_experts["shape"] for o in outputs] == [[5, 2, 2]] * 2
+        body = await ok(
+            http,
+            "/v1/completions",
+            prompt=[5, 6, 7],
+            logprobs=1,
+            return_token_ids=True,
+            **asked,
+        )
+        (output,) = CompletionsRoute().read_generations(body, [5, 6, 7], None)
+        assert output.tokens == outputs[0].tokens
+        assert output.routed_experts == outputs[0].routed_experts
+        chat = await ok(http, "/v1/chat/completions", **CHAT | asked, return_token_ids=True)
+        experts = reported(chat["choices"][0]["routed_experts"], 0)
+        assert experts["shape"][0] == len(chat["prompt_token_ids"]) + 2
+        silent = await ok(http, "/v1/chat/completions", **CHAT)
+        assert "routed_experts" not in silent["choices"][0]
+
+
+async def test_experts_of_a_dense_model_are_refused(http):
+    reply = await http.post("/generate", json={"prompt": "a", "return_routed_experts": True})
+    assert reply.status_code == 400 and "no layers of experts" in reply.text

@@ -1,0 +1,126 @@
+"""Routed experts: the experts that each mixture-of-experts layer chose for a token.
+
+    a row in JSON       {"shape": [t, L, K], "data": base64}   its tokens [0, t), t <= T
+    a group in binary   (T, L, K) uint8 or uint16              its rows one behind the other
+
+L layers of K experts each, little-endian. The largest value of the type means "not known": such a
+token routes by itself, as do those from t on. Elsewhere it is -1, in arrays of int16.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from io import BytesIO
+from math import prod
+
+import numpy as np
+from typing_extensions import TypedDict  # pydantic refuses that of Python below 3.12
+
+from atroposlib.errors import InvalidGroup, TokensMissing
+from atroposlib.wire.safetensors import Array
+
+MAX_PER_TOKEN = 4096  # L * K
+MAX_PER_GROUP = 2**27  # T * L * K, so that a short row cannot claim much memory
+
+
+class RoutedExperts(TypedDict):
+    """Experts of the first tokens of a row: {"shape": [2, 1, 2], "data": "AAEDAg=="}."""
+
+    shape: list[int]  # [t, L, K]
+    data: str  # base64, 1 or 2 bytes for each
+
+
+def encoded(experts: Array) -> RoutedExperts:
+    """``experts`` (t, L, K), -1 where not known, in the narrower type."""
+    data = base64.b64encode(narrowed(experts).tobytes()).decode()
+    return {"shape": list(experts.shape), "data": data}
+
+
+def narrowed(experts: Array) -> Array:
+    """uint8 or uint16 of ints; those below 0 become the largest value."""
+    return np.maximum(experts, -1).astype("|u1" if experts.max(initial=0) < 255 else "<u2")
+
+
+def decoded(routed: RoutedExperts) -> Array:
+    """(t, L, K) int16, -1 where not known. Raises InvalidGroup if the data have another shape."""
+    shape = routed["shape"]
+    try:
+        data = base64.b64decode(routed["data"], validate=True)
+        kind = {prod(shape): "|u1", 2 * prod(shape): "<u2"}[len(data)] if data else "|u1"
+        array = np.frombuffer(data, kind).reshape(shape)
+    except (KeyError, ValueError) as error:
+        raise _invalid("data is not base64 of 1 or 2 bytes per entry of its shape") from error
+    return _widened(checked(array))
+
+
+def _widened(experts: Array) -> Array:
+    wide = experts.astype(np.int16)  # of 65535 it makes -1
+    return np.where(
+        (wide < 0) | (experts == 255) & (experts.itemsize == 1), np.int16(-1), wide
+    )
+
+
+def checked(experts: Array) -> Array:
+    """The same array; raises InvalidGroup unless it is (t, L, K) and of a bounded size."""
+    if experts.ndim != 3 or not 1 <= prod(experts.shape[1:]) <= MAX_PER_TOKEN:
+        raise _invalid(f"[tokens, layers, experts], at most {MAX_PER_TOKEN} per token")
+    return experts
+
+
+def _invalid(problem: str) -> InvalidGroup:
+    return InvalidGroup("routed_experts", "", problem)
+
+
+def joined(
+    *parts: tuple[int, RoutedExperts | None], start: int = 0, end: int | None = None
+) -> RoutedExperts | None:
+    """Tokens [start, end) of parts (first token, experts); of several for a token the first."""
+    known = [(at, decoded(one)) for at, one in parts if one is not None]
+    length = max((at + len(one) for at, one in known), default=0)
+    return encoded(_merged(known, length)[start:end]) if known else None
+
+
+def _merged(parts: Sequence[tuple[int, Array]], length: int) -> Array:
+    shape = (length, *parts[0][1].shape[1:])
+    if prod(shape) > MAX_PER_GROUP or any(one.shape[1:] != shape[1:] for _, one in parts):
+        raise _invalid(f"rows of one number of layers and experts, {MAX_PER_GROUP} in all")
+    whole = np.full(shape, -1, np.int16)
+    for at, one in reversed(parts):
+        whole[at : at + len(one)] = one
+    return whole
+
+
+def stacked(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | None:
+    """(T, L, K) uint8 or uint16 of the rows of a group; None if no row has experts."""
+    if len(rows) != len(seq_lens):
+        raise _invalid("one entry per row, or null")
+    known: list[tuple[int, Array]] = []
+    for one, end, length in zip(rows, np.cumsum(seq_lens), seq_lens):
+        if one is not None:
+            known.append((int(end - length), decoded(one)))
+            if len(known[-1][1]) > length:
+                raise _invalid("a row of more entries than tokens")
+    return narrowed(_merged(known, int(seq_lens.sum()))) if known else None
+
+
+def unstacked(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
+    """Entries of the rows of a group, without unknown ends; None where nothing is known."""
+    rows = np.split(_widened(experts), np.cumsum(seq_lens)[:-1])
+    ends = [np.flatnonzero((row >= 0).any((1, 2))).max(initial=-1) + 1 for row in rows]
+    return [encoded(row[:end]) if end else None for row, end in zip(rows, ends)]
+
+
+def reported(data: str, num_tokens: int) -> RoutedExperts:
+    """The answer of an engine for a sequence; raises TokensMissing if it cannot be read.
+
+    In base64, of vLLM a .npy file, of SGLang int32 of all tokens but the last, whose layers and
+    experts are one dimension.
+    """
+    try:
+        raw = base64.b64decode(data, validate=True)
+        if raw[:6] == b"\x93NUMPY":
+            return encoded(checked(np.load(BytesIO(raw)).astype(np.int64, casting="safe")))
+        return encoded(np.frombuffer(raw, "<i4").reshape(num_tokens - 1, 1, -1))
+    except (InvalidGroup, TypeError, ValueError) as error:
+        raise TokensMissing(f"routed_experts cannot be read: {error}") from error

@@ -1,0 +1,140 @@
+"""Routed experts on the wire: both encodings, rows of unequal knowledge, and their bounds."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from io import BytesIO
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from atroposlib.api.codec import read_group
+from atroposlib.api.codec.formats import read_columns
+from atroposlib.api.common.records import Payload
+from atroposlib.errors import InvalidGroup, TokensMissing
+from atroposlib.wire.binary import pack_columns, pack_group, unpack_columns, unpack_group
+from atroposlib.wire.columns import to_group
+from atroposlib.wire.routing import decoded, encoded, joined, reported
+from tests.wire.records import GROUP
+
+FIRST = np.array([[[0, 1], [2, 3]], [[3, -1], [1, 0]]])  # (2, 2, 2): two of the three tokens
+SECOND = np.array([[[2, 0], [1, 3]], [[1, 2], [0, 2]]])
+
+
+def experts(count: int, value: int = 0) -> dict[str, object]:
+    return dict(encoded(np.full((count, 2, 2), value)))
+
+
+def test_a_row_is_the_same_after_base64_in_the_narrowest_type():
+    routed = encoded(FIRST)
+    assert routed == {"shape": [2, 2, 2], "data": "AAECAwP/AQA="}
+    assert decoded(routed).tolist() == FIRST.tolist()
+    wide = np.array([[[300, -1]]])
+    assert decoded(encoded(wide)).tolist() == wide.tolist()
+
+
+@pytest.mark.parametrize("rows", [[encoded(FIRST), encoded(SECOND)], [None, encoded(SECOND)]])
+def test_both_encodings_carry_the_experts_of_every_row(rows):
+    sent = GROUP | {"routed_experts": rows}
+    assert unpack_group(pack_group(sent)).routed_experts == rows
+    for body, media in (
+        (pack_group(sent), "application/x-safetensors"),
+        (msgspec.json.encode(sent), "application/json"),
+    ):
+        kept = read_group(body, media)
+        columns = read_columns(Payload(kept.payload, kept.media))
+        assert to_group(columns).routed_experts == rows
+        assert to_group(unpack_columns(pack_columns(columns))).routed_experts == rows
+
+
+def test_the_binary_form_is_one_array_of_all_tokens():
+    rows = [encoded(FIRST), encoded(np.full((1, 2, 2), 300))]
+    file = pack_group(GROUP | {"routed_experts": rows}, compress=False)
+    array = safetensors.numpy.load(file)["routed_experts"]
+    assert (array.dtype, array.shape) == (np.uint16, (5, 2, 2))
+    assert array[1, 0].tolist() == [3, 65_535] and array[3].tolist() == [[300] * 2] * 2
+    assert (array[[2, 4]] == 65_535).all()
+    assert unpack_group(file).routed_experts[1] == rows[1]
+
+
+def test_a_group_without_experts_has_the_bytes_that_it_always_had():
+    for nothing in (None, [None, None]):
+        assert pack_group(GROUP | {"routed_experts": nothing}) == pack_group(GROUP)
+
+
+@pytest.mark.parametrize(
+    ("rows", "place"),
+    [
+        ([None], "routed_experts"),
+        ([experts(4), None], "routed_experts"),
+        ([experts(2), dict(encoded(np.zeros((1, 1, 4), int)))], "routed_experts"),
+        ([{"shape": [-1, 2, 2], "data": "AAAAAAAAAAAAAAAAAAAAAA=="}, None], "routed_experts"),
+        ([{"shape": [1, 2], "data": "AAA="}, None], "routed_experts"),
+        ([{"shape": [1, 2, -2], "data": "AAA="}, None], "routed_experts"),
+        ([{"shape": [1, 0, 2], "data": ""}, None], "routed_experts"),
+        ([{"shape": [0, 4097, 1], "data": ""}, None], "routed_experts"),
+        ([{"shape": [1, 1, 2], "data": "AAAA"}, None], "routed_experts"),
+        ([{"shape": [1, 1, 2], "data": "secret!"}, None], "routed_experts"),
+        ([[[[0, 1]]], None], "group"),
+    ],
+)
+def test_experts_of_another_shape_are_refused_by_every_reader(rows, place):
+    sent = GROUP | {"routed_experts": rows}
+    with pytest.raises(InvalidGroup) as refusal:
+        pack_group(sent)
+    assert place in str(refusal.value) and "secret" not in str(refusal.value)
+    with pytest.raises(InvalidGroup, match="routed_experts"):
+        read_group(msgspec.json.encode(sent), "application/json")
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 2), (5, 4), (5, 2, 2, 1), (5, 65, 64)])
+def test_an_array_of_another_shape_is_refused(shape):
+    tensors = safetensors.numpy.load(pack_group(GROUP, compress=False))
+    tensors["routed_experts"] = np.zeros(shape, np.uint8)
+    with pytest.raises(InvalidGroup, match="routed_experts"):
+        unpack_group(safetensors.numpy.save(tensors, {"format": "atropos-group/1"}))
+
+
+def test_a_short_row_cannot_claim_the_memory_of_a_long_group():
+    tokens = [[1] * 40_000]
+    long = {"tokens": tokens, "masks": tokens, "scores": [1.0]}
+    with pytest.raises(InvalidGroup, match="in all"):
+        pack_group(long | {"routed_experts": [dict(encoded(np.zeros((1, 64, 64), int)))]})
+
+
+def test_joined_parts_keep_what_was_recorded_first():
+    assert joined((0, None), (1, None)) is None
+    assert decoded(joined((0, encoded(FIRST)), (0, encoded(SECOND))) or {}).tolist() == (
+        FIRST.tolist()
+    )
+    grown = joined((0, encoded(FIRST)), (1, encoded(SECOND)))
+    assert grown is not None and decoded(grown)[1:].tolist() == [
+        FIRST[1].tolist(),
+        SECOND[1].tolist(),
+    ]
+    apart = joined((0, encoded(FIRST[:1])), (2, encoded(SECOND)))
+    assert apart is not None and (decoded(apart)[1] == -1).all()
+
+    assert joined((0, encoded(FIRST)), start=1, end=5) == encoded(FIRST[1:])
+
+
+def npy(experts: object) -> str:
+    np.save(file := BytesIO(), experts)
+    return b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint16, np.int32])
+def test_the_npy_file_of_vllm_and_the_flat_array_of_sglang_are_read(kind):
+    assert reported(npy(SECOND.astype(kind)), 9) == encoded(SECOND)
+    flat = b64encode(SECOND.astype(np.int32).tobytes()).decode()
+    assert reported(flat, 3) == encoded(SECOND.reshape(2, 1, 4))
+
+
+@pytest.mark.parametrize(
+    "sent", [npy(SECOND)[:40], npy(SECOND / 2), npy([SECOND]), "AAAA", "!", [[0]]]
+)
+def test_an_answer_of_another_form_is_rejected(sent):
+    with pytest.raises(TokensMissing, match="routed_experts"):
+        reported(sent, 3)
