@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,11 +14,11 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.wire.routing import encoded
-from example_trainer.model import loading
+from example_trainer.model import loading, probing
 from tests.inference.helpers import generate, request
 from tests.trainer.architectures import write
 from tests.trainer.forced_experts import WEIGHTS, family, forced, own_experts
-from tests.trainer.model.layouts import assert_equal, our_step, reference_step
+from tests.trainer.layouts import assert_equal, our_step, reference_step
 from tests.trainer.rows import BRANCHING, row
 
 LAYOUTS = {
@@ -156,3 +157,17 @@ def test_replay_brings_the_trainer_closer_to_a_sampler_that_routes_otherwise(
     after = mean_difference(load(router_replay=True), rows)
     print(f"{case}: mean |trainer - sampler| {before:.4f} -> {after:.4f} nats")
     assert after < share * before
+
+
+def test_what_rank_0_measured_sets_up_the_replay_of_the_others(
+    load, config, directory, reference
+):
+    rows = with_experts(
+        BRANCHING, lambda i, tokens: own_experts(reference, tokens)[:, :, ::-1]
+    )
+    first, other = load(router_replay=True), load()
+    settings = config(model_name=str(directory), router_replay=True)
+    found = json.loads(json.dumps(probing.probe(first, settings)))
+    probing.apply(other, **found)
+    assert other.module.replay is not None
+    assert other.trained_logprobs(rows) == load().trained_logprobs(BRANCHING)

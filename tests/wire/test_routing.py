@@ -12,6 +12,7 @@ import safetensors.numpy
 
 from atroposlib.api.codec import read_group
 from atroposlib.api.codec.formats import read_columns
+from atroposlib.api.codec.json_pieces import LargeGroup
 from atroposlib.api.common.records import Payload
 from atroposlib.errors import InvalidGroup, TokensMissing
 from atroposlib.wire.binary import pack_columns, pack_group, unpack_columns, unpack_group
@@ -47,6 +48,8 @@ def test_both_encodings_carry_the_experts_of_every_row(rows):
         columns = read_columns(Payload(kept.payload, kept.media))
         assert to_group(columns).routed_experts == rows
         assert to_group(unpack_columns(pack_columns(columns))).routed_experts == rows
+    large = LargeGroup(msgspec.json.encode(sent), keep=True).columns
+    assert to_group(large).routed_experts == rows
 
 
 def test_the_binary_form_is_one_array_of_all_tokens():
@@ -87,6 +90,8 @@ def test_experts_of_another_shape_are_refused_by_every_reader(rows, place):
     assert place in str(refusal.value) and "secret" not in str(refusal.value)
     with pytest.raises(InvalidGroup, match="routed_experts"):
         read_group(msgspec.json.encode(sent), "application/json")
+    with pytest.raises(InvalidGroup, match="routed_experts"):
+        LargeGroup(msgspec.json.encode(sent), keep=False)
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 2), (5, 4), (5, 2, 2, 1), (5, 65, 64)])

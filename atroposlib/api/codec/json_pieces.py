@@ -14,6 +14,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from atroposlib.wire.columns import (
     joined_choices,
     without_values,
 )
+from atroposlib.wire.routing import RoutedExperts, stacked
 from atroposlib.wire.safetensors import Array, MalformedBody
 
 CHUNK_BYTES = 128 * 2**10
@@ -314,6 +316,9 @@ class LargeGroup:
                 if name in given
             },
         )
+        if "routed_experts" in given:
+            routed = self._decoded("routed_experts", list[RoutedExperts | None])
+            columns = replace(columns, routed_experts=stacked(routed, self._seq_lens))
         check_rest(columns)
         columns.rest.update(images)
         return columns

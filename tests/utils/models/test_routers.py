@@ -40,7 +40,7 @@ def made(model: Any) -> RouterReplay:
 def replaying(model: Any, experts: Any) -> RouterReplay:
     replay = made(model)
     given = np.frombuffer(b"".join(replay.read(encoded(experts), TOKENS.shape[1])), np.int16)
-    replay.experts = torch.from_numpy(given.reshape(TOKENS.shape[1], -1)).long()
+    replay.experts = torch.from_numpy(given.reshape(TOKENS.shape[1], -1).astype(int))
     return replay
 
 
